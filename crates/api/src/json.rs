@@ -1,0 +1,78 @@
+//! Reading fields of a JSON object without ceremony: what is absent reads as its zero value.
+
+use serde_json::{Map, Value};
+
+static NULL: Value = Value::Null;
+
+/// Field access on objects whose shape has been checked.
+pub trait Json {
+    /// The field, or `null`.
+    fn at(&self, name: &str) -> &Value;
+    /// The field at a dotted path, or `null`.
+    fn path(&self, path: &str) -> &Value;
+    fn has(&self, name: &str) -> bool;
+    /// A string field, or `""`.
+    fn text(&self, name: &str) -> &str;
+    fn int(&self, name: &str) -> Option<i64>;
+    fn flag(&self, name: &str) -> bool;
+    fn items(&self, name: &str) -> &[Value];
+    /// The entries of an object field.
+    fn entries(&self, name: &str) -> impl Iterator<Item = (&str, &Value)>;
+    /// The field as an object, made if it is absent or null. Does nothing useful on a non-object.
+    fn object_mut(&mut self, name: &str) -> &mut Map<String, Value>;
+    /// Sets the field if it is absent or null.
+    fn default_to(&mut self, name: &str, value: impl Into<Value>);
+}
+
+impl Json for Value {
+    fn at(&self, name: &str) -> &Value {
+        self.get(name).unwrap_or(&NULL)
+    }
+
+    fn path(&self, path: &str) -> &Value {
+        path.split('.').fold(self, |value, name| value.at(name))
+    }
+
+    fn has(&self, name: &str) -> bool {
+        !self.at(name).is_null()
+    }
+
+    fn text(&self, name: &str) -> &str {
+        self.at(name).as_str().unwrap_or("")
+    }
+
+    fn int(&self, name: &str) -> Option<i64> {
+        self.at(name).as_i64()
+    }
+
+    fn flag(&self, name: &str) -> bool {
+        self.at(name).as_bool().unwrap_or(false)
+    }
+
+    fn items(&self, name: &str) -> &[Value] {
+        self.at(name).as_array().map_or(&[], Vec::as_slice)
+    }
+
+    fn entries(&self, name: &str) -> impl Iterator<Item = (&str, &Value)> {
+        self.at(name).as_object().into_iter().flatten().map(|(key, value)| (key.as_str(), value))
+    }
+
+    fn object_mut(&mut self, name: &str) -> &mut Map<String, Value> {
+        if !self.is_object() {
+            *self = Value::Object(Map::new());
+        }
+        let field = self.as_object_mut().expect("just made an object").entry(name).or_insert(Value::Null);
+        if !field.is_object() {
+            *field = Value::Object(Map::new());
+        }
+        field.as_object_mut().expect("just made an object")
+    }
+
+    fn default_to(&mut self, name: &str, value: impl Into<Value>) {
+        if !self.has(name)
+            && let Some(map) = self.as_object_mut()
+        {
+            map.insert(name.to_owned(), value.into());
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The data model of the schema table.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+/// An index into [`Table::types`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TypeId(pub u32);
+
+/// A closed set of types: every `TypeId` in it points into it.
+#[derive(Debug, Default)]
+pub struct Table {
+    types: Vec<Type>,
+    by_name: HashMap<Box<str>, TypeId>,
+    by_kind: HashMap<Gvk, TypeId>,
+}
+
+/// A group, version and kind, as in `x-kubernetes-group-version-kind`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Gvk {
+    pub group: Box<str>,
+    pub version: Box<str>,
+    pub kind: Box<str>,
+}
+
+/// A struct: a named list of fields.
+#[derive(Debug, Default)]
+pub struct Type {
+    /// The OpenAPI definition name, `io.k8s.api.core.v1.PodSpec`.
+    pub name: Box<str>,
+    /// In upstream's declaration order, which is also the order of its JSON.
+    pub fields: Vec<Field>,
+    /// Server-side apply treats the whole struct as one value.
+    pub atomic: bool,
+    /// The kinds this type is the root of; empty for inner types.
+    pub kinds: Vec<Gvk>,
+    /// Unknown fields are kept, as in custom resources that ask for it.
+    pub preserve_unknown: bool,
+}
+
+#[derive(Debug)]
+pub struct Field {
+    /// The JSON name.
+    pub name: Box<str>,
+    /// The protobuf field number; 0 where the type has no protobuf form.
+    pub tag: u32,
+    pub shape: Shape,
+    /// Listed under `required` in OpenAPI.
+    pub required: bool,
+    /// A zero value (`0`, `""`, `false`, an empty list) means something different from an absent one, so
+    /// it is kept. Upstream calls these pointers.
+    pub pointer: bool,
+    /// Written even when empty (`"status": {}`): upstream's fields without `omitempty`.
+    pub always: bool,
+    /// The OpenAPI default.
+    pub default: Option<Value>,
+    /// How a strategic merge patch treats the field.
+    pub strategy: Strategy,
+    /// The key that tells list items apart in a strategic merge patch; empty when there is none.
+    pub merge_key: Box<str>,
+}
+
+/// `x-kubernetes-patch-strategy`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Strategy {
+    pub merge: bool,
+    pub retain_keys: bool,
+}
+
+/// What a value looks like in JSON.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Shape {
+    String,
+    Bool,
+    Int32,
+    Int64,
+    Double,
+    /// Base64 in JSON.
+    Bytes,
+    /// RFC 3339, seconds.
+    Time,
+    /// RFC 3339, microseconds.
+    MicroTime,
+    /// A Go duration string (`metav1.Duration`).
+    Duration,
+    Quantity,
+    IntOrString,
+    /// Any JSON object, an embedded API object (`runtime.RawExtension`).
+    RawExtension,
+    /// Any JSON value (`apiextensions.JSON`).
+    Json,
+    /// `metav1.FieldsV1`: a JSON object, raw bytes in protobuf.
+    FieldsV1,
+    Struct(TypeId),
+    List { item: Box<Shape>, kind: ListKind },
+    /// Keys are strings.
+    Map { value: Box<Shape>, atomic: bool },
+}
+
+/// `x-kubernetes-list-type`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ListKind {
+    Atomic,
+    Set,
+    /// `x-kubernetes-list-map-keys`.
+    Map(Vec<Box<str>>),
+}
+
+impl Table {
+    pub fn new(types: Vec<Type>) -> Table {
+        let by_name = types.iter().zip(0..).map(|(t, i)| (t.name.clone(), TypeId(i))).collect();
+        let by_kind = types
+            .iter()
+            .zip(0..)
+            .flat_map(|(t, i)| t.kinds.iter().map(move |kind| (kind.clone(), TypeId(i))))
+            .collect();
+        Table { types, by_name, by_kind }
+    }
+
+    pub fn get(&self, id: TypeId) -> &Type {
+        &self.types[id.0 as usize]
+    }
+
+    /// By definition name, `io.k8s.api.core.v1.Pod`.
+    pub fn named(&self, name: &str) -> Option<TypeId> {
+        self.by_name.get(name).copied()
+    }
+
+    /// By group, version and kind.
+    pub fn kind(&self, group: &str, version: &str, kind: &str) -> Option<TypeId> {
+        self.by_kind.get(&Gvk { group: group.into(), version: version.into(), kind: kind.into() }).copied()
+    }
+
+    pub fn types(&self) -> impl Iterator<Item = (TypeId, &Type)> {
+        self.types.iter().zip(0..).map(|(t, i)| (TypeId(i), t))
+    }
+}
+
+impl Type {
+    pub fn field(&self, name: &str) -> Option<&Field> {
+        self.fields.iter().find(|field| &*field.name == name)
+    }
+
+    /// The last part of the definition name, which is upstream's Go type name.
+    pub fn short_name(&self) -> &str {
+        self.name.rsplit('.').next().unwrap_or(&self.name)
+    }
+}

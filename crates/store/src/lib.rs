@@ -1,0 +1,115 @@
+//! Where objects live: keys, bytes and revisions; never parses an object.
+//!
+//! [`Store`] is the contract, shaped after etcd. Two engines keep it: [`log`], all data in memory and an
+//! append-only log on disk, and [`etcd`]. `suite` holds the tests that both must pass.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+/// Counts writes; the first is 1. A JSON `resourceVersion` is one of these.
+pub type Revision = u64;
+
+/// One object as of `revision`, its last write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub key: Arc<str>,
+    pub value: Bytes,
+    pub revision: Revision,
+}
+
+/// A request to change one key.
+#[derive(Clone, Debug)]
+pub struct Write {
+    pub key: Arc<str>,
+    /// The new value, or `None` to delete.
+    pub value: Option<Bytes>,
+    pub expect: Expect,
+    /// The key disappears by itself after this long (Events).
+    pub ttl: Option<Duration>,
+    /// Heartbeats may be answered before they are on disk; they ride along with the next durable write,
+    /// or are synced after a second.
+    pub lazy: bool,
+}
+
+/// What must be true of the key for the write to happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expect {
+    Absent,
+    /// The key's last write was this one.
+    Revision(Revision),
+}
+
+#[derive(Clone, Debug)]
+pub struct Page {
+    pub entries: Vec<Entry>,
+    /// The revision the list is consistent with.
+    pub revision: Revision,
+    /// How many more keys under the prefix follow the last entry.
+    pub remaining: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    Put {
+        entry: Entry,
+        /// The key did not exist before.
+        created: bool,
+    },
+    Delete {
+        key: Arc<str>,
+        revision: Revision,
+    },
+    /// Everything up to this revision has been delivered.
+    Progress(Revision),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("key {key} already exists")]
+    Exists { key: Arc<str> },
+    /// `current` is the key's state that spoke against the write; `None` when it does not exist.
+    #[error("key {key} is not as expected")]
+    Conflict { key: Arc<str>, current: Option<Entry> },
+    #[error("revision {asked} has been compacted, the oldest is {oldest}")]
+    Compacted { asked: Revision, oldest: Revision },
+    #[error("revision {asked} is in the future, the current one is {current}")]
+    Future { asked: Revision, current: Revision },
+    #[error("the store takes no writes: {reason}")]
+    Unavailable { reason: String },
+}
+
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// The newest revision; for etcd, asked from the cluster, so a later read at it is linearizable.
+    async fn revision(&self) -> Result<Revision, Error>;
+
+    async fn get(&self, key: &str) -> Result<Option<Entry>, Error>;
+
+    /// Keys that start with `prefix` and are greater than or equal to `from` (if given), in order, at most
+    /// `limit` of them (0: all), as of `at` (`None`: now).
+    async fn list(
+        &self,
+        prefix: &str,
+        from: Option<&str>,
+        limit: usize,
+        at: Option<Revision>,
+    ) -> Result<Page, Error>;
+
+    /// Answers once the write is as durable as it asked to be, with its revision.
+    async fn write(&self, write: Write) -> Result<Revision, Error>;
+
+    /// Every change to keys under `prefix` after revision `after`, in order. Events of one revision are
+    /// delivered once. `Error::Compacted` when history no longer reaches back.
+    async fn watch(&self, prefix: &str, after: Revision) -> Result<Watch, Error>;
+
+    /// Forgets history before `revision`; current values stay.
+    async fn compact(&self, revision: Revision) -> Result<(), Error>;
+}
+
+/// A running watch; ends (`None`) when the store closes or the watcher has fallen too far behind.
+pub struct Watch {
+    pub events: tokio::sync::mpsc::Receiver<Vec<Event>>,
+}
