@@ -83,7 +83,11 @@ impl Errors {
     }
 
     pub fn invalid(&mut self, path: &Path, value: impl Into<Value>, detail: &str) {
-        self.push(Reason::Invalid, path, with_detail(&format!("Invalid value: {}", shown(&value.into())), detail));
+        self.push(
+            Reason::Invalid,
+            path,
+            with_detail(&format!("Invalid value: {}", shown(&value.into())), detail),
+        );
     }
 
     pub fn duplicate(&mut self, path: &Path, value: impl Into<Value>) {

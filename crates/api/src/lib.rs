@@ -2,15 +2,38 @@
 //!
 //! An object is a [`serde_json::Value`] whose shape `schema` has already checked, so the rules here read
 //! fields through [`json::Json`] and never fail on a wrong type. Pure: no I/O, no clock of its own.
-//! Read [`resource::Resource`] (the table's row) and [`kind::Kind`] (what is special about a kind) first.
+//! Read [`table::Resource`] (the table's row) and [`kind::Kind`] (what is special about a kind) first.
+
+pub mod admissionregistration;
+pub mod apiextensions;
+pub mod apiregistration;
+pub mod apps;
+pub mod authentication;
+pub mod authorization;
+pub mod autoscaling;
+pub mod batch;
+pub mod certificates;
+pub mod coordination;
+pub mod core;
+pub mod discovery;
+pub mod events;
+pub mod flowcontrol;
+pub mod networking;
+pub mod node;
+pub mod policy;
+pub mod rbac;
+pub mod resource;
+pub mod scheduling;
+pub mod storage;
 
 pub mod field;
 pub mod json;
 pub mod kind;
-pub mod resource;
+
 pub mod status;
+pub mod table;
 
 pub use field::{Errors, Path};
 pub use kind::Kind;
-pub use resource::{Resource, RESOURCES};
 pub use status::Status;
+pub use table::{RESOURCES, Resource};

@@ -82,8 +82,7 @@ impl Status {
 
     /// No such path; kubectl words this one itself.
     pub fn no_such_path() -> Status {
-        let mut status =
-            Status::failure(404, "NotFound", "the server could not find the requested resource");
+        let mut status = Status::failure(404, "NotFound", "the server could not find the requested resource");
         status.details = Some(Details::default());
         status
     }
@@ -115,8 +114,7 @@ impl Status {
     }
 
     pub fn internal(message: impl std::fmt::Display) -> Status {
-        let mut status =
-            Status::failure(500, "InternalError", format!("Internal error occurred: {message}"));
+        let mut status = Status::failure(500, "InternalError", format!("Internal error occurred: {message}"));
         status.details = Some(Details {
             causes: vec![Cause { message: message.to_string(), ..Cause::default() }],
             ..Details::default()

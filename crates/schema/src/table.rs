@@ -93,9 +93,15 @@ pub enum Shape {
     /// `metav1.FieldsV1`: a JSON object, raw bytes in protobuf.
     FieldsV1,
     Struct(TypeId),
-    List { item: Box<Shape>, kind: ListKind },
+    List {
+        item: Box<Shape>,
+        kind: ListKind,
+    },
     /// Keys are strings.
-    Map { value: Box<Shape>, atomic: bool },
+    Map {
+        value: Box<Shape>,
+        atomic: bool,
+    },
 }
 
 /// `x-kubernetes-list-type`.

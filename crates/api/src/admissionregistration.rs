@@ -1,0 +1,8 @@
+//! The kinds of the admissionregistration group.
+
+pub mod mutating_admission_policy;
+pub mod mutating_admission_policy_binding;
+pub mod mutating_webhook_configuration;
+pub mod validating_admission_policy;
+pub mod validating_admission_policy_binding;
+pub mod validating_webhook_configuration;

@@ -1,0 +1,7 @@
+//! MutatingAdmissionPolicy: what is special about it.
+
+use crate::kind::Kind;
+
+pub struct MutatingAdmissionPolicy;
+
+impl Kind for MutatingAdmissionPolicy {}

@@ -1,0 +1,3 @@
+//! The kinds of the apiextensions group.
+
+pub mod custom_resource_definition;

@@ -1,0 +1,3 @@
+//! The kinds of the apiregistration group.
+
+pub mod api_service;

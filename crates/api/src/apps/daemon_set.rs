@@ -1,0 +1,7 @@
+//! DaemonSet: what is special about it.
+
+use crate::kind::Kind;
+
+pub struct DaemonSet;
+
+impl Kind for DaemonSet {}

@@ -1,0 +1,7 @@
+//! ReplicaSet: what is special about it.
+
+use crate::kind::Kind;
+
+pub struct ReplicaSet;
+
+impl Kind for ReplicaSet {}

@@ -1,0 +1,7 @@
+//! SelfSubjectReview: what is special about it.
+
+use crate::kind::Kind;
+
+pub struct SelfSubjectReview;
+
+impl Kind for SelfSubjectReview {}

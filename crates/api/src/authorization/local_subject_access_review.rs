@@ -1,0 +1,7 @@
+//! LocalSubjectAccessReview: what is special about it.
+
+use crate::kind::Kind;
+
+pub struct LocalSubjectAccessReview;
+
+impl Kind for LocalSubjectAccessReview {}

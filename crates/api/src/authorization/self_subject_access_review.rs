@@ -1,0 +1,7 @@
+//! SelfSubjectAccessReview: what is special about it.
+
+use crate::kind::Kind;
+
+pub struct SelfSubjectAccessReview;
+
+impl Kind for SelfSubjectAccessReview {}

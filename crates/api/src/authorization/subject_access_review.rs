@@ -1,0 +1,7 @@
+//! SubjectAccessReview: what is special about it.
+
+use crate::kind::Kind;
+
+pub struct SubjectAccessReview;
+
+impl Kind for SubjectAccessReview {}

@@ -1,0 +1,7 @@
+//! CronJob: what is special about it.
+
+use crate::kind::Kind;
+
+pub struct CronJob;
+
+impl Kind for CronJob {}

@@ -1,0 +1,3 @@
+//! The kinds of the certificates group.
+
+pub mod certificate_signing_request;

@@ -1,0 +1,7 @@
+//! Binding: what is special about it.
+
+use crate::kind::Kind;
+
+pub struct Binding;
+
+impl Kind for Binding {}

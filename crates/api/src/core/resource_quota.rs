@@ -1,0 +1,7 @@
+//! ResourceQuota: what is special about it.
+
+use crate::kind::Kind;
+
+pub struct ResourceQuota;
+
+impl Kind for ResourceQuota {}

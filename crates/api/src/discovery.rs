@@ -1,0 +1,3 @@
+//! The kinds of the discovery group.
+
+pub mod endpoint_slice;

@@ -1,0 +1,3 @@
+//! The kinds of the events group.
+
+pub mod event;

@@ -1,0 +1,7 @@
+//! ServiceCIDR: what is special about it.
+
+use crate::kind::Kind;
+
+pub struct ServiceCIDR;
+
+impl Kind for ServiceCIDR {}

@@ -1,0 +1,7 @@
+//! VolumeAttributesClass: what is special about it.
+
+use crate::kind::Kind;
+
+pub struct VolumeAttributesClass;
+
+impl Kind for VolumeAttributesClass {}

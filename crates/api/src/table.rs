@@ -1,0 +1,224 @@
+//! The table of built-in kinds. Routes, discovery, OpenAPI paths, storage keys, RBAC names and columns all
+//! derive from its rows.
+
+use crate::kind::Kind;
+use crate::{
+    admissionregistration, apiextensions, apiregistration, apps, authentication, authorization, autoscaling,
+    batch, certificates, coordination, core, discovery, events, flowcontrol, networking, node, policy, rbac,
+    resource, scheduling, storage,
+};
+
+/// One row: a resource in one group and version.
+pub struct Resource {
+    /// `""` for core.
+    pub group: &'static str,
+    pub version: &'static str,
+    pub kind: &'static str,
+    pub plural: &'static str,
+    pub short_names: &'static [&'static str],
+    pub categories: &'static [&'static str],
+    pub namespaced: bool,
+    pub verbs: Verbs,
+    pub subresources: &'static [Subresource],
+    /// Where the object is stored when not under its own group and version's rules: rows of the same
+    /// stored kind (Events, HPA) share `storage` and convert on the way in and out.
+    pub storage: Storage,
+    /// `metadata.generation` counts changes to anything but metadata and status.
+    pub generation: bool,
+    pub rules: &'static dyn Kind,
+}
+
+/// The verbs of the main resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verbs {
+    /// create delete deletecollection get list patch update watch
+    All,
+    /// All but deletecollection (namespaces, services before 1.23).
+    NoDeleteCollection,
+    /// Reviews: create and nothing stored.
+    CreateOnly,
+    /// componentstatuses.
+    GetList,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Subresource {
+    pub name: &'static str,
+    /// The group and version of `kind` where they are not the row's, as in `autoscaling/v1 Scale`.
+    pub group_version: Option<(&'static str, &'static str)>,
+    pub kind: &'static str,
+    pub verbs: &'static [&'static str],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Storage {
+    /// Under `/registry/<group?>/<plural>/`, this version being the stored one.
+    Own,
+    /// Stored as this other row: (group, version, plural).
+    As(&'static str, &'static str, &'static str),
+    /// Never stored (reviews).
+    None,
+}
+
+const STATUS: Subresource = sub("status", "", &["get", "patch", "update"]);
+const FINALIZE: Subresource = sub("finalize", "", &["update"]);
+const APPROVAL: Subresource = sub("approval", "", &["get", "patch", "update"]);
+const EPHEMERAL_CONTAINERS: Subresource = sub("ephemeralcontainers", "", &["get", "patch", "update"]);
+const RESIZE: Subresource = sub("resize", "", &["get", "patch", "update"]);
+const LOG: Subresource = sub("log", "", &["get"]);
+const BINDING: Subresource = sub("binding", "Binding", &["create"]);
+const EVICTION: Subresource = sub("eviction", "Eviction", &["create"]).of("policy", "v1");
+const TOKEN: Subresource = sub("token", "TokenRequest", &["create"]).of("authentication.k8s.io", "v1");
+const SCALE: Subresource = sub("scale", "Scale", &["get", "patch", "update"]).of("autoscaling", "v1");
+const ATTACH: Subresource = sub("attach", "PodAttachOptions", &["create", "get"]);
+const EXEC: Subresource = sub("exec", "PodExecOptions", &["create", "get"]);
+const PORT_FORWARD: Subresource = sub("portforward", "PodPortForwardOptions", &["create", "get"]);
+const POD_PROXY: Subresource = sub("proxy", "PodProxyOptions", PROXY_VERBS);
+const SERVICE_PROXY: Subresource = sub("proxy", "ServiceProxyOptions", PROXY_VERBS);
+const NODE_PROXY: Subresource = sub("proxy", "NodeProxyOptions", PROXY_VERBS);
+const PROXY_VERBS: &[&str] = &["create", "delete", "get", "patch", "update"];
+
+/// In upstream's order of groups, then by name.
+#[rustfmt::skip]
+pub static RESOURCES: &[Resource] = &[
+    row("", "v1", "Binding", "bindings", &core::binding::Binding).verbs(Verbs::CreateOnly).storage(Storage::None),
+    row("", "v1", "ComponentStatus", "componentstatuses", &core::component_status::ComponentStatus).cluster_scoped().short(&["cs"]).verbs(Verbs::GetList).storage(Storage::None),
+    row("", "v1", "ConfigMap", "configmaps", &core::config_map::ConfigMap).short(&["cm"]),
+    row("", "v1", "Endpoints", "endpoints", &core::endpoints::Endpoints).short(&["ep"]),
+    row("", "v1", "Event", "events", &core::event::Event).short(&["ev"]),
+    row("", "v1", "LimitRange", "limitranges", &core::limit_range::LimitRange).short(&["limits"]),
+    row("", "v1", "Namespace", "namespaces", &core::namespace::Namespace).cluster_scoped().short(&["ns"]).verbs(Verbs::NoDeleteCollection).subresources(&[FINALIZE, STATUS]),
+    row("", "v1", "Node", "nodes", &core::node::Node).cluster_scoped().short(&["no"]).subresources(&[NODE_PROXY, STATUS]),
+    row("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims", &core::persistent_volume_claim::PersistentVolumeClaim).short(&["pvc"]).subresources(&[STATUS]),
+    row("", "v1", "PersistentVolume", "persistentvolumes", &core::persistent_volume::PersistentVolume).cluster_scoped().short(&["pv"]).subresources(&[STATUS]),
+    row("", "v1", "Pod", "pods", &core::pod::Pod).short(&["po"]).categories(&["all"]).subresources(&[ATTACH, BINDING, EPHEMERAL_CONTAINERS, EVICTION, EXEC, LOG, PORT_FORWARD, POD_PROXY, RESIZE, STATUS]).generation(),
+    row("", "v1", "PodTemplate", "podtemplates", &core::pod_template::PodTemplate).generation(),
+    row("", "v1", "ReplicationController", "replicationcontrollers", &core::replication_controller::ReplicationController).short(&["rc"]).categories(&["all"]).subresources(&[SCALE, STATUS]).generation(),
+    row("", "v1", "ResourceQuota", "resourcequotas", &core::resource_quota::ResourceQuota).short(&["quota"]).subresources(&[STATUS]),
+    row("", "v1", "Secret", "secrets", &core::secret::Secret),
+    row("", "v1", "ServiceAccount", "serviceaccounts", &core::service_account::ServiceAccount).short(&["sa"]).subresources(&[TOKEN]),
+    row("", "v1", "Service", "services", &core::service::Service).short(&["svc"]).categories(&["all"]).subresources(&[SERVICE_PROXY, STATUS]),
+    row("admissionregistration.k8s.io", "v1", "MutatingAdmissionPolicy", "mutatingadmissionpolicies", &admissionregistration::mutating_admission_policy::MutatingAdmissionPolicy).cluster_scoped().categories(&["api-extensions"]).generation(),
+    row("admissionregistration.k8s.io", "v1", "MutatingAdmissionPolicyBinding", "mutatingadmissionpolicybindings", &admissionregistration::mutating_admission_policy_binding::MutatingAdmissionPolicyBinding).cluster_scoped().categories(&["api-extensions"]).generation(),
+    row("admissionregistration.k8s.io", "v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", &admissionregistration::mutating_webhook_configuration::MutatingWebhookConfiguration).cluster_scoped().categories(&["api-extensions"]).generation(),
+    row("admissionregistration.k8s.io", "v1", "ValidatingAdmissionPolicy", "validatingadmissionpolicies", &admissionregistration::validating_admission_policy::ValidatingAdmissionPolicy).cluster_scoped().categories(&["api-extensions"]).subresources(&[STATUS]).generation(),
+    row("admissionregistration.k8s.io", "v1", "ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", &admissionregistration::validating_admission_policy_binding::ValidatingAdmissionPolicyBinding).cluster_scoped().categories(&["api-extensions"]).generation(),
+    row("admissionregistration.k8s.io", "v1", "ValidatingWebhookConfiguration", "validatingwebhookconfigurations", &admissionregistration::validating_webhook_configuration::ValidatingWebhookConfiguration).cluster_scoped().categories(&["api-extensions"]).generation(),
+    row("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", &apiextensions::custom_resource_definition::CustomResourceDefinition).cluster_scoped().short(&["crd", "crds"]).categories(&["api-extensions"]).subresources(&[STATUS]).generation(),
+    row("apiregistration.k8s.io", "v1", "APIService", "apiservices", &apiregistration::api_service::APIService).cluster_scoped().categories(&["api-extensions"]).subresources(&[STATUS]),
+    row("apps", "v1", "ControllerRevision", "controllerrevisions", &apps::controller_revision::ControllerRevision),
+    row("apps", "v1", "DaemonSet", "daemonsets", &apps::daemon_set::DaemonSet).short(&["ds"]).categories(&["all"]).subresources(&[STATUS]).generation(),
+    row("apps", "v1", "Deployment", "deployments", &apps::deployment::Deployment).short(&["deploy"]).categories(&["all"]).subresources(&[SCALE, STATUS]).generation(),
+    row("apps", "v1", "ReplicaSet", "replicasets", &apps::replica_set::ReplicaSet).short(&["rs"]).categories(&["all"]).subresources(&[SCALE, STATUS]).generation(),
+    row("apps", "v1", "StatefulSet", "statefulsets", &apps::stateful_set::StatefulSet).short(&["sts"]).categories(&["all"]).subresources(&[SCALE, STATUS]).generation(),
+    row("authentication.k8s.io", "v1", "SelfSubjectReview", "selfsubjectreviews", &authentication::self_subject_review::SelfSubjectReview).cluster_scoped().verbs(Verbs::CreateOnly).storage(Storage::None),
+    row("authentication.k8s.io", "v1", "TokenReview", "tokenreviews", &authentication::token_review::TokenReview).cluster_scoped().verbs(Verbs::CreateOnly).storage(Storage::None),
+    row("authorization.k8s.io", "v1", "LocalSubjectAccessReview", "localsubjectaccessreviews", &authorization::local_subject_access_review::LocalSubjectAccessReview).verbs(Verbs::CreateOnly).storage(Storage::None),
+    row("authorization.k8s.io", "v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", &authorization::self_subject_access_review::SelfSubjectAccessReview).cluster_scoped().verbs(Verbs::CreateOnly).storage(Storage::None),
+    row("authorization.k8s.io", "v1", "SelfSubjectRulesReview", "selfsubjectrulesreviews", &authorization::self_subject_rules_review::SelfSubjectRulesReview).cluster_scoped().verbs(Verbs::CreateOnly).storage(Storage::None),
+    row("authorization.k8s.io", "v1", "SubjectAccessReview", "subjectaccessreviews", &authorization::subject_access_review::SubjectAccessReview).cluster_scoped().verbs(Verbs::CreateOnly).storage(Storage::None),
+    row("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", &autoscaling::horizontal_pod_autoscaler::HorizontalPodAutoscaler).short(&["hpa"]).categories(&["all"]).subresources(&[STATUS]),
+    row("autoscaling", "v1", "HorizontalPodAutoscaler", "horizontalpodautoscalers", &autoscaling::horizontal_pod_autoscaler::HorizontalPodAutoscaler).short(&["hpa"]).categories(&["all"]).subresources(&[STATUS]).storage(Storage::As("autoscaling", "v2", "horizontalpodautoscalers")),
+    row("batch", "v1", "CronJob", "cronjobs", &batch::cron_job::CronJob).short(&["cj"]).categories(&["all"]).subresources(&[STATUS]).generation(),
+    row("batch", "v1", "Job", "jobs", &batch::job::Job).categories(&["all"]).subresources(&[STATUS]).generation(),
+    row("certificates.k8s.io", "v1", "CertificateSigningRequest", "certificatesigningrequests", &certificates::certificate_signing_request::CertificateSigningRequest).cluster_scoped().short(&["csr"]).subresources(&[APPROVAL, STATUS]),
+    row("coordination.k8s.io", "v1", "Lease", "leases", &coordination::lease::Lease),
+    row("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", &discovery::endpoint_slice::EndpointSlice).generation(),
+    row("events.k8s.io", "v1", "Event", "events", &events::event::Event).short(&["ev"]).storage(Storage::As("", "v1", "events")),
+    row("flowcontrol.apiserver.k8s.io", "v1", "FlowSchema", "flowschemas", &flowcontrol::flow_schema::FlowSchema).cluster_scoped().subresources(&[STATUS]).generation(),
+    row("flowcontrol.apiserver.k8s.io", "v1", "PriorityLevelConfiguration", "prioritylevelconfigurations", &flowcontrol::priority_level_configuration::PriorityLevelConfiguration).cluster_scoped().subresources(&[STATUS]).generation(),
+    row("networking.k8s.io", "v1", "IngressClass", "ingressclasses", &networking::ingress_class::IngressClass).cluster_scoped().generation(),
+    row("networking.k8s.io", "v1", "Ingress", "ingresses", &networking::ingress::Ingress).short(&["ing"]).subresources(&[STATUS]).generation(),
+    row("networking.k8s.io", "v1", "IPAddress", "ipaddresses", &networking::ip_address::IPAddress).cluster_scoped().short(&["ip"]),
+    row("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", &networking::network_policy::NetworkPolicy).short(&["netpol"]).generation(),
+    row("networking.k8s.io", "v1", "ServiceCIDR", "servicecidrs", &networking::service_cidr::ServiceCIDR).cluster_scoped().subresources(&[STATUS]),
+    row("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses", &node::runtime_class::RuntimeClass).cluster_scoped(),
+    row("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", &policy::pod_disruption_budget::PodDisruptionBudget).short(&["pdb"]).subresources(&[STATUS]).generation(),
+    row("rbac.authorization.k8s.io", "v1", "ClusterRoleBinding", "clusterrolebindings", &rbac::cluster_role_binding::ClusterRoleBinding).cluster_scoped(),
+    row("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", &rbac::cluster_role::ClusterRole).cluster_scoped(),
+    row("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings", &rbac::role_binding::RoleBinding),
+    row("rbac.authorization.k8s.io", "v1", "Role", "roles", &rbac::role::Role),
+    row("resource.k8s.io", "v1", "DeviceClass", "deviceclasses", &resource::device_class::DeviceClass).cluster_scoped().generation(),
+    row("resource.k8s.io", "v1", "ResourceClaim", "resourceclaims", &resource::resource_claim::ResourceClaim).subresources(&[STATUS]),
+    row("resource.k8s.io", "v1", "ResourceClaimTemplate", "resourceclaimtemplates", &resource::resource_claim_template::ResourceClaimTemplate),
+    row("resource.k8s.io", "v1", "ResourceSlice", "resourceslices", &resource::resource_slice::ResourceSlice).cluster_scoped().generation(),
+    row("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", &scheduling::priority_class::PriorityClass).cluster_scoped().short(&["pc"]).generation(),
+    row("storage.k8s.io", "v1", "CSIDriver", "csidrivers", &storage::csi_driver::CSIDriver).cluster_scoped(),
+    row("storage.k8s.io", "v1", "CSINode", "csinodes", &storage::csi_node::CSINode).cluster_scoped(),
+    row("storage.k8s.io", "v1", "CSIStorageCapacity", "csistoragecapacities", &storage::csi_storage_capacity::CSIStorageCapacity),
+    row("storage.k8s.io", "v1", "StorageClass", "storageclasses", &storage::storage_class::StorageClass).cluster_scoped().short(&["sc"]),
+    row("storage.k8s.io", "v1", "VolumeAttachment", "volumeattachments", &storage::volume_attachment::VolumeAttachment).cluster_scoped().subresources(&[STATUS]),
+    row("storage.k8s.io", "v1", "VolumeAttributesClass", "volumeattributesclasses", &storage::volume_attributes_class::VolumeAttributesClass).cluster_scoped().short(&["vac"]),
+];
+
+const fn row(
+    group: &'static str,
+    version: &'static str,
+    kind: &'static str,
+    plural: &'static str,
+    rules: &'static dyn Kind,
+) -> Resource {
+    Resource {
+        group,
+        version,
+        kind,
+        plural,
+        short_names: &[],
+        categories: &[],
+        namespaced: true,
+        verbs: Verbs::All,
+        subresources: &[],
+        storage: Storage::Own,
+        generation: false,
+        rules,
+    }
+}
+
+impl Resource {
+    const fn cluster_scoped(mut self) -> Resource {
+        self.namespaced = false;
+        self
+    }
+
+    const fn short(mut self, names: &'static [&'static str]) -> Resource {
+        self.short_names = names;
+        self
+    }
+
+    const fn categories(mut self, categories: &'static [&'static str]) -> Resource {
+        self.categories = categories;
+        self
+    }
+
+    const fn verbs(mut self, verbs: Verbs) -> Resource {
+        self.verbs = verbs;
+        self
+    }
+
+    const fn subresources(mut self, subresources: &'static [Subresource]) -> Resource {
+        self.subresources = subresources;
+        self
+    }
+
+    const fn generation(mut self) -> Resource {
+        self.generation = true;
+        self
+    }
+
+    const fn storage(mut self, storage: Storage) -> Resource {
+        self.storage = storage;
+        self
+    }
+}
+
+/// An empty `kind` is the row's own.
+const fn sub(name: &'static str, kind: &'static str, verbs: &'static [&'static str]) -> Subresource {
+    Subresource { name, group_version: None, kind, verbs }
+}
+
+impl Subresource {
+    const fn of(mut self, group: &'static str, version: &'static str) -> Subresource {
+        self.group_version = Some((group, version));
+        self
+    }
+}
