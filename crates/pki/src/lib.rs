@@ -1,1 +1,51 @@
-//! pki
+//! The cluster's certificates: authorities, the leaves they sign, and what both look like on disk and on
+//! the wire.
+//!
+//! Owns key material and nothing else: it knows no API objects, opens no sockets and reads no clock (the
+//! time is an argument). Every key is ECDSA P-256; every file is written whole, mode 0600, in a directory
+//! of mode 0700. Read [`Authority`] and [`load_or_issue`] first.
+
+mod authority;
+mod file;
+mod identity;
+mod kubeconfig;
+mod leaf;
+mod tls;
+
+use std::{io, path::PathBuf};
+
+pub use authority::Authority;
+pub use file::write_file;
+pub use identity::{Identity, identity_of};
+pub use kubeconfig::kubeconfig;
+pub use leaf::{Issued, Leaf, Usage, load_or_issue};
+pub use tls::server_config;
+
+/// Why a certificate could not be made, read or used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot read {path}")]
+    Read { path: PathBuf, source: io::Error },
+    #[error("cannot write {path}")]
+    Write { path: PathBuf, source: io::Error },
+    #[error("{cert} has no private key beside it")]
+    KeyMissing { cert: PathBuf },
+    #[error("{cert} does not belong to the private key beside it")]
+    KeyMismatch { cert: PathBuf },
+    #[error("the certificate authority {cert} is valid from {not_before} to {not_after} only")]
+    Expired { cert: PathBuf, not_before: jiff::Timestamp, not_after: jiff::Timestamp },
+    #[error("{what} is not a certificate or key")]
+    Malformed { what: String },
+    #[error("a certificate can name one organization, {common_name:?} asks for {count}")]
+    Organizations { common_name: String, count: usize },
+    #[error("the certificate names no user: its subject has no common name")]
+    NoCommonName,
+    #[error("cannot sign a certificate for {common_name:?}")]
+    Sign { common_name: String, source: rcgen::Error },
+    #[error("cannot make a private key")]
+    Key { source: rcgen::Error },
+    #[error("cannot set up TLS")]
+    Tls { source: rustls::Error },
+    #[error("cannot set up the verification of client certificates")]
+    ClientAuthority { source: rustls::server::VerifierBuilderError },
+}

@@ -1,0 +1,200 @@
+//! A certificate authority: a self-signed certificate and its key, kept as `<name>.crt` and `<name>.key`.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use rustls::pki_types::{CertificateDer, pem::PemObject as _};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+use crate::{Error, file};
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// Authorities are the root of every trust in the cluster, and replacing one is work for a person.
+const LIFETIME: Duration = Duration::from_secs(3650 * DAY.as_secs());
+/// Certificates start a little in the past, for machines whose clocks lag behind the signer's.
+const BACKDATE: Duration = Duration::from_secs(5 * 60);
+
+/// A certificate authority that can sign.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+    der: CertificateDer<'static>,
+    not_after: Timestamp,
+}
+
+impl Authority {
+    /// Reads `<name>.crt` and `<name>.key` from `dir`, making what is missing.
+    ///
+    /// A key without a certificate (an interrupted first start) gets a certificate; a certificate without
+    /// its key is an error, since a new key would silently distrust everything signed so far.
+    pub fn load_or_create(dir: &Path, name: &str, now: Timestamp) -> Result<Authority, Error> {
+        file::private_dir(dir)?;
+        let cert_path = dir.join(format!("{name}.crt"));
+        let key_path = dir.join(format!("{name}.key"));
+        let (cert, key) = (file::read(&cert_path)?, file::read(&key_path)?);
+        let key = match key {
+            Some(pem) => parse_key(&pem, &key_path)?,
+            None if cert.is_some() => return Err(Error::KeyMissing { cert: cert_path }),
+            None => {
+                let key = KeyPair::generate().map_err(|source| Error::Key { source })?;
+                file::write_file(&key_path, key.serialize_pem().as_bytes(), 0o600)?;
+                key
+            }
+        };
+        let pem = match cert {
+            Some(pem) => pem,
+            None => {
+                let pem = self_sign(name, &key, now)?;
+                file::write_file(&cert_path, pem.as_bytes(), 0o600)?;
+                pem
+            }
+        };
+        Authority::from_parts(pem, key, cert_path, now)
+    }
+
+    /// The certificate, for others to trust.
+    pub fn pem(&self) -> &str {
+        &self.pem
+    }
+
+    /// Whether this authority's key made the certificate's signature.
+    pub(crate) fn signed(&self, certificate: &X509Certificate<'_>) -> bool {
+        X509Certificate::from_der(&self.der)
+            .is_ok_and(|(_, own)| certificate.verify_signature(Some(own.public_key())).is_ok())
+    }
+
+    /// Signs with the validity that starts now, but never outlives the authority itself.
+    pub(crate) fn sign(
+        &self,
+        mut params: CertificateParams,
+        key: &KeyPair,
+        lifetime: Duration,
+        now: Timestamp,
+    ) -> Result<String, rcgen::Error> {
+        set_validity(&mut params, now, later(now, lifetime).min(self.not_after));
+        params.use_authority_key_identifier_extension = true;
+        params.signed_by(key, &self.issuer).map(|cert| cert.pem())
+    }
+
+    fn from_parts(pem: String, key: KeyPair, path: PathBuf, now: Timestamp) -> Result<Authority, Error> {
+        let malformed = || Error::Malformed { what: path.display().to_string() };
+        let der = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|_| malformed())?;
+        let (_, parsed) = X509Certificate::from_der(&der).map_err(|_| malformed())?;
+        if parsed.public_key().subject_public_key.data != rcgen::PublicKeyData::der_bytes(&key) {
+            return Err(Error::KeyMismatch { cert: path });
+        }
+        let (not_before, not_after) = validity(&parsed);
+        if now < not_before || not_after <= now {
+            return Err(Error::Expired { cert: path, not_before, not_after });
+        }
+        let issuer = Issuer::from_ca_cert_der(&der, key).map_err(|_| malformed())?;
+        Ok(Authority { issuer, pem, der, not_after })
+    }
+}
+
+/// From when to when a certificate is valid.
+pub(crate) fn validity(certificate: &X509Certificate<'_>) -> (Timestamp, Timestamp) {
+    let validity = certificate.validity();
+    let at = |seconds, otherwise| Timestamp::from_second(seconds).unwrap_or(otherwise);
+    (
+        at(validity.not_before.timestamp(), Timestamp::MAX),
+        // RFC 5280's "no expiry" is within the year 9999, which a Timestamp in UTC cannot quite reach.
+        at(validity.not_after.timestamp(), Timestamp::MAX),
+    )
+}
+
+pub(crate) fn parse_key(pem: &str, path: &Path) -> Result<KeyPair, Error> {
+    KeyPair::from_pem(pem).map_err(|_| Error::Malformed { what: path.display().to_string() })
+}
+
+fn self_sign(name: &str, key: &KeyPair, now: Timestamp) -> Result<String, Error> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyCertSign];
+    set_validity(&mut params, now, later(now, LIFETIME));
+    params
+        .self_signed(key)
+        .map(|cert| cert.pem())
+        .map_err(|source| Error::Sign { common_name: name.to_owned(), source })
+}
+
+fn set_validity(params: &mut CertificateParams, now: Timestamp, until: Timestamp) {
+    let seconds = |at: Timestamp| Duration::from_secs(u64::try_from(at.as_second()).unwrap_or(0));
+    let epoch = rcgen::date_time_ymd(1970, 1, 1);
+    params.not_before = epoch + seconds(now).saturating_sub(BACKDATE);
+    params.not_after = epoch + seconds(until);
+}
+
+fn later(now: Timestamp, by: Duration) -> Timestamp {
+    now.checked_add(by).unwrap_or(Timestamp::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn now() -> Timestamp {
+        "2026-11-15T12:00:00Z".parse().unwrap()
+    }
+
+    fn error(dir: &Path, now: Timestamp) -> String {
+        match Authority::load_or_create(dir, "server-ca", now) {
+            Ok(_) => panic!("loaded"),
+            Err(error) => error.to_string().replace(&dir.display().to_string(), "DIR"),
+        }
+    }
+
+    #[test]
+    fn is_made_once_and_kept_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let tls = dir.path().join("tls");
+        let made = Authority::load_or_create(&tls, "server-ca", now()).unwrap();
+        let loaded = Authority::load_or_create(&tls, "server-ca", now()).unwrap();
+        assert_eq!(made.pem(), loaded.pem());
+        let other = Authority::load_or_create(&tls, "client-ca", now()).unwrap();
+        assert_ne!(made.pem(), other.pem());
+        for name in ["", "server-ca.crt", "server-ca.key", "client-ca.key"] {
+            let mode = fs::metadata(tls.join(name)).unwrap().permissions().mode() & 0o777;
+            assert_eq!(mode, if name.is_empty() { 0o700 } else { 0o600 }, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_first_start_cut_short_between_key_and_certificate_heals() {
+        let dir = tempfile::tempdir().unwrap();
+        Authority::load_or_create(dir.path(), "server-ca", now()).unwrap();
+        let key = fs::read(dir.path().join("server-ca.key")).unwrap();
+        fs::remove_file(dir.path().join("server-ca.crt")).unwrap();
+        Authority::load_or_create(dir.path(), "server-ca", now()).unwrap();
+        assert_eq!(key, fs::read(dir.path().join("server-ca.key")).unwrap());
+    }
+
+    #[test]
+    fn never_replaces_what_others_already_trust() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        Authority::load_or_create(dir, "server-ca", now()).unwrap();
+        Authority::load_or_create(dir, "other", now()).unwrap();
+        let later = now().checked_add(LIFETIME).unwrap();
+        expect_test::expect![[
+            "the certificate authority DIR/server-ca.crt is valid from 2026-11-15T11:55:00Z to \
+             2036-11-12T12:00:00Z only"
+        ]]
+        .assert_eq(&error(dir, later));
+        assert!(error(dir, Timestamp::UNIX_EPOCH).contains("is valid from"));
+
+        fs::copy(dir.join("other.key"), dir.join("server-ca.key")).unwrap();
+        assert_eq!(error(dir, now()), "DIR/server-ca.crt does not belong to the private key beside it");
+        fs::write(dir.join("server-ca.key"), "nonsense").unwrap();
+        assert_eq!(error(dir, now()), "DIR/server-ca.key is not a certificate or key");
+        fs::remove_file(dir.join("server-ca.key")).unwrap();
+        assert_eq!(error(dir, now()), "DIR/server-ca.crt has no private key beside it");
+    }
+}
