@@ -41,7 +41,7 @@ impl fmt::Display for Path {
     }
 }
 
-/// What is wrong with a field; the names are the reasons in a Status' causes.
+/// What is wrong with a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     Required,
@@ -51,9 +51,31 @@ pub enum Reason {
     Duplicate,
     NotFound,
     TooLong,
+    TooShort,
     TooMany,
+    TooFew,
     TypeInvalid,
     Internal,
+}
+
+impl Reason {
+    /// The reason of a Status' cause.
+    pub fn cause(self) -> &'static str {
+        match self {
+            Reason::Required => "FieldValueRequired",
+            Reason::Invalid => "FieldValueInvalid",
+            Reason::NotSupported => "FieldValueNotSupported",
+            Reason::Forbidden => "FieldValueForbidden",
+            Reason::Duplicate => "FieldValueDuplicate",
+            Reason::NotFound => "FieldValueNotFound",
+            Reason::TooLong => "FieldValueTooLong",
+            Reason::TooShort => "FieldValueTooShort",
+            Reason::TooMany => "FieldValueTooMany",
+            Reason::TooFew => "FieldValueTooFew",
+            Reason::TypeInvalid => "FieldValueTypeInvalid",
+            Reason::Internal => "InternalError",
+        }
+    }
 }
 
 /// One complaint about one field.
@@ -107,12 +129,48 @@ impl Errors {
         self.push(Reason::NotSupported, path, message);
     }
 
+    /// Longer than `max` bytes.
     pub fn too_long(&mut self, path: &Path, max: usize) {
-        self.push(Reason::TooLong, path, format!("Too long: may not be more than {max} bytes"));
+        let unit = plural(max, "byte");
+        self.push(Reason::TooLong, path, format!("Too long: may not be more than {max} {unit}"));
+    }
+
+    pub fn too_long_characters(&mut self, path: &Path, max: usize) {
+        let unit = plural(max, "character");
+        self.push(Reason::TooLong, path, format!("Too long: may not be more than {max} {unit}"));
+    }
+
+    pub fn too_short(&mut self, path: &Path, min: usize) {
+        let unit = plural(min, "character");
+        self.push(Reason::TooShort, path, format!("Too short: must be at least {min} {unit}"));
     }
 
     pub fn too_many(&mut self, path: &Path, actual: usize, max: usize) {
-        self.push(Reason::TooMany, path, format!("Too many: {actual}: must have at most {max} items"));
+        let unit = plural(max, "item");
+        self.push(Reason::TooMany, path, format!("Too many: {actual}: must have at most {max} {unit}"));
+    }
+
+    pub fn too_few(&mut self, path: &Path, actual: usize, min: usize) {
+        let unit = plural(min, "item");
+        self.push(Reason::TooFew, path, format!("Too few: {actual}: must have at least {min} {unit}"));
+    }
+
+    /// The value's type is not the one the schema asks for.
+    pub fn type_invalid(&mut self, path: &Path, value: impl Into<Value>, detail: &str) {
+        let what = format!("Invalid value: {}", shown(&value.into()));
+        self.push(Reason::TypeInvalid, path, with_detail(&what, detail));
+    }
+
+    pub fn internal(&mut self, path: &Path, detail: &str) {
+        self.push(Reason::Internal, path, with_detail("Internal error", detail));
+    }
+
+    /// One "Invalid value" for each of the words, as `names` returns them.
+    pub fn invalid_each(&mut self, path: &Path, value: impl Into<Value>, words: Vec<String>) {
+        if !words.is_empty() {
+            let value = value.into();
+            words.iter().for_each(|word| self.invalid(path, value.clone(), word));
+        }
     }
 
     pub fn push(&mut self, reason: Reason, path: &Path, message: String) {
@@ -124,7 +182,99 @@ fn with_detail(what: &str, detail: &str) -> String {
     if detail.is_empty() { what.to_owned() } else { format!("{what}: {detail}") }
 }
 
-/// A value as upstream prints it in a complaint: JSON.
+fn plural(count: usize, unit: &str) -> String {
+    if count == 1 { unit.to_owned() } else { format!("{unit}s") }
+}
+
+/// A value as upstream prints it in a complaint: a string quoted, anything else as Go writes JSON.
 fn shown(value: &Value) -> String {
-    value.to_string()
+    match value {
+        Value::String(text) => quoted(text),
+        other => other.to_string().replace('&', "\\u0026").replace('<', "\\u003c").replace('>', "\\u003e"),
+    }
+}
+
+/// A string as Go's `%q` prints it.
+pub fn quoted(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for c in text.chars() {
+        let _ = match c {
+            '"' | '\\' => write!(out, "\\{c}"),
+            '\u{7}' => write!(out, "\\a"),
+            '\u{8}' => write!(out, "\\b"),
+            '\u{c}' => write!(out, "\\f"),
+            '\n' => write!(out, "\\n"),
+            '\r' => write!(out, "\\r"),
+            '\t' => write!(out, "\\t"),
+            '\u{b}' => write!(out, "\\v"),
+            c if printable(c) => write!(out, "{c}"),
+            c if c.is_ascii() => write!(out, "\\x{:02x}", u32::from(c)),
+            c if u32::from(c) < 0x1_0000 => write!(out, "\\u{:04x}", u32::from(c)),
+            c => write!(out, "\\U{:08x}", u32::from(c)),
+        };
+    }
+    out.push('"');
+    out
+}
+
+/// Letters, marks, numbers, punctuation, symbols and the ASCII space (Go's `unicode.IsPrint`, nearly:
+/// unassigned characters count as printable here).
+pub fn printable(c: char) -> bool {
+    let invisible = matches!(u32::from(c),
+        0xad | 0x600..=0x605 | 0x61c | 0x6dd | 0x70f | 0x180e | 0x200b..=0x200f | 0x2028..=0x202e
+        | 0x2060..=0x206f | 0xe000..=0xf8ff | 0xfeff | 0xfff9..=0xfffb | 0xe_0000..=0xe_007f | 0xf_0000..);
+    c == ' ' || !(c.is_control() || c.is_whitespace() || invisible)
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn words() {
+        let mut errors = Errors::default();
+        let path = Path::new("spec").at("items").index(0).key("a b");
+        errors.required(&path, "");
+        errors.required(&path, "say it");
+        errors.forbidden(&path, "no");
+        errors.invalid(&path, "x\"\u{7f}é\u{200b}<", "bad");
+        errors.invalid(&path, json!({"a": "<c>"}), "bad");
+        errors.invalid(&path, 5, "");
+        errors.not_supported(&path, "x", &["a", "b"]);
+        errors.not_supported(&path, "x", &[]);
+        errors.duplicate(&path, "x");
+        errors.not_found(&path, "x");
+        errors.too_long(&path, 1);
+        errors.too_long_characters(&path, 10);
+        errors.too_short(&path, 2);
+        errors.too_many(&path, 3, 2);
+        errors.too_few(&path, 0, 1);
+        errors.type_invalid(&path, 5, "must be a string");
+        errors.internal(&Path::root(), "lost");
+        let lines: Vec<String> =
+            errors.0.iter().map(|e| format!("{} {}: {}", e.reason.cause(), e.path, e.message)).collect();
+        expect![[r#"
+            FieldValueRequired spec.items[0][a b]: Required value
+            FieldValueRequired spec.items[0][a b]: Required value: say it
+            FieldValueForbidden spec.items[0][a b]: Forbidden: no
+            FieldValueInvalid spec.items[0][a b]: Invalid value: "x\"\x7fé\u200b<": bad
+            FieldValueInvalid spec.items[0][a b]: Invalid value: {"a":"\u003cc\u003e"}: bad
+            FieldValueInvalid spec.items[0][a b]: Invalid value: 5
+            FieldValueNotSupported spec.items[0][a b]: Unsupported value: "x": supported values: "a", "b"
+            FieldValueNotSupported spec.items[0][a b]: Unsupported value: "x"
+            FieldValueDuplicate spec.items[0][a b]: Duplicate value: "x"
+            FieldValueNotFound spec.items[0][a b]: Not found: "x"
+            FieldValueTooLong spec.items[0][a b]: Too long: may not be more than 1 byte
+            FieldValueTooLong spec.items[0][a b]: Too long: may not be more than 10 characters
+            FieldValueTooShort spec.items[0][a b]: Too short: must be at least 2 characters
+            FieldValueTooMany spec.items[0][a b]: Too many: 3: must have at most 2 items
+            FieldValueTooFew spec.items[0][a b]: Too few: 0: must have at least 1 item
+            FieldValueTypeInvalid spec.items[0][a b]: Invalid value: 5: must be a string
+            InternalError <nil>: Internal error: lost"#]]
+        .assert_eq(&lines.join("\n"));
+    }
 }

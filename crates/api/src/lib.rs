@@ -27,11 +27,15 @@ pub mod scheduling;
 pub mod storage;
 
 pub mod field;
+pub mod intstr;
 pub mod json;
 pub mod kind;
-
+pub mod meta;
+pub mod names;
 pub mod status;
 pub mod table;
+
+pub use schema::quantity;
 
 pub use field::{Errors, Path};
 pub use kind::Kind;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::field::Errors;
+use crate::field::{Errors, quoted};
 
 /// `metav1.Status`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -89,23 +89,23 @@ impl Status {
 
     /// `resource` is the plural, qualified as `deployments.apps` where it has a group.
     pub fn not_found(group: &str, plural: &str, name: &str) -> Status {
-        let message = format!("{} {name:?} not found", qualified(group, plural));
+        let message = format!("{} {} not found", qualified(group, plural), quoted(name));
         Status::failure(404, "NotFound", message).about(group, plural, name)
     }
 
     pub fn already_exists(group: &str, plural: &str, name: &str) -> Status {
-        let message = format!("{} {name:?} already exists", qualified(group, plural));
+        let message = format!("{} {} already exists", qualified(group, plural), quoted(name));
         Status::failure(409, "AlreadyExists", message).about(group, plural, name)
     }
 
     pub fn conflict(group: &str, plural: &str, name: &str, why: &str) -> Status {
         let message =
-            format!("Operation cannot be fulfilled on {} {name:?}: {why}", qualified(group, plural));
+            format!("Operation cannot be fulfilled on {} {}: {why}", qualified(group, plural), quoted(name));
         Status::failure(409, "Conflict", message).about(group, plural, name)
     }
 
     pub fn forbidden(group: &str, plural: &str, name: &str, why: &str) -> Status {
-        let message = format!("{} {name:?} is forbidden: {why}", qualified(group, plural));
+        let message = format!("{} {} is forbidden: {why}", qualified(group, plural), quoted(name));
         Status::failure(403, "Forbidden", message).about(group, plural, name)
     }
 
@@ -124,20 +124,26 @@ impl Status {
 
     /// 422: `Pod "x" is invalid: spec.containers: Required value`.
     pub fn invalid(group: &str, kind: &str, name: &str, errors: &Errors) -> Status {
-        let lines: Vec<String> =
-            errors.0.iter().map(|error| format!("{}: {}", error.path, error.message)).collect();
+        // A complaint made twice is told once in the message, though each keeps its cause.
+        let mut lines: Vec<String> = Vec::new();
+        for error in &errors.0 {
+            let line = format!("{}: {}", error.path, error.message);
+            if !lines.contains(&line) {
+                lines.push(line);
+            }
+        }
         let all = match lines.as_slice() {
-            [one] => one.clone(),
-            many => format!("[{}]", many.join(", ")),
+            [] => String::new(),
+            [one] => format!(": {one}"),
+            many => format!(": [{}]", many.join(", ")),
         };
-        let shown = if group.is_empty() { kind.to_owned() } else { format!("{kind}.{group}") };
-        let mut status = Status::failure(422, "Invalid", format!("{shown} {name:?} is invalid: {all}"))
-            .about(group, kind, name);
+        let message = format!("{} {} is invalid{all}", qualified(group, kind), quoted(name));
+        let mut status = Status::failure(422, "Invalid", message).about(group, kind, name);
         status.details.get_or_insert_default().causes = errors
             .0
             .iter()
             .map(|error| Cause {
-                reason: format!("FieldValue{:?}", error.reason),
+                reason: error.reason.cause().to_owned(),
                 message: error.message.clone(),
                 field: error.path.to_string(),
             })

@@ -5,6 +5,7 @@
 //! [`Table`] of its own at run time. Knows shapes, never kinds' rules: validation lives in `api`.
 //! Read [`Table`], [`Type`], [`Field`] and [`Shape`] first.
 
+pub mod quantity;
 pub mod table;
 
 pub use table::{Field, Gvk, ListKind, Shape, Strategy, Table, Type, TypeId};

@@ -1,0 +1,80 @@
+//! Reading `IntOrString` fields: a number, or a string that may be a percentage.
+
+use serde_json::Value;
+
+/// An `IntOrString`, borrowed from the object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IntOrString<'a> {
+    Int(i64),
+    Text(&'a str),
+}
+
+/// Which way a percentage of a whole is rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Round {
+    Up,
+    Down,
+}
+
+impl<'a> IntOrString<'a> {
+    /// `None` where the field is absent.
+    pub fn read(value: &'a Value) -> Option<IntOrString<'a>> {
+        match value {
+            Value::Number(number) => number.as_i64().map(IntOrString::Int),
+            Value::String(text) => Some(IntOrString::Text(text)),
+            _ => None,
+        }
+    }
+
+    /// The number of a percentage.
+    pub fn percent(self) -> Option<i64> {
+        match self {
+            IntOrString::Int(_) => None,
+            IntOrString::Text(text) => text.strip_suffix('%')?.parse().ok(),
+        }
+    }
+
+    /// The number itself, or that percentage of `total`. `None` for any other string.
+    pub fn scaled(self, total: i64, round: Round) -> Option<i64> {
+        let part = match self {
+            IntOrString::Int(number) => return Some(number),
+            IntOrString::Text(_) => i128::from(self.percent()?) * i128::from(total),
+        };
+        let whole = part.div_euclid(100);
+        let up = round == Round::Up && part.rem_euclid(100) != 0;
+        i64::try_from(whole + i128::from(up)).ok()
+    }
+
+    /// The number, or the number a string spells, or 0 (`IntValue` upstream).
+    pub fn as_number(self) -> i64 {
+        match self {
+            IntOrString::Int(number) => number,
+            IntOrString::Text(text) => text.parse().unwrap_or(0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(value: Value, total: i64, up: Option<i64>, down: Option<i64>) {
+        let read = IntOrString::read(&value).expect("an int or string");
+        assert_eq!(read.scaled(total, Round::Up), up, "{value} of {total}, up");
+        assert_eq!(read.scaled(total, Round::Down), down, "{value} of {total}, down");
+    }
+
+    #[test]
+    fn percentages_scale() {
+        check(json!(3), 10, Some(3), Some(3));
+        check(json!("25%"), 10, Some(3), Some(2));
+        check(json!("100%"), 7, Some(7), Some(7));
+        check(json!("0%"), 7, Some(0), Some(0));
+        check(json!("25"), 10, None, None);
+        check(json!("x%"), 10, None, None);
+        assert_eq!(IntOrString::read(&json!(null)), None);
+    }
+}

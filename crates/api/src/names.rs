@@ -1,0 +1,510 @@
+//! What a string may look like: each function says what is wrong with one, in upstream's words, or nothing.
+//!
+//! The words quote regular expressions because users see them; the matching itself is done by hand.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::field::{Errors, Path};
+
+const LABEL: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
+const SUBDOMAIN: &str = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
+const SUBDOMAIN_MAX: usize = 253;
+const KEY: &str = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]";
+const KEY_WORDS: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character";
+const KEY_EXAMPLES: &[&str] = &["MyName", "my.name", "123-abc"];
+
+pub fn dns1123_label(value: &str) -> Vec<String> {
+    let mut wrong = too_long(value, 63);
+    if !is_label(value) {
+        wrong.push(if is_subdomain(value) {
+            "must not contain dots".to_owned()
+        } else {
+            pattern(
+                "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character",
+                LABEL,
+                &["my-name", "123-abc"],
+            )
+        });
+    }
+    wrong
+}
+
+pub fn dns1123_subdomain(value: &str) -> Vec<String> {
+    let mut wrong = too_long(value, SUBDOMAIN_MAX);
+    if !is_subdomain(value) {
+        wrong.push(pattern(
+            "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character",
+            SUBDOMAIN,
+            &["example.com"],
+        ));
+    }
+    wrong
+}
+
+/// As a subdomain, but `_` may appear, and lead a label (DNS search paths).
+pub fn dns1123_subdomain_with_underscore(value: &str) -> Vec<String> {
+    let label = |label: &str| {
+        let rest = label.strip_prefix('_').unwrap_or(label);
+        spans(rest, is_lower_alnum, |b| is_lower_alnum(b) || b == b'-' || b == b'_', is_lower_alnum)
+    };
+    let mut wrong = too_long(value, SUBDOMAIN_MAX);
+    if !value.split('.').all(label) {
+        wrong.push(pattern(
+            "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '_', '-' or '.', and must start and end with an alphanumeric character",
+            r"_?[a-z0-9]([-_a-z0-9]*[a-z0-9])?(\._?[a-z0-9]([-_a-z0-9]*[a-z0-9])?)*",
+            &["example.com"],
+        ));
+    }
+    wrong
+}
+
+pub fn dns1035_label(value: &str) -> Vec<String> {
+    let mut wrong = too_long(value, 63);
+    if !spans(value, |b| b.is_ascii_lowercase(), is_label_byte, is_lower_alnum) {
+        wrong.push(pattern(
+            "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, and end with an alphanumeric character",
+            "[a-z]([-a-z0-9]*[a-z0-9])?",
+            &["my-name", "abc-123"],
+        ));
+    }
+    wrong
+}
+
+/// `*.example.com`
+pub fn wildcard_dns1123_subdomain(value: &str) -> Vec<String> {
+    let mut wrong = too_long(value, SUBDOMAIN_MAX);
+    if !value.strip_prefix("*.").is_some_and(is_subdomain) {
+        wrong.push(pattern(
+            "a wildcard DNS-1123 subdomain must start with '*.', followed by a valid DNS subdomain, which must consist of lower case alphanumeric characters, '-' or '.' and end with an alphanumeric character",
+            &format!(r"\*\.{SUBDOMAIN}"),
+            &["*.example.com"],
+        ));
+    }
+    wrong
+}
+
+/// A label or annotation key, a finalizer, a resource name: `name` or `prefix/name`.
+pub fn qualified_name(value: &str) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let name = match *value.split('/').collect::<Vec<_>>() {
+        [name] => name,
+        [prefix, name] => {
+            if prefix.is_empty() {
+                wrong.push("prefix part must be non-empty".to_owned());
+            } else {
+                wrong.extend(dns1123_subdomain(prefix).into_iter().map(|why| format!("prefix part {why}")));
+            }
+            name
+        }
+        _ => {
+            let words = pattern(KEY_WORDS, KEY, KEY_EXAMPLES);
+            return vec![format!(
+                "a valid label key {words} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+            )];
+        }
+    };
+    if name.is_empty() {
+        wrong.push("name part must be non-empty".to_owned());
+    } else {
+        wrong.extend(too_long(name, 63).into_iter().map(|why| format!("name part {why}")));
+    }
+    if !is_key_name(name) {
+        wrong.push(format!("name part {}", pattern(KEY_WORDS, KEY, KEY_EXAMPLES)));
+    }
+    wrong
+}
+
+pub fn label_value(value: &str) -> Vec<String> {
+    let mut wrong = too_long(value, 63);
+    if !value.is_empty() && !is_key_name(value) {
+        wrong.push(pattern(
+            &format!("a valid label must be an empty string or {}", &KEY_WORDS["must ".len()..]),
+            &format!("({KEY})?"),
+            &["MyValue", "my_value", "12345"],
+        ));
+    }
+    wrong
+}
+
+/// A key of a ConfigMap or Secret.
+pub fn config_map_key(value: &str) -> Vec<String> {
+    let mut wrong = too_long(value, SUBDOMAIN_MAX);
+    if !some(value, |b| b.is_ascii_alphanumeric() || b"-._".contains(&b)) {
+        wrong.push(pattern(
+            "a valid config key must consist of alphanumeric characters, '-', '_' or '.'",
+            "[-._a-zA-Z0-9]+",
+            &["key.name", "KEY_NAME", "key-name"],
+        ));
+    }
+    match value {
+        "." | ".." => wrong.push(format!("must not be '{value}'")),
+        _ if value.starts_with("..") => wrong.push("must not start with '..'".to_owned()),
+        _ => {}
+    }
+    wrong
+}
+
+pub fn port_name(value: &str) -> Vec<String> {
+    let mut wrong = too_long(value, 15);
+    if !some(value, is_label_byte) {
+        wrong.push("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)".to_owned());
+    }
+    if !value.bytes().any(|b| b.is_ascii_lowercase()) {
+        wrong.push("must contain at least one letter (a-z)".to_owned());
+    }
+    if value.contains("--") {
+        wrong.push("must not contain consecutive hyphens".to_owned());
+    }
+    if value.starts_with('-') || value.ends_with('-') {
+        wrong.push("must not begin or end with a hyphen".to_owned());
+    }
+    wrong
+}
+
+pub fn port_number(value: i64) -> Vec<String> {
+    in_range(value, 1, 65535)
+}
+
+pub fn in_range(value: i64, low: i64, high: i64) -> Vec<String> {
+    if (low..=high).contains(&value) {
+        Vec::new()
+    } else {
+        vec![format!("must be between {low} and {high}, inclusive")]
+    }
+}
+
+/// A Unix user or group.
+pub fn user_id(value: i64) -> Vec<String> {
+    in_range(value, 0, i64::from(i32::MAX))
+}
+
+/// Relaxed as of 1.34: anything printable but `=`.
+pub fn env_var_name(value: &str) -> Vec<String> {
+    if value.is_empty() {
+        return vec!["environment variable name must be non-empty".to_owned()];
+    }
+    complain(
+        value.bytes().all(|b| (b.is_ascii_graphic() || b == b' ') && b != b'='),
+        "a valid environment variable name must consist only of printable ASCII characters other than '='",
+    )
+}
+
+pub fn http_header_name(value: &str) -> Vec<String> {
+    let words = || {
+        pattern(
+            "a valid HTTP header must consist of alphanumeric characters or '-'",
+            "[-A-Za-z0-9]+",
+            &["X-Header-Name"],
+        )
+    };
+    if some(value, |b| b.is_ascii_alphanumeric() || b == b'-') { Vec::new() } else { vec![words()] }
+}
+
+/// `93%`
+pub fn percent(value: &str) -> Vec<String> {
+    let words = || {
+        pattern(
+            "a valid percent string must be a numeric string followed by an ending '%'",
+            "[0-9]+%",
+            &["1%", "93%"],
+        )
+    };
+    let fits = value.strip_suffix('%').is_some_and(|digits| some(digits, |b| b.is_ascii_digit()));
+    if fits { Vec::new() } else { vec![words()] }
+}
+
+pub fn c_identifier(value: &str) -> Vec<String> {
+    let words = || {
+        pattern(
+            "a valid C identifier must start with alphabetic character or '_', followed by a string of alphanumeric characters or '_'",
+            "[A-Za-z_][A-Za-z0-9_]*",
+            &["my_name", "MY_NAME", "MyName"],
+        )
+    };
+    let fits = some(value, |b| b.is_ascii_alphanumeric() || b == b'_')
+        && !value.starts_with(|c: char| c.is_ascii_digit());
+    if fits { Vec::new() } else { vec![words()] }
+}
+
+/// What may stand between two slashes of a URL.
+pub fn path_segment_name(value: &str) -> Vec<String> {
+    match value {
+        "." | ".." => vec![format!("may not be '{value}'")],
+        _ => path_segment_prefix(value),
+    }
+}
+
+pub fn path_segment_prefix(value: &str) -> Vec<String> {
+    ["/", "%"]
+        .into_iter()
+        .filter(|bad| value.contains(bad))
+        .map(|bad| format!("may not contain '{bad}'"))
+        .collect()
+}
+
+/// The reason of a `metav1.Condition`.
+pub fn condition_reason(value: &str) -> Vec<String> {
+    let words = || {
+        pattern(
+            "a condition reason must start with alphabetic character, optionally followed by a string of alphanumeric characters or '_,:', and must end with an alphanumeric character or '_'",
+            "[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?",
+            &["my_name", "MY_NAME", "MyName", "ReasonA,ReasonB", "ReasonA:ReasonB"],
+        )
+    };
+    let word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+    let fits = spans(value, |b| b.is_ascii_alphabetic(), |b| word(b) || b == b',' || b == b':', word);
+    if fits { Vec::new() } else { vec![words()] }
+}
+
+/// An IP address in fields that ask for the canonical form.
+pub fn ip(value: &str) -> Vec<String> {
+    let wrong = ip_any_form(value);
+    if let (true, Some(ip)) = (wrong.is_empty(), parse_ip(value)) {
+        let canonical = ip.to_string();
+        return complain(canonical == value, &format!("must be in canonical form ({canonical:?})"));
+    }
+    wrong
+}
+
+/// An IP address in fields older than the canonical form ("legacy" upstream): strict, but `FE80::0:1` will do.
+pub fn ip_any_form(value: &str) -> Vec<String> {
+    match parse_ip(value) {
+        None => vec!["must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)".to_owned()],
+        Some(_) if value.parse::<IpAddr>().is_err() => vec!["must not have leading 0s".to_owned()],
+        Some(IpAddr::V6(ip)) => {
+            complain(ip.to_ipv4_mapped().is_none(), "must not be an IPv4-mapped IPv6 address")
+        }
+        Some(IpAddr::V4(_)) => Vec::new(),
+    }
+}
+
+pub fn ipv4(value: &str) -> Vec<String> {
+    complain(matches!(parse_ip(value), Some(IpAddr::V4(_))), "must be a valid IPv4 address")
+}
+
+pub fn ipv6(value: &str) -> Vec<String> {
+    complain(matches!(parse_ip(value), Some(IpAddr::V6(_))), "must be a valid IPv6 address")
+}
+
+/// A network such as `10.9.8.0/24`, in canonical form.
+pub fn cidr(value: &str) -> Vec<String> {
+    let wrong = cidr_any_form(value);
+    if let (true, Some((ip, bits))) = (wrong.is_empty(), parse_cidr(value)) {
+        let canonical = format!("{}/{bits}", masked(ip, bits));
+        return complain(canonical == value, &format!("must be in canonical form ({canonical:?})"));
+    }
+    wrong
+}
+
+/// A network in fields older than the canonical form.
+pub fn cidr_any_form(value: &str) -> Vec<String> {
+    let Some((ip, bits)) = parse_cidr(value) else {
+        return vec!["must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)".to_owned()];
+    };
+    let (address, length) = value.split_once('/').unwrap_or((value, ""));
+    if address.parse::<IpAddr>().is_err() || (length.len() > 1 && length.starts_with('0')) {
+        return vec!["must not have leading 0s in IP or prefix length".to_owned()];
+    }
+    if matches!(ip, IpAddr::V6(ip) if ip.to_ipv4_mapped().is_some()) {
+        return vec!["must not have an IPv4-mapped IPv6 address".to_owned()];
+    }
+    complain(masked(ip, bits) == ip, "must not have bits set beyond the prefix length")
+}
+
+/// An address with the length of its network: `192.168.1.5/24`.
+pub fn interface_address(value: &str) -> Vec<String> {
+    let Some((ip, bits)) = parse_cidr(value) else {
+        return vec!["must be a valid address in CIDR form, (e.g. 10.9.8.7/24 or 2001:db8::1/64)".to_owned()];
+    };
+    let canonical = format!("{ip}/{bits}");
+    complain(canonical == value, &format!("must be in canonical form ({canonical:?})"))
+}
+
+/// `host:port` with an IP or a name as the host, as a webhook or log endpoint is written.
+pub fn socket_addr(value: &str) -> Vec<String> {
+    let fits = value.parse::<std::net::SocketAddr>().is_ok()
+        || value.rsplit_once(':').is_some_and(|(host, port)| {
+            (is_subdomain(host) || host.is_empty()) && port.parse::<u16>().is_ok()
+        });
+    complain(fits, "must be a valid socket address format, (e.g. 0.0.0.0:10254 or [::]:10254)")
+}
+
+/// An IP address, leading zeros and all, as old objects may hold.
+pub fn parse_ip(value: &str) -> Option<IpAddr> {
+    if value.contains(':') {
+        let mut groups: Vec<String> = value.split(':').map(without_zeros).collect();
+        if let Some(last) = groups.last_mut()
+            && last.contains('.')
+        {
+            *last = parse_ipv4(last)?.to_string();
+        }
+        groups.join(":").parse::<Ipv6Addr>().ok().map(IpAddr::V6)
+    } else {
+        parse_ipv4(value).map(IpAddr::V4)
+    }
+}
+
+/// The address and the length of the prefix.
+pub fn parse_cidr(value: &str) -> Option<(IpAddr, u8)> {
+    let (address, length) = value.split_once('/')?;
+    let ip = parse_ip(address)?;
+    let bits: u8 = if some(length, |b| b.is_ascii_digit()) { length.parse().ok()? } else { return None };
+    (bits <= if ip.is_ipv4() { 32 } else { 128 }).then_some((ip, bits))
+}
+
+/// The address with all bits after the prefix cleared.
+pub fn masked(ip: IpAddr, bits: u8) -> IpAddr {
+    match ip {
+        IpAddr::V4(ip) => {
+            let mask = u32::MAX.checked_shl(32 - u32::from(bits.min(32))).unwrap_or(0);
+            IpAddr::V4(Ipv4Addr::from_bits(ip.to_bits() & mask))
+        }
+        IpAddr::V6(ip) => {
+            let mask = u128::MAX.checked_shl(128 - u32::from(bits.min(128))).unwrap_or(0);
+            IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() & mask))
+        }
+    }
+}
+
+/// A domain of at least three parts (signer and webhook names).
+pub fn fully_qualified_name(value: &str, path: &Path, errors: &mut Errors) {
+    let wrong = dns1123_subdomain(value);
+    if value.is_empty() {
+        errors.required(path, "");
+    } else if !wrong.is_empty() {
+        errors.invalid(path, value, &wrong.join(","));
+    } else if value.split('.').count() < 3 {
+        errors.invalid(path, value, "should be a domain with at least three segments separated by dots");
+    }
+}
+
+/// A domain of at least two parts; may end with a dot.
+pub fn fully_qualified_domain_name(value: &str, path: &Path, errors: &mut Errors) {
+    if value.is_empty() {
+        return errors.required(path, "");
+    }
+    let value = value.strip_suffix('.').unwrap_or(value);
+    let wrong = dns1123_subdomain(value);
+    if !wrong.is_empty() {
+        return errors.invalid(path, value, &wrong.join(","));
+    }
+    if value.split('.').count() < 2 {
+        return errors.invalid(
+            path,
+            value,
+            "should be a domain with at least two segments separated by dots",
+        );
+    }
+    for label in value.split('.') {
+        let wrong = dns1123_label(label);
+        if !wrong.is_empty() {
+            return errors.invalid(path, label, &wrong.join(","));
+        }
+    }
+}
+
+/// `acme.io/foo/bar`
+pub fn domain_prefixed_path(value: &str, path: &Path, errors: &mut Errors) {
+    const PATH: &str = r"[A-Za-z0-9/\-._~%!$&'()*+,;=:]+";
+    if value.is_empty() {
+        return errors.required(path, "");
+    }
+    let Some((host, rest)) =
+        value.split_once('/').filter(|(host, rest)| !host.is_empty() && !rest.is_empty())
+    else {
+        return errors.invalid(path, value, "must be a domain-prefixed path (such as \"acme.io/foo\")");
+    };
+    for why in dns1123_subdomain(host) {
+        errors.invalid(path, host, &why);
+    }
+    if !some(rest, |b| b.is_ascii_alphanumeric() || b"/-._~%!$&'()*+,;=:".contains(&b)) {
+        errors.invalid(path, rest, &pattern("Invalid path", PATH, &[]));
+    }
+}
+
+/// `acme.io/foo`, a qualified name that must have its prefix.
+pub fn domain_prefixed_key(value: &str, path: &Path, errors: &mut Errors) {
+    let wrong = qualified_name(value);
+    if value.is_empty() {
+        errors.required(path, "");
+    } else if !wrong.is_empty() {
+        wrong.iter().for_each(|why| errors.invalid(path, value, why));
+    } else if !value.contains('/') {
+        errors.invalid(path, value, "must be a domain-prefixed key (such as \"acme.io/foo\")");
+    }
+}
+
+/// The words for a string that does not match a regular expression. The odd commas are upstream's.
+pub fn pattern(words: &str, regex: &str, examples: &[&str]) -> String {
+    if examples.is_empty() {
+        return format!("{words} (regex used for validation is '{regex}')");
+    }
+    let examples: Vec<String> = examples.iter().map(|example| format!("'{example}', ")).collect();
+    format!("{words} (e.g. {}regex used for validation is '{regex}')", examples.join(" or "))
+}
+
+/// `must be no more than 63 characters`
+pub fn too_long(value: &str, max: usize) -> Vec<String> {
+    complain(value.len() <= max, &format!("must be no more than {max} characters"))
+}
+
+pub fn is_label(value: &str) -> bool {
+    spans(value, is_lower_alnum, is_label_byte, is_lower_alnum)
+}
+
+pub fn is_subdomain(value: &str) -> bool {
+    value.split('.').all(is_label)
+}
+
+fn is_key_name(value: &str) -> bool {
+    let alnum = |b: u8| b.is_ascii_alphanumeric();
+    spans(value, alnum, |b| alnum(b) || b"-_.".contains(&b), alnum)
+}
+
+fn is_lower_alnum(b: u8) -> bool {
+    b.is_ascii_lowercase() || b.is_ascii_digit()
+}
+
+fn is_label_byte(b: u8) -> bool {
+    is_lower_alnum(b) || b == b'-'
+}
+
+/// Not empty, and every byte fits.
+fn some(value: &str, fits: impl Fn(u8) -> bool) -> bool {
+    !value.is_empty() && value.bytes().all(fits)
+}
+
+/// The first byte, the last one and those between each fit; one byte alone must be a good first one.
+fn spans(
+    value: &str,
+    first: impl Fn(u8) -> bool,
+    inner: impl Fn(u8) -> bool,
+    last: impl Fn(u8) -> bool,
+) -> bool {
+    match value.as_bytes() {
+        [] => false,
+        [one] => first(*one),
+        [head, middle @ .., tail] => first(*head) && middle.iter().all(|&b| inner(b)) && last(*tail),
+    }
+}
+
+fn complain(fits: bool, words: &str) -> Vec<String> {
+    if fits { Vec::new() } else { vec![words.to_owned()] }
+}
+
+/// A hexadecimal group of an IPv6 address without the zeros that make it longer than four digits.
+fn without_zeros(group: &str) -> String {
+    if group.len() <= 4 || group.contains('.') {
+        return group.to_owned();
+    }
+    let digits = group.trim_start_matches('0');
+    if digits.is_empty() { "0".to_owned() } else { digits.to_owned() }
+}
+
+fn parse_ipv4(value: &str) -> Option<Ipv4Addr> {
+    let octets: Vec<u8> = value
+        .split('.')
+        .map(|octet| some(octet, |b| b.is_ascii_digit()).then(|| octet.parse().ok()).flatten())
+        .collect::<Option<_>>()?;
+    <[u8; 4]>::try_from(octets).ok().map(Ipv4Addr::from)
+}

@@ -1,0 +1,482 @@
+//! `resource.Quantity`: a fixed-point number with a suffix, such as `500m`, `1Gi` or `12e6`.
+//!
+//! A value is `mantissa × 10^scale`, never finer than a billionth; what a client writes finer is rounded
+//! away from zero. Upstream keeps arbitrary precision; here 38 digits are exact and more saturate.
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::ops::{Add, Sub};
+
+use serde_json::Value;
+
+/// The finest digit kept.
+const NANO: i64 = -9;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Quantity {
+    mantissa: i128,
+    /// At least [`NANO`].
+    scale: i64,
+    format: Format,
+}
+
+/// The family of suffixes a quantity is printed with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// `Ki`, `Mi`, `Gi`…
+    BinarySI,
+    /// `m`, `k`, `M`…
+    DecimalSI,
+    /// `e3`, `e6`…
+    DecimalExponent,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParseError {
+    Format,
+    Suffix,
+}
+
+impl fmt::Display for ParseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ParseError::Format => {
+                "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+            }
+            ParseError::Suffix => "unable to parse quantity's suffix",
+        })
+    }
+}
+
+impl std::error::Error for ParseError {}
+
+/// A quantity as upstream prints it back. A text already in an accepted form is kept as it is.
+pub fn canonical(text: &str) -> Result<String, ParseError> {
+    let parts = Parts::split(text)?;
+    let quantity = parts.quantity()?;
+    Ok(if parts.kept() { text.to_owned() } else { quantity.to_string() })
+}
+
+impl Quantity {
+    pub const ZERO: Quantity = Quantity { mantissa: 0, scale: 0, format: Format::DecimalSI };
+
+    pub fn parse(text: &str) -> Result<Quantity, ParseError> {
+        Parts::split(text)?.quantity()
+    }
+
+    /// From a field: a string or a number. `None` if it is absent or not a quantity.
+    pub fn read(value: &Value) -> Option<Quantity> {
+        match value {
+            Value::String(text) => Quantity::parse(text).ok(),
+            Value::Number(number) => Quantity::parse(&number.to_string()).ok(),
+            _ => None,
+        }
+    }
+
+    pub fn new(value: i64, format: Format) -> Quantity {
+        Quantity { mantissa: value.into(), scale: 0, format }
+    }
+
+    pub fn from_milli(value: i64, format: Format) -> Quantity {
+        Quantity { mantissa: value.into(), scale: -3, format }
+    }
+
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    pub fn is_zero(&self) -> bool {
+        self.mantissa == 0
+    }
+
+    /// -1, 0 or 1.
+    pub fn sign(&self) -> i32 {
+        self.mantissa.signum() as i32
+    }
+
+    /// In whole units, rounded away from zero; saturates.
+    pub fn value(&self) -> i64 {
+        self.at_scale(0).0
+    }
+
+    /// In thousandths, rounded away from zero; saturates.
+    pub fn milli(&self) -> i64 {
+        self.at_scale(-3).0
+    }
+
+    /// Whether the value is a whole number.
+    pub fn is_whole(&self) -> bool {
+        self.at_scale(0).1
+    }
+
+    /// For ratios and sums of unlike things, where exactness does not matter.
+    pub fn approximate(&self) -> f64 {
+        self.mantissa as f64 * 10f64.powi(self.scale.clamp(-400, 400) as i32)
+    }
+
+    pub fn negated(self) -> Quantity {
+        Quantity { mantissa: self.mantissa.saturating_neg(), ..self }
+    }
+
+    /// The value times 10^-scale, and whether that is exact.
+    fn at_scale(&self, scale: i64) -> (i64, bool) {
+        let (value, exact) = if self.scale >= scale {
+            let up = pow10(self.scale - scale).and_then(|by| self.mantissa.checked_mul(by));
+            (up.unwrap_or(self.mantissa.signum().saturating_mul(i128::MAX)), true)
+        } else {
+            divided_away_from_zero(self.mantissa, scale - self.scale)
+        };
+        let value = value.clamp(i64::MIN.into(), i64::MAX.into());
+        (value as i64, exact)
+    }
+
+    /// Both mantissas at the finer of the two scales; `None` if one does not fit.
+    fn aligned(&self, other: &Quantity) -> Option<(i128, i128, i64)> {
+        let scale = self.scale.min(other.scale);
+        let raised = |q: &Quantity| {
+            if q.mantissa == 0 { Some(0) } else { q.mantissa.checked_mul(pow10(q.scale - scale)?) }
+        };
+        Some((raised(self)?, raised(other)?, scale))
+    }
+
+    fn combined(self, other: Quantity, by: impl Fn(i128, i128) -> i128) -> Quantity {
+        let format = if self.is_zero() { other.format } else { self.format };
+        match self.aligned(&other) {
+            Some((a, b, scale)) => Quantity { mantissa: by(a, b), scale, format },
+            // One is beyond any resource there is; the other cannot change it.
+            None if self.magnitude() >= other.magnitude() => Quantity { format, ..self },
+            None => Quantity { mantissa: by(0, other.mantissa), scale: other.scale, format },
+        }
+    }
+
+    fn magnitude(&self) -> f64 {
+        self.approximate().abs()
+    }
+}
+
+impl Add for Quantity {
+    type Output = Quantity;
+    fn add(self, other: Quantity) -> Quantity {
+        self.combined(other, i128::saturating_add)
+    }
+}
+
+impl Sub for Quantity {
+    type Output = Quantity;
+    fn sub(self, other: Quantity) -> Quantity {
+        self.combined(other, i128::saturating_sub)
+    }
+}
+
+impl Ord for Quantity {
+    fn cmp(&self, other: &Quantity) -> Ordering {
+        let by_sign = self.sign().cmp(&other.sign());
+        if by_sign != Ordering::Equal {
+            return by_sign;
+        }
+        match self.aligned(other) {
+            Some((a, b, _)) => a.cmp(&b),
+            // Only the one with the coarser scale can have overflowed, so it is the larger in magnitude.
+            None if self.sign() < 0 => other.scale.cmp(&self.scale),
+            None => self.scale.cmp(&other.scale),
+        }
+    }
+}
+
+impl PartialOrd for Quantity {
+    fn partial_cmp(&self, other: &Quantity) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// By value: `1` equals `1000m`.
+impl PartialEq for Quantity {
+    fn eq(&self, other: &Quantity) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Quantity {}
+
+/// The canonical form: no fraction, the largest suffix that leaves none.
+impl fmt::Display for Quantity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_zero() {
+            return f.write_str("0");
+        }
+        let whole = pow10(self.scale).and_then(|by| self.mantissa.checked_mul(by)).or_else(|| {
+            let (value, exact) = divided_away_from_zero(self.mantissa, -self.scale);
+            (self.scale < 0 && exact).then_some(value)
+        });
+        if let (Format::BinarySI, Some(mut value)) = (self.format, whole)
+            && value.abs() >= 1024
+        {
+            let mut suffix = 0;
+            while value % 1024 == 0 && suffix + 1 < BINARY.len() {
+                value /= 1024;
+                suffix += 1;
+            }
+            return write!(f, "{value}{}", BINARY[suffix]);
+        }
+        let (mut value, mut exponent) = (self.mantissa, self.scale);
+        let largest = if self.format == Format::DecimalExponent { i64::MAX } else { 18 };
+        while value % 10 == 0 && exponent < largest {
+            value /= 10;
+            exponent += 1;
+        }
+        let back = exponent.rem_euclid(3);
+        let Some(value) = pow10(back).and_then(|by| value.checked_mul(by)) else {
+            return write!(f, "{value}e{exponent}");
+        };
+        exponent -= back;
+        match DECIMAL.iter().find(|(_, power)| *power == exponent) {
+            Some((suffix, _)) if self.format != Format::DecimalExponent => write!(f, "{value}{suffix}"),
+            _ if exponent == 0 => write!(f, "{value}"),
+            _ => write!(f, "{value}e{exponent}"),
+        }
+    }
+}
+
+const BINARY: &[&str] = &["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+const DECIMAL: &[(&str, i64)] = &[
+    ("n", -9),
+    ("u", -6),
+    ("m", -3),
+    ("", 0),
+    ("k", 3),
+    ("M", 6),
+    ("G", 9),
+    ("T", 12),
+    ("P", 15),
+    ("E", 18),
+];
+
+/// A quantity's text, taken apart.
+struct Parts<'a> {
+    negative: bool,
+    /// Without leading zeros; may be empty.
+    whole: &'a str,
+    fraction: &'a str,
+    suffix: Suffix,
+}
+
+#[derive(Clone, Copy)]
+enum Suffix {
+    Binary(u32),
+    Decimal(i64),
+    Exponent(i64),
+}
+
+impl Parts<'_> {
+    fn split(text: &str) -> Result<Parts<'_>, ParseError> {
+        if text.is_empty() {
+            return Err(ParseError::Format);
+        }
+        let negative = text.starts_with('-');
+        let rest = text.strip_prefix(['-', '+']).unwrap_or(text);
+        let (whole, rest) = digits(rest);
+        let (fraction, rest) = match rest.strip_prefix('.') {
+            Some(rest) => digits(rest),
+            None => ("", rest),
+        };
+        let letters = rest.trim_start_matches(|c: char| "eEinumkKMGTP".contains(c));
+        let after_sign = letters.strip_prefix(['-', '+']).unwrap_or(letters);
+        if !after_sign.bytes().all(|b| b.is_ascii_digit()) {
+            return Err(ParseError::Format);
+        }
+        Ok(Parts { negative, whole: whole.trim_start_matches('0'), fraction, suffix: Suffix::read(rest)? })
+    }
+
+    fn quantity(&self) -> Result<Quantity, ParseError> {
+        let (mut mantissa, mut scale, mut inexact) = (0i128, 0i64, false);
+        for (digit, in_fraction) in
+            self.whole.bytes().map(|b| (b, false)).chain(self.fraction.bytes().map(|b| (b, true)))
+        {
+            let digit = i128::from(digit - b'0');
+            match mantissa.checked_mul(10).and_then(|m| m.checked_add(digit)) {
+                Some(more) if !inexact => {
+                    mantissa = more;
+                    scale -= i64::from(in_fraction);
+                }
+                _ => {
+                    inexact |= digit != 0;
+                    scale += i64::from(!in_fraction);
+                }
+            }
+        }
+        let mut format = Format::DecimalSI;
+        match self.suffix {
+            Suffix::Decimal(power) => scale += power,
+            Suffix::Exponent(power) => {
+                scale += power;
+                format = Format::DecimalExponent;
+            }
+            Suffix::Binary(bits) => {
+                format = Format::BinarySI;
+                mantissa = mantissa.checked_mul(1 << bits).unwrap_or(i128::MAX);
+            }
+        }
+        if mantissa == 0 {
+            scale = 0;
+        }
+        if scale < NANO {
+            (mantissa, _) = divided_away_from_zero(mantissa, NANO - scale);
+            scale = NANO;
+        }
+        let mut quantity = Quantity { mantissa, scale, format };
+        if format == Format::BinarySI {
+            quantity = quantity.min(Quantity::new(i64::MAX, format));
+            if quantity < Quantity::new(1, format) && !quantity.is_zero() {
+                quantity.format = Format::DecimalSI;
+            }
+        }
+        Ok(if self.negative { quantity.negated() } else { quantity })
+    }
+
+    /// Whether upstream keeps the text a client wrote, rather than printing the number anew: where its
+    /// quick look finds nothing to shorten.
+    fn kept(&self) -> bool {
+        let whole = if self.whole.is_empty() { "0" } else { self.whole };
+        let digits = whole.len() + self.fraction.len();
+        let ends_in_000 = format!("{whole}{}", self.fraction).ends_with("000");
+        match self.suffix {
+            Suffix::Binary(bits) => {
+                let room = 15 - whole.len() as i64 - i64::from(bits) * 3 / 10 - 1;
+                self.fraction.is_empty()
+                    && room >= 0
+                    && whole.parse::<i64>().is_ok_and(|value| value & 7 != 0)
+            }
+            Suffix::Decimal(power) | Suffix::Exponent(power) => {
+                let scale = power - self.fraction.len() as i64;
+                digits <= 18 && scale >= NANO && scale % 3 == 0 && !ends_in_000 && !whole.starts_with('0')
+            }
+        }
+    }
+}
+
+impl Suffix {
+    fn read(text: &str) -> Result<Suffix, ParseError> {
+        if let Some((_, power)) = DECIMAL.iter().find(|(suffix, _)| *suffix == text) {
+            return Ok(Suffix::Decimal(*power));
+        }
+        if let Some(i) = BINARY.iter().position(|suffix| *suffix == text) {
+            return Ok(Suffix::Binary(10 * i as u32));
+        }
+        let power = text.strip_prefix(['e', 'E']).and_then(|power| power.parse::<i32>().ok());
+        power.map(|power| Suffix::Exponent(power.into())).ok_or(ParseError::Suffix)
+    }
+}
+
+fn digits(text: &str) -> (&str, &str) {
+    text.split_at(text.bytes().take_while(u8::is_ascii_digit).count())
+}
+
+/// 10^power if it fits; `None` also for a negative power.
+fn pow10(power: i64) -> Option<i128> {
+    10i128.checked_pow(u32::try_from(power).ok()?)
+}
+
+/// `value / 10^power` rounded away from zero, and whether nothing was lost.
+fn divided_away_from_zero(value: i128, power: i64) -> (i128, bool) {
+    let Some(by) = pow10(power) else { return (value.signum(), value == 0) };
+    let exact = value % by == 0;
+    (value / by + if exact { 0 } else { value.signum() }, exact)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, expected: &str) {
+        assert_eq!(canonical(text).as_deref(), Ok(expected), "canonical form of {text}");
+    }
+
+    #[test]
+    fn canonical_forms() {
+        for (text, expected) in [
+            ("0", "0"),
+            ("-0", "0"),
+            ("000", "0"),
+            ("0.000", "0"),
+            ("0Gi", "0"),
+            ("1", "1"),
+            ("05", "05"),
+            ("0.5", "500m"),
+            (".5", "500m"),
+            ("1.5", "1500m"),
+            ("100m", "100m"),
+            ("1000m", "1"),
+            ("1500m", "1500m"),
+            ("0.1m", "100u"),
+            ("0.0000000001", "1n"),
+            ("-0.0000000001", "-1n"),
+            ("1024", "1024"),
+            ("1000", "1k"),
+            ("1000k", "1M"),
+            ("12e6", "12e6"),
+            ("12E6", "12E6"),
+            ("1e1", "10"),
+            ("100e3", "100e3"),
+            ("1000e3", "1e6"),
+            ("1Ki", "1Ki"),
+            ("1024Ki", "1Mi"),
+            ("1.5Gi", "1536Mi"),
+            ("0.5Ki", "512"),
+            ("0.1Ki", "102400m"),
+            ("0.0001Ki", "102400u"),
+            ("64Mi", "64Mi"),
+            ("1024Mi", "1Gi"),
+            ("16Ei", "9223372036854775807"),
+            ("-5", "-5"),
+            ("+5", "+5"),
+            ("1000E", "1000E"),
+            ("1e2147483647", "10e2147483646"),
+        ] {
+            check(text, expected);
+        }
+    }
+
+    #[test]
+    fn bad_forms() {
+        for text in ["", "a", "1.2.3", "1 ", " 1", "--1", "1e", "1ee3", "1Zi", "5x", "1e99999999999", "1m3"] {
+            assert!(canonical(text).is_err(), "{text}");
+        }
+        assert_eq!(Quantity::parse("1.2.3"), Err(ParseError::Format));
+        assert_eq!(Quantity::parse("5Kx"), Err(ParseError::Format));
+        assert_eq!(Quantity::parse("5KM"), Err(ParseError::Suffix));
+    }
+
+    #[test]
+    fn arithmetic_and_order() {
+        let q = |text| Quantity::parse(text).expect(text);
+        assert_eq!((q("1Gi") + q("512Mi")).to_string(), "1536Mi");
+        assert_eq!((q("1") - q("250m")).to_string(), "750m");
+        assert_eq!((q("0") + q("1Ki")).to_string(), "1Ki");
+        assert_eq!(q("1"), q("1000m"));
+        assert!(q("1Ki") > q("1k") && q("-1") < q("-1m") && q("1e300") > q("1e200"));
+        assert!(q("-1e300") < q("-1e200"));
+        assert_eq!((q("1.1").value(), q("-1.1").value(), q("100m").milli()), (2, -2, 100));
+        assert_eq!((q("1e300").value(), q("1e300").sign()), (i64::MAX, 1));
+    }
+
+    proptest! {
+        #[test]
+        fn printing_again_changes_nothing(text in "[+-]?[0-9]{0,20}(\\.[0-9]{0,20})?(n|u|m|k|Mi?|Gi?|Ei|e-?[0-9]{1,9})?") {
+            if let Ok(once) = canonical(&text) {
+                let twice = canonical(&once);
+                prop_assert_eq!(twice.as_deref(), Ok(once.as_str()));
+                prop_assert_eq!(Quantity::parse(&once), Quantity::parse(&text));
+            }
+        }
+
+        #[test]
+        fn nothing_panics(a in "\\PC{0,12}|[0-9.eEikM+-]{0,40}", b in "[0-9]{0,40}e?[0-9]{0,9}") {
+            if let (Ok(a), Ok(b)) = (Quantity::parse(&a), Quantity::parse(&b)) {
+                let _ = (a + b, a - b, a.cmp(&b), a.value(), a.milli(), a.to_string());
+            }
+        }
+    }
+}
