@@ -1,0 +1,103 @@
+//! JSON merge patch (RFC 7386).
+
+use serde_json::{Map, Value};
+
+/// Merges `patch` into `doc`: objects field by field, `null` removes, anything else replaces.
+pub fn merge_patch(doc: &mut Value, patch: &Value) {
+    let Value::Object(changes) = patch else {
+        *doc = patch.clone();
+        return;
+    };
+    if !doc.is_object() {
+        *doc = Value::Object(Map::new());
+    }
+    let Value::Object(fields) = doc else { return };
+    for (name, change) in changes {
+        match (change, fields.get_mut(name)) {
+            (Value::Null, _) => {
+                fields.remove(name);
+            }
+            (_, Some(field)) => merge_patch(field, change),
+            (_, None) => {
+                // Also through an empty value, so that nulls inside the new value disappear.
+                let mut field = Value::Null;
+                merge_patch(&mut field, change);
+                fields.insert(name.clone(), field);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+    use crate::json_patch::tests::any_json;
+
+    #[track_caller]
+    fn check(mut doc: Value, patch: Value, want: Value) {
+        merge_patch(&mut doc, &patch);
+        assert_eq!(doc, want);
+    }
+
+    #[test]
+    fn examples_of_rfc_7386() {
+        check(json!({"a": "b"}), json!({"a": "c"}), json!({"a": "c"}));
+        check(json!({"a": "b"}), json!({"b": "c"}), json!({"a": "b", "b": "c"}));
+        check(json!({"a": "b"}), json!({"a": null}), json!({}));
+        check(json!({"a": "b", "b": "c"}), json!({"a": null}), json!({"b": "c"}));
+        check(json!({"a": ["b"]}), json!({"a": "c"}), json!({"a": "c"}));
+        check(json!({"a": "c"}), json!({"a": ["b"]}), json!({"a": ["b"]}));
+        check(json!({"a": {"b": "c"}}), json!({"a": {"b": "d", "c": null}}), json!({"a": {"b": "d"}}));
+        check(json!({"a": [{"b": "c"}]}), json!({"a": [1]}), json!({"a": [1]}));
+        check(json!(["a", "b"]), json!(["c", "d"]), json!(["c", "d"]));
+        check(json!({"a": "b"}), json!(["c"]), json!(["c"]));
+        check(json!({"a": "foo"}), json!(null), json!(null));
+        check(json!({"e": null}), json!({"a": 1}), json!({"e": null, "a": 1}));
+        check(json!([1, 2]), json!({"a": "b", "c": null}), json!({"a": "b"}));
+        check(json!({}), json!({"a": {"bb": {"ccc": null}}}), json!({"a": {"bb": {}}}));
+    }
+
+    /// The merge patch that turns `from` into `to`, when neither holds nulls.
+    fn diff(from: &Value, to: &Value) -> Value {
+        let (Value::Object(old), Value::Object(new)) = (from, to) else { return to.clone() };
+        let gone = old.keys().filter(|name| !new.contains_key(*name)).map(|name| (name.clone(), Value::Null));
+        let set = new.iter().filter(|(name, value)| old.get(*name) != Some(value)).map(|(name, value)| {
+            (name.clone(), old.get(name).map_or_else(|| value.clone(), |old| diff(old, value)))
+        });
+        Value::Object(gone.chain(set).collect())
+    }
+
+    fn without_nulls(value: &mut Value) {
+        match value {
+            Value::Object(map) => {
+                map.retain(|_, value| !value.is_null());
+                map.values_mut().for_each(without_nulls);
+            }
+            Value::Array(items) => items.iter_mut().for_each(without_nulls),
+            _ => {}
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn merging_a_diff_gives_the_target(mut from in any_json(), mut to in any_json()) {
+            without_nulls(&mut from);
+            without_nulls(&mut to);
+            prop_assume!(!to.is_null() && to.is_object() == from.is_object());
+            let patch = diff(&from, &to);
+            merge_patch(&mut from, &patch);
+            prop_assert_eq!(from, to);
+        }
+
+        #[test]
+        fn merging_twice_is_merging_once(mut doc in any_json(), patch in any_json()) {
+            merge_patch(&mut doc, &patch);
+            let once = doc.clone();
+            merge_patch(&mut doc, &patch);
+            prop_assert_eq!(doc, once);
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Strategic merge patch: a merge patch that knows from the schema which lists are merged by key, and takes
+//! directives (`$patch`, `$retainKeys`, `$deleteFromPrimitiveList/…`, `$setElementOrder/…`) inside the patch.
+
+mod lists;
+#[cfg(test)]
+mod tests;
+
+use schema::{Shape, Strategy, Table, Type, TypeId};
+use serde_json::{Map, Value};
+
+use crate::go;
+
+const PATCH: &str = "$patch";
+const RETAIN_KEYS: &str = "$retainKeys";
+const DELETE_FROM_LIST: &str = "$deleteFromPrimitiveList";
+const SET_ORDER: &str = "$setElementOrder";
+
+/// The one struct field upstream replaces as a whole.
+const REPLACED: &[(&str, &str)] = &[("PodDisruptionBudgetSpec", "selector")];
+
+/// The variants are the statuses upstream answers with; the texts are its own.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StrategicError {
+    #[error("{0}")]
+    BadRequest(String),
+    #[error("{0}")]
+    Unprocessable(String),
+    #[error("{0}")]
+    Internal(String),
+}
+
+/// Merges `patch` into `doc`, an object of type `ty`.
+pub fn strategic(table: &Table, ty: TypeId, doc: &mut Value, patch: &Value) -> Result<(), StrategicError> {
+    let Value::Object(patch) = patch else {
+        return Err(StrategicError::BadRequest("invalid JSON document".to_owned()));
+    };
+    let original = match doc.take() {
+        Value::Object(original) => original,
+        _ => Map::new(),
+    };
+    *doc = Value::Object(merge_map(table, Level::Struct(table.get(ty)), original, patch)?);
+    Ok(())
+}
+
+type Object = Map<String, Value>;
+type Merged<T> = Result<T, StrategicError>;
+
+/// What the fields of an object are looked up in.
+#[derive(Clone, Copy)]
+enum Level<'t> {
+    Struct(&'t Type),
+    /// A struct without JSON fields of its own, by its Go name.
+    Opaque(&'static str),
+    /// No struct, by its Go kind.
+    Plain(&'static str),
+}
+
+/// What the schema says of one field.
+struct Meta<'t> {
+    level: Level<'t>,
+    is_list: bool,
+    strategy: Strategy,
+    replaced: bool,
+    merge_key: &'t str,
+}
+
+impl<'t> Level<'t> {
+    fn of(table: &'t Table, shape: &Shape) -> Level<'t> {
+        match shape {
+            Shape::Struct(id) => Level::Struct(table.get(*id)),
+            Shape::RawExtension => Level::Opaque("RawExtension"),
+            Shape::Json => Level::Opaque("JSON"),
+            Shape::FieldsV1 => Level::Opaque("FieldsV1"),
+            Shape::Quantity => Level::Opaque("Quantity"),
+            Shape::IntOrString => Level::Opaque("IntOrString"),
+            Shape::Time | Shape::MicroTime => Level::Opaque("Time"),
+            Shape::Map { .. } => Level::Plain("map"),
+            Shape::List { .. } | Shape::Bytes => Level::Plain("slice"),
+            Shape::String => Level::Plain("string"),
+            Shape::Bool => Level::Plain("bool"),
+            Shape::Int32 => Level::Plain("int32"),
+            Shape::Int64 | Shape::Duration => Level::Plain("int64"),
+            Shape::Double => Level::Plain("float64"),
+        }
+    }
+
+    fn field(self, table: &'t Table, name: &str) -> Merged<Meta<'t>> {
+        let unknown = |owner: &str| {
+            internal(format!(
+                "unable to find api field in struct {owner} for the json field {}",
+                go::quote(name)
+            ))
+        };
+        let ty = match self {
+            Level::Struct(ty) => ty,
+            Level::Opaque(owner) => return Err(unknown(owner)),
+            Level::Plain(kind) => {
+                return Err(internal(format!(
+                    "merging an object in json but data type is not struct, instead is: {kind}"
+                )));
+            }
+        };
+        let field = ty
+            .field(name)
+            .or_else(|| ty.fields.iter().find(|field| field.name.eq_ignore_ascii_case(name)))
+            .ok_or_else(|| unknown(ty.short_name()))?;
+        let (shape, is_list) = match &field.shape {
+            Shape::List { item, .. } => (&**item, true),
+            other => (other, false),
+        };
+        Ok(Meta {
+            level: Level::of(table, shape),
+            is_list,
+            strategy: field.strategy,
+            replaced: REPLACED.contains(&(ty.short_name(), &*field.name)),
+            merge_key: &field.merge_key,
+        })
+    }
+
+    /// As `field`, of a field whose value is a list on both sides.
+    fn list(self, table: &'t Table, name: &str) -> Merged<Meta<'t>> {
+        let meta = self.field(table, name)?;
+        if !meta.is_list {
+            return Err(internal("expected slice or array type, but got: struct"));
+        }
+        if matches!(meta.level, Level::Plain("slice")) {
+            return Err(internal("unexpected slice of slice"));
+        }
+        Ok(meta)
+    }
+
+    fn kind(self) -> &'static str {
+        match self {
+            Level::Struct(_) | Level::Opaque(_) => "struct",
+            Level::Plain(kind) => kind,
+        }
+    }
+}
+
+fn merge_map<'t>(table: &'t Table, level: Level<'t>, mut original: Object, patch: &Object) -> Merged<Object> {
+    if let Some(directive) = patch.get(PATCH) {
+        return match directive.as_str() {
+            Some("replace") => {
+                let mut whole = patch.clone();
+                whole.remove(PATCH);
+                Ok(whole)
+            }
+            Some("delete") => Ok(Map::new()),
+            _ => Err(bad_patch_type(directive, patch)),
+        };
+    }
+    retain_keys(&mut original, patch)?;
+    let ordered = lists::merge_ordered(table, level, &mut original, patch)?;
+
+    for (key, change) in patch {
+        if key == RETAIN_KEYS || key.starts_with(SET_ORDER) || ordered.contains(&key.as_str()) {
+            continue;
+        }
+        let deletes = key.starts_with(DELETE_FROM_LIST);
+        let name = if deletes { named(key, DELETE_FROM_LIST)? } else { key };
+        if change.is_null() {
+            original.remove(name);
+            continue;
+        }
+        let merged = match (original.get_mut(name).map(Value::take), change) {
+            (Some(Value::Object(old)), Value::Object(new)) => {
+                let meta = level.field(table, name)?;
+                Some(Value::Object(if meta.replaced {
+                    new.clone()
+                } else {
+                    merge_map(table, meta.level, old, new)?
+                }))
+            }
+            (Some(Value::Array(old)), Value::Array(new)) => {
+                let meta = level.list(table, name)?;
+                Some(Value::Array(lists::merge_field(table, &meta, old, new, deletes)?))
+            }
+            (old, _) if deletes => old,
+            (_, new) => settled(new),
+        };
+        match merged {
+            Some(merged) => original.insert(name.to_owned(), merged),
+            None => original.remove(name),
+        };
+    }
+    Ok(original)
+}
+
+/// The field a parallel list such as `$deleteFromPrimitiveList/finalizers` is about.
+fn named<'k>(key: &'k str, prefix: &str) -> Merged<&'k str> {
+    match key.split_once('/') {
+        Some((start, name)) if start == prefix => Ok(name),
+        _ if prefix == SET_ORDER => Err(bad_order()),
+        _ => Err(StrategicError::BadRequest("invalid patch format of primitive list".to_owned())),
+    }
+}
+
+/// Drops the fields `$retainKeys` does not list.
+fn retain_keys(original: &mut Object, patch: &Object) -> Merged<()> {
+    let Some(listed) = patch.get(RETAIN_KEYS) else { return Ok(()) };
+    let bad = || StrategicError::BadRequest("invalid patch format of retainKeys".to_owned());
+    let listed = listed.as_array().ok_or_else(bad)?;
+    let keep: std::collections::HashSet<&str> = listed.iter().filter_map(Value::as_str).collect();
+    let unlisted = patch.iter().any(|(key, change)| {
+        let directive =
+            [RETAIN_KEYS, DELETE_FROM_LIST, SET_ORDER].iter().any(|prefix| key.starts_with(prefix));
+        !change.is_null() && !directive && !keep.contains(key.as_str())
+    });
+    if unlisted {
+        return Err(bad());
+    }
+    original.retain(|key, _| keep.contains(key.as_str()));
+    Ok(())
+}
+
+/// A patch value where there was none before: without its nulls and directives, or nothing at all.
+fn settled(change: &Value) -> Option<Value> {
+    match change {
+        Value::Object(fields) if fields.contains_key(PATCH) => None,
+        Value::Object(fields) => Some(Value::Object(
+            fields
+                .iter()
+                .filter(|(_, value)| !value.is_null())
+                .filter_map(|(name, value)| Some((name.clone(), settled(value)?)))
+                .collect(),
+        )),
+        Value::Array(items) => Some(Value::Array(items.iter().filter_map(settled).collect())),
+        scalar => Some(scalar.clone()),
+    }
+}
+
+fn internal(text: impl Into<String>) -> StrategicError {
+    StrategicError::Internal(text.into())
+}
+
+fn bad_order() -> StrategicError {
+    StrategicError::BadRequest("invalid patch format of setElementOrder list".to_owned())
+}
+
+fn bad_patch_type(directive: &Value, patch: &Object) -> StrategicError {
+    let map = go::print(&Value::Object(patch.clone()));
+    internal(format!("unknown patch type: {} in map: {map}", go::print(directive)))
+}
+
+fn no_merge_key(item: &Object, key: &str) -> StrategicError {
+    let map = go::print(&Value::Object(item.clone()));
+    internal(format!("map: {map} does not contain declared merge key: {key}"))
+}
+
+fn wrong_type(expected: &str, got: &Value) -> StrategicError {
+    internal(format!("expected a {expected}, but received a {}", go::type_name(got)))
+}

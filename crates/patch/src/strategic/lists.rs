@@ -1,0 +1,241 @@
+//! Lists in a strategic merge patch: merged by key or as sets, and put in order.
+//!
+//! Items are found through an index of their keys rather than by search, so that a long list in a patch
+//! costs no more than its length.
+
+use std::collections::{HashMap, HashSet};
+
+use schema::Table;
+use serde_json::Value;
+
+use super::{
+    Level, Merged, Meta, Object, PATCH, SET_ORDER, bad_order, bad_patch_type, internal, merge_map, named,
+    no_merge_key, settled, wrong_type,
+};
+use crate::go;
+
+/// Merges the lists whose order the patch sets and returns their names.
+pub(super) fn merge_ordered<'t, 'p>(
+    table: &'t Table,
+    level: Level<'t>,
+    original: &mut Object,
+    patch: &'p Object,
+) -> Merged<Vec<&'p str>> {
+    let mut done = Vec::new();
+    for (key, order) in patch {
+        if !key.starts_with(SET_ORDER) {
+            continue;
+        }
+        let order = list(order)?;
+        let name = named(key, SET_ORDER)?;
+        let old = original.get(name).map(list).transpose()?.cloned();
+        let new = patch.get(name).map(list).transpose()?;
+        let meta = level.list(table, name)?;
+        check_order(new.map_or(&[], Vec::as_slice), order, meta.merge_key)?;
+        let merged = match (&old, new) {
+            (None, None) => continue,
+            (Some(old), None) => old.clone(),
+            (None, Some(new)) => new.iter().filter_map(settled).collect(),
+            (Some(old), Some(new)) => merge_field(table, &meta, old.clone(), new, false)?,
+        };
+        let server = old.unwrap_or_default();
+        item_type(&server, new.map_or(&[], Vec::as_slice))?;
+        let sorted = in_order(merged, order, &server, meta.merge_key)?;
+        original.insert(name.to_owned(), Value::Array(sorted));
+        done.push(name);
+    }
+    Ok(done)
+}
+
+/// Merges one list field.
+pub(super) fn merge_field<'t>(
+    table: &'t Table,
+    meta: &Meta<'t>,
+    old: Vec<Value>,
+    new: &[Value],
+    deletes: bool,
+) -> Merged<Vec<Value>> {
+    if !meta.strategy.merge && !deletes {
+        return Ok(new.to_vec());
+    }
+    if old.is_empty() && new.is_empty() {
+        return Ok(old);
+    }
+    if item_type(&old, new)? != Items::Maps {
+        return if deletes { Ok(without(old, new)) } else { union(old, new, meta.merge_key) };
+    }
+    if meta.merge_key.is_empty() {
+        return Err(internal(format!("cannot merge lists without merge key for {}", meta.level.kind())));
+    }
+    let (server, changes) = directives(old, new, meta.merge_key)?;
+    let merged = merge_items(table, meta, server.clone(), &changes)?;
+    in_order(merged, &changes, &server, meta.merge_key)
+}
+
+#[derive(PartialEq)]
+enum Items {
+    Maps,
+    Scalars,
+}
+
+/// All items must be of one type, and none a list.
+fn item_type(old: &[Value], new: &[Value]) -> Merged<Items> {
+    let mut items = old.iter().chain(new);
+    let first = items.next().ok_or_else(|| internal("no elements in any of the given slices"))?;
+    if first.is_array() {
+        return Err(super::StrategicError::Unprocessable("lists of lists are not supported".to_owned()));
+    }
+    if items.any(|item| go::type_name(item) != go::type_name(first)) {
+        let shown = [old, new].map(|list| go::print(&Value::from(list.to_vec()))).join(" ");
+        return Err(internal(format!("list element types are not identical: [{shown}]")));
+    }
+    Ok(if first.is_object() { Items::Maps } else { Items::Scalars })
+}
+
+fn without(old: Vec<Value>, gone: &[Value]) -> Vec<Value> {
+    let gone: HashSet<String> = gone.iter().map(Value::to_string).collect();
+    old.into_iter().filter(|item| !gone.contains(&item.to_string())).collect()
+}
+
+fn union(old: Vec<Value>, new: &[Value], merge_key: &str) -> Merged<Vec<Value>> {
+    let mut seen = HashSet::new();
+    let both = old.iter().chain(new).filter(|item| seen.insert(item.to_string())).cloned().collect();
+    in_order(both, new, &old, merge_key)
+}
+
+/// Carries out the items that are directives; returns the remaining list and the remaining changes.
+fn directives(mut old: Vec<Value>, new: &[Value], merge_key: &str) -> Merged<(Vec<Value>, Vec<Value>)> {
+    let mut changes = Vec::new();
+    let mut gone = HashSet::new();
+    let mut replace = false;
+    for item in new {
+        let Some(fields) = item.as_object() else { continue };
+        match fields.get(PATCH) {
+            None => changes.push(item.clone()),
+            Some(Value::String(directive)) if directive == "delete" => {
+                gone.insert(
+                    fields.get(merge_key).ok_or_else(|| no_merge_key(fields, merge_key))?.to_string(),
+                );
+            }
+            Some(Value::String(directive)) if directive == "replace" => replace = true,
+            Some(Value::String(directive)) if directive == "merge" => {
+                return Err(internal("merging lists cannot yet be specified in the patch"));
+            }
+            Some(other) => return Err(bad_patch_type(other, fields)),
+        }
+    }
+    if replace {
+        return Ok((changes, Vec::new()));
+    }
+    if !gone.is_empty() {
+        old.retain(|item| item.get(merge_key).is_none_or(|key| !gone.contains(&key.to_string())));
+    }
+    Ok((old, changes))
+}
+
+fn merge_items<'t>(
+    table: &'t Table,
+    meta: &Meta<'t>,
+    mut items: Vec<Value>,
+    changes: &[Value],
+) -> Merged<Vec<Value>> {
+    let mut places = HashMap::new();
+    for (place, item) in items.iter().enumerate() {
+        if let Some(key) = item.get(meta.merge_key) {
+            places.entry(key.to_string()).or_insert(place);
+        }
+    }
+    for change in changes {
+        let Some(fields) = change.as_object() else { continue };
+        let key = fields.get(meta.merge_key).ok_or_else(|| no_merge_key(fields, meta.merge_key))?;
+        match places.get(&key.to_string()) {
+            Some(&place) => {
+                if let Value::Object(old) = items[place].take() {
+                    items[place] = Value::Object(merge_map(table, meta.level, old, fields)?);
+                }
+            }
+            None => {
+                places.insert(key.to_string(), items.len());
+                items.push(change.clone());
+            }
+        }
+    }
+    Ok(items)
+}
+
+/// Sorts the items named in `order` by it and weaves in the others where the server's order had them.
+fn in_order(merged: Vec<Value>, order: &[Value], server: &[Value], merge_key: &str) -> Merged<Vec<Value>> {
+    let maps = merged.first().or(order.first()).is_some_and(Value::is_object);
+    if maps {
+        for item in merged.iter().chain(order).chain(server) {
+            let fields = item.as_object().ok_or_else(|| wrong_type("map[string]interface {}", item))?;
+            if !fields.contains_key(merge_key) {
+                return Err(no_merge_key(fields, merge_key));
+            }
+        }
+    }
+    let key =
+        |item: &Value| if maps { item.get(merge_key).map(Value::to_string) } else { Some(item.to_string()) };
+    let ranks = |list: &[Value]| {
+        let mut ranks = HashMap::new();
+        for (rank, item) in list.iter().enumerate() {
+            ranks.entry(key(item)).or_insert(rank);
+        }
+        ranks
+    };
+    let (order, server) = (ranks(order), ranks(server));
+    let ranked = merged.into_iter().map(|item| {
+        let key = key(&item);
+        (order.get(&key).copied(), server.get(&key).copied(), item)
+    });
+    let (mut named, mut others): (Vec<_>, Vec<_>) = ranked.partition(|(rank, ..)| rank.is_some());
+    named.sort_by_key(|(rank, ..)| *rank);
+    others.sort_by_key(|(_, rank, _)| rank.unwrap_or(usize::MAX));
+
+    let mut named = named.into_iter().peekable();
+    let mut others = others.into_iter().peekable();
+    let mut sorted = Vec::new();
+    while let (Some((_, right, _)), Some((_, left, _))) = (named.peek(), others.peek()) {
+        let other_first = matches!((left, right), (Some(left), Some(right)) if left < right);
+        sorted.extend(if other_first { others.next() } else { named.next() }.map(|(_, _, item)| item));
+    }
+    sorted.extend(named.chain(others).map(|(_, _, item)| item));
+    Ok(sorted)
+}
+
+/// The patch's items must stand in the order that the patch sets, and be part of it.
+fn check_order(new: &[Value], order: &[Value], merge_key: &str) -> Merged<()> {
+    if new.is_empty() || order.is_empty() {
+        return Ok(());
+    }
+    let mut left = new.iter().filter(|item| item.get(PATCH).is_none()).peekable();
+    let mut places = order.iter();
+    while let Some(item) = left.peek() {
+        let Some(place) = places.next() else {
+            let [new, order] = [new, order].map(|list| go::print(&Value::from(list.to_vec())));
+            return Err(internal(format!(
+                "The order in patch list:\n{new}\n doesn't match {SET_ORDER} list:\n{order}\n"
+            )));
+        };
+        if key_of(item, merge_key)? == key_of(place, merge_key)? {
+            left.next();
+        }
+    }
+    Ok(())
+}
+
+fn key_of<'v>(item: &'v Value, merge_key: &str) -> Merged<&'v Value> {
+    if merge_key.is_empty() {
+        return Ok(item);
+    }
+    let fields = item.as_object().ok_or_else(|| wrong_type("map[string]interface {}", item))?;
+    fields.get(merge_key).ok_or_else(|| no_merge_key(fields, merge_key))
+}
+
+fn list(value: &Value) -> Merged<&Vec<Value>> {
+    match value {
+        Value::Array(items) => Ok(items),
+        Value::Null => Err(bad_order()),
+        other => Err(wrong_type("[]interface {}", other)),
+    }
+}
