@@ -1,1 +1,15 @@
-fn main() {}
+//! The project's own chores: `cargo xtask <chore>`.
+
+mod schema;
+
+use std::path::Path;
+
+use anyhow::{Result, bail};
+
+fn main() -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace");
+    match std::env::args().nth(1).as_deref() {
+        Some("schema") => schema::run(root),
+        _ => bail!("usage: cargo xtask schema"),
+    }
+}

@@ -6,6 +6,19 @@
 //! Read [`Table`], [`Type`], [`Field`] and [`Shape`] first.
 
 pub mod quantity;
+mod read;
 pub mod table;
 
+use std::sync::LazyLock;
+
+use read::Read;
 pub use table::{Field, Gvk, ListKind, Shape, Strategy, Table, Type, TypeId};
+
+static READ: LazyLock<Read> = LazyLock::new(|| {
+    read::read(include_str!("../data/kubernetes.txt")).expect("the generated table is read back by a test")
+});
+
+/// The built-in types.
+pub fn kubernetes() -> &'static Table {
+    &READ.table
+}

@@ -14,6 +14,16 @@ pub struct Table {
     types: Vec<Type>,
     by_name: HashMap<Box<str>, TypeId>,
     by_kind: HashMap<Gvk, TypeId>,
+    alternatives: HashMap<(TypeId, Box<str>), Alternative>,
+}
+
+/// What a value may be instead of its own struct again, in the few fields of a CRD's schema where it may be
+/// one of two things. Their shape is [`Shape::Json`], or a map of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Alternative {
+    Array,
+    Bool,
+    Strings,
 }
 
 /// A group, version and kind, as in `x-kubernetes-group-version-kind`.
@@ -43,7 +53,8 @@ pub struct Type {
 pub struct Field {
     /// The JSON name.
     pub name: Box<str>,
-    /// The protobuf field number; 0 where the type has no protobuf form.
+    /// The protobuf field number; 0 where the type has no protobuf form. A field of an embedded struct, which
+    /// JSON has among the others, carries the number of the embedded message one byte further up.
     pub tag: u32,
     pub shape: Shape,
     /// Listed under `required` in OpenAPI.
@@ -121,7 +132,19 @@ impl Table {
             .zip(0..)
             .flat_map(|(t, i)| t.kinds.iter().map(move |kind| (kind.clone(), TypeId(i))))
             .collect();
-        Table { types, by_name, by_kind }
+        Table { types, by_name, by_kind, alternatives: HashMap::new() }
+    }
+
+    pub(crate) fn set_alternatives(&mut self, alternatives: HashMap<(TypeId, Box<str>), Alternative>) {
+        self.alternatives = alternatives;
+    }
+
+    /// Whether a field may hold something else instead of a struct of the same type.
+    pub fn alternative(&self, id: TypeId, field: &str) -> Option<Alternative> {
+        if self.alternatives.is_empty() {
+            return None;
+        }
+        self.alternatives.get(&(id, field.into())).copied()
     }
 
     pub fn get(&self, id: TypeId) -> &Type {
