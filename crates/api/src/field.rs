@@ -178,6 +178,24 @@ impl Errors {
     }
 }
 
+/// All complaints in one line, each told once: `a: Required value`, or `[a: Required value, b: …]`.
+impl fmt::Display for Errors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut lines: Vec<String> = Vec::new();
+        for error in &self.0 {
+            let line = format!("{}: {}", error.path, error.message);
+            if !lines.contains(&line) {
+                lines.push(line);
+            }
+        }
+        match lines.as_slice() {
+            [one] => f.write_str(one),
+            [] => Ok(()),
+            many => write!(f, "[{}]", many.join(", ")),
+        }
+    }
+}
+
 fn with_detail(what: &str, detail: &str) -> String {
     if detail.is_empty() { what.to_owned() } else { format!("{what}: {detail}") }
 }

@@ -2,6 +2,9 @@
 
 use serde_json::Value;
 
+use crate::field::{Errors, Path};
+use crate::{meta, names};
+
 /// An `IntOrString`, borrowed from the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IntOrString<'a> {
@@ -51,6 +54,22 @@ impl<'a> IntOrString<'a> {
             IntOrString::Int(number) => number,
             IntOrString::Text(text) => text.parse().unwrap_or(0),
         }
+    }
+}
+
+/// Complains unless the field is a number of at least 0, or a percentage.
+pub fn non_negative(value: &Value, path: &Path, errors: &mut Errors) {
+    match value {
+        Value::String(text) => errors.invalid_each(path, text.as_str(), names::percent(text)),
+        _ => meta::non_negative(value, path, errors),
+    }
+}
+
+/// Complains about more than `100%`. A plain number may be anything.
+pub fn at_most_100_percent(value: &Value, path: &Path, errors: &mut Errors) {
+    let percent = IntOrString::read(value).and_then(IntOrString::percent);
+    if percent.is_some_and(|percent| percent > 100) {
+        errors.invalid(path, value.clone(), "must not be greater than 100%");
     }
 }
 

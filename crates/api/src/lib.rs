@@ -32,6 +32,7 @@ pub mod json;
 pub mod kind;
 pub mod meta;
 pub mod names;
+pub mod selector;
 pub mod status;
 pub mod table;
 

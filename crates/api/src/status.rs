@@ -124,19 +124,7 @@ impl Status {
 
     /// 422: `Pod "x" is invalid: spec.containers: Required value`.
     pub fn invalid(group: &str, kind: &str, name: &str, errors: &Errors) -> Status {
-        // A complaint made twice is told once in the message, though each keeps its cause.
-        let mut lines: Vec<String> = Vec::new();
-        for error in &errors.0 {
-            let line = format!("{}: {}", error.path, error.message);
-            if !lines.contains(&line) {
-                lines.push(line);
-            }
-        }
-        let all = match lines.as_slice() {
-            [] => String::new(),
-            [one] => format!(": {one}"),
-            many => format!(": [{}]", many.join(", ")),
-        };
+        let all = if errors.is_empty() { String::new() } else { format!(": {errors}") };
         let message = format!("{} {} is invalid{all}", qualified(group, kind), quoted(name));
         let mut status = Status::failure(422, "Invalid", message).about(group, kind, name);
         status.details.get_or_insert_default().causes = errors

@@ -94,6 +94,14 @@ impl Quantity {
         self.mantissa.signum() as i32
     }
 
+    pub fn is_negative(&self) -> bool {
+        self.mantissa < 0
+    }
+
+    pub fn is_positive(&self) -> bool {
+        self.mantissa > 0
+    }
+
     /// In whole units, rounded away from zero; saturates.
     pub fn value(&self) -> i64 {
         self.at_scale(0).0

@@ -1,0 +1,246 @@
+//! Label and field selectors: parsed with upstream's words for what is wrong, matched without allocating.
+
+pub mod fields;
+mod parse;
+
+use std::fmt;
+
+use serde_json::Value;
+
+pub use fields::FieldSelector;
+
+use crate::field::{Errors, Path, quoted};
+use crate::json::Json;
+use crate::names;
+
+/// Which objects are meant, by their labels: all requirements must hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LabelSelector {
+    /// Sorted by key.
+    requirements: Vec<Requirement>,
+    /// Matches no object at all, as an absent `metav1.LabelSelector` does.
+    nothing: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Requirement {
+    pub key: String,
+    pub operator: Operator,
+    pub values: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operator {
+    In,
+    NotIn,
+    Equals,
+    DoubleEquals,
+    NotEquals,
+    Exists,
+    DoesNotExist,
+    GreaterThan,
+    LessThan,
+}
+
+/// Why a selector cannot be understood; a `BadRequest` carries the words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct SelectorError(pub String);
+
+impl LabelSelector {
+    pub fn everything() -> LabelSelector {
+        LabelSelector::default()
+    }
+
+    pub fn nothing() -> LabelSelector {
+        LabelSelector { nothing: true, ..LabelSelector::default() }
+    }
+
+    /// Reads the text form: `a=b,c!=d,e in (x,y),!f,g notin (z),h>5`.
+    pub fn parse(text: &str) -> Result<LabelSelector, SelectorError> {
+        parse::requirements(text).map(LabelSelector::of)
+    }
+
+    /// Reads a `metav1.LabelSelector`: an absent one matches nothing, an empty one everything.
+    pub fn from_value(selector: &Value) -> Result<LabelSelector, SelectorError> {
+        if selector.is_null() {
+            return Ok(LabelSelector::nothing());
+        }
+        let mut requirements = equalities(selector.at("matchLabels"))?;
+        for expression in selector.items("matchExpressions") {
+            let operator = match expression.text("operator") {
+                "In" => Operator::In,
+                "NotIn" => Operator::NotIn,
+                "Exists" => Operator::Exists,
+                "DoesNotExist" => Operator::DoesNotExist,
+                other => {
+                    let words = format!("{} is not a valid label selector operator", quoted(other));
+                    return Err(SelectorError(words));
+                }
+            };
+            let values = expression.items("values").iter().filter_map(Value::as_str).map(str::to_owned);
+            requirements.push(Requirement::new(expression.text("key"), operator, values.collect())?);
+        }
+        Ok(LabelSelector::of(requirements))
+    }
+
+    /// Reads a plain map of labels, such as a Service's or a ReplicationController's selector, that must all
+    /// be there. An empty one matches everything; what that means is the caller's to say.
+    pub fn from_set(labels: &Value) -> LabelSelector {
+        let requirement = |(key, value): (&String, &Value)| Requirement {
+            key: key.clone(),
+            operator: Operator::Equals,
+            values: vec![value.as_str().unwrap_or("").to_owned()],
+        };
+        LabelSelector::of(labels.as_object().into_iter().flatten().map(requirement).collect())
+    }
+
+    fn of(mut requirements: Vec<Requirement>) -> LabelSelector {
+        requirements.sort_by(|a, b| a.key.cmp(&b.key));
+        LabelSelector { requirements, nothing: false }
+    }
+
+    /// Whether an object with these labels is meant; `get` looks one up.
+    pub fn matches<'a>(&self, get: impl Fn(&str) -> Option<&'a str>) -> bool {
+        !self.nothing && self.requirements.iter().all(|requirement| requirement.matches(get(&requirement.key)))
+    }
+
+    /// The same for a map of labels, as `metadata.labels`.
+    pub fn matches_labels(&self, labels: &Value) -> bool {
+        self.matches(|key| labels.at(key).as_str())
+    }
+
+    pub fn is_everything(&self) -> bool {
+        !self.nothing && self.requirements.is_empty()
+    }
+
+    pub fn is_nothing(&self) -> bool {
+        self.nothing
+    }
+
+    pub fn requirements(&self) -> &[Requirement] {
+        &self.requirements
+    }
+
+    /// The one value the selector allows for a label, if it allows only one.
+    pub fn exact(&self, key: &str) -> Option<&str> {
+        let requirement = self.requirements.iter().find(|requirement| requirement.key == key)?;
+        match (requirement.operator, requirement.values.as_slice()) {
+            (Operator::Equals | Operator::DoubleEquals | Operator::In, [one]) => Some(one),
+            _ => None,
+        }
+    }
+}
+
+impl Requirement {
+    /// Checks the key and values as upstream does, and tells all that is wrong at once.
+    pub fn new(key: &str, operator: Operator, values: Vec<String>) -> Result<Requirement, SelectorError> {
+        let mut errors = Errors::default();
+        let wrong = names::qualified_name(key);
+        if !wrong.is_empty() {
+            errors.invalid(&Path::new("key"), key, &wrong.join("; "));
+        }
+        operator.check(&values, &mut errors);
+        for (i, value) in values.iter().enumerate() {
+            let wrong = names::label_value(value);
+            if !wrong.is_empty() {
+                errors.invalid(&Path::new("values").index(i).key(key), value.as_str(), &wrong.join("; "));
+            }
+        }
+        match errors.to_string() {
+            words if words.is_empty() => Ok(Requirement { key: key.to_owned(), operator, values }),
+            words => Err(SelectorError(words)),
+        }
+    }
+
+    /// Whether the value of the label, if it is there, meets the requirement.
+    pub fn matches(&self, value: Option<&str>) -> bool {
+        let listed = |value: &str| self.values.iter().any(|wanted| wanted == value);
+        match self.operator {
+            Operator::In | Operator::Equals | Operator::DoubleEquals => value.is_some_and(listed),
+            Operator::NotIn | Operator::NotEquals => !value.is_some_and(listed),
+            Operator::Exists => value.is_some(),
+            Operator::DoesNotExist => value.is_none(),
+            Operator::GreaterThan => self.numbers(value).is_some_and(|(has, limit)| has > limit),
+            Operator::LessThan => self.numbers(value).is_some_and(|(has, limit)| has < limit),
+        }
+    }
+
+    fn numbers(&self, value: Option<&str>) -> Option<(i64, i64)> {
+        Some((value?.parse().ok()?, self.values.first()?.parse().ok()?))
+    }
+}
+
+impl Operator {
+    fn check(self, values: &[String], errors: &mut Errors) {
+        let path = Path::new("values");
+        let shown = || Value::from(values.to_vec());
+        let words = match self {
+            Operator::In | Operator::NotIn if values.is_empty() => {
+                "for 'in', 'notin' operators, values set can't be empty"
+            }
+            Operator::Equals | Operator::DoubleEquals | Operator::NotEquals if values.len() != 1 => {
+                "exact-match compatibility requires one single value"
+            }
+            Operator::Exists | Operator::DoesNotExist if !values.is_empty() => {
+                "values set must be empty for exists and does not exist"
+            }
+            Operator::GreaterThan | Operator::LessThan if values.len() != 1 => {
+                "for 'Gt', 'Lt' operators, exactly one value is required"
+            }
+            _ => "",
+        };
+        if !words.is_empty() {
+            errors.invalid(&path, shown(), words);
+        }
+        if matches!(self, Operator::GreaterThan | Operator::LessThan) {
+            for (i, value) in values.iter().enumerate().filter(|(_, value)| value.parse::<i64>().is_err()) {
+                errors.invalid(
+                    &path.index(i),
+                    value.as_str(),
+                    "for 'Gt', 'Lt' operators, the value must be an integer",
+                );
+            }
+        }
+    }
+}
+
+fn equalities(labels: &Value) -> Result<Vec<Requirement>, SelectorError> {
+    let requirement = |(key, value): (&String, &Value)| {
+        Requirement::new(key, Operator::Equals, vec![value.as_str().unwrap_or("").to_owned()])
+    };
+    labels.as_object().into_iter().flatten().map(requirement).collect()
+}
+
+/// The form upstream prints: sorted by key.
+impl fmt::Display for LabelSelector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, requirement) in self.requirements.iter().enumerate() {
+            write!(f, "{}{requirement}", if i == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Requirement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = &self.key;
+        let mut values: Vec<&str> = self.values.iter().map(String::as_str).collect();
+        values.sort_unstable();
+        let values = values.join(",");
+        match self.operator {
+            Operator::In => write!(f, "{key} in ({values})"),
+            Operator::NotIn => write!(f, "{key} notin ({values})"),
+            Operator::Equals => write!(f, "{key}={values}"),
+            Operator::DoubleEquals => write!(f, "{key}=={values}"),
+            Operator::NotEquals => write!(f, "{key}!={values}"),
+            Operator::Exists => write!(f, "{key}"),
+            Operator::DoesNotExist => write!(f, "!{key}"),
+            Operator::GreaterThan => write!(f, "{key}>{values}"),
+            Operator::LessThan => write!(f, "{key}<{values}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,126 @@
+//! Field selectors: `metadata.name=web,status.phase!=Failed`.
+
+use std::fmt;
+
+use super::SelectorError;
+
+/// All terms must hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FieldSelector {
+    terms: Vec<Term>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Term {
+    pub field: String,
+    pub value: String,
+    /// `!=`
+    pub negated: bool,
+}
+
+impl FieldSelector {
+    pub fn parse(text: &str) -> Result<FieldSelector, SelectorError> {
+        let mut parts = split_terms(text);
+        parts.sort_unstable();
+        let term = |part: &&str| {
+            let Some((field, negated, value)) = split_term(part) else {
+                let words = format!("invalid selector: '{text}'; can't understand '{part}'");
+                return Err(SelectorError(words));
+            };
+            Ok(Term { field: field.to_owned(), value: unescaped(value)?, negated })
+        };
+        let terms = parts.iter().filter(|part| !part.is_empty()).map(term).collect::<Result<_, _>>()?;
+        Ok(FieldSelector { terms })
+    }
+
+    /// `get` gives a field's value; a field that is not there reads as empty.
+    pub fn matches<'a>(&self, get: impl Fn(&str) -> Option<&'a str>) -> bool {
+        self.terms.iter().all(|term| (get(&term.field).unwrap_or("") == term.value) != term.negated)
+    }
+
+    pub fn is_everything(&self) -> bool {
+        self.terms.is_empty()
+    }
+
+    pub fn terms(&self) -> &[Term] {
+        &self.terms
+    }
+
+    /// The value a field must have, if the selector says so.
+    pub fn exact(&self, field: &str) -> Option<&str> {
+        self.terms.iter().find(|term| term.field == field && !term.negated).map(|term| term.value.as_str())
+    }
+}
+
+impl fmt::Display for FieldSelector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, term) in self.terms.iter().enumerate() {
+            let comma = if i == 0 { "" } else { "," };
+            let operator = if term.negated { "!=" } else { "=" };
+            write!(f, "{comma}{}{operator}{}", term.field, escaped(&term.value))?;
+        }
+        Ok(())
+    }
+}
+
+/// A value as it must be written in a field selector.
+pub fn escaped(value: &str) -> String {
+    value.replace('\\', r"\\").replace(',', r"\,").replace('=', r"\=")
+}
+
+fn unescaped(text: &str) -> Result<String, SelectorError> {
+    let bad_escape = |sequence: &str| {
+        SelectorError(format!("invalid field selector: invalid escape sequence: {sequence}"))
+    };
+    let mut value = String::with_capacity(text.len());
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => match chars.next() {
+                Some(escaped @ ('\\' | ',' | '=')) => value.push(escaped),
+                Some(other) => return Err(bad_escape(&format!("\\{other}"))),
+                None => return Err(bad_escape("\\")),
+            },
+            // Upstream prints the character's number.
+            ',' | '=' => {
+                let number = u32::from(c);
+                let words = format!("invalid field selector: unescaped character in value: {number}");
+                return Err(SelectorError(words));
+            }
+            other => value.push(other),
+        }
+    }
+    Ok(value)
+}
+
+/// At commas that are not escaped.
+fn split_terms(text: &str) -> Vec<&str> {
+    let mut terms = Vec::new();
+    let (mut start, mut escaped) = (0, false);
+    for (i, c) in text.char_indices() {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            ',' => {
+                terms.push(&text[start..i]);
+                start = i + 1;
+            }
+            _ => {}
+        }
+    }
+    terms.push(&text[start..]);
+    terms
+}
+
+/// The field, whether the value is not to be it, and the value.
+fn split_term(term: &str) -> Option<(&str, bool, &str)> {
+    let at = (0..term.len()).find(|&i| term.is_char_boundary(i) && is_operator(&term[i..]))?;
+    let (field, rest) = term.split_at(at);
+    let negated = rest.starts_with("!=");
+    let long = negated || rest.starts_with("==");
+    Some((field, negated, &rest[if long { 2 } else { 1 }..]))
+}
+
+fn is_operator(text: &str) -> bool {
+    text.starts_with('=') || text.starts_with("!=")
+}
