@@ -14,6 +14,10 @@ pub mod pod;
 pub mod pod_template;
 pub mod replication_controller;
 pub mod resource_quota;
+pub(crate) mod rules;
 pub mod secret;
 pub mod service;
 pub mod service_account;
+
+#[cfg(test)]
+pub(crate) mod testing;

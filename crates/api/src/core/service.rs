@@ -1,7 +1,95 @@
 //! Service: what is special about it.
+//!
+//! A Service is a union discriminated by `spec.type`, with fields allocated from pools. The server calls
+//! [`alloc::allocate`] before `prepare_*`, so that validation sees the allocated values.
 
-use crate::kind::Kind;
+use serde_json::Value;
+
+use crate::field::Errors;
+use crate::json::Json;
+use crate::kind::{Kind, NameRule};
+
+pub mod alloc;
+mod cluster_ips;
+mod update;
+mod validate;
+mod warnings;
+
+pub(crate) use validate::load_balancer_status;
 
 pub struct Service;
 
-impl Kind for Service {}
+impl Kind for Service {
+    fn prepare_update(&self, new: &mut Value, old: &Value) {
+        update::drop_type_dependent_fields(new, old);
+    }
+
+    fn validate(&self, obj: &Value, errors: &mut Errors) {
+        validate::service(obj, errors);
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+        update::validate(new, old, errors);
+    }
+
+    fn validate_status(&self, new: &Value, _old: &Value, errors: &mut Errors) {
+        validate::status(new, errors);
+    }
+
+    fn name_rule(&self) -> NameRule {
+        NameRule::Label
+    }
+
+    fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
+        let spec = obj.at("spec");
+        vec![
+            ("spec.clusterIP", spec.text("clusterIP").to_owned()),
+            ("spec.type", spec.text("type").to_owned()),
+        ]
+    }
+
+    fn warnings(&self, new: &Value, _old: Option<&Value>) -> Vec<String> {
+        warnings::of(new)
+    }
+}
+
+/// `spec.clusterIPs` asks for no address at all.
+fn is_headless(spec: &Value) -> bool {
+    matches!(spec.items("clusterIPs"), [Value::String(only)] if only == "None")
+}
+
+/// Every type but ExternalName has a cluster IP, `None` included.
+fn needs_cluster_ip(spec: &Value) -> bool {
+    spec.text("type") != "ExternalName"
+}
+
+/// Reachable from outside the cluster, so that `externalTrafficPolicy` means something.
+fn is_externally_accessible(spec: &Value) -> bool {
+    match spec.text("type") {
+        "LoadBalancer" | "NodePort" => true,
+        "ClusterIP" => !spec.items("externalIPs").is_empty(),
+        _ => false,
+    }
+}
+
+/// Load balancers that spread only to nodes with endpoints ask each node whether it has any.
+fn needs_health_check(spec: &Value) -> bool {
+    spec.text("type") == "LoadBalancer" && spec.text("externalTrafficPolicy") == "Local"
+}
+
+fn node_port(port: &Value) -> i64 {
+    port.int("nodePort").unwrap_or(0)
+}
+
+/// The node ports set in a spec, in order.
+fn node_ports(spec: &Value) -> impl Iterator<Item = i64> {
+    spec.items("ports").iter().map(node_port).filter(|port| *port != 0)
+}
+
+/// The strings of a list field.
+fn texts<'a>(spec: &'a Value, name: &str) -> Vec<&'a str> {
+    spec.items(name).iter().map(|item| item.as_str().unwrap_or("")).collect()
+}
+
+#[cfg(test)]
+mod tests;

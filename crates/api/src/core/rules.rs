@@ -1,0 +1,71 @@
+//! Small rules that several kinds share, with upstream's words.
+
+use serde_json::Value;
+
+use crate::field::{Errors, Path};
+use crate::json::Json;
+use crate::names;
+
+/// One complaint for each message a name rule has about the value.
+pub(crate) fn name(value: &str, rule: fn(&str) -> Vec<String>, path: &Path, errors: &mut Errors) {
+    for message in rule(value) {
+        errors.invalid(path, value, &message);
+    }
+}
+
+/// A name that must be there and keep a rule.
+pub(crate) fn required_name(value: &str, rule: fn(&str) -> Vec<String>, path: &Path, errors: &mut Errors) {
+    if value.is_empty() {
+        errors.required(path, "");
+    } else {
+        name(value, rule, path, errors);
+    }
+}
+
+/// A word out of a list, required. `supported` is in the order upstream prints.
+pub(crate) fn one_of(value: &str, supported: &[&str], path: &Path, errors: &mut Errors) {
+    if value.is_empty() {
+        errors.required(path, "");
+    } else if !supported.contains(&value) {
+        errors.not_supported(path, value, supported);
+    }
+}
+
+/// A word out of a list, if there is one.
+pub(crate) fn one_of_if_set(value: &Value, supported: &[&str], path: &Path, errors: &mut Errors) {
+    if let Some(value) = value.as_str()
+        && !supported.contains(&value)
+    {
+        errors.not_supported(path, value, supported);
+    }
+}
+
+pub(crate) fn port_number(port: i64, path: &Path, errors: &mut Errors) {
+    if !(1..=65535).contains(&port) {
+        errors.invalid(path, port, "must be between 1 and 65535, inclusive");
+    }
+}
+
+/// A port by number or by name.
+pub(crate) fn port_number_or_name(port: &Value, path: &Path, errors: &mut Errors) {
+    match port {
+        Value::String(port) => name(port, names::port_name, path, errors),
+        port => port_number(port.as_i64().unwrap_or(0), path, errors),
+    }
+}
+
+/// Absent, or present without content.
+pub(crate) fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
+    }
+}
+
+/// The annotations of an object.
+pub(crate) fn annotations(obj: &Value) -> &Value {
+    obj.at("metadata").at("annotations")
+}

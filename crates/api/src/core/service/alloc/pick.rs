@@ -1,0 +1,73 @@
+//! Choosing an address or a port nobody asked for by name.
+//!
+//! The low end of a range is kept for those who do ask: chance picks from the upper part first, and from
+//! the lower only when that is full.
+
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+
+use super::{Family, Pools, Ranges};
+use crate::networking::ip::{self, Cidr};
+
+pub(super) fn ip(
+    family: Family,
+    ranges: &Ranges,
+    taken: &[IpAddr],
+    pools: &mut dyn Pools,
+) -> Option<IpAddr> {
+    let v6 = family == Family::IPv6;
+    ranges.cidrs.iter().filter(|cidr| cidr.is_v6() == v6).find_map(|cidr| {
+        let usable = usable(*cidr)?;
+        let size = ip::to_number(cidr.last()).saturating_sub(ip::to_number(cidr.first())).saturating_add(1);
+        pick(usable, reserved(size, 16, 256, 16), pools, |pools, number| {
+            let ip = ip::from_number(number, v6);
+            !pools.ip_in_use(ip) && !taken.contains(&ip)
+        })
+        .map(|number| ip::from_number(number, v6))
+    })
+}
+
+pub(super) fn port(ranges: &Ranges, taken: &[u16], pools: &mut dyn Pools) -> Option<u16> {
+    let ports = &ranges.node_ports;
+    let size = u128::from(ports.end().saturating_sub(*ports.start())) + 1;
+    let range = u128::from(*ports.start())..=u128::from(*ports.end());
+    pick(range, reserved(size, 16, 128, 32), pools, |pools, port| {
+        u16::try_from(port).is_ok_and(|port| !pools.port_in_use(port) && !taken.contains(&port))
+    })
+    .and_then(|port| u16::try_from(port).ok())
+}
+
+/// Whether the network can give this address: not its own, nor IPv4's broadcast address.
+pub(super) fn is_usable(cidr: Cidr, ip: IpAddr) -> bool {
+    cidr.contains(ip) && usable(cidr).is_some_and(|range| range.contains(&ip::to_number(ip)))
+}
+
+fn usable(cidr: Cidr) -> Option<RangeInclusive<u128>> {
+    let first = ip::to_number(cidr.first()).checked_add(1)?;
+    let last = ip::to_number(cidr.last()).checked_sub(u128::from(!cidr.is_v6()))?;
+    (first <= last).then_some(first..=last)
+}
+
+/// How much of the low end chance leaves alone: a part of the range, within bounds.
+fn reserved(size: u128, min: u128, max: u128, step: u128) -> u128 {
+    if size <= min { 0 } else { (size / step).clamp(min, max) }
+}
+
+fn pick(
+    range: RangeInclusive<u128>,
+    reserved: u128,
+    pools: &mut dyn Pools,
+    is_free: impl Fn(&dyn Pools, u128) -> bool,
+) -> Option<u128> {
+    let (first, last) = range.into_inner();
+    let split = first.saturating_add(reserved);
+    let mut scan = |low: u128, high: u128| {
+        if low > high {
+            return None;
+        }
+        let count = (high - low).saturating_add(1);
+        let start = low + u128::from(pools.random(u64::try_from(count).unwrap_or(u64::MAX)));
+        (start..=high).chain(low..start).find(|number| is_free(pools, *number))
+    };
+    scan(split, last).or_else(|| scan(first, last.min(split.checked_sub(1)?)))
+}

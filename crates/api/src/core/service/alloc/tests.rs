@@ -1,0 +1,240 @@
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::core::testing;
+
+/// A cluster's pools; chance always says the same.
+#[derive(Default)]
+struct Cluster {
+    ips: HashSet<IpAddr>,
+    ports: HashSet<u16>,
+    chance: u64,
+}
+
+impl Pools for Cluster {
+    fn ip_in_use(&self, ip: IpAddr) -> bool {
+        self.ips.contains(&ip)
+    }
+
+    fn port_in_use(&self, port: u16) -> bool {
+        self.ports.contains(&port)
+    }
+
+    fn random(&mut self, bound: u64) -> u64 {
+        self.chance % bound
+    }
+}
+
+impl Cluster {
+    fn book(&mut self, changes: &Changes) {
+        self.ips.extend(&changes.taken_ips);
+        self.ports.extend(&changes.taken_ports);
+        self.ips.retain(|ip| !changes.freed_ips.contains(ip));
+        self.ports.retain(|port| !changes.freed_ports.contains(port));
+    }
+}
+
+fn ranges(cidrs: &[&str]) -> Ranges {
+    Ranges::new(cidrs.iter().map(|cidr| Cidr::parse(cidr).unwrap()).collect(), 30000..=32767)
+}
+
+const V4: &[&str] = &["10.0.0.0/24"];
+const V6: &[&str] = &["fd00::/112"];
+const DUAL: &[&str] = &["10.0.0.0/24", "fd00::/112"];
+
+/// The allocated fields, or the complaint.
+fn run(cluster: &mut Cluster, cidrs: &[&str], old: Option<&Value>, spec: Value) -> (Value, String) {
+    let mut new = json!({"metadata": {"name": "x"}, "spec": spec});
+    let outcome = match allocate(&mut new, old, &ranges(cidrs), cluster) {
+        Ok(changes) => {
+            cluster.book(&changes);
+            let spec = &new["spec"];
+            let ports: Vec<i64> = node_ports(spec).collect();
+            format!(
+                "{} {} {:?} {ports:?}",
+                texts(spec, "clusterIPs").join(","),
+                texts(spec, "ipFamilies").join(","),
+                spec.text("ipFamilyPolicy"),
+            )
+        }
+        Err(Failure::Invalid(errors)) => testing::lines(&errors).trim_end().to_owned(),
+        Err(Failure::Internal(message)) => format!("internal: {message}"),
+    };
+    (new, outcome)
+}
+
+#[track_caller]
+fn check(cidrs: &[&str], spec: Value, expected: &str) {
+    assert_eq!(run(&mut Cluster::default(), cidrs, None, spec).1, expected);
+}
+
+#[test]
+fn families_follow_the_cluster() {
+    let selector = json!({"a": "b"});
+    check(V4, json!({"type": "ClusterIP"}), "10.0.0.17 IPv4 \"SingleStack\" []");
+    check(V6, json!({"type": "ClusterIP"}), "fd00::101 IPv6 \"SingleStack\" []");
+    check(DUAL, json!({"type": "ClusterIP"}), "10.0.0.17 IPv4 \"SingleStack\" []");
+    check(
+        DUAL,
+        json!({"type": "ClusterIP", "ipFamilyPolicy": "PreferDualStack"}),
+        "10.0.0.17,fd00::101 IPv4,IPv6 \"PreferDualStack\" []",
+    );
+    check(
+        V4,
+        json!({"type": "ClusterIP", "ipFamilyPolicy": "PreferDualStack"}),
+        "10.0.0.17 IPv4 \"PreferDualStack\" []",
+    );
+    check(
+        DUAL,
+        json!({"type": "ClusterIP", "ipFamilies": ["IPv6"], "ipFamilyPolicy": "RequireDualStack"}),
+        "fd00::101,10.0.0.17 IPv6,IPv4 \"RequireDualStack\" []",
+    );
+    check(
+        V4,
+        json!({"type": "ClusterIP", "ipFamilies": ["IPv6"], "ipFamilyPolicy": "RequireDualStack"}),
+        "spec.ipFamilyPolicy: Invalid value: \"RequireDualStack\": this cluster is not configured for dual-stack services\n\
+         spec.ipFamilies[0]: Invalid value: \"IPv6\": not configured on this cluster",
+    );
+    check(
+        V4,
+        json!({"type": "ClusterIP", "clusterIP": "fd00::1"}),
+        "spec.clusterIPs[0]: Invalid value: [\"fd00::1\"]: IPv6 is not configured on this cluster",
+    );
+    check(
+        V4,
+        json!({"type": "ClusterIP", "clusterIP": "None", "selector": selector}),
+        "None IPv4 \"SingleStack\" []",
+    );
+    check(V4, json!({"type": "ClusterIP", "clusterIP": "None"}), "None IPv4,IPv6 \"RequireDualStack\" []");
+    check(V4, json!({"type": "ExternalName"}), "  \"\" []");
+    check(
+        DUAL,
+        json!({"type": "ClusterIP", "ipFamilies": ["IPv6", "IPv4"]}),
+        "spec.ipFamilyPolicy: Invalid value: \"SingleStack\": must be 'RequireDualStack' or 'PreferDualStack' when multiple IP families are specified",
+    );
+}
+
+#[test]
+fn addresses_asked_for() {
+    let cluster = &mut Cluster::default();
+    let ask = |ip: &str| json!({"type": "ClusterIP", "clusterIP": ip});
+    assert_eq!(run(cluster, V4, None, ask("10.0.0.10")).1, "10.0.0.10 IPv4 \"SingleStack\" []");
+    assert_eq!(
+        run(cluster, V4, None, ask("10.0.0.10")).1,
+        "spec.clusterIPs: Invalid value: [\"10.0.0.10\"]: failed to allocate IP 10.0.0.10: provided IP is already allocated"
+    );
+    for outside in ["1.2.3.4", "10.0.0.0", "10.0.0.255"] {
+        assert_eq!(
+            run(cluster, V4, None, ask(outside)).1,
+            format!(
+                "spec.clusterIPs: Invalid value: [\"{outside}\"]: failed to allocate IP {outside}: the provided network does not match the current range"
+            )
+        );
+    }
+    assert_eq!(
+        run(cluster, V4, None, ask("nope")).1,
+        "spec.clusterIPs[0]: Invalid value: \"nope\": must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"
+    );
+}
+
+#[test]
+fn node_ports_asked_for_and_given() {
+    let cluster = &mut Cluster::default();
+    let port = |port: i64, node_port: i64| json!({"port": port, "protocol": "TCP", "nodePort": node_port});
+    let ask = |ports: Vec<Value>| json!({"type": "NodePort", "ports": ports});
+    assert_eq!(
+        run(cluster, V4, None, ask(vec![port(80, 80)])).1,
+        "spec.ports[0].nodePort: Invalid value: 80: provided port is not in the valid range. The range of valid ports is 30000-32767"
+    );
+    assert_eq!(
+        run(cluster, V4, None, ask(vec![port(80, 30999)])).1,
+        "10.0.0.17 IPv4 \"SingleStack\" [30999]"
+    );
+    assert_eq!(
+        run(cluster, V4, None, ask(vec![port(80, 30999)])).1,
+        "spec.ports[0].nodePort: Invalid value: 30999: provided port is already allocated"
+    );
+    // One node port serves both protocols of a port; the low ports are left to those who ask.
+    assert_eq!(
+        run(cluster, V4, None, ask(vec![port(53, 0), port(53, 0), port(80, 0)])).1,
+        "10.0.0.18 IPv4 \"SingleStack\" [30086, 30086, 30087]"
+    );
+    let balancer = json!({"type": "LoadBalancer", "allocateLoadBalancerNodePorts": false,
+                          "externalTrafficPolicy": "Local", "ports": [port(80, 0)]});
+    let (new, _) = run(cluster, V4, None, balancer.clone());
+    assert_eq!((&new["spec"]["ports"][0]["nodePort"], &new["spec"]["healthCheckNodePort"]), (&json!(0), &json!(30088)));
+    let mut asks = balancer;
+    asks["healthCheckNodePort"] = json!(30088);
+    assert_eq!(
+        run(cluster, V4, None, asks).1,
+        "internal: failed to allocate requested HealthCheck NodePort 30088: provided port is already allocated"
+    );
+}
+
+#[test]
+fn updates_keep_what_they_do_not_mention() {
+    let cluster = &mut Cluster::default();
+    let manifest = json!({"type": "NodePort", "ports": [{"port": 80, "protocol": "TCP"}]});
+    let (stored, first) = run(cluster, V4, None, manifest.clone());
+    assert_eq!(run(cluster, V4, Some(&stored), manifest).1, first);
+
+    let (stored, outcome) = run(cluster, V4, Some(&stored), json!({"type": "ClusterIP", "ports": [{"port": 80}]}));
+    assert_eq!(outcome, "10.0.0.17 IPv4 \"SingleStack\" []");
+    assert!(cluster.ports.is_empty());
+    let (stored, outcome) = run(cluster, V4, Some(&stored), json!({"type": "ExternalName"}));
+    assert_eq!(outcome, "  \"\" []");
+    assert!(cluster.ips.is_empty());
+    let (_, outcome) = run(cluster, V4, Some(&stored), json!({"type": "ClusterIP"}));
+    assert_eq!(outcome, "10.0.0.17 IPv4 \"SingleStack\" []");
+}
+
+#[test]
+fn going_dual_stack_and_back() {
+    let cluster = &mut Cluster::default();
+    let (stored, _) = run(cluster, DUAL, None, json!({"type": "ClusterIP"}));
+    let mut spec = stored["spec"].clone();
+    spec["ipFamilyPolicy"] = json!("RequireDualStack");
+    let (stored, outcome) = run(cluster, DUAL, Some(&stored), spec);
+    assert_eq!(outcome, "10.0.0.17,fd00::101 IPv4,IPv6 \"RequireDualStack\" []");
+    let mut spec = stored["spec"].clone();
+    spec["ipFamilyPolicy"] = json!("SingleStack");
+    let (_, outcome) = run(cluster, DUAL, Some(&stored), spec);
+    assert_eq!(outcome, "10.0.0.17 IPv4 \"SingleStack\" []");
+    assert_eq!(cluster.ips.len(), 1);
+}
+
+#[test]
+fn a_full_range_uses_the_low_band_then_fails() {
+    let cluster = &mut Cluster::default();
+    let mut seen = Vec::new();
+    for _ in 0..14 {
+        seen.push(run(cluster, &["10.0.0.0/28"], None, json!({"type": "ClusterIP"})).1);
+    }
+    assert!(seen[13].starts_with("10.0.0.14 "), "{seen:?}");
+    assert_eq!(
+        run(cluster, &["10.0.0.0/28"], None, json!({"type": "ClusterIP"})).1,
+        "internal: failed to allocate a serviceIP for Service \"x\": range is full"
+    );
+    for tiny in ["10.0.0.0/32", "10.0.0.0/31"] {
+        assert!(run(cluster, &[tiny], None, json!({"type": "ClusterIP"})).1.starts_with("internal"));
+    }
+}
+
+proptest! {
+    /// Whatever chance says, an address is inside the range, fresh, and one of every address is given out.
+    #[test]
+    fn every_address_is_given_once(chance: u64, bits in 26..30_u32) {
+        let cidr = format!("10.0.0.0/{bits}");
+        let mut cluster = Cluster { chance, ..Cluster::default() };
+        let count = (1 << (32 - bits)) - 2;
+        for _ in 0..count {
+            let (_, outcome) = run(&mut cluster, &[&cidr], None, json!({"type": "ClusterIP"}));
+            prop_assert!(outcome.starts_with("10.0.0."), "{outcome}");
+        }
+        prop_assert_eq!(cluster.ips.len(), count);
+    }
+}

@@ -1,0 +1,287 @@
+//! The rules every Service keeps, in upstream's order.
+
+use serde_json::Value;
+
+use super::{
+    cluster_ips, is_externally_accessible, is_headless, needs_health_check, node_port, texts,
+};
+use crate::core::rules;
+use crate::field::{Errors, Path, Reason};
+use crate::json::Json;
+use crate::networking::ip;
+use crate::{meta, names};
+
+pub(super) const MAY_NOT_CHANGE: &str = "may not change once set";
+
+const TYPES: &[&str] = &["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
+const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
+const AFFINITIES: &[&str] = &["ClientIP", "None"];
+const POLICIES: &[&str] = &["Cluster", "Local"];
+const DISTRIBUTIONS: &[&str] = &["PreferClose", "PreferSameZone", "PreferSameNode"];
+const MAX_AFFINITY_SECONDS: i64 = 86400;
+const ONLY_LOAD_BALANCER: &str = "may only be used when `type` is 'LoadBalancer'";
+const TOPOLOGY_MODE: &str = "service.kubernetes.io/topology-mode";
+const TOPOLOGY_HINTS: &str = "service.kubernetes.io/topology-aware-hints";
+const SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
+
+pub(super) fn service(obj: &Value, errors: &mut Errors) {
+    let spec = obj.at("spec");
+    let path = Path::new("spec");
+    let kind = spec.text("type");
+
+    topology_annotations(obj, errors);
+    if spec.items("ports").is_empty() && !is_headless(spec) && kind != "ExternalName" {
+        errors.required(&path.at("ports"), "");
+    }
+    match kind {
+        "LoadBalancer" | "NodePort" if is_headless(spec) => {
+            let detail = format!("may not be set to 'None' for {kind} services");
+            errors.invalid(&path.at("clusterIPs").index(0), "None", &detail);
+        }
+        "ExternalName" => external_name(spec, errors),
+        _ => {}
+    }
+    ports(spec, errors);
+    if spec.has("selector") {
+        meta::labels(spec.at("selector"), &path.at("selector"), errors);
+    }
+    session_affinity(spec, errors);
+    cluster_ips::check(spec, errors);
+    for (i, address) in texts(spec, "externalIPs").iter().enumerate() {
+        let path = path.at("externalIPs").index(i);
+        let before = errors.0.len();
+        rules::name(address, names::ip_any_form, &path, errors);
+        if errors.0.len() == before {
+            ip::check_endpoint(address, &path, errors);
+        }
+    }
+    rules::one_of(kind, TYPES, &path.at("type"), errors);
+    port_clashes(spec, errors);
+    source_ranges(obj, errors);
+    load_balancer_fields(spec, errors);
+    traffic_policies(spec, errors);
+    rules::one_of_if_set(
+        spec.at("trafficDistribution"),
+        DISTRIBUTIONS,
+        &path.at("trafficDistribution"),
+        errors,
+    );
+}
+
+pub(super) fn status(obj: &Value, errors: &mut Errors) {
+    let balancer = obj.at("status").at("loadBalancer");
+    let path = Path::new("status.loadBalancer");
+    if obj.at("spec").text("type") != "LoadBalancer" && !balancer.items("ingress").is_empty() {
+        errors.forbidden(&path.at("ingress"), "may only be used when `spec.type` is 'LoadBalancer'");
+    } else {
+        load_balancer_status(balancer, &path, errors);
+    }
+}
+
+/// The addresses a load balancer answers on.
+pub(crate) fn load_balancer_status(balancer: &Value, path: &Path, errors: &mut Errors) {
+    for (i, ingress) in balancer.items("ingress").iter().enumerate() {
+        let path = path.at("ingress").index(i);
+        let (address, hostname) = (ingress.text("ip"), ingress.text("hostname"));
+        if !address.is_empty() {
+            rules::name(address, names::ip_any_form, &path.at("ip"), errors);
+        }
+        let mode_path = path.at("ipMode");
+        match ingress.at("ipMode").as_str() {
+            None if !address.is_empty() => {
+                errors.required(&mode_path, "must be specified when `ip` is set");
+            }
+            Some(_) if address.is_empty() => {
+                errors.forbidden(&mode_path, "may not be specified when `ip` is not set");
+            }
+            _ => rules::one_of_if_set(ingress.at("ipMode"), &["Proxy", "VIP"], &mode_path, errors),
+        }
+        if !hostname.is_empty() {
+            rules::name(hostname, names::dns1123_subdomain, &path.at("hostname"), errors);
+            if ip::parse(hostname).is_some() {
+                errors.invalid(&path.at("hostname"), hostname, "must be a DNS name, not an IP address");
+            }
+        }
+    }
+}
+
+fn topology_annotations(obj: &Value, errors: &mut Errors) {
+    let annotations = rules::annotations(obj);
+    if let (Some(mode), Some(hints)) =
+        (annotations.at(TOPOLOGY_MODE).as_str(), annotations.at(TOPOLOGY_HINTS).as_str())
+        && mode != hints
+    {
+        let detail = format!("must match annotations[{TOPOLOGY_HINTS}] when both are specified");
+        errors.invalid(&Path::new("metadata.annotations").key(TOPOLOGY_MODE), mode, &detail);
+    }
+}
+
+fn external_name(spec: &Value, errors: &mut Errors) {
+    let path = Path::new("spec");
+    let unwanted = "may not be set for ExternalName services";
+    for field in ["clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
+        if !rules::is_empty(spec.at(field)) {
+            errors.forbidden(&path.at(field), unwanted);
+        }
+    }
+    let target = spec.text("externalName");
+    let target = target.strip_suffix('.').unwrap_or(target);
+    rules::required_name(target, names::dns1123_subdomain, &path.at("externalName"), errors);
+}
+
+fn ports(spec: &Value, errors: &mut Errors) {
+    let ports = spec.items("ports");
+    for (i, port) in ports.iter().enumerate() {
+        let path = Path::new("spec.ports").index(i);
+        let name = port.text("name");
+        if name.is_empty() {
+            if ports.len() > 1 {
+                errors.required(&path.at("name"), "");
+            }
+        } else {
+            rules::name(name, names::dns1123_label, &path.at("name"), errors);
+            if ports[..i].iter().any(|other| other.text("name") == name) {
+                errors.duplicate(&path.at("name"), name);
+            }
+        }
+        rules::port_number(port.int("port").unwrap_or(0), &path.at("port"), errors);
+        rules::one_of(port.text("protocol"), PROTOCOLS, &path.at("protocol"), errors);
+        rules::port_number_or_name(port.at("targetPort"), &path.at("targetPort"), errors);
+        if let Some(protocol) = port.at("appProtocol").as_str() {
+            rules::name(protocol, names::qualified_name, &path.at("appProtocol"), errors);
+        }
+    }
+}
+
+fn session_affinity(spec: &Value, errors: &mut Errors) {
+    let affinity = spec.text("sessionAffinity");
+    rules::one_of(affinity, AFFINITIES, &Path::new("spec.sessionAffinity"), errors);
+    let path = Path::new("spec.sessionAffinityConfig");
+    let config = spec.at("sessionAffinityConfig");
+    if affinity == "None" && !config.is_null() {
+        errors.forbidden(&path, "must not be set when session affinity is None");
+    }
+    if affinity != "ClientIP" {
+        return;
+    }
+    let needed = "when session affinity type is ClientIP";
+    let client = config.at("clientIP");
+    let timeout_path = path.at("clientIP.timeoutSeconds");
+    if config.is_null() {
+        errors.required(&path, needed);
+    } else if client.is_null() {
+        errors.required(&path.at("clientIP"), needed);
+    } else if let Some(timeout) = client.int("timeoutSeconds") {
+        if !(1..=MAX_AFFINITY_SECONDS).contains(&timeout) {
+            let detail = format!("must be greater than 0 and less than {MAX_AFFINITY_SECONDS}");
+            errors.invalid(&timeout_path, timeout, &detail);
+        }
+    } else {
+        errors.required(&timeout_path, needed);
+    }
+}
+
+fn port_clashes(spec: &Value, errors: &mut Errors) {
+    let ports = spec.items("ports");
+    let path = Path::new("spec.ports");
+    if spec.text("type") == "ClusterIP" {
+        for (i, _) in ports.iter().enumerate().filter(|(_, port)| node_port(port) != 0) {
+            errors.forbidden(&path.index(i).at("nodePort"), "may not be used when `type` is 'ClusterIP'");
+        }
+    }
+    let key = |port: &Value| (port.text("protocol").to_owned(), node_port(port));
+    for (i, port) in ports.iter().enumerate().filter(|(_, port)| node_port(port) != 0) {
+        if ports[..i].iter().any(|other| key(other) == key(port)) {
+            errors.duplicate(&path.index(i).at("nodePort"), node_port(port));
+        }
+    }
+    let key = |port: &Value| (port.text("protocol").to_owned(), port.int("port").unwrap_or(0));
+    for (i, port) in ports.iter().enumerate() {
+        if ports[..i].iter().any(|other| key(other) == key(port)) {
+            // Upstream prints its own struct, so the names are not those of the API.
+            let message = format!(
+                "Duplicate value: {{\"Name\":\"\",\"Protocol\":{},\"AppProtocol\":null,\"Port\":{},\"TargetPort\":0,\"NodePort\":0}}",
+                Value::from(port.text("protocol")),
+                port.int("port").unwrap_or(0),
+            );
+            errors.push(Reason::Duplicate, &path.index(i), message);
+        }
+    }
+}
+
+/// The allowed sources of a load balancer, in the field or in the annotation that came before it.
+fn source_ranges(obj: &Value, errors: &mut Errors) {
+    let spec = obj.at("spec");
+    let ranges = texts(spec, "loadBalancerSourceRanges");
+    let annotation = rules::annotations(obj).at(SOURCE_RANGES).as_str();
+    let path = if !ranges.is_empty() {
+        Path::new("spec.LoadBalancerSourceRanges")
+    } else if annotation.is_some() {
+        Path::new("metadata.annotations").key(SOURCE_RANGES)
+    } else {
+        return;
+    };
+    if spec.text("type") != "LoadBalancer" {
+        errors.forbidden(&path, ONLY_LOAD_BALANCER);
+    }
+    for (i, range) in ranges.iter().enumerate() {
+        rules::name(range.trim(), names::cidr_any_form, &path.index(i), errors);
+    }
+    if ranges.is_empty()
+        && let Some(annotation) = annotation.map(str::trim).filter(|annotation| !annotation.is_empty())
+    {
+        for range in annotation.split(',') {
+            rules::name(range.trim(), names::cidr_any_form, &path, errors);
+        }
+    }
+}
+
+fn load_balancer_fields(spec: &Value, errors: &mut Errors) {
+    let path = Path::new("spec");
+    let is_load_balancer = spec.text("type") == "LoadBalancer";
+    let allocate = "allocateLoadBalancerNodePorts";
+    if spec.has(allocate) && !is_load_balancer {
+        errors.forbidden(&path.at(allocate), ONLY_LOAD_BALANCER);
+    }
+    if !spec.has(allocate) && is_load_balancer {
+        errors.required(&Path::new(allocate), "");
+    }
+    if let Some(class) = spec.at("loadBalancerClass").as_str() {
+        if is_load_balancer {
+            rules::name(class, names::qualified_name, &path.at("loadBalancerClass"), errors);
+        } else {
+            errors.forbidden(&path.at("loadBalancerClass"), ONLY_LOAD_BALANCER);
+        }
+    }
+}
+
+fn traffic_policies(spec: &Value, errors: &mut Errors) {
+    let path = Path::new("spec");
+    let external = spec.text("externalTrafficPolicy");
+    let external_path = path.at("externalTrafficPolicy");
+    if is_externally_accessible(spec) {
+        rules::one_of(external, POLICIES, &external_path, errors);
+    } else if !external.is_empty() {
+        errors.invalid(&external_path, external, "may only be set for externally-accessible services");
+    }
+
+    let health = spec.int("healthCheckNodePort").unwrap_or(0);
+    let health_path = path.at("healthCheckNodePort");
+    match (needs_health_check(spec), health) {
+        (false, 0) => {}
+        (false, port) => errors.invalid(
+            &health_path,
+            port,
+            "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'",
+        ),
+        (true, 0) => errors.required(&health_path, ""),
+        (true, port) => rules::port_number(port, &health_path, errors),
+    }
+
+    let internal = spec.at("internalTrafficPolicy");
+    let internal_path = path.at("internalTrafficPolicy");
+    if internal.is_null() && matches!(spec.text("type"), "ClusterIP" | "NodePort" | "LoadBalancer") {
+        errors.required(&internal_path, "");
+    }
+    rules::one_of_if_set(internal, POLICIES, &internal_path, errors);
+}

@@ -1,0 +1,33 @@
+//! Objects in, complaints out: what the tables of tests are made of.
+
+use serde_json::Value;
+
+use crate::field::Errors;
+use crate::kind::Kind;
+
+/// The complaints, a line each.
+pub(crate) fn lines(errors: &Errors) -> String {
+    errors.0.iter().map(|error| format!("{}: {}\n", error.path, error.message)).collect()
+}
+
+/// What the kind says about an object.
+#[track_caller]
+pub(crate) fn check(kind: &dyn Kind, obj: &str, expected: &expect_test::Expect) {
+    let mut errors = Errors::default();
+    kind.validate(&parse(obj), &mut errors);
+    expected.assert_eq(&lines(&errors));
+}
+
+/// What the kind says about a change.
+#[track_caller]
+pub(crate) fn check_update(kind: &dyn Kind, old: &str, new: &str, expected: &expect_test::Expect) {
+    let mut errors = Errors::default();
+    kind.validate_update(&parse(new), &parse(old), &mut errors);
+    expected.assert_eq(&lines(&errors));
+}
+
+/// Relaxed JSON would be nicer; this is the strict one.
+#[track_caller]
+pub(crate) fn parse(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in {text}"))
+}
