@@ -1,8 +1,12 @@
 //! The kinds of the admissionregistration group.
 
+pub mod client_config;
 pub mod mutating_admission_policy;
 pub mod mutating_admission_policy_binding;
 pub mod mutating_webhook_configuration;
+mod policy;
+mod rule;
 pub mod validating_admission_policy;
 pub mod validating_admission_policy_binding;
 pub mod validating_webhook_configuration;
+mod webhook;

@@ -1,7 +1,47 @@
-//! ValidatingAdmissionPolicyBinding: what is special about it.
+//! ValidatingAdmissionPolicyBinding: where a policy applies, with which parameters, and what follows.
 
+use std::collections::HashSet;
+
+use serde_json::Value;
+
+use super::policy;
+use crate::field::{Errors, Path};
+use crate::json::Json;
 use crate::kind::Kind;
+
+const ACTIONS: [&str; 3] = ["Audit", "Deny", "Warn"];
 
 pub struct ValidatingAdmissionPolicyBinding;
 
-impl Kind for ValidatingAdmissionPolicyBinding {}
+impl Kind for ValidatingAdmissionPolicyBinding {
+    fn validate(&self, obj: &Value, errors: &mut Errors) {
+        let (spec, path) = (obj.at("spec"), Path::new("spec"));
+        policy::binding(spec, &path, errors);
+        actions(spec.at("validationActions"), &path.at("validationActions"), errors);
+    }
+}
+
+fn actions(actions: &Value, path: &Path, errors: &mut Errors) {
+    let list = actions.as_array().map_or(&[][..], Vec::as_slice);
+    let mut seen = HashSet::new();
+    for (i, action) in list.iter().enumerate() {
+        let name = action.as_str().unwrap_or("");
+        if !ACTIONS.contains(&name) {
+            errors.not_supported(&path.index(i), name, &ACTIONS);
+        }
+        if !seen.insert(name) {
+            errors.duplicate(&path.index(i), name);
+        }
+    }
+    let has = |name: &str| list.iter().any(|action| action == name);
+    if has("Deny") && has("Warn") {
+        errors.invalid(
+            path,
+            actions.clone(),
+            "must not contain both Deny and Warn (repeating the same validation failure information in the API response and headers serves no purpose)",
+        );
+    }
+    if list.is_empty() {
+        errors.required(path, "at least one validation action is required");
+    }
+}

@@ -1,0 +1,101 @@
+//! Where a webhook is reached: a URL or a Service, and the certificates to trust there.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::Value;
+use x509_parser::pem::Pem;
+
+use crate::field::{Errors, Path};
+use crate::json::Json;
+use crate::names;
+
+/// A `WebhookClientConfig`, of admission or of conversion.
+pub fn endpoint(config: &Value, path: &Path, errors: &mut Errors) {
+    match (config.at("url").as_str(), config.at("service")) {
+        (Some(address), Value::Null) => url(address, &path.at("url"), errors),
+        (None, at) if !at.is_null() => service(at, &path.at("service"), errors),
+        _ => errors.required(path, "exactly one of url or service is required"),
+    }
+}
+
+fn url(address: &str, path: &Path, errors: &mut Errors) {
+    const FORM: &str = "; desired format: https://host[/path]";
+    if address.contains(|c: char| c.is_ascii_control() || c == ' ') {
+        let why = format!("url must be a valid URL: parse {address:?}: invalid character in URL{FORM}");
+        errors.required(path, &why);
+        return;
+    }
+    let (rest, fragment) = address.split_once('#').unwrap_or((address, ""));
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let (scheme, rest) = rest.split_once(':').unwrap_or(("", rest));
+    let authority = rest.strip_prefix("//").map_or("", |rest| rest.split('/').next().unwrap_or(""));
+    let (user, host) = authority.rsplit_once('@').unwrap_or(("", authority));
+    if !scheme.eq_ignore_ascii_case("https") {
+        errors.invalid(path, scheme, &format!("'https' is the only allowed URL scheme{FORM}"));
+    }
+    if host.is_empty() {
+        errors.invalid(path, "", &format!("host must be specified{FORM}"));
+    }
+    if !user.is_empty() {
+        errors.invalid(path, user, "user information is not permitted in the URL");
+    }
+    if !fragment.is_empty() {
+        errors.invalid(path, fragment, "fragments are not permitted in the URL");
+    }
+    if !query.is_empty() {
+        errors.invalid(path, query, "query parameters are not permitted in the URL");
+    }
+}
+
+fn service(service: &Value, path: &Path, errors: &mut Errors) {
+    for field in ["name", "namespace"] {
+        if service.text(field).is_empty() {
+            errors.required(&path.at(field), "");
+        }
+    }
+    let port = service.int("port").unwrap_or(443);
+    let problems = names::port_number(port);
+    if !problems.is_empty() {
+        let message = format!("port is not valid: {}", problems.join(", "));
+        errors.invalid(&path.at("port"), port, &message);
+    }
+    url_path(service.text("path"), &path.at("path"), errors);
+}
+
+fn url_path(value: &str, path: &Path, errors: &mut Errors) {
+    match value {
+        "" | "/" => return,
+        "//" => {
+            errors.invalid(path, value, "segment[0] may not be empty");
+            return;
+        }
+        _ => {}
+    }
+    let steps = value.strip_prefix('/').unwrap_or_else(|| {
+        errors.invalid(path, value, "must start with a '/'");
+        // Upstream goes on after the first character, whatever it is.
+        value.char_indices().nth(1).map_or("", |(i, _)| &value[i..])
+    });
+    for (i, step) in steps.strip_suffix('/').unwrap_or(steps).split('/').enumerate() {
+        if step.is_empty() {
+            errors.invalid(path, value, &format!("segment[{i}] may not be empty"));
+            continue;
+        }
+        for message in names::dns1123_subdomain(step) {
+            errors.invalid(path, value, &format!("segment[{i}]: {message}"));
+        }
+    }
+}
+
+/// What is wrong with a `caBundle`, given as the base64 it is in JSON.
+pub fn ca_bundle_problem(bundle: &str) -> Option<&'static str> {
+    const NO_PEM: &str = "unable to load root certificates: unable to parse bytes as PEM block";
+    const BAD: &str = "unable to load root certificates: failed to parse certificate";
+    let Ok(bytes) = STANDARD.decode(bundle) else { return Some(NO_PEM) };
+    let blocks: Vec<Pem> = Pem::iter_from_buffer(&bytes).map_while(Result::ok).collect();
+    let mut certificates = blocks.iter().filter(|block| block.label == "CERTIFICATE").peekable();
+    if certificates.peek().is_none() {
+        return Some(NO_PEM);
+    }
+    certificates.any(|block| block.parse_x509().is_err()).then_some(BAD)
+}

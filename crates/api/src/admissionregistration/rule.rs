@@ -1,0 +1,102 @@
+//! Which requests a webhook or policy looks at: operations, groups, versions and resources.
+
+use std::collections::HashSet;
+
+use serde_json::Value;
+
+use crate::field::{Errors, Path};
+use crate::json::Json;
+use crate::names;
+
+const OPERATIONS: [&str; 5] = ["*", "CONNECT", "CREATE", "DELETE", "UPDATE"];
+const SCOPES: [&str; 3] = ["*", "Cluster", "Namespaced"];
+
+/// A `RuleWithOperations`.
+pub(super) fn rule(rule: &Value, path: &Path, errors: &mut Errors) {
+    list(rule, "operations", "operations", path, errors);
+    for (i, operation) in rule.items("operations").iter().enumerate() {
+        let name = operation.as_str().unwrap_or("");
+        if !OPERATIONS.contains(&name) {
+            errors.not_supported(&path.at("operations").index(i), name, &OPERATIONS);
+        }
+    }
+    list(rule, "apiGroups", "API groups", path, errors);
+    list(rule, "apiVersions", "API versions", path, errors);
+    for (i, version) in rule.items("apiVersions").iter().enumerate() {
+        if version == "" {
+            errors.required(&path.at("apiVersions").index(i), "");
+        }
+    }
+    resources(rule.at("resources"), &path.at("resources"), errors);
+    if let Some(scope) = rule.at("scope").as_str().filter(|scope| !SCOPES.contains(scope)) {
+        errors.not_supported(&path.at("scope"), scope, &SCOPES);
+    }
+}
+
+/// A list that is not empty, in which `*` stands alone.
+fn list(rule: &Value, field: &str, others: &str, path: &Path, errors: &mut Errors) {
+    let items = rule.items(field);
+    if items.is_empty() {
+        errors.required(&path.at(field), "");
+    }
+    if items.len() > 1 && items.iter().any(|item| item == "*") {
+        let message = format!("if '*' is present, must not specify other {others}");
+        errors.invalid(&path.at(field), rule.at(field).clone(), &message);
+    }
+}
+
+fn resources(resources: &Value, path: &Path, errors: &mut Errors) {
+    let list = resources.as_array().map_or(&[][..], Vec::as_slice);
+    if list.is_empty() {
+        errors.required(path, "");
+    }
+    let (mut whole, mut everywhere) = (HashSet::new(), HashSet::new());
+    // Upstream remembers only the last plain resource, which this keeps to.
+    let mut plain = false;
+    for (i, resource) in list.iter().enumerate() {
+        let name = resource.as_str().unwrap_or("");
+        if name.is_empty() {
+            errors.required(&path.index(i), "");
+            continue;
+        }
+        let Some((resource, sub)) = name.split_once('/') else {
+            plain = name != "*";
+            continue;
+        };
+        if whole.contains(resource) {
+            let message = format!("if '{resource}/*' is present, must not specify {name}");
+            errors.invalid(&path.index(i), name, &message);
+        }
+        if everywhere.contains(sub) {
+            let message = format!("if '*/{sub}' is present, must not specify {name}");
+            errors.invalid(&path.index(i), name, &message);
+        }
+        if sub == "*" {
+            whole.insert(resource);
+        }
+        if resource == "*" {
+            everywhere.insert(sub);
+        }
+    }
+    if list.len() > 1 && list.iter().any(|resource| resource == "*/*") {
+        let message = "if '*/*' is present, must not specify other resources";
+        errors.invalid(path, resources.clone(), message);
+    }
+    if plain && list.iter().any(|resource| resource == "*") {
+        let message = "if '*' is present, must not specify other resources without subresources";
+        errors.invalid(path, resources.clone(), message);
+    }
+}
+
+/// A `NamedRuleWithOperations`.
+pub(super) fn named_rule(named: &Value, path: &Path, errors: &mut Errors) {
+    let mut seen = HashSet::new();
+    for (i, item) in named.items("resourceNames").iter().enumerate() {
+        let (name, path) = (item.as_str().unwrap_or(""), path.at("resourceNames").index(i));
+        errors.invalid_each(&path, name, names::path_segment_name(name));
+        if !seen.insert(name) {
+            errors.duplicate(&path, name);
+        }
+    }
+    rule(named, path, errors);
+}

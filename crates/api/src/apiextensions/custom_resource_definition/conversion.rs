@@ -1,0 +1,84 @@
+//! How objects get from one version to another: not at all, or by asking a webhook.
+
+use std::collections::HashSet;
+
+use serde_json::Value;
+
+use super::one_of;
+use crate::admissionregistration::client_config;
+use crate::field::{Errors, Path};
+use crate::json::Json;
+use crate::names;
+
+/// `spec.conversion`. The inner form has the webhook's fields one level up, hence the paths.
+pub(super) fn conversion(conversion: &Value, path: &Path, errors: &mut Errors) {
+    if conversion.is_null() {
+        return;
+    }
+    let strategy = conversion.text("strategy");
+    one_of(strategy, &["None", "Webhook"], &path.at("strategy"), errors);
+    let config = conversion.path("webhook.clientConfig");
+    let versions = conversion.at("webhook").items("conversionReviewVersions");
+    let config_path = path.at("webhookClientConfig");
+    let versions_path = path.at("conversionReviewVersions");
+    if strategy != "Webhook" {
+        const UNUSED: &str = "should not be set when strategy is not set to Webhook";
+        if !config.is_null() {
+            errors.forbidden(&config_path, UNUSED);
+        }
+        if !versions.is_empty() {
+            errors.forbidden(&versions_path, UNUSED);
+        }
+        return;
+    }
+    if config.is_null() {
+        errors.required(&config_path, "required when strategy is set to Webhook");
+    } else {
+        client_config::endpoint(config, &config_path, errors);
+    }
+    review_versions(versions, &versions_path, errors);
+}
+
+fn review_versions(versions: &[Value], path: &Path, errors: &mut Errors) {
+    if versions.is_empty() {
+        errors.required(path, "");
+        return;
+    }
+    let mut seen = HashSet::new();
+    for (i, version) in versions.iter().enumerate() {
+        let name = version.as_str().unwrap_or("");
+        if !seen.insert(name) {
+            errors.invalid(&path.index(i), name, "duplicate version");
+            continue;
+        }
+        for message in names::dns1035_label(name) {
+            errors.invalid(&path.index(i), name, &message);
+        }
+    }
+    if !versions.iter().any(|version| version == "v1" || version == "v1beta1") {
+        errors.invalid(path, versions.to_vec(), "must include at least one of v1, v1beta1");
+    }
+}
+
+/// Certificates may be nonsense until the definition is in use, since tools fill them in later; after that
+/// good ones may not be replaced by bad ones.
+pub(super) fn ca_bundle_update(
+    new: &Value,
+    old: &Value,
+    established: bool,
+    path: &Path,
+    errors: &mut Errors,
+) {
+    let bundle = |spec: &Value| spec.path("conversion.webhook.clientConfig").text("caBundle").to_owned();
+    let (given, before) = (bundle(new), bundle(old));
+    let webhook = new.at("conversion").text("strategy") == "Webhook";
+    let was_bad = !before.is_empty() && client_config::ca_bundle_problem(&before).is_some();
+    if webhook
+        && established
+        && !was_bad
+        && !given.is_empty()
+        && let Some(problem) = client_config::ca_bundle_problem(&given)
+    {
+        errors.invalid(&path.at("webhookClientConfig.caBundle"), given, problem);
+    }
+}

@@ -1,0 +1,557 @@
+//! The OpenAPI schema of one version: what may be written in it at all, and finding one's way in it.
+//!
+//! Schemas are read as the JSON they arrive in. Nesting is bounded by the JSON parser, so recursion is safe.
+
+use std::collections::HashSet;
+
+use serde_json::Value;
+
+use super::{inner, structural};
+use crate::field::{Errors, Path, Reason};
+use crate::json::Json;
+
+const TYPES: [&str; 6] = ["array", "boolean", "integer", "number", "object", "string"];
+
+/// Keywords allowed at the root when status is apart: with others, checking `status` alone would lose rules.
+const AT_ROOT: [(&str, &str); 22] = [
+    ("Description", "description"),
+    ("Type", "type"),
+    ("Format", "format"),
+    ("Title", "title"),
+    ("Maximum", "maximum"),
+    ("ExclusiveMaximum", "exclusiveMaximum"),
+    ("Minimum", "minimum"),
+    ("ExclusiveMinimum", "exclusiveMinimum"),
+    ("MaxLength", "maxLength"),
+    ("MinLength", "minLength"),
+    ("Pattern", "pattern"),
+    ("MaxItems", "maxItems"),
+    ("MinItems", "minItems"),
+    ("UniqueItems", "uniqueItems"),
+    ("MultipleOf", "multipleOf"),
+    ("Required", "required"),
+    ("Items", "items"),
+    ("Properties", "properties"),
+    ("ExternalDocs", "externalDocs"),
+    ("Example", "example"),
+    ("XPreserveUnknownFields", "x-kubernetes-preserve-unknown-fields"),
+    ("XValidations", "x-kubernetes-validations"),
+];
+
+/// `schema` of a version, or the `validation` all versions share.
+pub(super) fn validation(validation: &Value, has_status: bool, path: &Path, errors: &mut Errors) {
+    let schema = validation.at("openAPIV3Schema");
+    if schema.is_null() {
+        return;
+    }
+    let before = errors.0.len();
+    if has_status {
+        root_keywords(schema, path, errors);
+    }
+    let path = path.at("openAPIV3Schema");
+    if schema.flag("nullable") {
+        errors.forbidden(&path.at("nullable"), "nullable cannot be true at the root");
+    }
+    let unsupported = any_unsupported(schema);
+    if unsupported.is_none() {
+        structural::structural(schema, &path, errors);
+    }
+    walk(schema, &path, true, Place { meta: false, no_defaults: None }, errors);
+    if let Some(keyword) = unsupported
+        && errors.0.len() == before
+    {
+        errors.invalid(&path, "", &format!("OpenAPIV3Schema '{keyword}' is not supported"));
+    }
+}
+
+fn root_keywords(schema: &Value, path: &Path, errors: &mut Errors) {
+    let set = |keyword: &str| !is_zero(schema.at(keyword));
+    if set("type") && schema.text("type") != "object" {
+        errors.invalid(
+            &path.at("openAPIV3Schema.type"),
+            schema.text("type"),
+            "only \"object\" is allowed as the type at the root of the schema if the status subresource is enabled",
+        );
+    } else if inner::KEYWORDS
+        .iter()
+        .any(|(_, keyword, _)| set(keyword) && !AT_ROOT.iter().any(|(_, allowed)| allowed == keyword))
+    {
+        let names: Vec<&str> = AT_ROOT.iter().map(|(name, _)| *name).collect();
+        let message = format!(
+            "Invalid value: {}: only [{}] fields are allowed at the root of the schema if the status subresource is enabled",
+            inner::schema(schema),
+            names.join(" ")
+        );
+        errors.push(Reason::Invalid, &path.at("openAPIV3Schema"), message);
+    }
+}
+
+/// What an absent keyword would read as.
+pub(super) fn is_zero(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(flag) => !flag,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(_) | Value::Number(_) => false,
+    }
+}
+
+/// The schemas directly inside one.
+pub(super) fn children(schema: &Value) -> impl Iterator<Item = &Value> {
+    let single = ["not", "items", "additionalProperties", "additionalItems"];
+    let lists = ["items", "allOf", "anyOf", "oneOf"];
+    let maps = ["properties", "patternProperties", "definitions", "dependencies"];
+    single
+        .into_iter()
+        .map(|keyword| schema.at(keyword))
+        .filter(|child| child.is_object())
+        .chain(lists.into_iter().flat_map(|keyword| schema.items(keyword)))
+        .chain(maps.into_iter().flat_map(|keyword| schema.entries(keyword).map(|(_, child)| child)))
+        .filter(|child| child.is_object())
+}
+
+/// Whether a schema or any inside it answers to `test`.
+pub(super) fn any(schema: &Value, test: impl Fn(&Value) -> bool + Copy) -> bool {
+    test(schema) || children(schema).any(|child| any(child, test))
+}
+
+fn any_unsupported(schema: &Value) -> Option<&'static str> {
+    const KEYWORDS: [(&str, &str); 7] = [
+        ("id", "id"),
+        ("$schema", "schema"),
+        ("$ref", "$ref"),
+        ("patternProperties", "patternProperties"),
+        ("dependencies", "dependencies"),
+        ("additionalItems", "additionalItems"),
+        ("definitions", "definitions"),
+    ];
+    let own = KEYWORDS.iter().find(|(keyword, _)| {
+        let value = schema.at(keyword);
+        !is_zero(value) && !value.as_object().is_some_and(serde_json::Map::is_empty)
+            || *keyword == "additionalItems" && !value.is_null()
+    });
+    let array = schema.at("items").as_array().is_some_and(|items| !items.is_empty());
+    own.map(|(_, name)| *name)
+        .or(array.then_some("items"))
+        .or_else(|| children(schema).find_map(any_unsupported))
+}
+
+/// Where in the object a schema stands, as far as its rules depend on it.
+#[derive(Clone, Copy)]
+struct Place {
+    /// In the apiVersion, kind or metadata of an object.
+    meta: bool,
+    no_defaults: Option<&'static str>,
+}
+
+fn walk(schema: &Value, path: &Path, root: bool, place: Place, errors: &mut Errors) {
+    if !schema.is_object() {
+        return;
+    }
+    keywords(schema, path, place, errors);
+    if schema.flag("uniqueItems") {
+        errors.forbidden(
+            &path.at("uniqueItems"),
+            "uniqueItems cannot be set to true since the runtime complexity becomes quadratic",
+        );
+    }
+    let additional = schema.at("additionalProperties");
+    if !additional.is_null() {
+        let anything = additional == &Value::Bool(true);
+        if schema.entries("properties").next().is_some() && !anything {
+            let message = "additionalProperties and properties are mutual exclusive";
+            errors.forbidden(&path.at("additionalProperties"), message);
+        }
+        let mut place = place;
+        if place.meta {
+            place.no_defaults = Some("inside additionalProperties applying to object metadata");
+        }
+        walk(additional, &path.at("additionalProperties"), false, place, errors);
+    }
+    for (name, property) in schema.entries("properties") {
+        let mut place = place;
+        if root || schema.flag("x-kubernetes-embedded-resource") {
+            let reason = match name {
+                "metadata" => "in top-level metadata",
+                "kind" => "in top-level kind",
+                "apiVersion" => "in top-level apiVersion",
+                _ => "",
+            };
+            if !reason.is_empty() {
+                place.meta = true;
+                if root {
+                    place.no_defaults = Some(reason);
+                }
+            }
+        }
+        walk(property, &path.at("properties").key(name), false, place, errors);
+    }
+    walk(schema.at("not"), &path.at("not"), false, place, errors);
+    for keyword in ["allOf", "oneOf", "anyOf"] {
+        for (i, child) in schema.items(keyword).iter().enumerate() {
+            walk(child, &path.at(keyword).index(i), false, place, errors);
+        }
+    }
+    for (name, child) in schema.entries("definitions") {
+        walk(child, &path.at("definitions").key(name), false, place, errors);
+    }
+    walk(schema.at("items"), &path.at("items"), false, place, errors);
+    for (i, child) in schema.items("items").iter().enumerate() {
+        walk(child, &path.at("items").index(i), false, place, errors);
+    }
+    for (name, child) in schema.entries("dependencies") {
+        walk(child, &path.at("dependencies").key(name), false, place, errors);
+    }
+    if schema.at("x-kubernetes-preserve-unknown-fields") == &Value::Bool(false) {
+        let path = path.at("x-kubernetes-preserve-unknown-fields");
+        errors.invalid(&path, false, "must be true or undefined");
+    }
+    map_type(schema, path, errors);
+    list_type(schema, path, errors);
+    rules(schema, path, errors);
+}
+
+fn keywords(schema: &Value, path: &Path, place: Place, errors: &mut Errors) {
+    let kind = schema.text("type");
+    if !kind.is_empty() && !TYPES.contains(&kind) {
+        errors.not_supported(&path.at("type"), kind, &TYPES);
+    }
+    if schema.has("default")
+        && let Some(reason) = place.no_defaults
+    {
+        errors.forbidden(&path.at("default"), &format!("must not be set {reason}"));
+    }
+    let non_empty = |keyword: &str| schema.entries(keyword).next().is_some();
+    let forbidden = [
+        ("id", !schema.text("id").is_empty()),
+        ("additionalItems", schema.has("additionalItems")),
+        ("patternProperties", non_empty("patternProperties")),
+        ("definitions", non_empty("definitions")),
+        ("dependencies", schema.has("dependencies")),
+        ("$ref", schema.has("$ref")),
+    ];
+    for (keyword, set) in forbidden {
+        if set {
+            errors.forbidden(&path.at(keyword), &format!("{keyword} is not supported"));
+        }
+    }
+    if kind == "null" {
+        let message = "type cannot be set to null, use nullable as an alternative";
+        errors.forbidden(&path.at("type"), message);
+    }
+    if !schema.items("items").is_empty() {
+        errors.forbidden(&path.at("items"), "items must be a schema object and not an array");
+    }
+    if place.meta && schema.flag("x-kubernetes-embedded-resource") {
+        let path = path.at("x-kubernetes-embedded-resource");
+        errors.forbidden(&path, "must not be used inside of resource meta");
+    }
+}
+
+fn needs_type(schema: &Value, wanted: &str, keyword: &str, path: &Path, errors: &mut Errors) {
+    let kind = schema.text("type");
+    let message = format!("must be {wanted} if {keyword} is specified");
+    if kind.is_empty() {
+        errors.required(&path.at("type"), &message);
+    } else if kind != wanted {
+        errors.invalid(&path.at("type"), kind, &message);
+    }
+}
+
+fn map_type(schema: &Value, path: &Path, errors: &mut Errors) {
+    const KEYWORD: &str = "x-kubernetes-map-type";
+    let Some(kind) = schema.at(KEYWORD).as_str() else { return };
+    needs_type(schema, "object", KEYWORD, path, errors);
+    if !matches!(kind, "atomic" | "granular") {
+        errors.not_supported(&path.at(KEYWORD), kind, &["atomic", "granular"]);
+    }
+}
+
+fn list_type(schema: &Value, path: &Path, errors: &mut Errors) {
+    const KEYWORD: &str = "x-kubernetes-list-type";
+    const KEYS: &str = "x-kubernetes-list-map-keys";
+    let list_type = schema.at(KEYWORD).as_str();
+    let item = schema.at("items");
+    if list_type.is_some() {
+        let before = errors.0.len();
+        needs_type(schema, "array", KEYWORD, path, errors);
+        if errors.0.len() == before && list_type == Some("set") {
+            atomic_items(item, &path.at("items"), errors);
+        }
+    }
+    if let Some(kind) = list_type.filter(|kind| !matches!(*kind, "atomic" | "set" | "map")) {
+        errors.not_supported(&path.at(KEYWORD), kind, &["atomic", "set", "map"]);
+    }
+    let keys = schema.items(KEYS);
+    if !keys.is_empty() && list_type != Some("map") {
+        const MESSAGE: &str = "must be map if x-kubernetes-list-map-keys is non-empty";
+        match list_type {
+            None => errors.required(&path.at(KEYWORD), MESSAGE),
+            Some(kind) => errors.invalid(&path.at(KEYWORD), kind, MESSAGE),
+        }
+    }
+    if list_type == Some("map") {
+        if keys.is_empty() {
+            errors.required(&path.at(KEYS), "must not be empty if x-kubernetes-list-type is map");
+        }
+        map_items(item, schema.at(KEYS), path, errors);
+    }
+    if matches!(list_type, Some("map" | "set")) && item.is_object() {
+        keyed_items(schema, item, path, errors);
+    }
+}
+
+/// Members of a set are compared as a whole.
+fn atomic_items(item: &Value, path: &Path, errors: &mut Errors) {
+    const MESSAGE: &str = "must be atomic as item of a list with x-kubernetes-list-type=set";
+    let (list, map) = (item.at("x-kubernetes-list-type"), item.at("x-kubernetes-map-type"));
+    match item.text("type") {
+        "array" if !list.is_null() && list != "atomic" => {
+            errors.invalid(&path.at("x-kubernetes-list-type"), list.clone(), MESSAGE);
+        }
+        // Upstream prints the list type here too.
+        "object" if map != "atomic" => {
+            errors.invalid(&path.at("x-kubernetes-map-type"), list.clone(), MESSAGE);
+        }
+        _ => {}
+    }
+}
+
+fn map_items(item: &Value, keys: &Value, path: &Path, errors: &mut Errors) {
+    let at_items = path.at("items");
+    if item.is_null() {
+        errors.required(&at_items, "must have a schema if x-kubernetes-list-type is map");
+        return;
+    }
+    if item.is_array() {
+        let message = "must only have a single schema if x-kubernetes-list-type is map";
+        errors.invalid(&at_items, item.clone(), message);
+        return;
+    }
+    if item.text("type") != "object" {
+        let message = "must be object if parent array's x-kubernetes-list-type is map";
+        errors.invalid(&at_items.at("type"), item.text("type"), message);
+        return;
+    }
+    let at_keys = path.at("x-kubernetes-list-map-keys");
+    let list = keys.as_array().map_or(&[][..], Vec::as_slice);
+    let mut seen = HashSet::new();
+    for key in list {
+        let name = key.as_str().unwrap_or("");
+        let property = item.at("properties").at(name);
+        if property.is_null() {
+            errors.invalid(&at_keys, keys.clone(), "entries must all be names of item properties");
+        } else if matches!(property.text("type"), "array" | "object") {
+            let path = at_items.at("properties").key(name).at("type");
+            let message = "must be a scalar type if parent array's x-kubernetes-list-type is map";
+            errors.invalid(&path, item.text("type"), message);
+        }
+        if !seen.insert(name) {
+            errors.invalid(&at_keys, keys.clone(), "must not contain duplicate entries");
+        }
+    }
+}
+
+/// Items of a set or map are always there, and so are the keys of a map.
+fn keyed_items(schema: &Value, item: &Value, path: &Path, errors: &mut Errors) {
+    let kind = schema.text("x-kubernetes-list-type");
+    let path = path.at("items");
+    if item.flag("nullable") {
+        let message = format!("cannot be nullable when x-kubernetes-list-type is {kind}");
+        errors.forbidden(&path.at("nullable"), &message);
+    }
+    if kind != "map" {
+        return;
+    }
+    let required: HashSet<&str> = item.items("required").iter().filter_map(Value::as_str).collect();
+    for key in schema.items("x-kubernetes-list-map-keys") {
+        let name = key.as_str().unwrap_or("");
+        let property = item.at("properties").at(name);
+        if property.is_null() {
+            continue;
+        }
+        let path = path.at("properties").key(name);
+        if !required.contains(name) && !property.has("default") {
+            errors.required(
+                &path.at("default"),
+                "this property is in x-kubernetes-list-map-keys, so it must have a default or be a required property",
+            );
+        }
+        if property.flag("nullable") {
+            errors.forbidden(
+                &path.at("nullable"),
+                "this property is in x-kubernetes-list-map-keys, so it cannot be nullable",
+            );
+        }
+    }
+}
+
+/// The CEL rules, all but the expressions themselves.
+fn rules(schema: &Value, path: &Path, errors: &mut Errors) {
+    const REASONS: [&str; 4] =
+        ["FieldValueDuplicate", "FieldValueForbidden", "FieldValueInvalid", "FieldValueRequired"];
+    let has_newline = |text: &str| text.contains(['\n', '\r']);
+    let list = schema.items("x-kubernetes-validations");
+    let searchable = list.iter().any(|rule| rule.has("fieldPath")) && any_unsupported(schema).is_none();
+    for (i, rule) in list.iter().enumerate() {
+        let path = path.at("x-kubernetes-validations").index(i);
+        let (message, given) = (rule.text("message").trim(), rule.text("message"));
+        if rule.text("rule").trim().is_empty() {
+            errors.required(&path.at("rule"), "rule is not specified");
+        } else if !given.is_empty() && message.is_empty() {
+            errors.invalid(&path.at("message"), given, "must be non-empty if specified");
+        } else if has_newline(message) {
+            errors.invalid(&path.at("message"), given, "must not contain line breaks");
+        } else if has_newline(rule.text("rule").trim()) && message.is_empty() {
+            let why = "message must be specified if rule contains line breaks";
+            errors.required(&path.at("message"), why);
+        }
+        let expression = rule.text("messageExpression");
+        if !expression.is_empty() && expression.trim().is_empty() {
+            let why = "messageExpression must be non-empty if specified";
+            errors.required(&path.at("messageExpression"), why);
+        }
+        if let Some(reason) = rule.at("reason").as_str().filter(|reason| !REASONS.contains(reason)) {
+            errors.not_supported(&path.at("reason"), reason, &REASONS);
+        }
+        let field = rule.text("fieldPath");
+        if field.is_empty() {
+            continue;
+        }
+        let path = path.at("fieldPath");
+        if field.trim().is_empty() {
+            errors.invalid(&path, field, "must be non-empty if specified");
+        }
+        if has_newline(field) {
+            errors.invalid(&path, field, "must not contain line breaks");
+        }
+        if searchable && field_at(field, schema, true).is_err() {
+            errors.invalid(&path, field, "must be a valid path");
+        }
+    }
+}
+
+/// Follows `.spec.ports['http']` through a schema.
+pub(super) fn field_at<'a>(path: &str, schema: &'a Value, brackets: bool) -> Result<&'a Value, String> {
+    let mut tokens = Tokens(path);
+    let mut schema = schema;
+    while let Some(token) = tokens.next() {
+        let end = || "unexpected end of JSON path".to_owned();
+        let name = match token {
+            "[" if !brackets => return Err("array notation is not allowed".to_owned()),
+            "[" => {
+                let quoted = tokens.next().ok_or_else(end)?;
+                let inside = quoted.strip_prefix('\'').and_then(|rest| rest.strip_suffix('\''));
+                let Some(inside) = inside else {
+                    return Err(format!("expected single quoted string but got {quoted}"));
+                };
+                let close = tokens.next().ok_or_else(end)?;
+                if close != "]" {
+                    return Err(format!("expected ] but got {close}"));
+                }
+                inside.replace("\\'", "'").replace("\\\\", "\\")
+            }
+            "." => tokens.next().ok_or_else(end)?.to_owned(),
+            other => return Err(format!("expected [ or . but got: {other}")),
+        };
+        let nowhere = || "does not refer to a valid field".to_owned();
+        schema = if schema.entries("properties").next().is_some() {
+            schema.at("properties").get(&name).ok_or_else(nowhere)?
+        } else if schema.has("additionalProperties") {
+            schema.at("additionalProperties")
+        } else {
+            return Err(nowhere());
+        };
+    }
+    Ok(schema)
+}
+
+/// Splits a path at `.`, `[` and `]`, which are tokens themselves; quoted text is one token.
+struct Tokens<'a>(&'a str);
+
+impl<'a> Iterator for Tokens<'a> {
+    type Item = &'a str;
+
+    fn next(&mut self) -> Option<&'a str> {
+        let length = if self.0.starts_with('\'') {
+            let mut escaped = false;
+            let closing = self.0.char_indices().skip(1).find(|(_, c)| {
+                let closes = *c == '\'' && !escaped;
+                escaped = *c == '\\';
+                closes
+            });
+            closing.map_or(self.0.len(), |(i, _)| i + 1)
+        } else {
+            match self.0.find(['.', '[', ']']) {
+                Some(0) => 1,
+                Some(i) => i,
+                None => self.0.len(),
+            }
+        };
+        let (token, rest) = self.0.split_at(length);
+        self.0 = rest;
+        (!token.is_empty()).then_some(token)
+    }
+}
+
+/// Formats in the definition's schemas that nothing checks.
+pub(super) fn unrecognized_formats(crd: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    let versions = crd.at("spec").items("versions");
+    let schemas: Vec<&Value> = match super::Shared::of(versions, "schema") {
+        super::Shared::ByAll(shared) => vec![shared.at("openAPIV3Schema")],
+        super::Shared::Apart => {
+            versions.iter().map(|version| version.path("schema.openAPIV3Schema")).collect()
+        }
+    };
+    for schema in schemas {
+        collect_formats(schema, &mut found);
+    }
+    found
+}
+
+fn collect_formats(schema: &Value, found: &mut Vec<String>) {
+    let format = schema.text("format");
+    let known = match schema.text("type") {
+        "" | "string" => STRING_FORMATS.contains(&format.replace('-', "").as_str()),
+        "integer" => matches!(format, "int32" | "int64"),
+        "number" => matches!(format, "float" | "double"),
+        _ => false,
+    };
+    if !format.is_empty() && !known {
+        found.push(format.to_owned());
+    }
+    for child in children(schema) {
+        collect_formats(child, found);
+    }
+}
+
+const STRING_FORMATS: [&str; 26] = [
+    "bsonobjectid",
+    "uri",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "cidr",
+    "mac",
+    "uuid",
+    "uuid3",
+    "uuid4",
+    "uuid5",
+    "isbn",
+    "isbn10",
+    "isbn13",
+    "creditcard",
+    "ssn",
+    "hexcolor",
+    "rgbcolor",
+    "byte",
+    "password",
+    "date",
+    "duration",
+    "datetime",
+    "k8sshortname",
+    "k8slongname",
+];

@@ -1,0 +1,41 @@
+//! Eviction: what a `POST .../pods/<name>/eviction` may ask for.
+
+use serde_json::Value;
+
+use crate::Status;
+use crate::field::{Errors, Path};
+use crate::json::Json;
+
+/// Checks an Eviction of the pod `name`, where `dry_run` is the request's own `dryRun` parameter. On success
+/// gives the delete options to use.
+pub fn delete_options(eviction: &Value, name: &str, dry_run: &[&str]) -> Result<Value, Status> {
+    if eviction.at("metadata").text("name") != name {
+        return Err(Status::bad_request("name in URL does not match name in Eviction object"));
+    }
+    let mut options = eviction.at("deleteOptions").clone();
+    let forced = "ignoreStoreReadErrorWithClusterBreakingPotential";
+    if options.flag(forced) {
+        let mut errors = Errors::default();
+        errors.invalid(
+            &Path::new("deleteOptions").at(forced),
+            true,
+            "can not be set for pod eviction, try after removing the option",
+        );
+        return Err(Status::invalid("policy", "Eviction", name, &errors));
+    }
+    if options.is_null() {
+        options = Value::Object(serde_json::Map::new());
+    }
+    let asked: Vec<&str> = options.items("dryRun").iter().filter_map(Value::as_str).collect();
+    if asked.is_empty() {
+        if !dry_run.is_empty() {
+            options["dryRun"] = dry_run.into();
+        }
+    } else if !dry_run.is_empty() && asked != dry_run {
+        let (asked, dry_run) = (asked.join(" "), dry_run.join(" "));
+        let message =
+            format!("Non-matching dry-run options in request and content: [{dry_run}] and [{asked}]");
+        return Err(Status::failure(500, "InternalError", message));
+    }
+    Ok(options)
+}
