@@ -3,13 +3,19 @@
 //! [`Store`] is the contract, shaped after etcd. Two engines keep it: [`log`], all data in memory and an
 //! append-only log on disk, and [`etcd`]. `suite` holds the tests that both must pass.
 
+pub mod etcd;
+pub mod log;
+#[cfg(test)]
+mod suite;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 
-/// Counts writes; the first is 1. A JSON `resourceVersion` is one of these.
+/// Counts writes. An empty store is at 1 and its first write is 2, since clients give "0" a meaning of its
+/// own. A JSON `resourceVersion` is one of these.
 pub type Revision = u64;
 
 /// One object as of `revision`, its last write.

@@ -1,0 +1,1 @@
+//! The engine for several servers: etcd v3.

@@ -1,0 +1,260 @@
+//! The embedded engine: all data in memory, made durable by an append-only log with group commit.
+//!
+//! A directory holds numbered segments (`*.log`), at most one snapshot (`*.snap`) and a lock. At rest it
+//! takes at most twice the live data plus [`Config::snapshot_bytes`] and the zeros kept ahead of the log,
+//! and twice that while a snapshot is being written. Read [`recover`] for what is promised about damaged files, [`commit`]
+//! for how a write becomes durable.
+
+mod commit;
+mod memory;
+mod record;
+mod recover;
+mod segment;
+mod snapshot;
+mod watchers;
+
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use tokio::sync::oneshot;
+
+use self::commit::{Command, Committer};
+use self::memory::Memory;
+pub use self::segment::{Faults, Op};
+use self::segment::{Header, Segment};
+use self::snapshot::Pin;
+use self::watchers::Watchers;
+use crate::{Entry, Error, Page, Revision, Store, Watch, Write};
+
+#[derive(Clone)]
+pub struct Config {
+    /// History (for watches and reads at a revision) goes back this far, ...
+    pub history_age: Duration,
+    /// ... but to no more events than this, ...
+    pub history_events: usize,
+    /// ... and to no more bytes of values that are no longer current.
+    pub history_bytes: u64,
+    /// A snapshot is written when the log since the last is larger than the live data and than this.
+    pub snapshot_bytes: u64,
+    /// A lazy write is synced after this long at the latest.
+    pub lazy_delay: Duration,
+    /// Unix seconds.
+    pub clock: Arc<dyn Fn() -> u64 + Send + Sync>,
+    /// For tests of failing disks.
+    pub faults: Faults,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            history_age: Duration::from_secs(300),
+            history_events: 100_000,
+            history_bytes: 64 << 20,
+            snapshot_bytes: 16 << 20,
+            lazy_delay: Duration::from_secs(1),
+            clock: Arc::new(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs())),
+            faults: Arc::new(|_| Ok(())),
+        }
+    }
+}
+
+impl Config {
+    /// Where history must end so that it is within the bounds on events and bytes; 0: it is.
+    fn history_floor(&self, memory: &Memory) -> Revision {
+        let len = memory.history_len();
+        // A tenth (or quarter) at a time: trimming one by one would cost every batch.
+        let surplus = if len > self.history_events { len - self.history_events * 9 / 10 } else { 0 };
+        let heavy = if memory.old_bytes() > self.history_bytes { len.div_ceil(4) } else { 0 };
+        let drop = surplus.max(heavy);
+        if drop == 0 { 0 } else { memory.history_at(drop.min(len) - 1).unwrap_or(0) }
+    }
+}
+
+/// Why a directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("{path} is in use by another process")]
+    Locked { path: PathBuf },
+    #[error("{path} is damaged at offset {offset}: {why}; restore a backup")]
+    Damaged { path: PathBuf, offset: u64, why: String },
+    #[error("{path} is missing; restore a backup")]
+    Missing { path: PathBuf },
+    #[error("{path} already holds a store")]
+    NotEmpty { path: PathBuf },
+    #[error("cannot use {path}")]
+    Io { path: PathBuf, source: io::Error },
+}
+
+pub struct LogStore {
+    memory: Arc<RwLock<Memory>>,
+    watchers: Arc<Watchers>,
+    commands: Sender<Command>,
+    config: Config,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    _lock: File,
+}
+
+impl LogStore {
+    /// Creates the directory if need be; only one process can have it open.
+    pub fn open(dir: &Path, config: Config) -> Result<LogStore, OpenError> {
+        let at = |source| OpenError::Io { path: dir.to_owned(), source };
+        let lock = prepare(dir)?;
+        let recovered = recover::recover(dir, |memory| {
+            let floor = config.history_floor(memory);
+            memory.set_floor(floor);
+            while floor > 0 && memory.trim(1000) {}
+        })?;
+        let memory = Arc::new(RwLock::new(Memory::default()));
+        let watchers = Arc::new(Watchers::default());
+        let (commands, queue) = mpsc::channel();
+        let committer = Committer::new(
+            config.clone(),
+            dir.to_owned(),
+            memory.clone(),
+            watchers.clone(),
+            (commands.clone(), queue),
+            recovered,
+        )
+        .map_err(at)?;
+        let thread = std::thread::Builder::new()
+            .name("store-commit".into())
+            .spawn(move || committer.run())
+            .map_err(at)?;
+        Ok(LogStore { memory, watchers, commands, config, thread: Mutex::new(Some(thread)), _lock: lock })
+    }
+
+    /// Answers what is queued, syncs it and ends all watches; reads still work, writes do not. Waits for the
+    /// disk. Dropping the store does the same.
+    pub fn close(&self) {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            let _ = self.commands.send(Command::Close);
+            if thread.join().is_err() {
+                tracing::error!("the store's commit thread had failed");
+            }
+        }
+    }
+
+    /// Writes all data as of now to one file while writes go on; returns its revision. Blocks on the disk:
+    /// in async code, call it from a blocking thread.
+    pub fn backup(&self, path: &Path) -> io::Result<Revision> {
+        let pin = Pin::new(&self.memory);
+        snapshot::write(&pin, path, 1, &self.config.faults)?;
+        Ok(pin.revision)
+    }
+
+    /// Looks at the clock again, for a test that has moved it.
+    pub fn wake(&self) {
+        let _ = self.commands.send(Command::Wake);
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Memory> {
+        self.memory.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn ask<T>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> Command,
+    ) -> Result<T, Error> {
+        let closed = || Error::Unavailable { reason: "the store is closed".into() };
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(command(reply)).map_err(|_| closed())?;
+        answer.await.map_err(|_| closed())?
+    }
+}
+
+impl Drop for LogStore {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+#[async_trait]
+impl Store for LogStore {
+    async fn revision(&self) -> Result<Revision, Error> {
+        Ok(self.read().revision())
+    }
+
+    async fn get(&self, key: &str) -> Result<Option<Entry>, Error> {
+        Ok(self.read().current(key))
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        from: Option<&str>,
+        limit: usize,
+        at: Option<Revision>,
+    ) -> Result<Page, Error> {
+        self.read().list(prefix, from, limit, at)
+    }
+
+    async fn write(&self, write: Write) -> Result<Revision, Error> {
+        self.ask(|reply| Command::Write(write, reply)).await
+    }
+
+    async fn watch(&self, prefix: &str, after: Revision) -> Result<Watch, Error> {
+        self.watchers.add(&self.memory, prefix, after)
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<(), Error> {
+        self.ask(|reply| Command::Compact(revision, reply)).await
+    }
+}
+
+/// Checks a backup from end to end and makes a store of it in `dir`, which must not hold one. Returns the
+/// revision it is at.
+pub fn restore(backup: &Path, dir: &Path) -> Result<Revision, OpenError> {
+    let revision = recover::load_snapshot(backup, Some(1), |_| {})?;
+    let _lock = prepare(dir)?;
+    let at = |source| OpenError::Io { path: dir.to_owned(), source };
+    for file in fs::read_dir(dir).map_err(at)? {
+        let path = file.map_err(at)?.path();
+        if path.extension().is_some_and(|kind| kind == "log" || kind == "snap") {
+            return Err(OpenError::NotEmpty { path: dir.to_owned() });
+        }
+    }
+    let faults: Faults = Arc::new(|_| Ok(()));
+    let snapshot = segment::snapshot_path(dir, 1);
+    let temporary = snapshot.with_extension("snap.tmp");
+    let copied = (|| {
+        let mut copy = segment::create_file(&temporary, &faults)?;
+        io::copy(&mut File::open(backup)?, &mut copy)?;
+        copy.sync_all()?;
+        segment::rename(&temporary, &snapshot, &faults)?;
+        // Last: a snapshot alone does not open, a segment alone would look like an empty store.
+        Segment::create(dir, Header::new(1, revision, 0, 0), &faults).map(drop)
+    })();
+    copied.map_err(at)?;
+    Ok(revision)
+}
+
+/// The directory, ours alone.
+fn prepare(dir: &Path) -> Result<File, OpenError> {
+    let at = |path: &Path| {
+        let path = path.to_owned();
+        move |source| OpenError::Io { path, source }
+    };
+    DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(at(dir))?;
+    fs::set_permissions(dir, Permissions::from_mode(0o700)).map_err(at(dir))?;
+    let path = dir.join("lock");
+    let lock = segment::create_file(&path, &(Arc::new(|_| Ok(())) as Faults)).map_err(at(&path))?;
+    match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(lock),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(OpenError::Locked { path: dir.to_owned() }),
+        Err(error) => Err(at(&path)(error.into())),
+    }
+}
+
+#[cfg(test)]
+pub(crate) use self::memory::event_revision as revision_of;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+//! The bytes of one record; pure.
+//!
+//! ```text
+//! len u32 | prev u32 | crc u32 | head u32 |  body: kind u8, synced u64, revision u64, expires u64,
+//!                                                  key length u32, key, value, 0xA5
+//! ```
+//!
+//! `len` counts the body. `crc` covers the body and is seeded with `prev`, the `crc` of the record before, so
+//! that records form a chain; `head` covers the first twelve bytes, so that a length can be trusted before
+//! the body is read. Both are salted per file: a value that happens to look like a record (or was made to)
+//! is never taken for one. A body neither begins nor ends with a zero byte, nor does one flipped bit make it
+//! so; since the space ahead of the log is zeros, that tells a record cut short from a damaged one.
+
+/// Bytes before the body.
+pub const HEAD: usize = 16;
+/// No body is longer; anything that says so is not a record.
+pub const MAX_BODY: usize = 64 << 20;
+/// What a body needs besides key and value.
+pub const BODY_OVERHEAD: usize = FIXED + 1;
+
+const FIXED: usize = 1 + 8 + 8 + 8 + 4;
+const LAST: u8 = 0xA5;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    Put = 0x33,
+    Delete = 0x35,
+    /// Revisions up to `revision` may have been handed out without being on disk.
+    Reserve = 0x36,
+    /// The last record of a snapshot; `expires` holds the number of records before it.
+    End = 0x39,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record<'a> {
+    pub kind: Kind,
+    /// All of the file before this offset was synced before this record was written: whatever is
+    /// unreadable there was damaged later.
+    pub synced: u64,
+    pub revision: u64,
+    /// Unix seconds, 0: never.
+    pub expires: u64,
+    pub key: &'a str,
+    pub value: &'a [u8],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    pub len: usize,
+    pub prev: u32,
+    pub crc: u32,
+}
+
+/// Appends the record to `out` and returns its `crc`, the next record's `prev`.
+pub fn encode(out: &mut Vec<u8>, salt: u32, prev: u32, record: &Record) -> u32 {
+    let start = out.len();
+    let len = BODY_OVERHEAD + record.key.len() + record.value.len();
+    out.reserve(HEAD + len);
+    out.extend_from_slice(&(len as u32).to_le_bytes());
+    out.extend_from_slice(&prev.to_le_bytes());
+    out.extend_from_slice(&[0; 8]);
+    out.push(record.kind as u8);
+    out.extend_from_slice(&record.synced.to_le_bytes());
+    out.extend_from_slice(&record.revision.to_le_bytes());
+    out.extend_from_slice(&record.expires.to_le_bytes());
+    out.extend_from_slice(&(record.key.len() as u32).to_le_bytes());
+    out.extend_from_slice(record.key.as_bytes());
+    out.extend_from_slice(record.value);
+    out.push(LAST);
+    let crc = crc32c::crc32c_append(prev ^ salt, &out[start + HEAD..]);
+    out[start + 8..start + 12].copy_from_slice(&crc.to_le_bytes());
+    let head = crc32c::crc32c_append(salt, &out[start..start + 12]);
+    out[start + 12..start + 16].copy_from_slice(&head.to_le_bytes());
+    crc
+}
+
+/// `None` when these bytes do not begin a record.
+pub fn decode_head(bytes: &[u8; HEAD], salt: u32) -> Option<Head> {
+    let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    let len = word(0) as usize;
+    let fits = (BODY_OVERHEAD..=MAX_BODY).contains(&len);
+    (fits && crc32c::crc32c_append(salt, &bytes[..12]) == word(12)).then(|| Head {
+        len,
+        prev: word(4),
+        crc: word(8),
+    })
+}
+
+/// `None` when the body is not the one the head was written for.
+pub fn decode_body<'a>(head: &Head, body: &'a [u8], salt: u32) -> Option<Record<'a>> {
+    if body.len() != head.len || crc32c::crc32c_append(head.prev ^ salt, body) != head.crc {
+        return None;
+    }
+    let kind = match body[0] {
+        0x33 => Kind::Put,
+        0x35 => Kind::Delete,
+        0x36 => Kind::Reserve,
+        0x39 => Kind::End,
+        _ => return None,
+    };
+    let long = |at: usize| body[at..at + 8].try_into().ok().map(u64::from_le_bytes);
+    let key_len = u32::from_le_bytes(body[25..FIXED].try_into().ok()?) as usize;
+    let rest = &body[FIXED..body.len() - 1];
+    if key_len > rest.len() {
+        return None;
+    }
+    let (key, value) = rest.split_at(key_len);
+    Some(Record {
+        kind,
+        synced: long(1)?,
+        revision: long(9)?,
+        expires: long(17)?,
+        key: std::str::from_utf8(key).ok()?,
+        value,
+    })
+}
+
+/// A whole record at the start of `bytes`, whatever came before it.
+pub fn decode_alone(bytes: &[u8], salt: u32) -> Option<Record<'_>> {
+    let head = decode_head(bytes.first_chunk()?, salt)?;
+    decode_body(&head, bytes.get(HEAD..HEAD + head.len)?, salt)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn round_trip_and_every_flipped_bit_is_noticed(
+            key in "[a-z/]{0,20}", value: Vec<u8>, salt: u32, prev: u32, revision: u64, bit: prop::sample::Index,
+        ) {
+            let record =
+                Record { kind: Kind::Put, synced: 7, revision, expires: 9, key: &key, value: &value };
+            let mut bytes = Vec::new();
+            encode(&mut bytes, salt, prev, &record);
+            prop_assert_eq!(decode_alone(&bytes, salt), Some(record));
+            let bit = bit.index(bytes.len() * 8);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            prop_assert_eq!(decode_alone(&bytes, salt), None);
+            prop_assert!(bytes[HEAD] != 0 && bytes[bytes.len() - 1] != 0);
+        }
+    }
+
+    #[test]
+    fn zeros_are_no_record() {
+        assert_eq!(decode_alone(&[0; 4096], 0), None);
+    }
+}
