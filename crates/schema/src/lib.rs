@@ -5,12 +5,15 @@
 //! [`Table`] of its own at run time. Knows shapes, never kinds' rules: validation lives in `api`.
 //! Read [`Table`], [`Type`], [`Field`] and [`Shape`] first.
 
+pub mod decode;
 pub mod quantity;
 mod read;
 pub mod table;
+pub mod time;
 
 use std::sync::LazyLock;
 
+pub use decode::{DecodeError, Decoded, from_json, normalize};
 use read::Read;
 pub use table::{Field, Gvk, ListKind, Shape, Strategy, Table, Type, TypeId};
 

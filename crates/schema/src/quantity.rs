@@ -122,6 +122,15 @@ impl Quantity {
         self.mantissa as f64 * 10f64.powi(self.scale.clamp(-400, 400) as i32)
     }
 
+    /// Without what is finer than a thousandth, rounded away from zero.
+    pub fn rounded_to_milli(self) -> Quantity {
+        if self.scale >= -3 {
+            return self;
+        }
+        let (mantissa, _) = divided_away_from_zero(self.mantissa, -3 - self.scale);
+        Quantity { mantissa, scale: -3, ..self }
+    }
+
     pub fn negated(self) -> Quantity {
         Quantity { mantissa: self.mantissa.saturating_neg(), ..self }
     }

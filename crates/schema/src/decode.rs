@@ -1,0 +1,89 @@
+//! Reading an object by its type: one pass that parses, checks and normalises.
+//!
+//! The result is what upstream would write after reading the same input: unknown fields gone, nulls and
+//! meaningless zeros gone, fields that are always written present, quantities, times and bytes in their
+//! canonical form. Complaints come in upstream's words and order.
+
+mod seed;
+mod state;
+
+use serde::de::{DeserializeSeed, Deserializer};
+use serde_json::Value;
+
+use crate::table::{Shape, Table, TypeId};
+use seed::Seed;
+use state::{State, Target};
+
+/// Nesting beyond this is refused, whether it comes as text or as a value.
+pub const MAX_DEPTH: usize = 128;
+
+/// Upstream stops collecting complaints here.
+const MAX_UNKNOWN: usize = 100;
+
+#[derive(Debug)]
+pub struct Decoded {
+    pub value: Value,
+    /// What strict decoding complains about: `unknown field "spec.colour"`, `duplicate field "spec"`.
+    pub unknown: Vec<String>,
+}
+
+/// Worded as upstream words it, without the kind it adds in front.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    #[error("{0}")]
+    Syntax(String),
+    /// A value that does not fit its field.
+    #[error("{0}")]
+    Type(String),
+    #[error("exceeded max depth")]
+    Depth,
+}
+
+/// Reads a JSON text as a value of type `ty`.
+pub fn from_json(table: &Table, ty: TypeId, bytes: &[u8]) -> Result<Decoded, DecodeError> {
+    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+    let decoded = decode(table, ty, &mut deserializer)?;
+    deserializer.end().map_err(|error| syntax(&error))?;
+    Ok(decoded)
+}
+
+/// Does to a value what [`from_json`] does to a text; returns the complaints.
+pub fn normalize(table: &Table, ty: TypeId, value: &mut Value) -> Result<Vec<String>, DecodeError> {
+    let decoded = decode(table, ty, value.take())?;
+    *value = decoded.value;
+    Ok(decoded.unknown)
+}
+
+fn decode<'de, D>(table: &Table, ty: TypeId, deserializer: D) -> Result<Decoded, DecodeError>
+where
+    D: Deserializer<'de, Error = serde_json::Error>,
+{
+    let shape = Shape::Struct(ty);
+    let mut state = State::new(table);
+    let result = Seed { state: &mut state, target: Target::Shape(&shape) }.deserialize(deserializer);
+    if state.too_deep {
+        return Err(DecodeError::Depth);
+    }
+    // A text that is no JSON at all is reported before anything that is wrong with its contents.
+    let value = result.map_err(|error| syntax(&error))?;
+    match state.error.take() {
+        Some(error) => Err(DecodeError::Type(error)),
+        // Null reads as an empty object.
+        None if value.is_null() => Ok(Decoded { value: state.zero(&shape), unknown: state.unknown }),
+        None => Ok(Decoded { value, unknown: state.unknown }),
+    }
+}
+
+fn syntax(error: &serde_json::Error) -> DecodeError {
+    let text = error.to_string();
+    if text.starts_with("recursion limit exceeded") {
+        DecodeError::Depth
+    } else if error.is_eof() {
+        DecodeError::Syntax("unexpected end of JSON input".to_owned())
+    } else {
+        DecodeError::Syntax(text)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,262 @@
+//! Times as upstream reads and writes them: RFC 3339 with Go's words when it is not.
+
+/// A point in time; `seconds` since 1970, `nanos` within the second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Timestamp {
+    pub seconds: i64,
+    pub nanos: u32,
+}
+
+const SECONDS_LAYOUT: &str = "2006-01-02T15:04:05Z07:00";
+const MICROS_LAYOUT: &str = "2006-01-02T15:04:05.000000Z07:00";
+
+/// The first second of year 1, Go's zero time, which JSON knows as null.
+const ZERO: i64 = -62_135_596_800;
+
+/// The last second of year 9999: what RFC 3339 can say.
+const LAST: i64 = 253_402_300_799;
+
+impl Timestamp {
+    /// Reads `metav1.Time`. The error is Go's.
+    pub fn parse(text: &str) -> Result<Timestamp, String> {
+        Scanner { text, rest: text, layout: SECONDS_LAYOUT }.scan(false)
+    }
+
+    /// Reads `metav1.MicroTime`, which insists on six digits after the point.
+    pub fn parse_micro(text: &str) -> Result<Timestamp, String> {
+        Scanner { text, rest: text, layout: MICROS_LAYOUT }.scan(true)
+    }
+
+    /// None if RFC 3339 cannot say it.
+    pub fn new(seconds: i64, nanos: u32) -> Option<Timestamp> {
+        ((ZERO..=LAST).contains(&seconds) && nanos < 1_000_000_000).then_some(Timestamp { seconds, nanos })
+    }
+
+    pub fn is_zero(self) -> bool {
+        self == Timestamp { seconds: ZERO, nanos: 0 }
+    }
+
+    /// `2006-01-02T15:04:05Z`.
+    pub fn to_seconds(self) -> String {
+        let (year, month, day) = civil(self.seconds.div_euclid(86_400));
+        let second = self.seconds.rem_euclid(86_400);
+        format!(
+            "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z",
+            second / 3600,
+            second / 60 % 60,
+            second % 60
+        )
+    }
+
+    /// `2006-01-02T15:04:05.000000Z`.
+    pub fn to_micros(self) -> String {
+        let mut text = self.to_seconds();
+        text.truncate(text.len() - 1);
+        format!("{text}.{:06}Z", self.nanos / 1000)
+    }
+}
+
+struct Scanner<'t> {
+    text: &'t str,
+    rest: &'t str,
+    layout: &'static str,
+}
+
+impl Scanner<'_> {
+    fn scan(mut self, micros: bool) -> Result<Timestamp, String> {
+        let year = self.number(4, "2006")?;
+        self.literal("-")?;
+        let month = self.number(2, "01")?;
+        self.within(month, 1, 12, "month")?;
+        self.literal("-")?;
+        // The day is checked last, when the month's length is known.
+        let day = self.number(2, "02")?;
+        self.literal("T")?;
+        let hour = self.number(2, "15")?;
+        self.within(hour, 0, 23, "hour")?;
+        self.literal(":")?;
+        let minute = self.number(2, "04")?;
+        self.within(minute, 0, 59, "minute")?;
+        self.literal(":")?;
+        let second = self.number(2, "05")?;
+        self.within(second, 0, 59, "second")?;
+        let nanos = if micros { self.micros()? } else { self.fraction() };
+        let offset = self.zone()?;
+        if !self.rest.is_empty() {
+            return Err(format!("parsing time {:?}: extra text: {:?}", self.text, self.rest));
+        }
+        self.within(day, 1, month_length(year, month), "day")?;
+        let seconds = days(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second - offset;
+        Timestamp::new(seconds, nanos)
+            .ok_or_else(|| format!("parsing time {:?}: year out of range", self.text))
+    }
+
+    fn error(&self, element: &str) -> String {
+        format!(
+            "parsing time {:?} as {:?}: cannot parse {:?} as {element:?}",
+            self.text, self.layout, self.rest
+        )
+    }
+
+    fn within(&self, value: i64, low: i64, high: i64, what: &str) -> Result<(), String> {
+        match (low..=high).contains(&value) {
+            true => Ok(()),
+            false => Err(format!("parsing time {:?}: {what} out of range", self.text)),
+        }
+    }
+
+    fn number(&mut self, digits: usize, element: &str) -> Result<i64, String> {
+        let text = self.rest.get(..digits).filter(|text| text.bytes().all(|b| b.is_ascii_digit()));
+        let number = text.and_then(|text| text.parse().ok()).ok_or_else(|| self.error(element))?;
+        self.rest = &self.rest[digits..];
+        Ok(number)
+    }
+
+    fn literal(&mut self, text: &str) -> Result<(), String> {
+        self.rest = self.rest.strip_prefix(text).ok_or_else(|| self.error(text))?;
+        Ok(())
+    }
+
+    /// Digits after a point or comma, as many as there are.
+    fn fraction(&mut self) -> u32 {
+        let digits = match self.rest.strip_prefix(['.', ',']) {
+            Some(rest) => rest.bytes().take_while(u8::is_ascii_digit).count(),
+            None => 0,
+        };
+        if digits == 0 {
+            return 0;
+        }
+        let (text, rest) = self.rest.split_at(digits + 1);
+        self.rest = rest;
+        format!("{:0<9.9}", &text[1..]).parse().unwrap_or(0)
+    }
+
+    fn micros(&mut self) -> Result<u32, String> {
+        let digits = self.rest.get(..7).and_then(|text| text.strip_prefix(['.', ',']));
+        let micros = digits.filter(|text| text.bytes().all(|b| b.is_ascii_digit()));
+        let micros: u32 = micros.and_then(|text| text.parse().ok()).ok_or_else(|| self.error(".000000"))?;
+        self.rest = &self.rest[7..];
+        Ok(micros * 1000)
+    }
+
+    /// Seconds east of Greenwich.
+    fn zone(&mut self) -> Result<i64, String> {
+        if let Some(rest) = self.rest.strip_prefix('Z') {
+            self.rest = rest;
+            return Ok(0);
+        }
+        let error = self.error("Z07:00");
+        let sign = match self.rest.as_bytes().first() {
+            Some(b'+') => 1,
+            Some(b'-') => -1,
+            _ => return Err(error),
+        };
+        self.rest = &self.rest[1..];
+        let mut part = |separator: &str| {
+            self.literal(separator).and_then(|()| self.number(2, "Z07:00")).map_err(|_| error.clone())
+        };
+        let (hours, minutes) = (part("")?, part(":")?);
+        self.within(hours, 0, 24, "time zone offset hour")?;
+        self.within(minutes, 0, 60, "time zone offset minute")?;
+        Ok(sign * (hours * 3600 + minutes * 60))
+    }
+}
+
+fn month_length(year: i64, month: i64) -> i64 {
+    match month {
+        2 if year % 4 == 0 && (year % 100 != 0 || year % 400 == 0) => 29,
+        2 => 28,
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
+    }
+}
+
+/// Days since 1970, counting years from March so that the leap day comes last.
+fn days(year: i64, month: i64, day: i64) -> i64 {
+    let year = if month <= 2 { year - 1 } else { year };
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    year * 365 + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + day_of_year - 719_468
+}
+
+/// The year, month and day that lie so many days after 1970.
+fn civil(days: i64) -> (i64, i64, i64) {
+    let days = days + 719_468;
+    let (era, day) = (days.div_euclid(146_097), days.rem_euclid(146_097));
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day_of_year = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let (month, carry) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    (year + era * 400 + carry, month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, expect: Expect) {
+        expect.assert_eq(&Timestamp::parse(text).map_or_else(|error| error, |time| time.to_micros()));
+    }
+
+    #[track_caller]
+    fn check_micro(text: &str, expect: Expect) {
+        expect.assert_eq(&Timestamp::parse_micro(text).map_or_else(|error| error, |time| time.to_micros()));
+    }
+
+    #[test]
+    fn reads_what_go_reads() {
+        check("2026-11-15T20:53:54Z", expect!["2026-11-15T20:53:54.000000Z"]);
+        check("2024-02-29T23:30:00-02:30", expect!["2024-03-01T02:00:00.000000Z"]);
+        check("1969-12-31T23:59:59.1234567891Z", expect!["1969-12-31T23:59:59.123456Z"]);
+        check_micro("2026-11-15T20:53:54.000001+01:00", expect!["2026-11-15T19:53:54.000001Z"]);
+    }
+
+    #[test]
+    fn refuses_in_the_words_of_go() {
+        check(
+            "x",
+            expect![[r#"parsing time "x" as "2006-01-02T15:04:05Z07:00": cannot parse "x" as "2006""#]],
+        );
+        check(
+            "2026-11-15",
+            expect![[r#"parsing time "2026-11-15" as "2006-01-02T15:04:05Z07:00": cannot parse "" as "T""#]],
+        );
+        check(
+            "2026-13-15T00:00:00Z",
+            expect![[r#"parsing time "2026-13-15T00:00:00Z": month out of range"#]],
+        );
+        check("2026-02-29T00:00:00Z", expect![[r#"parsing time "2026-02-29T00:00:00Z": day out of range"#]]);
+        check("2026-02-28T00:00:00Zz", expect![[r#"parsing time "2026-02-28T00:00:00Zz": extra text: "z""#]]);
+        check(
+            "2026-02-28T00:00:00é",
+            expect![[
+                r#"parsing time "2026-02-28T00:00:00é" as "2006-01-02T15:04:05Z07:00": cannot parse "é" as "Z07:00""#
+            ]],
+        );
+        check_micro(
+            "2026-02-28T00:00:00Z",
+            expect![[
+                r#"parsing time "2026-02-28T00:00:00Z" as "2006-01-02T15:04:05.000000Z07:00": cannot parse "Z" as ".000000""#
+            ]],
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn reads_back_what_it_writes(seconds in ZERO..=LAST, nanos in 0u32..1_000_000_000) {
+            let time = Timestamp { seconds, nanos: nanos / 1000 * 1000 };
+            prop_assert_eq!(Timestamp::parse_micro(&time.to_micros()), Ok(time));
+            prop_assert_eq!(Timestamp::parse(&time.to_seconds()), Ok(Timestamp { seconds, nanos: 0 }));
+        }
+
+        #[test]
+        fn never_panics(text in "\\PC*") {
+            let _ = Timestamp::parse(&text);
+            let _ = Timestamp::parse_micro(&text);
+        }
+    }
+}
