@@ -26,6 +26,7 @@ pub mod resource;
 pub mod scheduling;
 pub mod storage;
 
+pub mod columns;
 pub mod field;
 pub mod intstr;
 pub mod json;
@@ -35,6 +36,7 @@ pub mod names;
 pub mod selector;
 pub mod status;
 pub mod table;
+pub mod time;
 
 pub use schema::quantity;
 

@@ -1,0 +1,196 @@
+//! The cells of a pod: what its containers are up to, in one word.
+
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::text::{is_deleting, is_true, or, since, timestamp};
+use crate::json::Json;
+
+pub fn ready(pod: &Value) -> String {
+    let summary = Summary::of(pod);
+    format!("{}/{}", summary.ready, summary.total)
+}
+
+pub fn status(pod: &Value) -> String {
+    let status = pod.at("status");
+    if is_deleting(pod) {
+        // The node that should stop the pod does not answer, so nobody knows what it does.
+        if status.text("reason") == "NodeLost" {
+            return "Unknown".to_owned();
+        }
+        if !matches!(status.text("phase"), "Succeeded" | "Failed") {
+            return "Terminating".to_owned();
+        }
+    }
+    Summary::of(pod).reason
+}
+
+pub fn restarts(pod: &Value, now: Timestamp) -> String {
+    let Restarts { count, last } = Summary::of(pod).restarts;
+    match last {
+        Some((_, finished)) if count != 0 => format!("{count} ({} ago)", since(finished, now)),
+        _ => count.to_string(),
+    }
+}
+
+pub fn ip(pod: &Value) -> String {
+    let status = pod.at("status");
+    let first = status.items("podIPs").first().map_or("", |ip| ip.text("ip"));
+    or(if first.is_empty() { status.text("podIP") } else { first }.to_owned(), "<none>")
+}
+
+pub fn readiness_gates(pod: &Value) -> String {
+    let gates = pod.at("spec").items("readinessGates");
+    if gates.is_empty() {
+        return "<none>".to_owned();
+    }
+    let open = gates.iter().filter(|gate| is_true(pod, gate.text("conditionType"))).count();
+    format!("{open}/{}", gates.len())
+}
+
+struct Summary<'a> {
+    ready: usize,
+    total: usize,
+    reason: String,
+    restarts: Restarts<'a>,
+}
+
+impl Summary<'_> {
+    fn of(pod: &Value) -> Summary<'_> {
+        let (spec, status) = (pod.at("spec"), pod.at("status"));
+        let sidecars = spec.items("initContainers").iter().filter(|container| is_sidecar(container)).count();
+        let mut summary = Summary {
+            ready: 0,
+            total: spec.items("containers").len() + sidecars,
+            reason: reason_of_pod(status),
+            restarts: Restarts::default(),
+        };
+        let sidecar_restarts = summary.add_init_containers(spec, status);
+        if let Some(restarts) = sidecar_restarts {
+            summary.restarts = restarts;
+            summary.add_containers(pod, status);
+        }
+        summary
+    }
+}
+
+impl<'a> Summary<'a> {
+    /// Counts the init containers up to the first that is not done. Once all are, the restarts of those that
+    /// keep running are what counts, and they come back.
+    fn add_init_containers(&mut self, spec: &'a Value, status: &'a Value) -> Option<Restarts<'a>> {
+        let mut sidecar_restarts = Restarts::default();
+        let mut waiting = false;
+        for (i, container) in status.items("initContainerStatuses").iter().enumerate() {
+            let name = container.text("name");
+            let own = spec.items("initContainers").iter().rfind(|own| own.text("name") == name);
+            let sidecar = own.is_some_and(is_sidecar);
+            self.restarts.add(container);
+            if sidecar {
+                sidecar_restarts.add(container);
+            }
+            let terminated = container.path("state.terminated");
+            if !terminated.is_null() && terminated.int("exitCode").unwrap_or(0) == 0 {
+                continue;
+            }
+            if sidecar && container.flag("started") {
+                self.ready += usize::from(container.flag("ready"));
+                continue;
+            }
+            let waits_for = container.path("state.waiting").text("reason");
+            self.reason = if !terminated.is_null() {
+                format!("Init:{}", reason_of_end(terminated))
+            } else if !waits_for.is_empty() && waits_for != "PodInitializing" {
+                format!("Init:{waits_for}")
+            } else {
+                format!("Init:{i}/{}", spec.items("initContainers").len())
+            };
+            waiting = true;
+            break;
+        }
+        let initialized = status
+            .items("conditions")
+            .iter()
+            .find(|condition| condition.text("type") == "Initialized")
+            .is_some_and(|condition| condition.text("status") == "True");
+        (!waiting || initialized).then_some(sidecar_restarts)
+    }
+
+    fn add_containers(&mut self, pod: &Value, status: &'a Value) {
+        let mut running = false;
+        let mut failure = None;
+        // Backwards, so that the first container has the last word.
+        for container in status.items("containerStatuses").iter().rev() {
+            self.restarts.add(container);
+            let state = container.at("state");
+            let waits_for = state.at("waiting").text("reason");
+            if !waits_for.is_empty() {
+                self.reason = waits_for.to_owned();
+            } else if state.has("terminated") {
+                let terminated = state.at("terminated");
+                self.reason = reason_of_end(terminated);
+                if terminated.int("exitCode").unwrap_or(0) != 0 {
+                    failure = Some(self.reason.clone());
+                }
+            } else if container.flag("ready") && state.has("running") {
+                running = true;
+                self.ready += 1;
+            }
+        }
+        if self.reason == "Completed" {
+            if running && is_true(pod, "Ready") {
+                self.reason = "Running".to_owned();
+            } else if let Some(failure) = failure {
+                self.reason = failure;
+            } else if running {
+                self.reason = "NotReady".to_owned();
+            }
+        }
+    }
+}
+
+/// How often containers were restarted, and when the last one before that ended.
+#[derive(Default)]
+struct Restarts<'a> {
+    count: i64,
+    last: Option<(Timestamp, &'a Value)>,
+}
+
+impl<'a> Restarts<'a> {
+    fn add(&mut self, container: &'a Value) {
+        self.count = self.count.saturating_add(container.int("restartCount").unwrap_or(0));
+        let finished = container.path("lastState.terminated.finishedAt");
+        if let Some(time) = timestamp(finished)
+            && self.last.is_none_or(|(last, _)| last < time)
+        {
+            self.last = Some((time, finished));
+        }
+    }
+}
+
+fn is_sidecar(container: &Value) -> bool {
+    container.text("restartPolicy") == "Always"
+}
+
+fn reason_of_pod(status: &Value) -> String {
+    let gated = status.items("conditions").iter().any(|condition| {
+        condition.text("type") == "PodScheduled" && condition.text("reason") == "SchedulingGated"
+    });
+    let reason = status.text("reason");
+    let word = if gated {
+        "SchedulingGated"
+    } else if reason.is_empty() {
+        status.text("phase")
+    } else {
+        reason
+    };
+    word.to_owned()
+}
+
+fn reason_of_end(terminated: &Value) -> String {
+    let signal = terminated.int("signal").unwrap_or(0);
+    match terminated.text("reason") {
+        "" if signal != 0 => format!("Signal:{signal}"),
+        "" => format!("ExitCode:{}", terminated.int("exitCode").unwrap_or(0)),
+        reason => reason.to_owned(),
+    }
+}

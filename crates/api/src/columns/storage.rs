@@ -1,0 +1,77 @@
+//! The cells of volumes, claims and storage classes.
+
+use serde_json::Value;
+
+use super::text::{annotation, is_deleting, joined, or, strings};
+use crate::json::Json as _;
+
+const MODES: [(&str, &str); 4] = [
+    ("ReadWriteOnce", "RWO"),
+    ("ReadOnlyMany", "ROX"),
+    ("ReadWriteMany", "RWX"),
+    ("ReadWriteOncePod", "RWOP"),
+];
+
+pub fn phase(obj: &Value) -> String {
+    if is_deleting(obj) { "Terminating" } else { obj.at("status").text("phase") }.to_owned()
+}
+
+pub fn volume_capacity(volume: &Value) -> String {
+    or(volume.path("spec.capacity").text("storage").to_owned(), "0")
+}
+
+pub fn volume_modes(volume: &Value) -> String {
+    modes(volume.at("spec").items("accessModes"))
+}
+
+pub fn volume_claim(volume: &Value) -> String {
+    match volume.path("spec.claimRef") {
+        Value::Null => String::new(),
+        claim => format!("{}/{}", claim.text("namespace"), claim.text("name")),
+    }
+}
+
+/// The class, which an old annotation may state instead of the field.
+pub fn class(obj: &Value) -> String {
+    let annotations = obj.path("metadata.annotations");
+    let old = annotations.at("volume.beta.kubernetes.io/storage-class").as_str();
+    old.unwrap_or_else(|| obj.at("spec").text("storageClassName")).to_owned()
+}
+
+/// Only a claim that has a volume has a capacity and modes.
+pub fn claim_capacity(claim: &Value) -> String {
+    if claim.at("spec").text("volumeName").is_empty() {
+        return String::new();
+    }
+    or(claim.path("status.capacity").text("storage").to_owned(), "0")
+}
+
+pub fn claim_modes(claim: &Value) -> String {
+    if claim.at("spec").text("volumeName").is_empty() {
+        return String::new();
+    }
+    modes(claim.at("status").items("accessModes"))
+}
+
+pub fn class_name(class: &Value) -> String {
+    let name = class.at("metadata").text("name");
+    let default =
+        ["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"];
+    let is_default = default.iter().any(|key| annotation(class, key) == "true");
+    if is_default { format!("{name} (default)") } else { name.to_owned() }
+}
+
+pub fn driver_modes(driver: &Value) -> String {
+    or(joined(strings(driver.at("spec").items("volumeLifecycleModes"))), "<none>")
+}
+
+pub fn driver_token_requests(driver: &Value) -> String {
+    match driver.path("spec.tokenRequests").as_array() {
+        None => "<unset>".to_owned(),
+        Some(requests) => joined(requests.iter().map(|request| request.text("audience"))),
+    }
+}
+
+fn modes(modes: &[Value]) -> String {
+    joined(MODES.iter().filter(|(mode, _)| modes.iter().any(|m| m == mode)).map(|(_, short)| *short))
+}
