@@ -1,4 +1,5 @@
 //! The kinds of the authentication group.
 
 pub mod self_subject_review;
+pub mod token_request;
 pub mod token_review;

@@ -1,6 +1,76 @@
-//! The kinds of the authorization group.
+//! The kinds of the authorization group: questions that are answered and not kept.
 
 pub mod local_subject_access_review;
 pub mod self_subject_access_review;
 pub mod self_subject_rules_review;
 pub mod subject_access_review;
+
+use serde_json::Value;
+
+use crate::field::{Errors, Path};
+use crate::json::Json;
+use crate::meta::{self, SelectorOptions};
+
+/// What may be done to what: exactly one of the two forms.
+fn attributes(spec: &Value, errors: &mut Errors) {
+    let path = Path::new("spec");
+    match (spec.has("resourceAttributes"), spec.has("nonResourceAttributes")) {
+        (true, true) => errors.invalid(
+            &path.at("nonResourceAttributes"),
+            spec.at("nonResourceAttributes").clone(),
+            "cannot be specified in combination with resourceAttributes",
+        ),
+        (false, false) => errors.invalid(
+            &path.at("resourceAttributes"),
+            Value::Null,
+            "exactly one of nonResourceAttributes or resourceAttributes must be specified",
+        ),
+        _ => {}
+    }
+}
+
+/// Whom it is asked about.
+fn subject(spec: &Value, errors: &mut Errors) {
+    if spec.text("user").is_empty() && spec.items("groups").is_empty() {
+        errors.invalid(&Path::new("spec.user"), "", "at least one of user or group must be specified");
+    }
+}
+
+fn selectors(spec: &Value, errors: &mut Errors) {
+    for field in ["fieldSelector", "labelSelector"] {
+        let selector = spec.at("resourceAttributes").at(field);
+        if selector.is_null() {
+            continue;
+        }
+        let path = Path::new("spec.resourceAttributes").at(field);
+        let (raw, requirements) = (selector.text("rawSelector"), selector.items("requirements"));
+        if !raw.is_empty() && !requirements.is_empty() {
+            let message = "may not specified at the same time as requirements";
+            errors.invalid(&path.at("rawSelector"), raw, message);
+        }
+        if raw.is_empty() && requirements.is_empty() {
+            let why = format!("when {path} is specified, requirements or rawSelector is required");
+            errors.required(&path.at("requirements"), &why);
+        }
+        let options = SelectorOptions { allow_unknown_operators: true, ..SelectorOptions::default() };
+        for (i, requirement) in requirements.iter().enumerate() {
+            let path = path.at("requirements").index(i);
+            if field == "fieldSelector" {
+                meta::field_selector_requirement(requirement, &path, options, errors);
+            } else {
+                meta::label_selector_requirement(requirement, &path, options, errors);
+            }
+        }
+    }
+}
+
+/// Metadata of something that is not kept says nothing, save for the fields in `but`.
+fn no_metadata(obj: &Value, but: &[&str], message: &str, errors: &mut Errors) {
+    let metadata = obj.at("metadata");
+    let says = |(name, value): (&str, &Value)| {
+        name != "managedFields" && !but.contains(&name) && !meta::same(value, &Value::Null) && value != ""
+    };
+    if obj.entries("metadata").any(says) {
+        errors.invalid(&Path::new("metadata"), metadata.clone(), message);
+    }
+}

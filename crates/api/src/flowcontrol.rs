@@ -2,3 +2,25 @@
 
 pub mod flow_schema;
 pub mod priority_level_configuration;
+
+use std::collections::HashSet;
+
+use serde_json::Value;
+
+use crate::field::{Errors, Path};
+use crate::json::Json;
+
+/// `status.conditions` of either kind: named, and each once.
+fn conditions(obj: &Value, errors: &mut Errors) {
+    let path = Path::new("status.conditions");
+    let mut seen = HashSet::new();
+    for (i, condition) in obj.at("status").items("conditions").iter().enumerate() {
+        let (kind, path) = (condition.text("type"), path.index(i).at("type"));
+        if !seen.insert(kind) {
+            errors.duplicate(&path, kind);
+        }
+        if kind.is_empty() {
+            errors.required(&path, "");
+        }
+    }
+}

@@ -1,7 +1,110 @@
-//! APIService: what is special about it.
+//! APIService: who answers for a group and version, this server or another.
 
-use crate::kind::Kind;
+use serde_json::{Value, json};
+
+use crate::field::{Errors, Path};
+use crate::json::Json;
+use crate::kind::{Kind, NameRule};
+use crate::names;
+
+const MAX_GROUP_PRIORITY: i64 = 20000;
+const MAX_VERSION_PRIORITY: i64 = 1000;
 
 pub struct APIService;
 
-impl Kind for APIService {}
+impl Kind for APIService {
+    fn prepare_create(&self, new: &mut Value) {
+        new["status"] = json!({});
+        if new.at("spec").has("service") {
+            return;
+        }
+        // What this server answers itself is there from the start.
+        let mut condition = json!({
+            "type": "Available",
+            "status": "True",
+            "reason": "Local",
+            "message": "Local APIServices are always available",
+        });
+        let created = new.path("metadata.creationTimestamp").clone();
+        if !created.is_null() {
+            condition["lastTransitionTime"] = created;
+        }
+        new["status"]["conditions"] = json!([condition]);
+    }
+
+    fn validate(&self, obj: &Value, errors: &mut Errors) {
+        let (spec, path) = (obj.at("spec"), Path::new("spec"));
+        let (group, version) = (spec.text("group"), spec.text("version"));
+        let (name, wanted) = (obj.at("metadata").text("name"), format!("{version}.{group}"));
+        if names::path_segment_name(name).is_empty() && name != wanted {
+            let message = format!("must be `spec.version+\".\"+spec.group`: {wanted:?}");
+            errors.invalid(&Path::new("metadata.name"), name, &message);
+        }
+        if group.is_empty() && version != "v1" {
+            let why = "only v1 may have an empty group and it better be legacy kube";
+            errors.required(&path.at("group"), why);
+        }
+        if !group.is_empty() {
+            errors.invalid_each(&path.at("group"), group, names::dns1123_subdomain(group));
+        }
+        errors.invalid_each(&path.at("version"), version, names::dns1035_label(version));
+        priority(spec, "groupPriorityMinimum", MAX_GROUP_PRIORITY, &path, errors);
+        priority(spec, "versionPriority", MAX_VERSION_PRIORITY, &path, errors);
+        service(spec, &path, errors);
+    }
+
+    fn validate_status(&self, new: &Value, _old: &Value, errors: &mut Errors) {
+        let path = Path::new("status.conditions");
+        for (i, condition) in new.at("status").items("conditions").iter().enumerate() {
+            let status = condition.text("status");
+            let known = ["True", "False", "Unknown"];
+            if !known.contains(&status) {
+                errors.not_supported(&path.index(i).at("status"), status, &known);
+            }
+        }
+    }
+
+    fn name_rule(&self) -> NameRule {
+        NameRule::PathSegment
+    }
+}
+
+fn priority(spec: &Value, field: &str, max: i64, path: &Path, errors: &mut Errors) {
+    let value = spec.int(field).unwrap_or(0);
+    if !(1..=max).contains(&value) {
+        errors.invalid(&path.at(field), value, &format!("must be positive and less than {max}"));
+    }
+}
+
+fn service(spec: &Value, path: &Path, errors: &mut Errors) {
+    let insecure = spec.flag("insecureSkipTLSVerify");
+    let bundle = spec.text("caBundle");
+    let (at_bundle, at_insecure) = (path.at("caBundle"), path.at("insecureSkipTLSVerify"));
+    if !spec.has("service") {
+        if !bundle.is_empty() {
+            let padding = bundle.bytes().rev().take_while(|byte| *byte == b'=').count();
+            let shown = format!("{} bytes", (bundle.len() / 4 * 3).saturating_sub(padding));
+            errors.invalid(&at_bundle, shown, "local APIServices may not have a caBundle");
+        }
+        if insecure {
+            let message = "local APIServices may not have insecureSkipTLSVerify";
+            errors.invalid(&at_insecure, true, message);
+        }
+        return;
+    }
+    let (service, path) = (spec.at("service"), path.at("service"));
+    for field in ["namespace", "name"] {
+        if service.text(field).is_empty() {
+            errors.required(&path.at(field), "");
+        }
+    }
+    let port = service.int("port").unwrap_or(443);
+    let problems = names::port_number(port);
+    if !problems.is_empty() {
+        let message = format!("port is not valid: {}", problems.join(", "));
+        errors.invalid(&path.at("port"), port, &message);
+    }
+    if insecure && !bundle.is_empty() {
+        errors.invalid(&at_insecure, true, "may not be true if caBundle is present");
+    }
+}

@@ -1,7 +1,19 @@
-//! TokenReview: what is special about it.
+//! TokenReview: whose token is this? Nothing about it can be invalid; a missing token is a bad request.
 
+use serde_json::Value;
+
+use crate::Status;
+use crate::json::Json;
 use crate::kind::Kind;
 
 pub struct TokenReview;
 
 impl Kind for TokenReview {}
+
+/// The token asked about.
+pub fn token(review: &Value) -> Result<&str, Status> {
+    match review.at("spec").text("token") {
+        "" => Err(Status::bad_request("token is required for TokenReview in authentication")),
+        token => Ok(token),
+    }
+}

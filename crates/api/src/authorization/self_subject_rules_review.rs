@@ -1,7 +1,20 @@
-//! SelfSubjectRulesReview: what is special about it.
+//! SelfSubjectRulesReview: what may I do in this namespace? Nothing about it can be invalid; a missing
+//! namespace is a bad request.
 
+use serde_json::Value;
+
+use crate::Status;
+use crate::json::Json;
 use crate::kind::Kind;
 
 pub struct SelfSubjectRulesReview;
 
 impl Kind for SelfSubjectRulesReview {}
+
+/// The namespace asked about.
+pub fn namespace(review: &Value) -> Result<&str, Status> {
+    match review.at("spec").text("namespace") {
+        "" => Err(Status::bad_request("no namespace on request")),
+        namespace => Ok(namespace),
+    }
+}

@@ -1,0 +1,26 @@
+//! TokenRequest: what a `POST .../serviceaccounts/<name>/token` may ask for.
+
+use serde_json::Value;
+
+use crate::field::{Errors, Path};
+use crate::json::Json;
+
+const MIN_SECONDS: i64 = 10 * 60;
+const MAX_SECONDS: i64 = 1 << 32;
+const DEFAULT_SECONDS: i64 = 60 * 60;
+
+/// How long the token lasts if nothing else is asked for; upstream's default is an hour.
+pub fn expiration_seconds(request: &Value) -> i64 {
+    request.at("spec").int("expirationSeconds").unwrap_or(DEFAULT_SECONDS)
+}
+
+pub fn validate(request: &Value, errors: &mut Errors) {
+    let path = Path::new("spec.expirationSeconds");
+    let seconds = expiration_seconds(request);
+    if seconds < MIN_SECONDS {
+        errors.invalid(&path, seconds, "may not specify a duration less than 10 minutes");
+    }
+    if seconds > MAX_SECONDS {
+        errors.invalid(&path, seconds, "may not specify a duration larger than 2^32 seconds");
+    }
+}
