@@ -18,6 +18,7 @@ pub(crate) struct Published {
     /// Lists that say their list type; the others are atomic without saying so.
     pub list_types: HashMap<(TypeId, Box<str>), Box<str>>,
     pub map_types: HashMap<(TypeId, Box<str>), Box<str>>,
+    pub strategies: HashMap<(TypeId, Box<str>), Box<str>>,
     /// `x-kubernetes-unions`, as JSON.
     pub unions: HashMap<TypeId, Box<str>>,
 }
@@ -141,10 +142,12 @@ impl<'t> Reader<'t> {
                 Some(("map", value)) => map = Some(value),
                 Some(("key", value)) => field.merge_key = value.into(),
                 Some(("strategy", value)) => {
+                    self.published.strategies.insert((self.current(), field.name.clone()), value.into());
                     for strategy in value.split(',') {
                         match strategy {
                             "merge" => field.strategy.merge = true,
                             "retainKeys" => field.strategy.retain_keys = true,
+                            "replace" => {}
                             _ => return None,
                         }
                     }

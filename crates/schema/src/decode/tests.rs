@@ -40,20 +40,38 @@ fn container(fields: Value) -> Value {
 
 #[test]
 fn zeros_that_mean_nothing_are_dropped_and_what_is_always_written_is_added() {
-    check("Pod", json!({}), expect![""]);
-    check("Service", json!({"spec": {"ports": [{"port": 80, "name": "", "nodePort": 0}]}}), expect![""]);
-    check("Deployment", json!({"spec": {"replicas": 0, "paused": false, "minReadySeconds": 0}}), expect![""]);
+    check("Pod", json!({}), expect![[r#"{"metadata":{},"spec":{"containers":null},"status":{}}"#]]);
+    check(
+        "Service",
+        json!({"spec": {"ports": [{"port": 80, "name": "", "nodePort": 0}]}}),
+        expect![[
+            r#"{"metadata":{},"spec":{"ports":[{"port":80,"targetPort":0}]},"status":{"loadBalancer":{}}}"#
+        ]],
+    );
+    check(
+        "Deployment",
+        json!({"spec": {"replicas": 0, "paused": false, "minReadySeconds": 0}}),
+        expect![[
+            r#"{"metadata":{},"spec":{"replicas":0,"selector":null,"strategy":{},"template":{"metadata":{},"spec":{"containers":null}}},"status":{}}"#
+        ]],
+    );
     check(
         "ConfigMap",
         json!({"data": {}, "metadata": {"labels": null, "creationTimestamp": null}}),
-        expect![""],
+        expect![[r#"{"metadata":{}}"#]],
     );
     check(
         "Pod",
         container(json!({"name": "a", "env": [], "securityContext": {}, "stdin": false})),
-        expect![""],
+        expect![[
+            r#"{"metadata":{},"spec":{"containers":[{"name":"a","resources":{},"securityContext":{}}]},"status":{}}"#
+        ]],
     );
-    check("Pod", container(json!(null)), expect![""]);
+    check(
+        "Pod",
+        container(json!(null)),
+        expect![[r#"{"metadata":{},"spec":{"containers":[{"name":"","resources":{}}]},"status":{}}"#]],
+    );
 }
 
 #[test]
@@ -61,48 +79,139 @@ fn values_take_their_canonical_form() {
     check(
         "Pod",
         container(json!({"resources": {"limits": {"cpu": 0.5, "memory": "1000m", "x": 3, "y": null}}})),
-        expect![""],
+        expect![[
+            r#"{"metadata":{},"spec":{"containers":[{"name":"","resources":{"limits":{"cpu":"500m","memory":"1","x":"3","y":"0"}}}]},"status":{}}"#
+        ]],
     );
-    check("Secret", json!({"data": {"a": "YQ==", "b": "YR==", "c": "Y\nQ==", "d": null}}), expect![""]);
-    check("Pod", json!({"metadata": {"deletionTimestamp": "2026-01-01T01:00:00+01:00"}}), expect![""]);
-    check("Lease", json!({"spec": {"renewTime": "2026-01-01T01:00:00.000001+01:00"}}), expect![""]);
+    check(
+        "Secret",
+        json!({"data": {"a": "YQ==", "b": "YR==", "c": "Y\nQ==", "d": null}}),
+        expect![[r#"{"data":{"a":"YQ==","b":"YQ==","c":"YQ==","d":""},"metadata":{}}"#]],
+    );
+    check(
+        "Pod",
+        json!({"metadata": {"deletionTimestamp": "2026-01-01T01:00:00+01:00"}}),
+        expect![[
+            r#"{"metadata":{"deletionTimestamp":"2026-01-01T00:00:00Z"},"spec":{"containers":null},"status":{}}"#
+        ]],
+    );
+    check(
+        "Lease",
+        json!({"spec": {"renewTime": "2026-01-01T01:00:00.000001+01:00"}}),
+        expect![[r#"{"metadata":{},"spec":{"renewTime":"2026-01-01T00:00:00.000001Z"}}"#]],
+    );
 }
 
 #[test]
 fn strict_decoding_complains_in_order() {
-    check("Pod", container(json!({"name": "a", "colour": "red", "Image": "b"})), expect![""]);
+    check(
+        "Pod",
+        container(json!({"name": "a", "colour": "red", "Image": "b"})),
+        expect![[r#"
+        {"metadata":{},"spec":{"containers":[{"name":"a","resources":{}}]},"status":{}}
+        unknown field "spec.containers[0].Image"
+        unknown field "spec.containers[0].colour""#]],
+    );
     check_text(
         "Pod",
         r#"{"spec":{"nodeName":"a","nodeName":"b","x":[{"y":1}]},"metadata":{"labels":{"a":"1","a":"2"}}}"#,
-        expect![""],
+        expect![[r#"
+            {"metadata":{"labels":{"a":"2"}},"spec":{"containers":null,"nodeName":"b"},"status":{}}
+            duplicate field "spec.nodeName"
+            unknown field "spec.x"
+            duplicate field "metadata.labels.a""#]],
     );
 }
 
 #[test]
 fn values_that_do_not_fit() {
-    check("Pod", container(json!({"name": "a", "image": 5})), expect![""]);
-    check("Pod", container(json!({"ports": [{"containerPort": 3_000_000_000u32}]})), expect![""]);
-    check("Pod", container(json!({"ports": [{"containerPort": 1.5}]})), expect![""]);
-    check("Pod", container(json!({"ports": "80"})), expect![""]);
-    check("Pod", json!({"spec": []}), expect![""]);
-    check("Pod", json!([]), expect![""]);
-    check("Pod", json!({"metadata": {"labels": {"a": 1}}}), expect![""]);
-    check("Pod", json!({"metadata": {"creationTimestamp": 5}}), expect![""]);
-    check("Pod", json!({"metadata": {"creationTimestamp": "yesterday"}}), expect![""]);
-    check("Pod", container(json!({"resources": {"limits": {"cpu": "lots"}}})), expect![""]);
-    check("Pod", container(json!({"resources": {"limits": {"cpu": {}}}})), expect![""]);
-    check("Secret", json!({"data": {"a": "a b"}}), expect![""]);
-    check("Secret", json!({"data": {"a": "YWI"}}), expect![""]);
-    check("Service", json!({"spec": {"ports": [{"targetPort": true}]}}), expect![""]);
+    check(
+        "Pod",
+        container(json!({"name": "a", "image": 5})),
+        expect![
+            "json: cannot unmarshal number into Go struct field Container.spec.containers.image of type string"
+        ],
+    );
+    check(
+        "Pod",
+        container(json!({"ports": [{"containerPort": 3_000_000_000u32}]})),
+        expect![
+            "json: cannot unmarshal number 3000000000 into Go struct field ContainerPort.spec.containers.ports.containerPort of type int32"
+        ],
+    );
+    check(
+        "Pod",
+        container(json!({"ports": [{"containerPort": 1.5}]})),
+        expect![
+            "json: cannot unmarshal number 1.5 into Go struct field ContainerPort.spec.containers.ports.containerPort of type int32"
+        ],
+    );
+    check(
+        "Pod",
+        container(json!({"ports": "80"})),
+        expect![
+            "json: cannot unmarshal string into Go struct field Container.spec.containers.ports of type []v1.ContainerPort"
+        ],
+    );
+    check(
+        "Pod",
+        json!({"spec": []}),
+        expect!["json: cannot unmarshal array into Go struct field Pod.spec of type v1.PodSpec"],
+    );
+    check("Pod", json!([]), expect!["json: cannot unmarshal array into Go value of type v1.Pod"]);
+    check(
+        "Pod",
+        json!({"metadata": {"labels": {"a": 1}}}),
+        expect![
+            "json: cannot unmarshal number into Go struct field ObjectMeta.metadata.labels of type string"
+        ],
+    );
+    check(
+        "Pod",
+        json!({"metadata": {"creationTimestamp": 5}}),
+        expect![
+            "json: cannot unmarshal number into Go struct field ObjectMeta.metadata.creationTimestamp of type string"
+        ],
+    );
+    check(
+        "Pod",
+        json!({"metadata": {"creationTimestamp": "yesterday"}}),
+        expect![[
+            r#"parsing time "yesterday" as "2006-01-02T15:04:05Z07:00": cannot parse "yesterday" as "2006""#
+        ]],
+    );
+    check(
+        "Pod",
+        container(json!({"resources": {"limits": {"cpu": "lots"}}})),
+        expect![
+            "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+        ],
+    );
+    check(
+        "Pod",
+        container(json!({"resources": {"limits": {"cpu": {}}}})),
+        expect![
+            "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+        ],
+    );
+    check("Secret", json!({"data": {"a": "a b"}}), expect!["illegal base64 data at input byte 1"]);
+    check("Secret", json!({"data": {"a": "YWI"}}), expect!["illegal base64 data at input byte 0"]);
+    check(
+        "Service",
+        json!({"spec": {"ports": [{"targetPort": true}]}}),
+        expect![
+            "json: cannot unmarshal bool into Go struct field ServicePort.spec.ports.targetPort of type int32"
+        ],
+    );
 }
 
 #[test]
 fn text_that_is_no_json() {
-    check_text("Pod", r#"{"spec": {"nodeName": 5}"#, expect![""]);
-    check_text("Pod", "", expect![""]);
-    check_text("Pod", "{} {}", expect![""]);
-    check_text("Pod", &"[".repeat(100_000), expect![""]);
-    check_text("Pod", &r#"{"a":"#.repeat(100_000), expect![""]);
+    check_text("Pod", r#"{"spec": {"nodeName": 5}"#, expect!["unexpected end of JSON input"]);
+    check_text("Pod", "", expect!["unexpected end of JSON input"]);
+    check_text("Pod", "{} {}", expect!["trailing characters at line 1 column 4"]);
+    check_text("Pod", &"[".repeat(100_000), expect!["unexpected end of JSON input"]);
+    check_text("Pod", &r#"{"a":"#.repeat(100_000), expect!["unexpected end of JSON input"]);
 }
 
 #[test]
@@ -111,23 +220,35 @@ fn schemas_of_custom_resources() {
     check(
         "CustomResourceDefinition",
         schema(json!({"items": {"type": "", "pattern": "x", "colour": 1}})),
-        expect![""],
+        expect![[
+            r#"{"metadata":{},"spec":{"group":"","names":{"kind":"","plural":""},"scope":"","versions":[{"name":"v1","schema":{"openAPIV3Schema":{"items":{"pattern":"x"}}},"served":false,"storage":false}]},"status":{"acceptedNames":{"kind":"","plural":""},"conditions":null,"storedVersions":null}}"#
+        ]],
     );
     check(
         "CustomResourceDefinition",
         schema(json!({"additionalProperties": false, "maxLength": 0, "default": null})),
-        expect![""],
+        expect![[
+            r#"{"metadata":{},"spec":{"group":"","names":{"kind":"","plural":""},"scope":"","versions":[{"name":"v1","schema":{"openAPIV3Schema":{"additionalProperties":false,"maxLength":0}},"served":false,"storage":false}]},"status":{"acceptedNames":{"kind":"","plural":""},"conditions":null,"storedVersions":null}}"#
+        ]],
     );
-    check("CustomResourceDefinition", schema(json!({"additionalProperties": 5})), expect![""]);
+    check(
+        "CustomResourceDefinition",
+        schema(json!({"additionalProperties": 5})),
+        expect!["boolean or JSON schema expected"],
+    );
     check(
         "CustomResourceDefinition",
         schema(json!({"enum": [null, 1, "a"], "maximum": 1.0, "default": {"a": null}})),
-        expect![""],
+        expect![[
+            r#"{"metadata":{},"spec":{"group":"","names":{"kind":"","plural":""},"scope":"","versions":[{"name":"v1","schema":{"openAPIV3Schema":{"default":{"a":null},"enum":[null,1,"a"],"maximum":1}},"served":false,"storage":false}]},"status":{"acceptedNames":{"kind":"","plural":""},"conditions":null,"storedVersions":null}}"#
+        ]],
     );
     check(
         "CustomResourceDefinition",
         schema(json!({"dependencies": {"a": ["b"], "c": {"title": ""}}})),
-        expect![""],
+        expect![[
+            r#"{"metadata":{},"spec":{"group":"","names":{"kind":"","plural":""},"scope":"","versions":[{"name":"v1","schema":{"openAPIV3Schema":{"dependencies":{"a":["b"],"c":{}}}},"served":false,"storage":false}]},"status":{"acceptedNames":{"kind":"","plural":""},"conditions":null,"storedVersions":null}}"#
+        ]],
     );
 }
 
