@@ -14,6 +14,7 @@ pub mod pod;
 pub mod pod_template;
 pub mod replication_controller;
 pub mod resource_quota;
+pub(crate) mod resources;
 pub(crate) mod rules;
 pub mod secret;
 pub mod service;

@@ -1,7 +1,111 @@
 //! ConfigMap: what is special about it.
 
+use serde_json::Value;
+
+use super::rules;
+use crate::field::{Errors, Path};
+use crate::json::Json;
 use crate::kind::Kind;
+use crate::{meta, names};
 
 pub struct ConfigMap;
 
-impl Kind for ConfigMap {}
+/// The most a ConfigMap's or Secret's values may weigh together.
+pub(super) const MAX_BYTES: usize = 1024 * 1024;
+
+const SEALED: &str = "field is immutable when `immutable` is set";
+
+impl Kind for ConfigMap {
+    fn validate(&self, obj: &Value, errors: &mut Errors) {
+        let binary = obj.at("binaryData");
+        let mut size = 0_usize;
+        for (key, value) in obj.entries("data") {
+            let path = Path::new("data").key(key);
+            rules::name(key, names::config_map_key, &path, errors);
+            if binary.has(key) {
+                errors.invalid(&path, key, "duplicate of key present in binaryData");
+            }
+            size = size.saturating_add(value.as_str().map_or(0, str::len));
+        }
+        for (key, value) in obj.entries("binaryData") {
+            rules::name(key, names::config_map_key, &Path::new("binaryData").key(key), errors);
+            size = size.saturating_add(decoded_len(value));
+        }
+        if size > MAX_BYTES {
+            // Upstream's spelling of "the whole object".
+            errors.too_long(&Path::new("[]"), MAX_BYTES);
+        }
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+        sealed(new, old, &["data", "binaryData"], errors);
+    }
+}
+
+/// An object marked immutable stays so, and keeps these fields.
+pub(super) fn sealed(new: &Value, old: &Value, fields: &[&str], errors: &mut Errors) {
+    if !old.flag("immutable") {
+        return;
+    }
+    if !new.flag("immutable") {
+        errors.forbidden(&Path::new("immutable"), SEALED);
+    }
+    for field in fields {
+        if !meta::same(new.at(field), old.at(field)) {
+            errors.forbidden(&Path::new(field), SEALED);
+        }
+    }
+}
+
+/// How many bytes a base64 string stands for.
+pub(super) fn decoded_len(value: &Value) -> usize {
+    let text = value.as_str().unwrap_or("").trim_end_matches('=');
+    text.len() / 4 * 3 + (text.len() % 4).saturating_sub(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+    use serde_json::json;
+
+    use super::*;
+    use crate::core::testing::{check, check_update};
+
+    #[test]
+    fn keys_and_size() {
+        check(
+            &ConfigMap,
+            r#"{"data": {"a b": "c", "x": "", "..": ""}, "binaryData": {"x": "AA==", "!": ""}}"#,
+            &expect![[r#"
+                data[..]: Invalid value: "..": must not be '..'
+                data[a b]: Invalid value: "a b": a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')
+                data[x]: Invalid value: "x": duplicate of key present in binaryData
+                binaryData[!]: Invalid value: "!": a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')
+            "#]],
+        );
+        let heavy = json!({"data": {"a": "x".repeat(MAX_BYTES)}, "binaryData": {"b": "AA=="}}).to_string();
+        check(&ConfigMap, &heavy, &expect![[r#"
+            []: Too long: may not be more than 1048576 bytes
+        "#]]);
+        check(&ConfigMap, &heavy.replace("AA==", ""), &expect![""]);
+    }
+
+    #[test]
+    fn immutable_ones() {
+        let old = r#"{"immutable": true, "data": {"a": "b"}}"#;
+        check_update(&ConfigMap, old, old, &expect![""]);
+        check_update(&ConfigMap, old, r#"{"data": {"a": "c"}, "binaryData": {"a": ""}}"#, &expect![[r#"
+            immutable: Forbidden: field is immutable when `immutable` is set
+            data: Forbidden: field is immutable when `immutable` is set
+            binaryData: Forbidden: field is immutable when `immutable` is set
+        "#]]);
+        check_update(&ConfigMap, r#"{"data": {"a": "b"}}"#, r#"{"immutable": true}"#, &expect![""]);
+    }
+
+    #[test]
+    fn base64_lengths() {
+        for (text, len) in [("", 0), ("AA==", 1), ("AAA=", 2), ("AAAA", 3), ("AAAAAA==", 4)] {
+            assert_eq!(decoded_len(&json!(text)), len, "{text}");
+        }
+    }
+}

@@ -1,7 +1,188 @@
 //! LimitRange: what is special about it.
 
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::{resources, rules};
+use crate::field::{Errors, Path};
+use crate::json::Json;
 use crate::kind::Kind;
+use crate::names;
+use crate::quantity::Quantity;
 
 pub struct LimitRange;
 
-impl Kind for LimitRange {}
+impl Kind for LimitRange {
+    fn validate(&self, obj: &Value, errors: &mut Errors) {
+        let limits = obj.at("spec").items("limits");
+        for (i, limit) in limits.iter().enumerate() {
+            let path = Path::new("spec.limits").index(i);
+            let kind = limit.text("type");
+            type_name(kind, &path.at("type"), errors);
+            if limits[..i].iter().any(|other| other.text("type") == kind) {
+                errors.duplicate(&path.at("type"), kind);
+            }
+            check_limit(limit, &path, errors);
+        }
+    }
+}
+
+fn type_name(kind: &str, path: &Path, errors: &mut Errors) {
+    let before = errors.0.len();
+    rules::name(kind, names::qualified_name, path, errors);
+    if errors.0.len() == before
+        && !kind.contains('/')
+        && !matches!(kind, "Pod" | "Container" | "PersistentVolumeClaim")
+    {
+        errors.invalid(path, kind, "must be a standard limit type or fully qualified");
+    }
+}
+
+/// The amounts one limit names for one resource.
+#[derive(Default)]
+struct Amounts {
+    min: Option<Quantity>,
+    max: Option<Quantity>,
+    default: Option<Quantity>,
+    default_request: Option<Quantity>,
+    ratio: Option<Quantity>,
+}
+
+fn check_limit(limit: &Value, path: &Path, errors: &mut Errors) {
+    let kind = limit.text("type");
+    let mut amounts: BTreeMap<&str, Amounts> = BTreeMap::new();
+    for field in ["max", "min", "default", "defaultRequest", "maxLimitRequestRatio"] {
+        let path = path.at(field);
+        if kind == "Pod" && field.starts_with("default") {
+            if limit.entries(field).next().is_some() {
+                errors.forbidden(&path, "may not be specified when `type` is 'Pod'");
+            }
+            continue;
+        }
+        for (name, value) in limit.entries(field) {
+            if matches!(kind, "Pod" | "Container") {
+                resources::container_name(name, &path.key(name), errors);
+            } else {
+                resources::name(name, &path.key(name), errors);
+            }
+            let of = amounts.entry(name).or_default();
+            let slot = match field {
+                "max" => &mut of.max,
+                "min" => &mut of.min,
+                "default" => &mut of.default,
+                "defaultRequest" => &mut of.default_request,
+                _ => &mut of.ratio,
+            };
+            *slot = Quantity::read(value);
+        }
+        let has_storage = |field: &str| limit.at(field).has("storage");
+        if field == "defaultRequest"
+            && kind == "PersistentVolumeClaim"
+            && !has_storage("min")
+            && !has_storage("max")
+        {
+            let detail = "either minimum or maximum storage value is required, but neither was provided";
+            errors.required(&path_of_limits(path), detail);
+        }
+    }
+    for (name, amounts) in &amounts {
+        check_order(name, amounts, path, errors);
+        check_ratio(name, amounts, path, errors);
+        if let (Some(default), Some(request)) = (&amounts.default, &amounts.default_request)
+            && (!resources::is_native(name) || resources::is_huge_page(name))
+            && default != request
+        {
+            let detail =
+                format!("default value {default} must equal to defaultRequest value {request} in {name}");
+            errors.invalid(&path.at("defaultRequest").key(name), request.to_string(), &detail);
+        }
+    }
+}
+
+/// `spec.limits[0].defaultRequest` to `spec.limits[0].limits`, a name only upstream's message knows.
+fn path_of_limits(path: Path) -> Path {
+    let text = path.as_str();
+    Path::new(text.rsplit_once('.').map_or(text, |(limit, _)| limit)).at("limits")
+}
+
+fn check_order(name: &str, amounts: &Amounts, path: &Path, errors: &mut Errors) {
+    let Amounts { min, max, default, default_request: request, .. } = amounts;
+    // Which is to be no more than which, where to complain, and which of the two upstream shows there.
+    let rules = [
+        (min, "min value", max, "max value", "min", min),
+        (min, "min value", request, "default request value", "defaultRequest", request),
+        (request, "default request value", max, "max value", "defaultRequest", request),
+        (request, "default request value", default, "default limit value", "defaultRequest", request),
+        (min, "min value", default, "default value", "default", min),
+        (default, "default value", max, "max value", "default", max),
+    ];
+    for (low, low_name, high, high_name, field, shown) in rules {
+        if let (Some(low), Some(high), Some(shown)) = (low, high, shown)
+            && low > high
+        {
+            let detail = format!("{low_name} {low} is greater than {high_name} {high}");
+            errors.invalid(&path.at(field).key(name), shown.to_string(), &detail);
+        }
+    }
+}
+
+fn check_ratio(name: &str, amounts: &Amounts, path: &Path, errors: &mut Errors) {
+    let Some(ratio) = &amounts.ratio else { return };
+    let path = path.at("maxLimitRequestRatio").key(name);
+    if ratio.to_f64() < 1.0 {
+        errors.invalid(&path, ratio.to_string(), &format!("ratio {ratio} is less than 1"));
+    }
+    if let (Some(min), Some(max)) = (&amounts.min, &amounts.max) {
+        let limit = max.to_f64() / min.to_f64();
+        if ratio.to_f64() > limit {
+            let detail = format!("ratio {ratio} is greater than max/min = {limit:.6}");
+            errors.invalid(&path, ratio.to_string(), &detail);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+    use crate::core::testing::check;
+
+    #[test]
+    fn good_ones() {
+        check(
+            &LimitRange,
+            r#"{"spec": {"limits": [{"type": "Container", "default": {"cpu": "200m", "memory": "64Mi"},
+                "defaultRequest": {"cpu": "100m", "memory": "64Mi"}, "max": {"cpu": "1"}},
+                {"type": "PersistentVolumeClaim", "min": {"storage": "1Gi"}}]}}"#,
+            &expect![""],
+        );
+    }
+
+    #[test]
+    fn bad_ones() {
+        check(
+            &LimitRange,
+            r#"{"spec": {"limits": [
+                {"type": "Container", "min": {"cpu": "2"}, "max": {"cpu": "1"}, "default": {"cpu": "3"},
+                 "defaultRequest": {"cpu": "4", "disk": "1"}, "maxLimitRequestRatio": {"cpu": "500m"}},
+                {"type": "Container"}, {"type": "Node"},
+                {"type": "Pod", "default": {"cpu": "1"}, "min": {"acme.io/gpu": "1"}},
+                {"type": "PersistentVolumeClaim"}]}}"#,
+            &expect![[r#"
+                spec.limits[0].defaultRequest[disk]: Invalid value: "disk": must be a standard resource type or fully qualified
+                spec.limits[0].defaultRequest[disk]: Invalid value: "disk": must be a standard resource for containers
+                spec.limits[0].min[cpu]: Invalid value: "2": min value 2 is greater than max value 1
+                spec.limits[0].defaultRequest[cpu]: Invalid value: "4": default request value 4 is greater than max value 1
+                spec.limits[0].defaultRequest[cpu]: Invalid value: "4": default request value 4 is greater than default limit value 3
+                spec.limits[0].default[cpu]: Invalid value: "1": default value 3 is greater than max value 1
+                spec.limits[0].maxLimitRequestRatio[cpu]: Invalid value: "500m": ratio 500m is less than 1
+                spec.limits[1].type: Duplicate value: "Container"
+                spec.limits[2].type: Invalid value: "Node": must be a standard limit type or fully qualified
+                spec.limits[3].default: Forbidden: may not be specified when `type` is 'Pod'
+                spec.limits[4].limits: Required value: either minimum or maximum storage value is required, but neither was provided
+            "#]],
+        );
+    }
+}

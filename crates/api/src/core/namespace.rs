@@ -1,7 +1,157 @@
 //! Namespace: what is special about it.
 
-use crate::kind::Kind;
+use serde_json::{Value, json};
+
+use super::rules;
+use crate::field::{Errors, Path};
+use crate::json::Json;
+use crate::kind::{Kind, NameRule};
+use crate::names;
 
 pub struct Namespace;
 
-impl Kind for Namespace {}
+const KUBERNETES: &str = "kubernetes";
+const NAME_LABEL: &str = "kubernetes.io/metadata.name";
+const STANDARD_FINALIZERS: &[&str] = &[KUBERNETES, "orphan", "foregroundDeletion"];
+
+impl Kind for Namespace {
+    fn prepare_create(&self, new: &mut Value) {
+        new.object_mut("status").clear();
+        new.object_mut("status").insert("phase".to_owned(), json!("Active"));
+        // The content is deleted before the Namespace may go.
+        let mut finalizers = new.at("spec").items("finalizers").to_vec();
+        if !finalizers.contains(&json!(KUBERNETES)) {
+            finalizers.push(json!(KUBERNETES));
+        }
+        new.object_mut("spec").insert("finalizers".to_owned(), Value::Array(finalizers));
+        label_with_name(new);
+    }
+
+    fn prepare_update(&self, new: &mut Value, old: &Value) {
+        // Finalizers change through `/finalize` alone.
+        match old.at("spec").get("finalizers") {
+            Some(finalizers) => {
+                new.object_mut("spec").insert("finalizers".to_owned(), finalizers.clone());
+            }
+            None => {
+                new.object_mut("spec").remove("finalizers");
+            }
+        }
+        label_with_name(new);
+    }
+
+    fn validate(&self, obj: &Value, errors: &mut Errors) {
+        for finalizer in obj.at("spec").items("finalizers") {
+            check_finalizer(finalizer.as_str().unwrap_or(""), &Path::new("spec.finalizers"), errors);
+        }
+    }
+
+    fn validate_status(&self, new: &Value, _old: &Value, errors: &mut Errors) {
+        let phase = new.at("status").text("phase");
+        let (expected, state) = if new.at("metadata").has("deletionTimestamp") {
+            ("Terminating", "is not empty")
+        } else {
+            ("Active", "is empty")
+        };
+        if phase != expected {
+            let detail = format!("may only be '{expected}' if `deletionTimestamp` {state}");
+            errors.invalid(&Path::new("status.Phase"), phase, &detail);
+        }
+    }
+
+    fn name_rule(&self) -> NameRule {
+        NameRule::Label
+    }
+
+    fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
+        vec![
+            ("name", obj.at("metadata").text("name").to_owned()),
+            ("status.phase", obj.at("status").text("phase").to_owned()),
+        ]
+    }
+}
+
+/// The rules for an update through `/finalize`, which alone may change `spec.finalizers`.
+pub fn validate_finalize(new: &Value, errors: &mut Errors) {
+    let path = Path::new("spec.finalizers");
+    for (i, finalizer) in new.at("spec").items("finalizers").iter().enumerate() {
+        check_finalizer(finalizer.as_str().unwrap_or(""), &path.index(i), errors);
+    }
+}
+
+/// So that selectors can name a Namespace.
+fn label_with_name(obj: &mut Value) {
+    let name = obj.at("metadata").text("name").to_owned();
+    if name.is_empty() {
+        return;
+    }
+    obj.object_mut("metadata");
+    if let Some(metadata) = obj.get_mut("metadata") {
+        metadata.object_mut("labels").insert(NAME_LABEL.to_owned(), Value::from(name));
+    }
+}
+
+fn check_finalizer(finalizer: &str, path: &Path, errors: &mut Errors) {
+    rules::name(finalizer, names::qualified_name, path, errors);
+    if !finalizer.contains('/') && !STANDARD_FINALIZERS.contains(&finalizer) {
+        let detail = "name is neither a standard finalizer name nor is it fully qualified";
+        errors.invalid(path, finalizer, detail);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+    use crate::core::testing::{check, lines};
+
+    #[test]
+    fn made_active_and_finalized() {
+        let mut new = json!({"metadata": {"name": "a"}, "spec": {"finalizers": ["x.io/y"]}, "status": {"phase": "Z"}});
+        Namespace.prepare_create(&mut new);
+        assert_eq!(
+            new,
+            json!({"metadata": {"name": "a", "labels": {"kubernetes.io/metadata.name": "a"}},
+                   "spec": {"finalizers": ["x.io/y", "kubernetes"]}, "status": {"phase": "Active"}})
+        );
+        let mut update = json!({"metadata": {"name": "a", "labels": {"kubernetes.io/metadata.name": "b"}}});
+        Namespace.prepare_update(&mut update, &new);
+        assert_eq!((&update["metadata"], &update["spec"]), (&new["metadata"], &new["spec"]));
+    }
+
+    #[test]
+    fn finalizers() {
+        check(
+            &Namespace,
+            r#"{"spec": {"finalizers": ["kubernetes", "a.io/b", "mine"]}}"#,
+            &expect![[r#"
+                spec.finalizers: Invalid value: "mine": name is neither a standard finalizer name nor is it fully qualified
+            "#]],
+        );
+        let mut errors = Errors::default();
+        validate_finalize(&json!({"spec": {"finalizers": ["kubernetes", "mine"]}}), &mut errors);
+        assert_eq!(
+            lines(&errors),
+            "spec.finalizers[1]: Invalid value: \"mine\": name is neither a standard finalizer name nor is it fully qualified\n"
+        );
+    }
+
+    #[test]
+    fn phase_follows_deletion() {
+        let mut errors = Errors::default();
+        let old = json!({});
+        for obj in [
+            json!({"status": {"phase": "Active"}}),
+            json!({"metadata": {"deletionTimestamp": "x"}, "status": {"phase": "Active"}}),
+            json!({"status": {"phase": "Terminating"}}),
+        ] {
+            Namespace.validate_status(&obj, &old, &mut errors);
+        }
+        expect![[r#"
+            status.Phase: Invalid value: "Active": may only be 'Terminating' if `deletionTimestamp` is not empty
+            status.Phase: Invalid value: "Terminating": may only be 'Active' if `deletionTimestamp` is empty
+        "#]]
+        .assert_eq(&lines(&errors));
+    }
+}

@@ -1,7 +1,177 @@
 //! ResourceQuota: what is special about it.
 
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::resources;
+use crate::field::{Errors, Path};
+use crate::json::Json;
 use crate::kind::Kind;
 
 pub struct ResourceQuota;
 
-impl Kind for ResourceQuota {}
+const POD_SCOPES: &[&str] = &["Terminating", "NotTerminating", "BestEffort", "NotBestEffort"];
+const POD_COMPUTE: &[&str] =
+    &["cpu", "memory", "limits.cpu", "limits.memory", "requests.cpu", "requests.memory"];
+
+impl Kind for ResourceQuota {
+    fn validate(&self, obj: &Value, errors: &mut Errors) {
+        let spec = obj.at("spec");
+        amounts(spec, "hard", &Path::new("spec"), errors);
+        scopes(spec, errors);
+        scope_selector(spec, errors);
+        self.validate_status(obj, obj, errors);
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+        let set = |obj: &Value| -> BTreeSet<String> {
+            obj.at("spec").items("scopes").iter().filter_map(Value::as_str).map(str::to_owned).collect()
+        };
+        if set(new) != set(old) {
+            errors.invalid(&Path::new("spec.scopes"), new.path("spec.scopes").clone(), "field is immutable");
+        }
+    }
+
+    fn validate_status(&self, new: &Value, _old: &Value, errors: &mut Errors) {
+        for field in ["hard", "used"] {
+            amounts(new.at("status"), field, &Path::new("status"), errors);
+        }
+    }
+}
+
+fn amounts(part: &Value, field: &str, path: &Path, errors: &mut Errors) {
+    for (name, value) in part.entries(field) {
+        let path = path.at(field).key(name);
+        resources::quota_name(name, &path, errors);
+        resources::quantity(name, value, &path, errors);
+    }
+}
+
+fn scopes(spec: &Value, errors: &mut Errors) {
+    let path = Path::new("spec.scopes");
+    let scopes: Vec<&str> = spec.items("scopes").iter().filter_map(Value::as_str).collect();
+    let mut complain = |detail: &str| errors.invalid(&path, spec.at("scopes").clone(), detail);
+    for scope in &scopes {
+        if !is_scope(scope) {
+            complain("unsupported scope");
+        }
+        for _ in 0..misfits(spec, scope) {
+            complain("unsupported scope applied to resource");
+        }
+    }
+    for _ in 0..conflicts(&scopes) {
+        complain("conflicting scopes");
+    }
+}
+
+fn scope_selector(spec: &Value, errors: &mut Errors) {
+    let path = Path::new("spec.scopeSelector.matchExpressions");
+    let selector = spec.at("scopeSelector");
+    let mut scopes = Vec::new();
+    for requirement in selector.items("matchExpressions") {
+        let (scope, operator) = (requirement.text("scopeName"), requirement.text("operator"));
+        let values = requirement.items("values");
+        if !is_scope(scope) {
+            errors.invalid(&path.at("scopeName"), scope, "unsupported scope");
+        }
+        for _ in 0..misfits(spec, scope) {
+            errors.invalid(&path, selector.clone(), "unsupported scope applied to resource");
+        }
+        if (POD_SCOPES.contains(&scope) || scope == "CrossNamespacePodAffinity") && operator != "Exists" {
+            let detail = "must be 'Exists' when scope is any of ResourceQuotaScopeTerminating, ResourceQuotaScopeNotTerminating, ResourceQuotaScopeBestEffort, ResourceQuotaScopeNotBestEffort or ResourceQuotaScopeCrossNamespacePodAffinity";
+            errors.invalid(&path.at("operator"), operator, detail);
+        }
+        match operator {
+            "In" | "NotIn" if values.is_empty() => {
+                let detail = "must be at least one value when `operator` is 'In' or 'NotIn' for scope selector";
+                errors.required(&path.at("values"), detail);
+            }
+            "Exists" | "DoesNotExist" if !values.is_empty() => {
+                let detail = "must be no value when `operator` is 'Exist' or 'DoesNotExist' for scope selector";
+                errors.invalid(&path.at("values"), requirement.at("values").clone(), detail);
+            }
+            "In" | "NotIn" | "Exists" | "DoesNotExist" => {}
+            _ => errors.invalid(&path.at("operator"), operator, "not a valid selector operator"),
+        }
+        scopes.push(scope);
+    }
+    for _ in 0..conflicts(&scopes) {
+        errors.invalid(&path, spec.at("scopes").clone(), "conflicting scopes");
+    }
+}
+
+fn is_scope(scope: &str) -> bool {
+    POD_SCOPES.contains(&scope)
+        || matches!(scope, "PriorityClass" | "VolumeAttributesClass" | "CrossNamespacePodAffinity")
+}
+
+/// How many of the limited resources the scope has nothing to say about.
+fn misfits(spec: &Value, scope: &str) -> usize {
+    let fits = |resource: &str| match scope {
+        "BestEffort" => resource == "pods",
+        "VolumeAttributesClass" => matches!(resource, "persistentvolumeclaims" | "requests.storage"),
+        scope if is_scope(scope) => resource == "pods" || POD_COMPUTE.contains(&resource),
+        _ => true,
+    };
+    spec.entries("hard").filter(|(name, _)| resources::is_quota_standard(name) && !fits(name)).count()
+}
+
+fn conflicts(scopes: &[&str]) -> usize {
+    [("BestEffort", "NotBestEffort"), ("Terminating", "NotTerminating")]
+        .iter()
+        .filter(|(one, other)| scopes.contains(one) && scopes.contains(other))
+        .count()
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+    use crate::core::testing::{check, check_update};
+
+    #[test]
+    fn quotas() {
+        check(
+            &ResourceQuota,
+            r#"{"spec": {"hard": {"pods": "2", "configmaps": "3", "requests.cpu": "1", "count/deployments.apps": "1",
+                                  "requests.acme.io/gpu": "4", "hugepages-2Mi": "2Mi"}, "scopes": []}}"#,
+            &expect![""],
+        );
+        check(
+            &ResourceQuota,
+            r#"{"spec": {"hard": {"disk": "1", "pods": "-1", "secrets": "1500m", "storage": "1"},
+                         "scopes": ["BestEffort", "NotBestEffort", "Mine"],
+                         "scopeSelector": {"matchExpressions": [
+                            {"scopeName": "Terminating", "operator": "In"},
+                            {"scopeName": "PriorityClass", "operator": "Exists", "values": ["a"]},
+                            {"scopeName": "PriorityClass", "operator": "Is"}]}}}"#,
+            &expect![[r#"
+                spec.hard[disk]: Invalid value: "disk": must be a standard resource type or fully qualified
+                spec.hard[disk]: Invalid value: "disk": must be a standard resource for quota
+                spec.hard[pods]: Invalid value: "-1": must be greater than or equal to 0
+                spec.hard[secrets]: Invalid value: "1500m": must be an integer
+                spec.hard[storage]: Invalid value: "storage": must be a standard resource for quota
+                spec.scopes: Invalid value: ["BestEffort","NotBestEffort","Mine"]: unsupported scope applied to resource
+                spec.scopes: Invalid value: ["BestEffort","NotBestEffort","Mine"]: unsupported scope applied to resource
+                spec.scopes: Invalid value: ["BestEffort","NotBestEffort","Mine"]: unsupported scope
+                spec.scopes: Invalid value: ["BestEffort","NotBestEffort","Mine"]: conflicting scopes
+                spec.scopeSelector.matchExpressions: Invalid value: {"matchExpressions":[{"operator":"In","scopeName":"Terminating"},{"operator":"Exists","scopeName":"PriorityClass","values":["a"]},{"operator":"Is","scopeName":"PriorityClass"}]}: unsupported scope applied to resource
+                spec.scopeSelector.matchExpressions.operator: Invalid value: "In": must be 'Exists' when scope is any of ResourceQuotaScopeTerminating, ResourceQuotaScopeNotTerminating, ResourceQuotaScopeBestEffort, ResourceQuotaScopeNotBestEffort or ResourceQuotaScopeCrossNamespacePodAffinity
+                spec.scopeSelector.matchExpressions.values: Required value: must be at least one value when `operator` is 'In' or 'NotIn' for scope selector
+                spec.scopeSelector.matchExpressions: Invalid value: {"matchExpressions":[{"operator":"In","scopeName":"Terminating"},{"operator":"Exists","scopeName":"PriorityClass","values":["a"]},{"operator":"Is","scopeName":"PriorityClass"}]}: unsupported scope applied to resource
+                spec.scopeSelector.matchExpressions.values: Invalid value: ["a"]: must be no value when `operator` is 'Exist' or 'DoesNotExist' for scope selector
+                spec.scopeSelector.matchExpressions: Invalid value: {"matchExpressions":[{"operator":"In","scopeName":"Terminating"},{"operator":"Exists","scopeName":"PriorityClass","values":["a"]},{"operator":"Is","scopeName":"PriorityClass"}]}: unsupported scope applied to resource
+                spec.scopeSelector.matchExpressions.operator: Invalid value: "Is": not a valid selector operator
+            "#]],
+        );
+    }
+
+    #[test]
+    fn scopes_stay() {
+        check_update(&ResourceQuota, r#"{"spec": {"scopes": ["BestEffort"]}}"#, r#"{}"#, &expect![[r#"
+            spec.scopes: Invalid value: null: field is immutable
+        "#]]);
+    }
+}

@@ -1,7 +1,190 @@
 //! Secret: what is special about it.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::Value;
+
+use super::config_map::{MAX_BYTES, decoded_len, sealed};
+use super::rules;
+use crate::field::{Errors, Path};
+use crate::json::Json;
 use crate::kind::Kind;
+use crate::{meta, names};
 
 pub struct Secret;
 
-impl Kind for Secret {}
+const SERVICE_ACCOUNT_NAME: &str = "kubernetes.io/service-account.name";
+
+impl Kind for Secret {
+    fn prepare_create(&self, new: &mut Value) {
+        fold_string_data(new);
+    }
+
+    fn prepare_update(&self, new: &mut Value, old: &Value) {
+        if new.text("type").is_empty() {
+            let kind = old.at("type").clone();
+            new.default_to("type", kind);
+        }
+        fold_string_data(new);
+    }
+
+    fn validate(&self, obj: &Value, errors: &mut Errors) {
+        let path = Path::new("data");
+        let mut size = 0_usize;
+        for (key, value) in obj.entries("data") {
+            rules::name(key, names::config_map_key, &path.key(key), errors);
+            size = size.saturating_add(decoded_len(value));
+        }
+        if size > MAX_BYTES {
+            errors.too_long(&path, MAX_BYTES);
+        }
+        required_keys(obj, errors);
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+        meta::immutable(new.at("type"), old.at("type"), &Path::new("type"), errors);
+        sealed(new, old, &["data"], errors);
+    }
+
+    fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
+        vec![("type", obj.text("type").to_owned())]
+    }
+}
+
+/// `stringData` is a way to write `data` without base64; it is never stored.
+fn fold_string_data(obj: &mut Value) {
+    let Some(Value::Object(plain)) = obj.as_object_mut().and_then(|map| map.remove("stringData")) else {
+        return;
+    };
+    let data = obj.object_mut("data");
+    for (key, value) in plain {
+        data.insert(key, Value::from(STANDARD.encode(value.as_str().unwrap_or(""))));
+    }
+}
+
+/// What the well-known types promise to hold.
+fn required_keys(obj: &Value, errors: &mut Errors) {
+    let path = Path::new("data");
+    let data = obj.at("data");
+    let mut need = |key: &str| {
+        if !data.has(key) {
+            errors.required(&path.key(key), "");
+        }
+        data.has(key)
+    };
+    match obj.text("type") {
+        "kubernetes.io/service-account-token" => {
+            if rules::annotations(obj).text(SERVICE_ACCOUNT_NAME).is_empty() {
+                errors.required(&Path::new("metadata.annotations").key(SERVICE_ACCOUNT_NAME), "");
+            }
+        }
+        "kubernetes.io/dockercfg" if need(".dockercfg") => json_object(data, ".dockercfg", errors),
+        "kubernetes.io/dockerconfigjson" if need(".dockerconfigjson") => {
+            json_object(data, ".dockerconfigjson", errors);
+        }
+        "kubernetes.io/basic-auth" if !data.has("username") && !data.has("password") => {
+            need("username");
+            need("password");
+        }
+        "kubernetes.io/ssh-auth" if data.text("ssh-privatekey").is_empty() => {
+            errors.required(&path.key("ssh-privatekey"), "");
+        }
+        "kubernetes.io/tls" => {
+            need("tls.crt");
+            need("tls.key");
+        }
+        _ => {}
+    }
+}
+
+fn json_object(data: &Value, key: &str, errors: &mut Errors) {
+    let bytes = STANDARD.decode(data.text(key)).unwrap_or_default();
+    let wrong = match serde_json::from_slice::<Value>(&bytes) {
+        Ok(Value::Object(_) | Value::Null) => return,
+        Ok(other) => format!(
+            "json: cannot unmarshal {} into Go value of type map[string]interface {{}}",
+            match other {
+                Value::Array(_) => "array",
+                Value::String(_) => "string",
+                Value::Bool(_) => "bool",
+                _ => "number",
+            }
+        ),
+        Err(error) if error.is_eof() => "unexpected end of JSON input".to_owned(),
+        Err(error) => {
+            let line = bytes.split(|b| *b == b'\n').nth(error.line().saturating_sub(1)).unwrap_or(&[]);
+            let at = line.get(error.column().saturating_sub(1)).copied().unwrap_or(b' ');
+            format!("invalid character '{}' looking for beginning of value", char::from(at).escape_default())
+        }
+    };
+    errors.invalid(&Path::new("data").key(key), "<secret contents redacted>", &wrong);
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+    use serde_json::json;
+
+    use super::*;
+    use crate::core::testing::{check, check_update};
+
+    #[test]
+    fn string_data_becomes_data() {
+        let mut new = json!({"data": {"a": "MQ==", "b": "MQ=="}, "stringData": {"a": "s3cr3t", "c": ""}});
+        Secret.prepare_create(&mut new);
+        assert_eq!(new, json!({"data": {"a": "czNjcjN0", "b": "MQ==", "c": ""}}));
+        let mut new = json!({"type": null});
+        Secret.prepare_update(&mut new, &json!({"type": "Opaque"}));
+        assert_eq!(new, json!({"type": "Opaque"}));
+    }
+
+    #[test]
+    fn types() {
+        let typed = |kind: &str, data: Value| json!({"type": kind, "data": data}).to_string();
+        check(&Secret, &typed("Opaque", json!({"a": "MQ=="})), &expect![""]);
+        check(&Secret, &typed("kubernetes.io/tls", json!({})), &expect![[r#"
+            data[tls.crt]: Required value
+            data[tls.key]: Required value
+        "#]]);
+        check(&Secret, &typed("kubernetes.io/service-account-token", json!({})), &expect![[r#"
+            metadata.annotations[kubernetes.io/service-account.name]: Required value
+        "#]]);
+        check(&Secret, &typed("kubernetes.io/basic-auth", json!({})), &expect![[r#"
+            data[username]: Required value
+            data[password]: Required value
+        "#]]);
+        check(&Secret, &typed("kubernetes.io/basic-auth", json!({"password": ""})), &expect![""]);
+        check(&Secret, &typed("kubernetes.io/ssh-auth", json!({"ssh-privatekey": ""})), &expect![[r#"
+            data[ssh-privatekey]: Required value
+        "#]]);
+        check(&Secret, &typed("kubernetes.io/dockerconfigjson", json!({})), &expect![[r#"
+            data[.dockerconfigjson]: Required value
+        "#]]);
+        for (content, expected) in [
+            ("{}", expect![""]),
+            ("[]", expect![[r#"
+                data[.dockercfg]: Invalid value: "<secret contents redacted>": json: cannot unmarshal array into Go value of type map[string]interface {}
+            "#]]),
+            ("", expect![[r#"
+                data[.dockercfg]: Invalid value: "<secret contents redacted>": unexpected end of JSON input
+            "#]]),
+            ("nope", expect![[r#"
+                data[.dockercfg]: Invalid value: "<secret contents redacted>": invalid character 'o' looking for beginning of value
+            "#]]),
+        ] {
+            let data = json!({".dockercfg": STANDARD.encode(content)});
+            check(&Secret, &typed("kubernetes.io/dockercfg", data), &expected);
+        }
+    }
+
+    #[test]
+    fn updates() {
+        check_update(&Secret, r#"{"type": "Opaque"}"#, r#"{"type": "x"}"#, &expect![[r#"
+            type: Invalid value: "x": field is immutable
+        "#]]);
+        check_update(&Secret, r#"{"immutable": true}"#, r#"{"data": {"a": ""}}"#, &expect![[r#"
+            immutable: Forbidden: field is immutable when `immutable` is set
+            data: Forbidden: field is immutable when `immutable` is set
+        "#]]);
+    }
+}
