@@ -20,6 +20,8 @@ pub trait Json {
     fn entries(&self, name: &str) -> impl Iterator<Item = (&str, &Value)>;
     /// The field as an object, made if it is absent or null. Does nothing useful on a non-object.
     fn object_mut(&mut self, name: &str) -> &mut Map<String, Value>;
+    /// Sets the field. Does nothing on a non-object.
+    fn set(&mut self, name: &str, value: impl Into<Value>);
     /// Sets the field if it is absent or null.
     fn default_to(&mut self, name: &str, value: impl Into<Value>);
 }
@@ -68,11 +70,15 @@ impl Json for Value {
         field.as_object_mut().expect("just made an object")
     }
 
-    fn default_to(&mut self, name: &str, value: impl Into<Value>) {
-        if !self.has(name)
-            && let Some(map) = self.as_object_mut()
-        {
+    fn set(&mut self, name: &str, value: impl Into<Value>) {
+        if let Some(map) = self.as_object_mut() {
             map.insert(name.to_owned(), value.into());
+        }
+    }
+
+    fn default_to(&mut self, name: &str, value: impl Into<Value>) {
+        if !self.has(name) {
+            self.set(name, value);
         }
     }
 }

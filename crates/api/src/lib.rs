@@ -27,6 +27,7 @@ pub mod scheduling;
 pub mod storage;
 
 pub mod columns;
+pub mod defaults;
 pub mod field;
 pub mod intstr;
 pub mod json;

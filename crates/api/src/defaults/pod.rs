@@ -1,0 +1,187 @@
+//! What a Pod and the parts of its spec default to.
+
+use std::collections::BTreeMap;
+
+use schema::quantity::Quantity;
+use serde_json::{Value, json};
+
+use super::Constant::{Flag, Int, Struct, Text};
+use super::Rule::{Fill, Set};
+use super::{Row, image};
+use crate::json::Json;
+
+/// 0644, the mode of files in volumes.
+const FILE_MODE: i64 = 0o644;
+
+pub(super) const ROWS: &[Row] = &[
+    Row {
+        ty: "core.v1.Pod",
+        rules: &[
+            Fill(requests_from_limits),
+            Fill(pod_level_resources),
+            Fill(host_ports),
+            Fill(service_links),
+        ],
+    },
+    Row {
+        ty: "core.v1.PodSpec",
+        rules: &[
+            Set("dnsPolicy", Text("ClusterFirst")),
+            Set("restartPolicy", Text("Always")),
+            Set("securityContext", Struct),
+            Set("terminationGracePeriodSeconds", Int(30)),
+            Set("schedulerName", Text("default-scheduler")),
+        ],
+    },
+    Row { ty: "core.v1.Container", rules: CONTAINER },
+    Row { ty: "core.v1.EphemeralContainer", rules: CONTAINER },
+    Row {
+        ty: "core.v1.Probe",
+        rules: &[
+            Set("timeoutSeconds", Int(1)),
+            Set("periodSeconds", Int(10)),
+            Set("successThreshold", Int(1)),
+            Set("failureThreshold", Int(3)),
+        ],
+    },
+    Row { ty: "core.v1.HTTPGetAction", rules: &[Set("path", Text("/")), Set("scheme", Text("HTTP"))] },
+    Row { ty: "core.v1.GRPCAction", rules: &[Set("service", Text(""))] },
+    Row { ty: "core.v1.ObjectFieldSelector", rules: &[Set("apiVersion", Text("v1"))] },
+    Row { ty: "core.v1.FileKeySelector", rules: &[Set("optional", Flag(false))] },
+    Row { ty: "core.v1.Volume", rules: &[Fill(volume)] },
+    Row { ty: "core.v1.HostPathVolumeSource", rules: &[Set("type", Text(""))] },
+    Row { ty: "core.v1.SecretVolumeSource", rules: &[Set("defaultMode", Int(FILE_MODE))] },
+    Row { ty: "core.v1.ConfigMapVolumeSource", rules: &[Set("defaultMode", Int(FILE_MODE))] },
+    Row { ty: "core.v1.DownwardAPIVolumeSource", rules: &[Set("defaultMode", Int(FILE_MODE))] },
+    Row { ty: "core.v1.ProjectedVolumeSource", rules: &[Set("defaultMode", Int(FILE_MODE))] },
+    Row { ty: "core.v1.ServiceAccountTokenProjection", rules: &[Set("expirationSeconds", Int(3600))] },
+];
+
+const CONTAINER: &[super::Rule] = &[
+    Fill(image::container),
+    Set("terminationMessagePath", Text("/dev/termination-log")),
+    Set("terminationMessagePolicy", Text("File")),
+];
+
+fn containers(spec: &mut Value) -> impl Iterator<Item = &mut Value> {
+    let lists = spec.as_object_mut().into_iter().flatten();
+    lists
+        .filter(|(field, _)| matches!(field.as_str(), "containers" | "initContainers"))
+        .flat_map(|(_, list)| list.as_array_mut().into_iter().flatten())
+}
+
+/// What a container is limited to it also asks for, unless it says otherwise.
+fn requests_from_limits(pod: &mut Value) {
+    for container in pod.get_mut("spec").into_iter().flat_map(containers) {
+        let limits = container.path("resources.limits").as_object().cloned().unwrap_or_default();
+        if let (false, Some(resources)) = (limits.is_empty(), container.get_mut("resources")) {
+            fill_absent(resources, "requests", &limits);
+        }
+    }
+}
+
+/// Adds the entries that a map does not have yet.
+pub(super) fn fill_absent(object: &mut Value, field: &str, entries: &serde_json::Map<String, Value>) {
+    if entries.is_empty() {
+        return;
+    }
+    let map = object.object_mut(field);
+    for (key, value) in entries {
+        map.entry(key.as_str()).or_insert_with(|| value.clone());
+    }
+}
+
+fn service_links(pod: &mut Value) {
+    pod.object_mut("spec");
+    pod["spec"].default_to("enableServiceLinks", true);
+}
+
+/// In the host's network, a container's port is the host's.
+fn host_ports(pod: &mut Value) {
+    let Some(spec) = pod.get_mut("spec").filter(|spec| spec.flag("hostNetwork")) else { return };
+    let ports = containers(spec)
+        .filter_map(|container| container.get_mut("ports").and_then(Value::as_array_mut))
+        .flatten();
+    for port in ports {
+        if port.int("hostPort").unwrap_or(0) == 0 && port.has("containerPort") {
+            port.set("hostPort", port.at("containerPort").clone());
+        }
+    }
+}
+
+fn volume(volume: &mut Value) {
+    let has_source = volume
+        .as_object()
+        .is_some_and(|map| map.iter().any(|(key, value)| key != "name" && !value.is_null()));
+    if !has_source {
+        volume.set("emptyDir", json!({}));
+    }
+    if let Some(source) = volume.get_mut("image").filter(|source| source.text("pullPolicy").is_empty()) {
+        source.set("pullPolicy", image::pull_policy(source.text("reference")));
+    }
+}
+
+/// The resources of the whole pod, where it states any: huge pages are limited to what its containers are,
+/// and it asks for what they ask for, then for its limits.
+fn pod_level_resources(pod: &mut Value) {
+    let Some(spec) = pod.get_mut("spec").filter(|spec| spec.at("resources").is_object()) else { return };
+    let stated = |spec: &Value, kind| spec.at("resources").at(kind).as_object().cloned().unwrap_or_default();
+    let (requests, limits) = (stated(spec, "requests"), stated(spec, "limits"));
+    if requests.is_empty() && limits.is_empty() {
+        return;
+    }
+    let mut huge_pages = aggregate(spec, "limits");
+    huge_pages.retain(|name, _| name.starts_with("hugepages-") && !requests.contains_key(name));
+    fill_absent(&mut spec["resources"], "limits", &huge_pages);
+
+    let limits = stated(spec, "limits");
+    if limits.is_empty() {
+        return;
+    }
+    let mut asked = aggregate(spec, "requests");
+    asked.retain(|name, _| matches!(name.as_str(), "cpu" | "memory"));
+    fill_absent(&mut spec["resources"], "requests", &asked);
+    let supported = |name: &str| matches!(name, "cpu" | "memory") || name.starts_with("hugepages-");
+    let limits = limits.into_iter().filter(|(name, _)| supported(name)).collect();
+    fill_absent(&mut spec["resources"], "requests", &limits);
+}
+
+type Resources = BTreeMap<String, Quantity>;
+
+/// What all containers need at once: those that run together added up, an init container at most at a time.
+fn aggregate(spec: &Value, kind: &str) -> serde_json::Map<String, Value> {
+    let of = |container: &Value| -> Resources {
+        let entries = container.at("resources").entries(kind);
+        entries.filter_map(|(name, value)| Some((name.to_owned(), Quantity::read(value)?))).collect()
+    };
+    let mut total = Resources::new();
+    spec.items("containers").iter().for_each(|container| add(&mut total, of(container)));
+    let (mut sidecars, mut peak) = (Resources::new(), Resources::new());
+    for container in spec.items("initContainers") {
+        let mut needed = of(container);
+        if container.text("restartPolicy") == "Always" {
+            add(&mut total, needed.clone());
+            add(&mut sidecars, needed);
+            needed = sidecars.clone();
+        } else {
+            add(&mut needed, sidecars.clone());
+        }
+        raise(&mut peak, needed);
+    }
+    raise(&mut total, peak);
+    total.into_iter().map(|(name, quantity)| (name, quantity.to_string().into())).collect()
+}
+
+fn add(total: &mut Resources, more: Resources) {
+    for (name, quantity) in more {
+        let sum = total.entry(name).or_insert(Quantity::ZERO);
+        *sum = *sum + quantity;
+    }
+}
+
+fn raise(total: &mut Resources, to: Resources) {
+    for (name, quantity) in to {
+        let entry = total.entry(name).or_insert(quantity);
+        *entry = (*entry).max(quantity);
+    }
+}

@@ -1,0 +1,126 @@
+//! apps, batch and autoscaling.
+
+use serde_json::{Value, json};
+
+use super::Constant::{Flag, Int, Struct, Text};
+use super::Row;
+use super::Rule::{Fill, Set};
+use super::core::inherit_labels;
+use crate::json::Json;
+
+pub(super) const ROWS: &[Row] = &[
+    Row {
+        ty: "apps.v1.DeploymentSpec",
+        rules: &[
+            Set("replicas", Int(1)),
+            Set("revisionHistoryLimit", Int(10)),
+            Set("progressDeadlineSeconds", Int(600)),
+        ],
+    },
+    Row { ty: "apps.v1.DeploymentStrategy", rules: &[Fill(deployment_strategy)] },
+    Row { ty: "apps.v1.DaemonSetSpec", rules: &[Set("revisionHistoryLimit", Int(10))] },
+    Row { ty: "apps.v1.DaemonSetUpdateStrategy", rules: &[Fill(daemon_set_strategy)] },
+    Row { ty: "apps.v1.ReplicaSetSpec", rules: &[Set("replicas", Int(1))] },
+    Row {
+        ty: "apps.v1.StatefulSetSpec",
+        rules: &[
+            Set("podManagementPolicy", Text("OrderedReady")),
+            Set("persistentVolumeClaimRetentionPolicy", Struct),
+            Set("replicas", Int(1)),
+            Set("revisionHistoryLimit", Int(10)),
+        ],
+    },
+    Row { ty: "apps.v1.StatefulSetUpdateStrategy", rules: &[Fill(stateful_set_strategy)] },
+    Row {
+        ty: "apps.v1.StatefulSetPersistentVolumeClaimRetentionPolicy",
+        rules: &[Set("whenDeleted", Text("Retain")), Set("whenScaled", Text("Retain"))],
+    },
+    // Not on JobSpec: a CronJob's template stays as it was written.
+    Row { ty: "batch.v1.Job", rules: &[Fill(job)] },
+    Row { ty: "batch.v1.PodFailurePolicyOnPodConditionsPattern", rules: &[Set("status", Text("True"))] },
+    Row {
+        ty: "batch.v1.CronJobSpec",
+        rules: &[
+            Set("concurrencyPolicy", Text("Allow")),
+            Set("suspend", Flag(false)),
+            Set("successfulJobsHistoryLimit", Int(3)),
+            Set("failedJobsHistoryLimit", Int(1)),
+        ],
+    },
+    Row { ty: "autoscaling.v1.HorizontalPodAutoscalerSpec", rules: &[Set("minReplicas", Int(1))] },
+    Row {
+        ty: "autoscaling.v2.HorizontalPodAutoscalerSpec",
+        rules: &[Set("minReplicas", Int(1)), Fill(metrics)],
+    },
+    Row { ty: "autoscaling.v2.HorizontalPodAutoscalerBehavior", rules: &[Fill(behavior)] },
+];
+
+fn deployment_strategy(strategy: &mut Value) {
+    rolling_update(strategy, json!("25%"), json!("25%"));
+}
+
+fn daemon_set_strategy(strategy: &mut Value) {
+    rolling_update(strategy, json!(1), json!(0));
+}
+
+fn rolling_update(strategy: &mut Value, unavailable: Value, surge: Value) {
+    if strategy.text("type").is_empty() {
+        strategy.set("type", "RollingUpdate");
+    }
+    if strategy.text("type") == "RollingUpdate" {
+        strategy.object_mut("rollingUpdate");
+        strategy["rollingUpdate"].default_to("maxUnavailable", unavailable);
+        strategy["rollingUpdate"].default_to("maxSurge", surge);
+    }
+}
+
+fn stateful_set_strategy(strategy: &mut Value) {
+    if strategy.text("type").is_empty() {
+        strategy.set("type", "RollingUpdate");
+        strategy.object_mut("rollingUpdate");
+    }
+    if strategy.text("type") == "RollingUpdate" && strategy.has("rollingUpdate") {
+        strategy["rollingUpdate"].default_to("partition", 0);
+    }
+}
+
+fn job(job: &mut Value) {
+    job.object_mut("spec");
+    inherit_labels(job, job.path("spec.template.metadata.labels").clone());
+    let spec = &mut job["spec"];
+    if !spec.has("parallelism") {
+        spec.default_to("completions", 1);
+        spec.default_to("parallelism", 1);
+    }
+    let per_index = spec.has("backoffLimitPerIndex");
+    spec.default_to("backoffLimit", if per_index { i32::MAX } else { 6 });
+    spec.default_to("completionMode", "NonIndexed");
+    spec.default_to("suspend", false);
+    let replace = if spec.has("podFailurePolicy") { "Failed" } else { "TerminatingOrFailed" };
+    spec.default_to("podReplacementPolicy", replace);
+    spec.default_to("manualSelector", false);
+}
+
+fn metrics(spec: &mut Value) {
+    if spec.items("metrics").is_empty() {
+        spec.set(
+            "metrics",
+            json!([{
+                "type": "Resource",
+                "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}},
+            }]),
+        );
+    }
+}
+
+fn behavior(behavior: &mut Value) {
+    let percent = json!({"type": "Percent", "value": 100, "periodSeconds": 15});
+    let pods = json!({"type": "Pods", "value": 4, "periodSeconds": 15});
+    behavior.object_mut("scaleUp");
+    behavior["scaleUp"].default_to("stabilizationWindowSeconds", 0);
+    for (direction, policies) in [("scaleUp", json!([pods, percent])), ("scaleDown", json!([percent]))] {
+        behavior.object_mut(direction);
+        behavior[direction].default_to("selectPolicy", "Max");
+        behavior[direction].default_to("policies", policies);
+    }
+}
