@@ -10,6 +10,7 @@ pub mod quantity;
 mod read;
 pub mod table;
 pub mod time;
+pub mod walk;
 
 use std::sync::LazyLock;
 
