@@ -1,6 +1,7 @@
 //! The project's own chores: `cargo xtask <chore>`.
 
 mod schema;
+mod tidy;
 
 use std::path::Path;
 
@@ -10,6 +11,7 @@ fn main() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace");
     match std::env::args().nth(1).as_deref() {
         Some("schema") => schema::run(root),
-        _ => bail!("usage: cargo xtask schema"),
+        Some("tidy") => tidy::run(root),
+        _ => bail!("usage: cargo xtask schema | tidy"),
     }
 }

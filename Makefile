@@ -1,0 +1,43 @@
+# Everything a person or a machine does with this tree: make build | test | lint | up | bench.
+
+# Outside the tree, so that a fresh clone reuses what was built before.
+export CARGO_TARGET_DIR ?= $(HOME)/.cache/skiff/target
+
+# Where `make up` keeps its data and listens.
+DATA ?= $(CURDIR)/.skiff
+PORT ?= 6443
+
+.PHONY: build test lint up bench packages
+
+build:
+	cargo build --release
+
+# What CI runs: formatting, lints, the project's own rules, and every test.
+test: packages lint
+	cargo build --workspace
+	@if cargo nextest --version >/dev/null 2>&1; then \
+		echo cargo nextest run --workspace; cargo nextest run --workspace; \
+	else \
+		echo "cargo-nextest is not installed, using cargo test"; cargo test --workspace; \
+	fi
+
+lint:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	cargo xtask tidy
+
+# A control plane on this machine, until Ctrl-C.
+up: build
+	@mkdir -p "$(DATA)"
+	@echo "kubeconfig: $(DATA)/kubeconfig.yaml    in another terminal:"
+	@echo "    export KUBECONFIG=$(DATA)/kubeconfig.yaml"
+	@echo "    kubectl get namespaces"
+	@exec "$(CARGO_TARGET_DIR)/release/skiff" server --disable-agent --data-dir "$(DATA)/server" \
+		--write-kubeconfig "$(DATA)/kubeconfig.yaml" --bind-address 127.0.0.1 --https-listen-port $(PORT)
+
+bench:
+	cargo run --release --package bench
+
+# What the build and the tests need from the distribution; does nothing when it is all there.
+packages:
+	@.ci/packages

@@ -1,0 +1,317 @@
+//! What the compiler does not check: which crate may see which, where versions are stated, and the shape of
+//! files. Reads manifests and sources as text and names every complaint with its file.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+
+/// The layers, lowest first. A crate may depend on crates of lower layers only.
+const LAYERS: &[(&str, &[&str])] = &[
+    ("pure", &["api", "schema", "patch", "cel", "nft"]),
+    ("outside", &["store", "sys", "pki", "client"]),
+    ("engines", &["apiserver", "reconcile", "stream", "image", "runtime", "podnet"]),
+    ("roles", &["scheduler", "controllers", "kubelet", "proxy", "dns", "kubectl", "dashboard"]),
+    ("program", &["skiff"]),
+];
+/// The dependencies allowed inside a layer: who reads the table of fields.
+const WITHIN: &[(&str, &str)] = &[("api", "schema"), ("patch", "schema"), ("cel", "schema")];
+/// Not part of the program. They may depend on anything; only tests may depend on `testkit`.
+const BESIDE: &[&str] = &["testkit", "xtask", "bench"];
+/// What a pure crate may never reach for: executors, sockets, files, clocks.
+const IMPURE: &[&str] =
+    &["tokio", "async-trait", "hyper", "hyper-util", "rustls", "tokio-rustls", "rustix", "tempfile"];
+/// What a `plan.rs` may not contain: a plan is a function of its arguments, the time among them.
+const NOT_IN_PLANS: &[&str] =
+    &["async", "await", "tokio", "SystemTime", "Instant::now", "Timestamp::now", "Zoned::now"];
+const LONGEST_FILE: usize = 800;
+/// Tables are read by looking something up, not from top to bottom.
+const MAY_BE_LONG: &[&str] = &["table.rs"];
+
+pub fn run(root: &Path) -> Result<()> {
+    let mut complaints = check_workspace(&read(&root.join("Cargo.toml"))?);
+    for dir in packages(root)? {
+        let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let manifest = dir.join("Cargo.toml");
+        let found = check_manifest(&name, &read(&manifest)?);
+        complaints.extend(found.into_iter().map(|words| format!("{}: {words}", shown(root, &manifest))));
+        for path in sources(&dir)? {
+            let found = check_source(&path, &read(&path)?);
+            complaints.extend(found.into_iter().map(|words| format!("{}: {words}", shown(root, &path))));
+        }
+    }
+    if complaints.is_empty() {
+        return Ok(());
+    }
+    for complaint in &complaints {
+        eprintln!("{complaint}");
+    }
+    bail!("tidy has {} complaint(s)", complaints.len())
+}
+
+/// The rules of the workspace's own manifest.
+fn check_workspace(manifest: &str) -> Vec<String> {
+    let mut complaints = Vec::new();
+    if !manifest.contains("unsafe_code = \"forbid\"") {
+        complaints.push("Cargo.toml: [workspace.lints.rust] must forbid unsafe_code".to_owned());
+    }
+    for (line, section) in with_sections(manifest) {
+        let path_only = line.contains("path =");
+        if section == "workspace.dependencies" && !path_only && line.contains('{') {
+            // `default-features = false` is the rule; a crate that needs its defaults simply has no features.
+            let has_features = line.contains("features = [") && !line.contains("default-features = false");
+            if has_features {
+                complaints.push(format!("Cargo.toml: {} does not turn default features off", key(line)));
+            }
+        }
+    }
+    complaints
+}
+
+/// The rules of one package's manifest.
+fn check_manifest(name: &str, manifest: &str) -> Vec<String> {
+    let mut complaints = Vec::new();
+    if !manifest.lines().any(|line| line.trim() == format!("name = \"{name}\"")) {
+        complaints.push(format!("the crate is not called {name} as its folder is"));
+    }
+    let inherits_lints =
+        with_sections(manifest).any(|(line, section)| section == "lints" && line == "workspace = true");
+    if !inherits_lints && name != "sys" {
+        complaints.push("must inherit the workspace's lints, which forbid unsafe code".to_owned());
+    }
+    if layer(name).is_none() && !BESIDE.contains(&name) {
+        complaints.push("is in no layer: name it in xtask/src/tidy.rs".to_owned());
+    }
+    for (line, section) in with_sections(manifest) {
+        if section == "features" && key(line) != "test-util" {
+            complaints.push(format!("has the feature {}; the program is configured at run time", key(line)));
+        }
+        if section.contains("dependencies.") {
+            complaints.push(format!("[{section}]: write the dependency on one line"));
+        } else if section.ends_with("dependencies") {
+            if !line.contains("workspace = true") {
+                complaints.push(format!("{}: versions are stated in the workspace's Cargo.toml", key(line)));
+            }
+            complaints.extend(check_dependency(name, key(line), section == "dev-dependencies"));
+        }
+    }
+    complaints
+}
+
+fn check_dependency(name: &str, dependency: &str, in_tests: bool) -> Option<String> {
+    let own = layer(name)?;
+    if own == 0 && !in_tests && IMPURE.contains(&dependency) {
+        return Some(format!("a pure crate may not depend on {dependency}"));
+    }
+    if BESIDE.contains(&dependency) {
+        let allowed = in_tests && dependency == "testkit";
+        return (!allowed).then(|| format!("may not depend on {dependency}"));
+    }
+    let other = layer(dependency)?;
+    if other < own || WITHIN.contains(&(name, dependency)) {
+        return None;
+    }
+    let (own, other) = (LAYERS[own].0, LAYERS[other].0);
+    Some(format!("depends on {dependency}: {own} may not see {other}"))
+}
+
+/// The rules of one source file.
+fn check_source(path: &Path, text: &str) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let lines = text.lines().count();
+    if lines > LONGEST_FILE && !MAY_BE_LONG.contains(&name.as_ref()) {
+        complaints.push(format!("has {lines} lines, more than {LONGEST_FILE}: split it"));
+    }
+    if name == "mod.rs" {
+        complaints.push("name the file after its module, beside its folder".to_owned());
+    }
+    let is_root =
+        path.parent().is_some_and(|dir| dir.ends_with("src")) && (name == "lib.rs" || name == "main.rs");
+    if is_root && !text.starts_with("//!") {
+        complaints.push("must open with //! and say what the crate owns".to_owned());
+    }
+    if name == "plan.rs" {
+        for (number, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            let found = NOT_IN_PLANS.iter().filter(|word| has_word(code, word));
+            complaints.extend(found.map(|word| format!("line {}: no {word} in a plan", number + 1)));
+        }
+    }
+    complaints
+}
+
+fn layer(name: &str) -> Option<usize> {
+    LAYERS.iter().position(|(_, crates)| crates.contains(&name))
+}
+
+/// The lines that say something, each with the section it stands in.
+fn with_sections(manifest: &str) -> impl Iterator<Item = (&str, &str)> {
+    let mut section = "";
+    manifest.lines().map(str::trim).filter_map(move |line| {
+        if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+            section = name;
+            return section.contains("dependencies.").then_some((line, section));
+        }
+        (!line.is_empty() && !line.starts_with('#')).then_some((line, section))
+    })
+}
+
+/// `serde` of `serde.workspace = true` and of `serde = { workspace = true }`.
+fn key(line: &str) -> &str {
+    line.split(['=', '.']).next().unwrap_or_default().trim().trim_matches('"')
+}
+
+fn has_word(code: &str, word: &str) -> bool {
+    let part_of_name = |c: char| c.is_alphanumeric() || c == '_';
+    code.match_indices(word).any(|(at, _)| {
+        !code[..at].ends_with(part_of_name) && !code[at + word.len()..].starts_with(part_of_name)
+    })
+}
+
+/// Every package of the workspace, by name.
+fn packages(root: &Path) -> Result<Vec<PathBuf>> {
+    let mut dirs: Vec<PathBuf> = entries(&root.join("crates"))?;
+    dirs.extend([root.join("xtask"), root.join("bench")]);
+    dirs.retain(|dir| dir.join("Cargo.toml").exists());
+    Ok(dirs)
+}
+
+/// Every Rust file below a folder.
+fn sources(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for path in entries(dir)? {
+        if path.is_dir() && !path.ends_with("target") {
+            found.extend(sources(&path)?);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
+
+fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))?;
+    let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    paths.sort();
+    Ok(paths)
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("read {}", path.display()))
+}
+
+fn shown(root: &Path, path: &Path) -> String {
+    path.strip_prefix(root).unwrap_or(path).display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn manifest(name: &str, rest: &str, expected: &[&str]) {
+        let text = format!("[package]\nname = \"{name}\"\n\n[lints]\nworkspace = true\n\n{rest}");
+        assert_eq!(check_manifest(name, &text), expected);
+    }
+
+    #[test]
+    fn dependencies_point_downward() {
+        manifest("api", "[dependencies]\nschema.workspace = true\njiff.workspace = true", &[]);
+        manifest("apiserver", "[dependencies]\nstore.workspace = true\npki = { workspace = true }", &[]);
+        manifest("store", "[dev-dependencies]\ntestkit.workspace = true", &[]);
+        manifest(
+            "kubelet",
+            "[dependencies]\nscheduler.workspace = true",
+            &["depends on scheduler: roles may not see roles"],
+        );
+        manifest(
+            "schema",
+            "[dependencies]\napi.workspace = true",
+            &["depends on api: pure may not see pure"],
+        );
+        manifest(
+            "store",
+            "[dependencies]\napiserver.workspace = true",
+            &["depends on apiserver: outside may not see engines"],
+        );
+        manifest("store", "[dependencies]\ntestkit.workspace = true", &["may not depend on testkit"]);
+        manifest(
+            "patch",
+            "[dependencies]\ntokio.workspace = true",
+            &["a pure crate may not depend on tokio"],
+        );
+        manifest("extra", "", &["is in no layer: name it in xtask/src/tidy.rs"]);
+    }
+
+    #[test]
+    fn versions_stand_in_one_place() {
+        manifest(
+            "store",
+            "[dependencies]\n# why\nserde = \"1\"",
+            &["serde: versions are stated in the workspace's Cargo.toml"],
+        );
+        manifest(
+            "store",
+            "[dependencies]\nserde = { version = \"1\", features = [\"derive\"] }",
+            &["serde: versions are stated in the workspace's Cargo.toml"],
+        );
+        let long =
+            check_manifest("xtask", "name = \"xtask\"\n[lints]\nworkspace = true\n[dependencies.serde]\n");
+        assert_eq!(long, ["[dependencies.serde]: write the dependency on one line"]);
+        manifest(
+            "store",
+            "[features]\nfast = []",
+            &["has the feature fast; the program is configured at run time"],
+        );
+    }
+
+    #[test]
+    fn crates_are_called_as_their_folder_and_forbid_unsafe_code() {
+        assert_eq!(
+            check_manifest("store", "[package]\nname = \"shop\"\n"),
+            [
+                "the crate is not called store as its folder is",
+                "must inherit the workspace's lints, which forbid unsafe code",
+            ]
+        );
+        assert_eq!(check_manifest("sys", "[package]\nname = \"sys\"\n"), Vec::<String>::new());
+        assert_eq!(
+            check_workspace("[workspace]"),
+            ["Cargo.toml: [workspace.lints.rust] must forbid unsafe_code",]
+        );
+        let loose = "[workspace.lints.rust]\nunsafe_code = \"forbid\"\n[workspace.dependencies]\n\
+                     a = { version = \"1\", features = [\"x\"] }\nb = { version = \"1\", default-features = false }";
+        assert_eq!(check_workspace(loose), ["Cargo.toml: a does not turn default features off"]);
+    }
+
+    #[track_caller]
+    fn source(path: &str, text: &str, expected: &[&str]) {
+        assert_eq!(check_source(Path::new(path), text), expected);
+    }
+
+    #[test]
+    fn files_have_their_shape() {
+        let long = "x\n".repeat(801);
+        source("crates/a/src/b.rs", &long, &["has 801 lines, more than 800: split it"]);
+        source("crates/a/src/table.rs", &long, &[]);
+        source("crates/a/src/b/mod.rs", "", &["name the file after its module, beside its folder"]);
+        source("crates/a/src/lib.rs", "use x;", &["must open with //! and say what the crate owns"]);
+        source("crates/a/src/lib.rs", "//! Owns a.\n", &[]);
+        source("crates/a/tests/main.rs", "use x;", &[]);
+    }
+
+    #[test]
+    fn plans_are_pure() {
+        source(
+            "crates/c/src/plan.rs",
+            "fn plan(now: Timestamp) {} // no tokio here\nlet asynchronous = 1;",
+            &[],
+        );
+        source(
+            "crates/c/src/plan.rs",
+            "\nasync fn plan() { Timestamp::now() }",
+            &["line 2: no async in a plan", "line 2: no Timestamp::now in a plan"],
+        );
+    }
+}
