@@ -22,6 +22,9 @@ pub trait Kind: Sync {
     /// caller, except for what only this kind asks of it.
     fn validate(&self, _obj: &Value, _errors: &mut Errors) {}
 
+    /// What only a new object must keep. Called after `validate` on a create.
+    fn validate_create(&self, _new: &Value, _errors: &mut Errors) {}
+
     /// What may not change. Called after `validate` on an update of the main resource.
     fn validate_update(&self, _new: &Value, _old: &Value, _errors: &mut Errors) {}
 

@@ -1,0 +1,250 @@
+//! Environment variables and the places their values come from.
+
+use serde_json::Value;
+
+use super::rules::{label, named, no_backsteps, required, subdomain};
+use crate::field::{Errors, Path};
+use crate::json::Json;
+use crate::names;
+use crate::quantity::Quantity;
+
+pub(super) fn env(e: &mut Errors, vars: &[Value], path: &Path) {
+    for (i, var) in vars.iter().enumerate() {
+        let at = path.index(i);
+        match var.text("name") {
+            "" => e.required(&at.at("name"), ""),
+            name => named(e, &at.at("name"), name, names::env_var_name),
+        }
+        if var.has("valueFrom") {
+            value_from(e, var, &at.at("valueFrom"));
+        }
+    }
+}
+
+fn value_from(e: &mut Errors, var: &Value, path: &Path) {
+    type Source = fn(&mut Errors, &Value, &Path);
+    const SOURCES: [(&str, Source); 5] = [
+        ("fieldRef", |e, source, at| field_ref(e, source, at, ENV_FIELDS)),
+        ("resourceFieldRef", |e, source, at| resource_field_ref(e, source, at, false)),
+        ("configMapKeyRef", key_ref),
+        ("secretKeyRef", key_ref),
+        ("fileKeyRef", file_key_ref),
+    ];
+    let from = var.at("valueFrom");
+    let mut sources = 0;
+    for (field, check) in SOURCES {
+        if from.has(field) {
+            sources += 1;
+            check(e, from.at(field), &path.at(field));
+        }
+    }
+    if sources == 0 {
+        e.invalid(
+            path,
+            "",
+            "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`",
+        );
+    } else if !var.text("value").is_empty() {
+        e.invalid(path, "", "may not be specified when `value` is not empty");
+    } else if sources > 1 {
+        e.invalid(path, "", "may not have more than one field specified at a time");
+    }
+}
+
+pub(super) fn env_from(e: &mut Errors, sources: &[Value], path: &Path) {
+    for (i, source) in sources.iter().enumerate() {
+        let at = path.index(i);
+        let prefix = source.text("prefix");
+        if !prefix.is_empty() {
+            named(e, &at.at("prefix"), prefix, names::env_var_name);
+        }
+        let mut count = 0;
+        for field in ["configMapRef", "secretRef"] {
+            if source.has(field) {
+                count += 1;
+                match source.at(field).text("name") {
+                    "" => e.required(&at.at(field).at("name"), ""),
+                    name => named(e, &at.at(field).at("name"), name, |name| {
+                        // Upstream checks these as the start of a name, which may end in a dash.
+                        names::dns1123_subdomain(&masked_trailing_dash(name))
+                    }),
+                }
+            }
+        }
+        if count == 0 {
+            e.invalid(path, "", "must specify one of: `configMapRef` or `secretRef`");
+        } else if count > 1 {
+            e.invalid(path, "", "may not have more than one field specified at a time");
+        }
+    }
+}
+
+fn masked_trailing_dash(name: &str) -> String {
+    match name.strip_suffix('-') {
+        Some(rest) if !rest.is_empty() => format!("{rest}a"),
+        _ => name.to_owned(),
+    }
+}
+
+const ENV_FIELDS: &[&str] = &[
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.uid",
+    "spec.nodeName",
+    "spec.serviceAccountName",
+    "status.hostIP",
+    "status.hostIPs",
+    "status.podIP",
+    "status.podIPs",
+];
+
+pub(super) const VOLUME_FIELDS: &[&str] =
+    &["metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid"];
+
+/// The fields of a pod that the downward API knows, wherever it may use them.
+const POD_FIELDS: &[&str] = &[
+    "metadata.annotations",
+    "metadata.labels",
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.uid",
+    "spec.nodeName",
+    "spec.restartPolicy",
+    "spec.serviceAccountName",
+    "spec.schedulerName",
+    "status.phase",
+    "status.hostIP",
+    "status.hostIPs",
+    "status.podIP",
+    "status.podIPs",
+];
+
+pub(super) fn field_ref(e: &mut Errors, source: &Value, path: &Path, allowed: &[&str]) {
+    let (version, wanted) = (source.text("apiVersion"), source.text("fieldPath"));
+    if version.is_empty() {
+        return e.required(&path.at("apiVersion"), "");
+    }
+    if wanted.is_empty() {
+        return e.required(&path.at("fieldPath"), "");
+    }
+    let unconvertible = |e: &mut Errors, why: &str| {
+        e.invalid(&path.at("fieldPath"), wanted, &format!("error converting fieldPath: {why}"));
+    };
+    if version != "v1" {
+        return unconvertible(e, &format!("unsupported pod version: {version}"));
+    }
+    if let Some((base, key)) = subscripted(wanted) {
+        return match base {
+            "metadata.annotations" => {
+                let key = key.to_lowercase();
+                named(e, path, &key, names::qualified_name);
+            }
+            "metadata.labels" => named(e, path, key, names::qualified_name),
+            _ => unconvertible(e, &format!("field label does not support subscript: {wanted}")),
+        };
+    }
+    let field = if wanted == "spec.host" { "spec.nodeName" } else { wanted };
+    if !POD_FIELDS.contains(&field) {
+        unconvertible(e, &format!("field label not supported: {wanted}"));
+    } else if !allowed.contains(&field) {
+        e.not_supported(&path.at("fieldPath"), field, allowed);
+    }
+}
+
+/// Splits `metadata.labels['key']`.
+fn subscripted(path: &str) -> Option<(&str, &str)> {
+    path.strip_suffix("']")?.split_once("['").filter(|(base, _)| !base.is_empty())
+}
+
+const RESOURCE_FIELDS: &[&str] = &[
+    "limits.cpu",
+    "limits.ephemeral-storage",
+    "limits.memory",
+    "requests.cpu",
+    "requests.ephemeral-storage",
+    "requests.memory",
+];
+
+pub(super) fn resource_field_ref(e: &mut Errors, source: &Value, path: &Path, in_volume: bool) {
+    let resource = source.text("resource");
+    let huge = resource.starts_with("requests.hugepages-") || resource.starts_with("limits.hugepages-");
+    if in_volume && source.text("containerName").is_empty() {
+        e.required(&path.at("containerName"), "");
+    } else if resource.is_empty() {
+        e.required(&path.at("resource"), "");
+    } else if !RESOURCE_FIELDS.contains(&resource) && !huge {
+        e.not_supported(&path.at("resource"), resource, RESOURCE_FIELDS);
+    }
+    divisor(e, source, path, resource, huge);
+}
+
+fn divisor(e: &mut Errors, source: &Value, path: &Path, resource: &str, huge: bool) {
+    let Some(divisor) = Quantity::read(source.at("divisor")) else { return };
+    if divisor.is_zero() {
+        return;
+    }
+    let (allowed, words): (&[&str], &str) = match resource {
+        "limits.cpu" | "requests.cpu" => {
+            (&["1m", "1"], "only divisor's values 1m and 1 are supported with the cpu resource")
+        }
+        "limits.memory" | "requests.memory" => (BYTES, "memory"),
+        "limits.ephemeral-storage" | "requests.ephemeral-storage" => (BYTES, "local ephemeral storage"),
+        _ if huge => (BYTES, "hugepages"),
+        _ => return,
+    };
+    if allowed.contains(&divisor.to_string().as_str()) {
+        return;
+    }
+    let message = if allowed.len() == 2 {
+        words.to_owned()
+    } else {
+        format!(
+            "only divisor's values 1, 1k, 1M, 1G, 1T, 1P, 1E, 1Ki, 1Mi, 1Gi, 1Ti, 1Pi, 1Ei are supported with the {words} resource"
+        )
+    };
+    e.invalid(&path.at("divisor"), resource, &message);
+}
+
+const BYTES: &[&str] = &["1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"];
+
+fn key_ref(e: &mut Errors, source: &Value, path: &Path) {
+    subdomain(e, &path.at("name"), source.text("name"));
+    match source.text("key") {
+        "" => e.required(&path.at("key"), ""),
+        key => named(e, &path.at("key"), key, names::config_map_key),
+    }
+}
+
+fn file_key_ref(e: &mut Errors, source: &Value, path: &Path) {
+    match source.text("key") {
+        "" => e.required(&path.at("key"), ""),
+        key => named(e, &path.at("key"), key, names::env_var_name),
+    }
+    match source.text("volumeName") {
+        "" => e.required(&path.at("volumeName"), ""),
+        name => label(e, &path.at("volumeName"), name),
+    }
+    required(e, source, path, "path");
+    no_backsteps(e, &path.at("path"), source.text("path"));
+}
+
+/// A file that a variable is read from lies in an emptyDir of the pod.
+pub(super) fn file_key_volumes(e: &mut Errors, spec: &Value, path: &Path) {
+    for (at, container) in super::rules::every_container(spec, path) {
+        for (i, var) in container.items("env").iter().enumerate() {
+            let source = var.path("valueFrom.fileKeyRef");
+            if source.is_null() {
+                continue;
+            }
+            let name = source.text("volumeName");
+            let at = at.at("env").index(i).at("valueFrom.fileKeyRef.volumeName");
+            match spec.items("volumes").iter().rfind(|volume| volume.text("name") == name) {
+                None => e.not_found(&at, name),
+                Some(volume) if !volume.has("emptyDir") => {
+                    e.invalid(&at, name, "referenced volume must be of type emptyDir");
+                }
+                Some(_) => {}
+            }
+        }
+    }
+}

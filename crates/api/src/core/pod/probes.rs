@@ -1,0 +1,115 @@
+//! Probes, lifecycle hooks and the handlers both run.
+
+use serde_json::Value;
+
+use super::containers::Surroundings;
+use super::rules::{named, non_negative, port_number, required};
+use crate::field::{Errors, Path};
+use crate::json::Json;
+use crate::names;
+
+pub(super) fn lifecycle_and_probes(e: &mut Errors, container: &Value, path: &Path, pod: &Surroundings) {
+    let lifecycle = container.at("lifecycle");
+    let at = path.at("lifecycle");
+    for hook in ["postStart", "preStop"] {
+        if lifecycle.has(hook) {
+            handler(e, lifecycle.at(hook), &at.at(hook), HOOKS, pod.grace_period);
+        }
+    }
+    for field in ["livenessProbe", "readinessProbe", "startupProbe"] {
+        if container.has(field) {
+            probe(e, container.at(field), &path.at(field), field == "readinessProbe", pod.grace_period);
+        }
+    }
+}
+
+fn probe(e: &mut Errors, probe: &Value, path: &Path, readiness: bool, grace_period: Option<i64>) {
+    handler(e, probe, path, PROBES, grace_period);
+    for field in
+        ["initialDelaySeconds", "timeoutSeconds", "periodSeconds", "successThreshold", "failureThreshold"]
+    {
+        non_negative(e, probe, path, field);
+    }
+    let at = path.at("terminationGracePeriodSeconds");
+    let grace = probe.int("terminationGracePeriodSeconds");
+    if let Some(grace) = grace
+        && grace <= 0
+    {
+        e.invalid(&at, grace, "must be greater than 0");
+    }
+    if readiness {
+        if let Some(grace) = grace {
+            e.invalid(&at, grace, "must not be set for readinessProbes");
+        }
+    } else {
+        let threshold = probe.int("successThreshold").unwrap_or(0);
+        if threshold != 1 {
+            e.invalid(&path.at("successThreshold"), threshold, "must be 1");
+        }
+    }
+}
+
+const PROBES: &[&str] = &["exec", "httpGet", "tcpSocket", "grpc"];
+const HOOKS: &[&str] = &["exec", "httpGet", "tcpSocket", "sleep"];
+
+fn handler(e: &mut Errors, handler: &Value, path: &Path, sorts: &[&str], grace_period: Option<i64>) {
+    let mut found = false;
+    for sort in sorts {
+        if !handler.has(sort) {
+            continue;
+        }
+        let at = path.at(sort);
+        if found {
+            e.forbidden(&at, "may not specify more than 1 handler type");
+            continue;
+        }
+        found = true;
+        let action = handler.at(sort);
+        match *sort {
+            "exec" => {
+                if action.items("command").is_empty() {
+                    e.required(&at.at("command"), "");
+                }
+            }
+            "httpGet" => http_get(e, action, &at),
+            "sleep" => sleep(e, action, &at, grace_period),
+            _ => port(e, action.at("port"), &at.at("port")),
+        }
+    }
+    if !found {
+        e.required(path, "must specify a handler type");
+    }
+}
+
+fn http_get(e: &mut Errors, action: &Value, path: &Path) {
+    required(e, action, path, "path");
+    port(e, action.at("port"), &path.at("port"));
+    let scheme = action.text("scheme");
+    if !["HTTP", "HTTPS"].contains(&scheme) {
+        e.not_supported(&path.at("scheme"), scheme, &["HTTP", "HTTPS"]);
+    }
+    for header in action.items("httpHeaders") {
+        named(e, &path.at("httpHeaders"), header.text("name"), names::http_header_name);
+    }
+}
+
+/// A port given by number or by name.
+fn port(e: &mut Errors, port: &Value, path: &Path) {
+    match port.as_str() {
+        Some(name) => named(e, path, name, names::port_name),
+        None => port_number(e, path, port.as_i64().unwrap_or(0)),
+    }
+}
+
+fn sleep(e: &mut Errors, action: &Value, path: &Path, grace_period: Option<i64>) {
+    let seconds = action.int("seconds").unwrap_or(0);
+    if let Some(grace) = grace_period
+        && !(0..=grace).contains(&seconds)
+    {
+        e.invalid(
+            path,
+            seconds,
+            &format!("must be non-negative and less than terminationGracePeriodSeconds ({grace})"),
+        );
+    }
+}

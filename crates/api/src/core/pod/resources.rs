@@ -1,0 +1,364 @@
+//! Requests, limits and claims, of a container and of the whole pod.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::rules::{NEGATIVE, is_sidecar, label, named};
+use crate::field::{Errors, Path, Reason};
+use crate::json::Json;
+use crate::names;
+use crate::quantity::Quantity;
+
+/// The quantities of a resource list.
+pub(crate) fn list<'a>(resources: &'a Value, field: &str) -> BTreeMap<&'a str, Quantity> {
+    let entries = resources.at(field).as_object();
+    entries
+        .into_iter()
+        .flatten()
+        .filter_map(|(name, value)| Some((name.as_str(), Quantity::read(value)?)))
+        .collect()
+}
+
+pub(super) fn container(e: &mut Errors, resources: &Value, path: &Path, claims: &BTreeSet<&str>) {
+    requirements(e, resources, path, claims, container_resource_name);
+}
+
+/// Overhead is checked as limits are.
+pub(super) fn overhead(e: &mut Errors, spec: &Value, path: &Path) {
+    let mut wrapped = serde_json::Map::new();
+    wrapped.insert("limits".to_owned(), spec.at("overhead").clone());
+    container(e, &Value::Object(wrapped), path, &BTreeSet::new());
+}
+
+/// Resources of the pod as a whole.
+pub(super) fn pod(e: &mut Errors, spec: &Value, path: &Path, claims: &BTreeSet<&str>) {
+    let resources = spec.at("resources");
+    if resources.is_null() {
+        return;
+    }
+    if spec.at("os").text("name") == "windows" {
+        return e.forbidden(path, "may not be set for a windows pod");
+    }
+    if resources.has("claims") {
+        e.forbidden(&path.at("claims"), "claims may not be set for Resources at pod-level");
+    }
+    requirements(e, resources, path, claims, pod_resource_name);
+    consistency(e, spec, path);
+}
+
+type NameRule = fn(&mut Errors, &str, &Path);
+
+fn requirements(
+    e: &mut Errors,
+    resources: &Value,
+    path: &Path,
+    claims: &BTreeSet<&str>,
+    name_rule: NameRule,
+) {
+    let (limits, requests) = (list(resources, "limits"), list(resources, "requests"));
+    let (limits_at, requests_at) = (path.at("limits"), path.at("requests"));
+    let quantity_rules = |e: &mut Errors, name: &str, value: &Quantity, at: &Path| {
+        name_rule(e, name, at);
+        resource_quantity(e, name, value, at);
+    };
+    let huge_rule = |e: &mut Errors, name: &str, value: &Quantity, at: &Path| {
+        if is_huge_page(name) && !is_page_multiple(name, value) {
+            let words = format!("{value} is not positive integer multiple of {name}");
+            e.invalid(at, value.to_string(), &words);
+        }
+    };
+    for (name, value) in &limits {
+        let at = limits_at.key(name);
+        quantity_rules(e, name, value, &at);
+        huge_rule(e, name, value, &at);
+    }
+    for (name, value) in &requests {
+        let at = requests_at.key(name);
+        quantity_rules(e, name, value, &at);
+        match limits.get(name) {
+            Some(limit) if value != limit && !may_overcommit(name) => {
+                let words = format!("must be equal to {name} limit of {limit}");
+                e.invalid(&requests_at, value.to_string(), &words);
+            }
+            Some(limit) if value > limit => {
+                let words = format!("must be less than or equal to {name} limit of {limit}");
+                e.invalid(&requests_at, value.to_string(), &words);
+            }
+            None if !may_overcommit(name) => {
+                e.required(&limits_at, "Limit must be set for non overcommitable resources");
+            }
+            _ => {}
+        }
+        huge_rule(e, name, value, &at);
+    }
+    let mut names = limits.keys().chain(requests.keys());
+    if names.clone().any(|name| is_huge_page(name)) && !names.any(|name| ["cpu", "memory"].contains(name)) {
+        e.forbidden(path, "HugePages require cpu or memory");
+    }
+    claim_names(e, resources.items("claims"), &path.at("claims"), claims);
+}
+
+/// A quantity is not negative, and whole where the resource is counted.
+pub(crate) fn resource_quantity(e: &mut Errors, name: &str, value: &Quantity, path: &Path) {
+    if value.is_negative() {
+        e.invalid(path, value.to_string(), NEGATIVE);
+    }
+    if is_counted(name) && !value.is_whole() {
+        e.invalid(path, value.to_string(), "must be an integer");
+    }
+}
+
+fn claim_names(e: &mut Errors, used: &[Value], path: &Path, known: &BTreeSet<&str>) {
+    let mut seen: BTreeSet<String> = BTreeSet::new();
+    for (i, claim) in used.iter().enumerate() {
+        let (name, request) = (claim.text("name"), claim.text("request"));
+        let at = path.index(i);
+        if name.is_empty() {
+            e.required(&at, "");
+            continue;
+        }
+        if seen.contains(name) {
+            e.duplicate(&at, name);
+        } else {
+            let mut key = name.to_owned();
+            if !request.is_empty() {
+                label(e, &at.at("request"), request);
+                key = format!("{name}/{request}");
+            }
+            if seen.contains(&key) {
+                e.duplicate(&at, key.as_str());
+            } else if request.is_empty() {
+                let whole = format!("{name}/");
+                for _ in seen.iter().filter(|key| key.starts_with(&whole)) {
+                    e.duplicate(&at, name);
+                }
+            }
+            seen.insert(key);
+        }
+        if !known.contains(name) {
+            let known: Vec<&str> = known.iter().copied().collect();
+            let tail = if known.is_empty() {
+                " which is empty".to_owned()
+            } else {
+                format!(": {}", known.join(", "))
+            };
+            let message =
+                format!("Not found: \"{name}\": must be one of the names in pod.spec.resourceClaims{tail}");
+            e.push(Reason::NotFound, &at, message);
+        }
+    }
+}
+
+/// The pod's claims themselves.
+pub(super) fn pod_claims(e: &mut Errors, spec: &Value, meta: Option<&Value>, path: &Path) {
+    let mirror = meta.is_some_and(|meta| super::rules::annotation(meta, super::rules::MIRROR).is_some());
+    let mut seen = BTreeSet::new();
+    for (i, claim) in spec.items("resourceClaims").iter().enumerate() {
+        if mirror {
+            e.forbidden(&Path::root(), "static pods do not support resource claims");
+            continue;
+        }
+        let at = path.index(i);
+        match claim.text("name") {
+            "" => e.required(&at.at("name"), ""),
+            name if !seen.insert(name) => e.duplicate(&at.at("name"), name),
+            name => label(e, &at.at("name"), name),
+        }
+        let shown = super::rules::shown_as(claim, CLAIM_FIELDS);
+        match (claim.has("resourceClaimName"), claim.has("resourceClaimTemplateName")) {
+            (true, true) => super::rules::invalid_as(
+                e,
+                &at,
+                &shown,
+                "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified",
+            ),
+            (false, false) => super::rules::invalid_as(
+                e,
+                &at,
+                &shown,
+                "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`",
+            ),
+            _ => {}
+        }
+        for field in ["resourceClaimName", "resourceClaimTemplateName"] {
+            if let Some(name) = claim.at(field).as_str() {
+                named(e, &at.at(field), name, names::dns1123_subdomain);
+            }
+        }
+    }
+}
+
+const CLAIM_FIELDS: &[(&str, &str)] = &[
+    ("Name", "name"),
+    ("ResourceClaimName", "resourceClaimName"),
+    ("ResourceClaimTemplateName", "resourceClaimTemplateName"),
+];
+
+/// What the containers add up to fits into what the pod asks for.
+fn consistency(e: &mut Errors, spec: &Value, path: &Path) {
+    let resources = spec.at("resources");
+    let (requests, limits) = (list(resources, "requests"), list(resources, "limits"));
+    for (name, sum) in aggregate(spec, "requests") {
+        if let Some(own) = requests.get(name)
+            && sum > *own
+        {
+            let words = format!("must be greater than or equal to aggregate container requests of {sum}");
+            e.invalid(&path.at("requests").key(name), own.to_string(), &words);
+        }
+    }
+    for (name, sum) in aggregate(spec, "limits") {
+        if let Some(own) = limits.get(name)
+            && is_huge_page(name)
+            && sum > *own
+        {
+            let words = format!("must be greater than or equal to aggregate container limits of {sum}");
+            e.invalid(&path.at("limits").key(name), own.to_string(), &words);
+        }
+    }
+    for (i, container) in spec.items("containers").iter().enumerate() {
+        for (name, limit) in list(container.at("resources"), "limits") {
+            if let Some(own) = limits.get(name)
+                && limit > *own
+            {
+                let at = path.at("containers").index(i).key(name).at("limits");
+                e.invalid(
+                    &at,
+                    limit.to_string(),
+                    &format!("must be less than or equal to pod limits of {own}"),
+                );
+            }
+        }
+    }
+}
+
+/// The containers' needs together: the running ones add up, and an init container, which runs before them
+/// with the sidecars started so far, raises the mark where it needs more.
+pub(crate) fn aggregate<'a>(spec: &'a Value, field: &str) -> BTreeMap<&'a str, Quantity> {
+    let mut total: BTreeMap<&str, Quantity> = BTreeMap::new();
+    for container in spec.items("containers") {
+        add(&mut total, &list(container.at("resources"), field));
+    }
+    let mut sidecars: BTreeMap<&str, Quantity> = BTreeMap::new();
+    let mut highest: BTreeMap<&str, Quantity> = BTreeMap::new();
+    for container in spec.items("initContainers") {
+        let mut need = list(container.at("resources"), field);
+        if is_sidecar(container) {
+            add(&mut total, &need);
+            add(&mut sidecars, &need);
+            need = sidecars.clone();
+        } else {
+            add(&mut need, &sidecars);
+        }
+        raise(&mut highest, need);
+    }
+    raise(&mut total, highest);
+    total
+}
+
+fn add<'a>(total: &mut BTreeMap<&'a str, Quantity>, more: &BTreeMap<&'a str, Quantity>) {
+    for (name, value) in more {
+        let sum = total.get(name).map_or(*value, |old| *old + *value);
+        total.insert(name, sum);
+    }
+}
+
+fn raise<'a>(marks: &mut BTreeMap<&'a str, Quantity>, values: BTreeMap<&'a str, Quantity>) {
+    for (name, value) in values {
+        if marks.get(name).is_none_or(|mark| *mark < value) {
+            marks.insert(name, value);
+        }
+    }
+}
+
+fn resource_name(e: &mut Errors, name: &str, path: &Path) -> bool {
+    let messages = names::qualified_name(name);
+    for message in &messages {
+        e.invalid(path, name, message);
+    }
+    if !messages.is_empty() {
+        return false;
+    }
+    if !name.contains('/') && !is_standard(name) {
+        e.invalid(path, name, "must be a standard resource type or fully qualified");
+        return false;
+    }
+    true
+}
+
+fn container_resource_name(e: &mut Errors, name: &str, path: &Path) {
+    resource_name(e, name, path);
+    if !name.contains('/') {
+        if !["cpu", "memory", "ephemeral-storage"].contains(&name) && !is_huge_page(name) {
+            e.invalid(path, name, "must be a standard resource for containers");
+        }
+    } else if !is_native(name) && !is_extended(name) {
+        e.invalid(path, name, "doesn't follow extended resource name standard");
+    }
+}
+
+fn pod_resource_name(e: &mut Errors, name: &str, path: &Path) {
+    if resource_name(e, name, path) && !["cpu", "memory"].contains(&name) && !is_huge_page(name) {
+        e.not_supported(path, name, &["cpu", "hugepages-", "memory"]);
+    }
+}
+
+pub(crate) fn is_huge_page(name: &str) -> bool {
+    name.starts_with("hugepages-")
+}
+
+fn is_page_multiple(name: &str, value: &Quantity) -> bool {
+    let size: Option<Quantity> = name.strip_prefix("hugepages-").and_then(|size| Quantity::parse(size).ok());
+    size.is_some_and(|size| size.is_positive() && size.is_whole() && value.value() % size.value() == 0)
+}
+
+fn may_overcommit(name: &str) -> bool {
+    is_native(name) && !is_huge_page(name)
+}
+
+fn is_native(name: &str) -> bool {
+    !name.contains('/') || name.contains("kubernetes.io/")
+}
+
+pub(crate) fn is_extended(name: &str) -> bool {
+    !is_native(name)
+        && !name.starts_with("requests.")
+        && names::qualified_name(&format!("requests.{name}")).is_empty()
+}
+
+fn is_counted(name: &str) -> bool {
+    COUNTED.contains(&name) || is_extended(name)
+}
+
+fn is_standard(name: &str) -> bool {
+    COUNTED.contains(&name)
+        || STANDARD.contains(&name)
+        || is_huge_page(name)
+        || name.starts_with("requests.hugepages-")
+}
+
+const COUNTED: &[&str] = &[
+    "pods",
+    "resourcequotas",
+    "services",
+    "replicationcontrollers",
+    "secrets",
+    "configmaps",
+    "persistentvolumeclaims",
+    "services.nodeports",
+    "services.loadbalancers",
+];
+
+const STANDARD: &[&str] = &[
+    "cpu",
+    "memory",
+    "ephemeral-storage",
+    "requests.cpu",
+    "requests.memory",
+    "requests.ephemeral-storage",
+    "limits.cpu",
+    "limits.memory",
+    "limits.ephemeral-storage",
+    "storage",
+    "requests.storage",
+];

@@ -1,0 +1,309 @@
+//! Security contexts of pods and containers, and what an operating system allows in them.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::rules::{annotation, descending_path, every_container, id, invalid_as, one_of};
+use super::windows;
+use crate::field::{Errors, Path};
+use crate::json::Json;
+
+const PROFILE_TYPES: &[&str] = &["Localhost", "RuntimeDefault", "Unconfined"];
+
+/// The pod's own context. Host namespaces are fields of the spec itself.
+pub(super) fn pod(e: &mut Errors, spec: &Value, path: &Path) {
+    let context = spec.at("securityContext");
+    for field in ["fsGroup", "runAsUser", "runAsGroup"] {
+        id(e, context, path, field);
+    }
+    for (i, group) in context.items("supplementalGroups").iter().enumerate() {
+        let at = path.at("supplementalGroups").index(i);
+        super::rules::in_range(e, &at, group.as_i64().unwrap_or(0), 0, i64::from(i32::MAX));
+    }
+    if spec.flag("shareProcessNamespace") && spec.flag("hostPID") {
+        e.invalid(
+            &path.at("shareProcessNamespace"),
+            true,
+            "ShareProcessNamespace and HostPID cannot both be enabled",
+        );
+    }
+    sysctls(e, spec, &path.at("sysctls"));
+    one_of(e, context, path, "fsGroupChangePolicy", &["Always", "OnRootMismatch"]);
+    seccomp(e, context.at("seccompProfile"), &path.at("seccompProfile"));
+    windows::options(e, context.at("windowsOptions"), &path.at("windowsOptions"));
+    app_armor(e, context.at("appArmorProfile"), &path.at("appArmorProfile"));
+    one_of(e, context, path, "supplementalGroupsPolicy", &["Merge", "Strict"]);
+    one_of(e, context, path, "seLinuxChangePolicy", &["Recursive"]);
+}
+
+pub(super) fn container(e: &mut Errors, context: &Value, path: &Path, host_users: bool) {
+    if context.is_null() {
+        return;
+    }
+    id(e, context, path, "runAsUser");
+    id(e, context, path, "runAsGroup");
+    if let Some(mount) = context.at("procMount").as_str() {
+        one_of(e, context, path, "procMount", &["Default", "Unmasked"]);
+        if host_users && mount == "Unmasked" {
+            e.invalid(&path.at("procMount"), mount, "`hostUsers` must be false to use `Unmasked`");
+        }
+    }
+    seccomp(e, context.at("seccompProfile"), &path.at("seccompProfile"));
+    if context.at("allowPrivilegeEscalation").as_bool() == Some(false) {
+        let shown = super::rules::shown_as(context, CONTEXT_FIELDS);
+        if context.flag("privileged") {
+            let words = "cannot set `allowPrivilegeEscalation` to false and `privileged` to true";
+            invalid_as(e, path, &shown, words);
+        }
+        let added = context.at("capabilities").items("add").iter();
+        for _ in added.filter(|capability| capability.as_str() == Some("CAP_SYS_ADMIN")) {
+            let words = "cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN";
+            invalid_as(e, path, &shown, words);
+        }
+    }
+    windows::options(e, context.at("windowsOptions"), &path.at("windowsOptions"));
+    app_armor(e, context.at("appArmorProfile"), &path.at("appArmorProfile"));
+}
+
+const CONTEXT_FIELDS: &[(&str, &str)] = &[
+    ("Capabilities", "capabilities"),
+    ("Privileged", "privileged"),
+    ("SELinuxOptions", "seLinuxOptions"),
+    ("WindowsOptions", "windowsOptions"),
+    ("RunAsUser", "runAsUser"),
+    ("RunAsGroup", "runAsGroup"),
+    ("RunAsNonRoot", "runAsNonRoot"),
+    ("ReadOnlyRootFilesystem", "readOnlyRootFilesystem"),
+    ("AllowPrivilegeEscalation", "allowPrivilegeEscalation"),
+    ("ProcMount", "procMount"),
+    ("SeccompProfile", "seccompProfile"),
+    ("AppArmorProfile", "appArmorProfile"),
+];
+
+fn seccomp(e: &mut Errors, profile: &Value, path: &Path) {
+    if profile.is_null() {
+        return;
+    }
+    match profile.text("type") {
+        "" => e.required(&path.at("type"), "type is required when seccompProfile is set"),
+        _ => one_of(e, profile, path, "type", PROFILE_TYPES),
+    }
+    let at = path.at("localhostProfile");
+    let local = profile.at("localhostProfile").as_str();
+    match (profile.text("type") == "Localhost", local) {
+        (true, None) => e.required(&at, "must be set when seccomp type is Localhost"),
+        (true, Some(local)) => descending_path(e, &at, local),
+        (false, Some(_)) => invalid_as(
+            e,
+            &at,
+            &super::rules::shown_as(profile, &[("Type", "type"), ("LocalhostProfile", "localhostProfile")]),
+            "can only be set when seccomp type is Localhost",
+        ),
+        (false, None) => {}
+    }
+}
+
+fn app_armor(e: &mut Errors, profile: &Value, path: &Path) {
+    if profile.is_null() {
+        return;
+    }
+    const UNSET: &str = "must be set when AppArmor type is Localhost";
+    let at = path.at("localhostProfile");
+    match (profile.text("type"), profile.at("localhostProfile").as_str()) {
+        ("Localhost", None) => e.required(&at, UNSET),
+        ("Localhost", Some(local)) => {
+            if local.trim() != local {
+                e.invalid(&at, local, "must not be padded with whitespace");
+            } else if local.is_empty() {
+                e.required(&at, UNSET);
+            }
+            if local.len() > 4095 {
+                e.too_long(&at, 4095);
+            }
+        }
+        ("RuntimeDefault" | "Unconfined", Some(local)) => {
+            e.invalid(&at, local, "can only be set when AppArmor type is Localhost");
+        }
+        ("RuntimeDefault" | "Unconfined", None) => {}
+        ("", _) => e.required(&path.at("type"), "type is required when appArmorProfile is set"),
+        _ => one_of(e, profile, path, "type", PROFILE_TYPES),
+    }
+}
+
+fn sysctls(e: &mut Errors, spec: &Value, path: &Path) {
+    let mut names = BTreeSet::new();
+    for (i, sysctl) in spec.at("securityContext").items("sysctls").iter().enumerate() {
+        let at = path.index(i).at("name");
+        let name = sysctl.text("name");
+        if name.is_empty() {
+            e.required(&at, "");
+        } else if !is_sysctl(name) {
+            e.invalid(
+                &at,
+                name,
+                "must have at most 253 characters and match regex ^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$",
+            );
+        } else if names.contains(name) {
+            e.duplicate(&at, name);
+        }
+        let dotted = with_dots(name);
+        if spec.flag("hostNetwork") && dotted.starts_with("net.") {
+            e.invalid(&at, name, "may not be specified when 'hostNetwork' is true");
+        } else if spec.flag("hostIPC") && (dotted.starts_with("fs.mqueue.") || IPC.contains(&dotted.as_str()))
+        {
+            e.invalid(&at, name, "may not be specified when 'hostIPC' is true");
+        }
+        names.insert(name);
+    }
+}
+
+const IPC: &[&str] = &[
+    "kernel.sem",
+    "kernel.shmall",
+    "kernel.shmmax",
+    "kernel.shmmni",
+    "kernel.shm_rmid_forced",
+    "kernel.shm",
+    "kernel.msgmax",
+    "kernel.msgmnb",
+    "kernel.msgmni",
+    "kernel.msg",
+];
+
+/// A name may use slashes for dots when its first separator is one; dots then stand for themselves.
+fn with_dots(name: &str) -> String {
+    match name.find(['.', '/']) {
+        Some(i) if name.as_bytes()[i] == b'/' => name
+            .chars()
+            .map(|c| {
+                if c == '/' {
+                    '.'
+                } else if c == '.' {
+                    '/'
+                } else {
+                    c
+                }
+            })
+            .collect(),
+        _ => name.to_owned(),
+    }
+}
+
+fn is_sysctl(name: &str) -> bool {
+    let edge = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    name.len() <= 253
+        && name.split(['.', '/']).all(|part| {
+            let part = part.as_bytes();
+            part.first().is_some_and(edge)
+                && part.last().is_some_and(edge)
+                && part.iter().all(|b| edge(b) || matches!(b, b'-' | b'_'))
+        })
+}
+
+/// A pod in a user namespace of its own shares little else with the node.
+pub(super) fn host_users(e: &mut Errors, spec: &Value, path: &Path) {
+    if super::rules::host_users(spec) {
+        return;
+    }
+    const WHEN: &str = "when `hostUsers` is false";
+    // Two of the names are capitalised upstream.
+    for (field, shown) in [("hostNetwork", "hostNetwork"), ("hostPID", "HostPID"), ("hostIPC", "HostIPC")] {
+        if spec.flag(field) {
+            e.forbidden(&path.at(shown), WHEN);
+        }
+    }
+    for (at, container) in every_container(spec, path) {
+        if !container.items("volumeDevices").is_empty() {
+            e.forbidden(&at.at("volumeDevices"), WHEN);
+        }
+    }
+}
+
+const SECCOMP_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
+const SECCOMP_CONTAINER: &str = "container.seccomp.security.alpha.kubernetes.io/";
+pub(super) const APP_ARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
+
+pub(super) fn seccomp_pod_annotation() -> &'static str {
+    SECCOMP_POD
+}
+
+pub(super) fn seccomp_container_annotation(container: &Value) -> String {
+    format!("{SECCOMP_CONTAINER}{}", container.text("name"))
+}
+
+pub(super) fn app_armor_annotation(container: &Value) -> String {
+    format!("{APP_ARMOR}{}", container.text("name"))
+}
+
+/// The old annotations, as far as they are still looked at.
+pub(super) fn annotations(e: &mut Errors, meta: &Value, spec: &Value, path: &Path) {
+    let seccomp = |e: &mut Errors, key: &str, profile: &str| {
+        let at = path.at(key);
+        if let Some(local) = profile.strip_prefix("localhost/") {
+            descending_path(e, &at, local);
+        } else if !["runtime/default", "docker/default", "unconfined"].contains(&profile) {
+            e.invalid(&at, profile, "must be a valid seccomp profile");
+        }
+    };
+    if let Some(profile) = annotation(meta, SECCOMP_POD) {
+        seccomp(e, SECCOMP_POD, profile);
+    }
+    for (key, value) in meta.entries("annotations") {
+        if key.starts_with(SECCOMP_CONTAINER) {
+            seccomp(e, key, value.as_str().unwrap_or(""));
+        }
+    }
+    for (key, value) in meta.entries("annotations") {
+        let Some(name) = key.strip_prefix(APP_ARMOR) else { continue };
+        let value = value.as_str().unwrap_or("");
+        if !every_container(spec, path).iter().any(|(_, container)| container.text("name") == name) {
+            e.invalid(&path.key(key), name, "container not found");
+        }
+        let known = ["", "runtime/default", "unconfined"].contains(&value) || value.starts_with("localhost/");
+        if !known {
+            e.invalid(&path.key(key), value, &format!("invalid AppArmor profile name: {value:?}"));
+        }
+    }
+}
+
+/// Annotation and field, where both are given, say the same.
+pub(super) fn annotations_match_fields(e: &mut Errors, meta: &Value, spec: &Value, path: &Path) {
+    let own = spec.at("securityContext");
+    let mut matches = |profile: &Value, key: &str, at: Path, what: &str| {
+        let Some(noted) = annotation(meta, key).filter(|_| !profile.is_null()) else { return };
+        let wrong_type = match profile.text("type") {
+            "Unconfined" => noted != "unconfined",
+            "RuntimeDefault" => {
+                noted != "runtime/default" && (what != "seccomp" || noted != "docker/default")
+            }
+            "Localhost" => !noted.starts_with("localhost/"),
+            _ => return,
+        };
+        if wrong_type {
+            e.forbidden(&at.at("type"), &format!("{what} type in annotation and field must match"));
+        } else if profile.text("type") == "Localhost"
+            && noted.strip_prefix("localhost/") != profile.at("localhostProfile").as_str()
+        {
+            let words = format!("{what} profile in annotation and field must match");
+            e.forbidden(&at.at("localhostProfile"), &words);
+        }
+    };
+    matches(own.at("seccompProfile"), SECCOMP_POD, path.at("securityContext.seccompProfile"), "seccomp");
+    for (at, container) in every_container(spec, path) {
+        let profile = container.path("securityContext.seccompProfile");
+        let key = seccomp_container_annotation(container);
+        matches(profile, &key, at.at("securityContext.seccompProfile"), "seccomp");
+    }
+    if spec.at("os").text("name") == "windows" {
+        return;
+    }
+    for (at, container) in every_container(spec, path) {
+        let mut profile = container.path("securityContext.appArmorProfile");
+        if profile.is_null() {
+            profile = own.at("appArmorProfile");
+        }
+        let key = app_armor_annotation(container);
+        matches(profile, &key, at.at("securityContext.appArmorProfile"), "apparmor");
+    }
+}

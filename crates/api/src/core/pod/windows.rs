@@ -1,0 +1,190 @@
+//! What Windows asks of a pod, and what Linux and Windows pods may not set.
+
+use serde_json::Value;
+
+use super::rules::{every_container, named};
+use crate::field::{Errors, Path};
+use crate::json::Json;
+use crate::names;
+
+/// `spec.os` and the fields that its value rules out.
+pub(super) fn os(e: &mut Errors, spec: &Value, path: &Path) {
+    let os = spec.at("os");
+    if os.is_null() {
+        return;
+    }
+    match os.text("name") {
+        "" => e.required(&path.at("os.name"), ""),
+        "linux" => {
+            const WORDS: &str = "windows options cannot be set for a linux pod";
+            forbid(e, spec.at("securityContext"), &path.at("securityContext"), &["windowsOptions"], WORDS);
+            for (at, container) in every_container(spec, path) {
+                let context = container.at("securityContext");
+                forbid(e, context, &at.at("securityContext"), &["windowsOptions"], WORDS);
+            }
+        }
+        "windows" => {
+            pod_fields(e, spec, path);
+            for (at, container) in every_container(spec, path) {
+                let context = container.at("securityContext");
+                forbid(e, context, &at.at("securityContext"), CONTAINER_FIELDS, FOR_LINUX);
+            }
+        }
+        other => e.not_supported(&path.at("os"), other, &["linux", "windows"]),
+    }
+}
+
+const FOR_LINUX: &str = "cannot be set for a windows pod";
+
+const CONTAINER_FIELDS: &[&str] = &[
+    "appArmorProfile",
+    "seLinuxOptions",
+    "seccompProfile",
+    "capabilities",
+    "readOnlyRootFilesystem",
+    "privileged",
+    "allowPrivilegeEscalation",
+    "procMount",
+    "runAsUser",
+    "runAsGroup",
+];
+
+fn forbid(e: &mut Errors, context: &Value, path: &Path, fields: &[&str], words: &str) {
+    for field in fields {
+        if context.has(field) {
+            e.forbidden(&path.at(field), words);
+        }
+    }
+}
+
+fn pod_fields(e: &mut Errors, spec: &Value, path: &Path) {
+    let context = spec.at("securityContext");
+    let at = path.at("securityContext");
+    forbid(e, context, &at, &["appArmorProfile", "seLinuxOptions"], FOR_LINUX);
+    forbid(e, spec, path, &["hostUsers"], FOR_LINUX);
+    for field in ["hostPID", "hostIPC"] {
+        if spec.flag(field) {
+            e.forbidden(&path.at(field), FOR_LINUX);
+        }
+    }
+    forbid(e, context, &at, &["seccompProfile", "fsGroup", "fsGroupChangePolicy"], FOR_LINUX);
+    if !context.items("sysctls").is_empty() {
+        e.forbidden(&at.at("sysctls"), FOR_LINUX);
+    }
+    forbid(e, spec, path, &["shareProcessNamespace"], FOR_LINUX);
+    const REST: &[&str] =
+        &["runAsUser", "runAsGroup", "supplementalGroups", "supplementalGroupsPolicy", "seLinuxChangePolicy"];
+    forbid(e, context, &at, REST, FOR_LINUX);
+}
+
+/// Host-process containers come all together or not at all.
+pub(super) fn host_process(e: &mut Errors, spec: &Value, path: &Path) {
+    let own = spec.path("securityContext.windowsOptions.hostProcess").as_bool();
+    let containers = every_container(spec, path);
+    let mut count = 0;
+    for (at, container) in &containers {
+        let inner = container.path("securityContext.windowsOptions.hostProcess").as_bool();
+        if let (Some(own), Some(inner)) = (own, inner)
+            && own != inner
+        {
+            e.invalid(
+                &at.at("securityContext.windowsOptions.hostProcess"),
+                inner,
+                &format!("pod hostProcess value must be identical if both are specified, was {own}"),
+            );
+        }
+        count += usize::from(inner.or(own).unwrap_or(false));
+    }
+    if count == 0 {
+        return;
+    }
+    if count != containers.len() {
+        e.invalid(
+            path,
+            "",
+            "If pod contains any hostProcess containers then all containers must be HostProcess containers",
+        );
+    }
+    if !spec.flag("hostNetwork") {
+        let words = "hostNetwork must be true if pod contains any hostProcess containers";
+        e.invalid(&path.at("hostNetwork"), false, words);
+    }
+}
+
+const MAX_SPEC: usize = 64 * 1024;
+const MAX_DOMAIN: usize = 256;
+const MAX_USER: usize = 104;
+
+pub(super) fn options(e: &mut Errors, options: &Value, path: &Path) {
+    if let Some(name) = options.at("gmsaCredentialSpecName").as_str() {
+        named(e, &path.at("gmsaCredentialSpecName"), name, names::dns1123_subdomain);
+    }
+    if let Some(spec) = options.at("gmsaCredentialSpec").as_str() {
+        let at = path.at("gmsaCredentialSpec");
+        if spec.is_empty() {
+            e.invalid(&at, spec, "gmsaCredentialSpec cannot be an empty string");
+        } else if spec.len() > MAX_SPEC {
+            e.invalid(&at, spec, "gmsaCredentialSpec size must be under 64 KiB");
+        }
+    }
+    if let Some(name) = options.at("runAsUserName").as_str() {
+        for message in user_name(name) {
+            e.invalid(&path.at("runAsUserName"), name, &message);
+        }
+    }
+}
+
+fn user_name(name: &str) -> Vec<String> {
+    let one = |message: &str| vec![message.to_owned()];
+    if name.is_empty() {
+        return one("runAsUserName cannot be an empty string");
+    }
+    if name.chars().any(|c| c.is_ascii_control()) {
+        return one("runAsUserName cannot contain control characters");
+    }
+    if name.matches('\\').count() > 1 {
+        return one("runAsUserName cannot contain more than one backslash");
+    }
+    let (domain, user) = name.split_once('\\').map_or((None, name), |(domain, user)| (Some(domain), user));
+    let mut messages = Vec::new();
+    if let Some(domain) = domain {
+        if domain.len() >= MAX_DOMAIN {
+            messages.push(format!("runAsUserName's Domain length must be under {MAX_DOMAIN} characters"));
+        }
+        if !is_net_bios(domain) && !is_dns(domain) {
+            messages.push("runAsUserName's Domain doesn't match the NetBios nor the DNS format".to_owned());
+        }
+    }
+    if user.is_empty() {
+        messages.push("runAsUserName's User cannot be empty".to_owned());
+    } else if user.len() > MAX_USER {
+        messages.push(format!("runAsUserName's User length must not be longer than {MAX_USER} characters"));
+    }
+    if !user.is_empty() && user.chars().all(|c| c == '.' || c == ' ') {
+        messages.push("runAsUserName's User cannot contain only periods or spaces".to_owned());
+    }
+    if user.contains(['"', '/', '\\', ':', ';', '|', '=', ',', '+', '*', '?', '<', '>', '@', '[', ']']) {
+        messages.push(
+            "runAsUserName's User cannot contain the following characters: \"/\\:;|=,+*?<>@[]".to_owned(),
+        );
+    }
+    messages
+}
+
+fn is_net_bios(domain: &str) -> bool {
+    let count = domain.chars().count();
+    (1..=15).contains(&count)
+        && !domain.starts_with('.')
+        && !domain.contains(['\\', '/', ':', '*', '?', '"', '<', '>', '|'])
+}
+
+fn is_dns(domain: &str) -> bool {
+    domain.split('.').all(|part| {
+        let edge = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
+        let part = part.as_bytes();
+        part.len() <= 63
+            && edge(part.first())
+            && edge(part.last())
+            && part.iter().all(|b| b.is_ascii_alphanumeric() || *b == b'-')
+    })
+}
