@@ -27,6 +27,7 @@ use crate::field::{Errors, Path};
 use crate::json::Json;
 use crate::kind::Kind;
 
+pub(crate) use affinity::node_selector;
 pub(crate) use prepare::drop_disabled;
 pub use qos::qos_class;
 pub use spec::{Options, validate_pod_spec};

@@ -46,7 +46,7 @@ fn weight(e: &mut Errors, term: &Value, path: &Path) {
 }
 
 /// A `NodeSelector`, as in required node affinity.
-fn node_selector(e: &mut Errors, selector: &Value, path: &Path) {
+pub(crate) fn node_selector(e: &mut Errors, selector: &Value, path: &Path) {
     let at = path.at("nodeSelectorTerms");
     let terms = selector.items("nodeSelectorTerms");
     if terms.is_empty() {
