@@ -1,1 +1,335 @@
-//! Server-side apply.
+//! Server-side apply, and the record of field owners that ordinary writes keep for it.
+//!
+//! Each entry of `metadata.managedFields` is an owner and the set of field paths it owns. [`track`] gives
+//! the fields a write changed to its writer. [`apply`] merges a client's configuration into the live object,
+//! refuses to change fields others own unless forced to, and removes what the client applied before and
+//! left out now. Everything works on paths from the schema ([`typed`]); kinds and versions stay outside:
+//! entries of other versions are compared as if they were of this one.
+
+mod compare;
+mod conflict;
+mod fieldset;
+mod fieldsv1;
+mod last_applied;
+mod managed;
+mod merge;
+mod prune;
+#[cfg(test)]
+mod tests;
+mod typed;
+
+use std::sync::LazyLock;
+
+use schema::{Table, TypeId};
+use serde_json::{Map, Value};
+
+pub use self::conflict::{Cause, Conflicts};
+use self::fieldset::{Set, same};
+use self::managed::{Entry, Managed, Operation, Owner};
+use self::typed::Typed;
+
+/// Who writes, and through what.
+#[derive(Clone, Copy, Debug)]
+pub struct Writer<'a> {
+    pub manager: &'a str,
+    pub api_version: &'a str,
+    /// Empty for the object itself.
+    pub subresource: &'a str,
+    /// RFC 3339, UTC, in seconds.
+    pub now: &'a str,
+    /// Fields this endpoint does not write, so nobody owns them through it: `&[&["status"]]`.
+    pub ignore: &'a [&'a [&'a str]],
+}
+
+/// The variants are the statuses upstream answers with; the texts are its own.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ApplyError {
+    #[error("{0}")]
+    BadRequest(String),
+    /// 409, reason `Conflict`, with causes.
+    #[error(transparent)]
+    Conflict(#[from] Conflicts),
+    /// 500 without a reason.
+    #[error("{0}")]
+    Internal(String),
+}
+
+/// What identifies an object or is the server's own belongs to nobody.
+static STRIPPED: LazyLock<Set> = LazyLock::new(|| {
+    Set::of(&[
+        &["apiVersion"],
+        &["kind"],
+        &["metadata"],
+        &["metadata", "name"],
+        &["metadata", "namespace"],
+        &["metadata", "creationTimestamp"],
+        &["metadata", "selfLink"],
+        &["metadata", "uid"],
+        &["metadata", "clusterName"],
+        &["metadata", "generation"],
+        &["metadata", "managedFields"],
+        &["metadata", "resourceVersion"],
+    ])
+});
+
+/// Server-side apply: the object to store for `config` applied to `live` (`None`: it does not exist yet),
+/// with its managed fields. The caller sets defaults and validates.
+pub fn apply(
+    table: &Table,
+    ty: TypeId,
+    live: Option<&Value>,
+    config: &Value,
+    writer: &Writer,
+    force: bool,
+) -> Result<Value, ApplyError> {
+    let managed = live.map_or(Ok(Managed::default()), |live| Managed::parse(entries(live)));
+    let managed =
+        managed.map_err(|e| ApplyError::Internal(format!("failed to decode managed fields: {e}")))?;
+    check_kind(table, ty, config)?;
+    if entries(config).is_array() {
+        return Err(ApplyError::BadRequest("metadata.managedFields must be nil".to_owned()));
+    }
+    let typed = Typed::root(table, ty);
+    typed::validate(typed, config, false).map_err(|e| {
+        ApplyError::Internal(format!("failed to create typed patch object ({}): {e}", described(config)))
+    })?;
+
+    let mut live = live.cloned().unwrap_or_else(|| Value::Object(Map::new()));
+    take_entries(&mut live);
+    let mut request = Request { typed, live: &live, config, writer, managed };
+    if request.managed.entries.is_empty() {
+        request.adopt(table, ty);
+    }
+    let mut object = match request.run(force) {
+        Err(ApplyError::Conflict(conflicts)) if writer.manager == last_applied::KUBECTL => {
+            let allowed = last_applied::unchanged(typed, &live, writer.api_version).unwrap_or_default();
+            let conflicts = conflicts.except(&allowed);
+            if !conflicts.is_empty() {
+                return Err(conflicts.into());
+            }
+            request.run(true)?
+        }
+        other => other?,
+    };
+    if writer.manager == last_applied::KUBECTL {
+        last_applied::refresh(&mut object, config);
+    }
+    Ok(object)
+}
+
+/// Works out the managed fields of `new` after an ordinary write over `live` (`None`: a create) and writes
+/// them into it. What the client sent as managed fields counts, as long as it is sound.
+pub fn track(table: &Table, ty: TypeId, live: Option<&Value>, new: &mut Value, writer: &Writer) {
+    let sent = take_entries(new);
+    let stored = live.map_or(&Value::Null, entries);
+    let main = writer.subresource.is_empty();
+    if main && sent.as_ref().is_some_and(managed::is_reset) && live.is_some() {
+        return;
+    }
+    let sent = sent.filter(|sent| main && sent.as_array().is_some_and(|list| !list.is_empty()));
+
+    let typed = Typed::root(table, ty);
+    let zero;
+    let old = match live {
+        Some(live) => live,
+        None => {
+            zero = typed::zero(table, ty);
+            &zero
+        }
+    };
+    let mut changes = compare::compare(typed, old, new).without_trees(&Set::of(writer.ignore));
+    for set in [&mut changes.removed, &mut changes.modified, &mut changes.added] {
+        set.subtract(&STRIPPED);
+    }
+    let record_kept = sent.as_ref().is_none_or(|sent| sent == stored);
+    if live.is_some() && changes.is_empty() && record_kept {
+        put_entries(new, sent.unwrap_or_else(|| stored.clone()));
+        return;
+    }
+    let sent = sent.and_then(|sent| Managed::parse(&sent).ok());
+    let mut managed = sent.or_else(|| Managed::parse(stored).ok()).unwrap_or_default();
+    // An object whose owners nobody knows is not tracked until someone applies to it.
+    if managed.entries.is_empty() && live.is_some() {
+        return;
+    }
+    managed.entries.iter_mut().for_each(|entry| prune::settle(typed, &mut entry.set));
+    give(&mut managed, changes, &owner(writer, writer.manager, Operation::Update), writer.now);
+    managed.cap_updaters();
+    put_entries(new, managed.print());
+}
+
+/// Puts back the times of `live` when nothing else about the object differs, so that writing the same again
+/// is no change at all.
+pub fn keep_times(live: &Value, new: &mut Value) {
+    let (Value::Array(old), Value::Array(entries)) = (entries(live), entries(new)) else { return };
+    let untimed = |entry: &Value| {
+        let mut entry = entry.clone();
+        entry.as_object_mut().map(|fields| fields.remove("time"));
+        entry
+    };
+    if old == entries || old.len() != entries.len() {
+        return;
+    }
+    if !old.iter().zip(entries).all(|(a, b)| untimed(a) == untimed(b)) {
+        return;
+    }
+    let rest = |object: &Value| {
+        let mut object = object.clone();
+        take_entries(&mut object);
+        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove("resourceVersion");
+        }
+        object
+    };
+    if rest(live) == rest(new) {
+        put_entries(new, Value::from(old.clone()));
+    }
+}
+
+/// One apply, worked out.
+struct Request<'r> {
+    typed: Typed<'r>,
+    /// Without managed fields.
+    live: &'r Value,
+    config: &'r Value,
+    writer: &'r Writer<'r>,
+    managed: Managed,
+}
+
+impl Request<'_> {
+    /// The first apply to an object nobody tracked: everything in it had some owner before.
+    fn adopt(&mut self, table: &Table, ty: TypeId) {
+        if self.live.as_object().is_none_or(Map::is_empty) {
+            return;
+        }
+        let zero = typed::zero(table, ty);
+        let changes =
+            compare::compare(self.typed, &zero, self.live).without_trees(&Set::of(self.writer.ignore));
+        let before = owner(self.writer, "before-first-apply", Operation::Update);
+        give(&mut self.managed, changes, &before, self.writer.now);
+    }
+
+    fn run(&self, force: bool) -> Result<Value, ApplyError> {
+        let ignored = Set::of(self.writer.ignore);
+        let me = owner(self.writer, self.writer.manager, Operation::Apply);
+        let mut managed = self.managed.clone();
+        managed.entries.iter_mut().for_each(|entry| prune::settle(self.typed, &mut entry.set));
+
+        let merged = merge::merge(self.typed, self.live, self.config)
+            .map_err(|e| ApplyError::Internal(format!("failed to merge config: {e}")))?;
+        let mut set = typed::field_set(self.typed, self.config);
+        set.subtract_trees(&ignored);
+        let last = managed.remove(&me);
+        let mut object = match &last {
+            None => merged,
+            Some(last) => {
+                let mut owned = set.clone();
+                managed.entries.iter().for_each(|entry| owned.add(entry.set.clone()));
+                prune::prune(self.typed, merged, &last.set, &owned)
+            }
+        };
+        prune::drop_nulls(self.typed, &mut object);
+        if object.is_null() {
+            object = Value::Object(Map::new());
+        }
+
+        let changes = compare::compare(self.typed, self.live, &object).without_trees(&ignored);
+        let mut changed = changes.modified;
+        changed.add(changes.added);
+        if !force {
+            let taken = managed.entries.iter().map(|entry| (&entry.owner, entry.set.intersection(&changed)));
+            let conflicts = Conflicts::new(taken.filter(|(_, set)| !set.is_empty()));
+            if !conflicts.is_empty() {
+                return Err(conflicts.into());
+            }
+        }
+        for entry in &mut managed.entries {
+            entry.set.subtract(&changed);
+            entry.set.subtract(&changes.removed);
+        }
+        set.subtract(&STRIPPED);
+        let time = if same(self.live, &object) {
+            last.and_then(|last| last.time)
+        } else {
+            Some(self.writer.now.to_owned())
+        };
+        managed.entries.push(Entry { owner: me, time, set });
+        managed.drop_empty();
+        if !managed.entries.is_empty() {
+            put_entries(&mut object, managed.print());
+        }
+        Ok(object)
+    }
+}
+
+/// Gives what changed to its writer and takes it from everyone else.
+fn give(managed: &mut Managed, changes: compare::Comparison, writer: &Owner, now: &str) {
+    let mut gained = changes.modified;
+    gained.add(changes.added);
+    for entry in &mut managed.entries {
+        if !entry.owner.eq(writer) {
+            entry.set.subtract(&gained);
+        }
+        entry.set.subtract(&changes.removed);
+    }
+    gained.subtract(&STRIPPED);
+    if !gained.is_empty() {
+        let mut set = managed.remove(writer).map(|entry| entry.set).unwrap_or_default();
+        set.add(gained);
+        managed.entries.push(Entry { owner: writer.clone(), time: Some(now.to_owned()), set });
+    }
+    managed.drop_empty();
+}
+
+fn owner(writer: &Writer, manager: &str, operation: Operation) -> Owner {
+    Owner {
+        operation,
+        manager: if manager.is_empty() { "unknown" } else { manager }.to_owned(),
+        api_version: writer.api_version.to_owned(),
+        subresource: writer.subresource.to_owned(),
+    }
+}
+
+fn check_kind(table: &Table, ty: TypeId, config: &Value) -> Result<(), ApplyError> {
+    let kinds = &table.get(ty).kinds;
+    let (group, version, kind) = gvk(config);
+    let fits =
+        |known: &schema::Gvk| *known.group == *group && *known.version == *version && *known.kind == *kind;
+    if kinds.is_empty() || kinds.iter().any(fits) {
+        return Ok(());
+    }
+    Err(ApplyError::BadRequest(format!("invalid object type: {group}/{version}, Kind={kind}")))
+}
+
+fn gvk(object: &Value) -> (&str, &str, &str) {
+    let text = |name: &str| object.get(name).and_then(Value::as_str).unwrap_or("");
+    let (group, version) = text("apiVersion").split_once('/').unwrap_or(("", text("apiVersion")));
+    (group, version, text("kind"))
+}
+
+/// An object as errors name it: `default/web; apps/v1, Kind=Deployment`.
+fn described(object: &Value) -> String {
+    let (group, version, kind) = gvk(object);
+    let meta =
+        |name: &str| object.get("metadata").and_then(|m| m.get(name)).and_then(Value::as_str).unwrap_or("");
+    format!("{}/{}; {group}/{version}, Kind={kind}", meta("namespace"), meta("name"))
+}
+
+fn entries(object: &Value) -> &Value {
+    object.get("metadata").and_then(|metadata| metadata.get("managedFields")).unwrap_or(&Value::Null)
+}
+
+fn take_entries(object: &mut Value) -> Option<Value> {
+    object.get_mut("metadata")?.as_object_mut()?.remove("managedFields")
+}
+
+fn put_entries(object: &mut Value, entries: Value) {
+    if entries.as_array().is_none_or(Vec::is_empty) {
+        return;
+    }
+    let Value::Object(fields) = object else { return };
+    let metadata = fields.entry("metadata").or_insert_with(|| Value::Object(Map::new()));
+    if let Value::Object(metadata) = metadata {
+        metadata.insert("managedFields".to_owned(), entries);
+    }
+}

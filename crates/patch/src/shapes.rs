@@ -6,7 +6,7 @@ use serde_json::Value;
 pub(crate) fn field(name: &str, shape: Shape) -> Field {
     Field {
         name: name.into(),
-        tag: 0,
+        tag: 1,
         shape,
         required: false,
         pointer: false,
@@ -47,6 +47,7 @@ pub(crate) fn table() -> Table {
         ..Type::default()
     };
     let default = |field: Field, value: &str| Field { default: Some(Value::from(value)), ..field };
+    let pointer = |field: Field| Field { pointer: true, ..field };
     let merged = |field: Field| Field { strategy: Strategy { merge: true, retain_keys: false }, ..field };
     let thing = Type {
         kinds: vec![Gvk { group: "".into(), version: "v1".into(), kind: "Thing".into() }],
@@ -88,7 +89,7 @@ pub(crate) fn table() -> Table {
             field("selector", Shape::Map { value: Box::new(Shape::String), atomic: true }),
             field("raw", Shape::RawExtension),
             field("target", Shape::IntOrString),
-            field("nested", Shape::Struct(TypeId(2))),
+            pointer(field("nested", Shape::Struct(TypeId(2)))),
         ],
     );
     let container = ty(
@@ -111,7 +112,7 @@ pub(crate) fn table() -> Table {
     let status = ty("ThingStatus", vec![field("ready", Shape::Bool), string_map("seen")]);
     let strategy = ty(
         "ThingStrategy",
-        vec![field("type", Shape::String), field("rollingUpdate", Shape::Struct(TypeId(7)))],
+        vec![field("type", Shape::String), pointer(field("rollingUpdate", Shape::Struct(TypeId(7))))],
     );
     let pair = ty("Pair", vec![field("name", Shape::String), field("value", Shape::String)]);
     Table::new(vec![thing, meta, spec, container, port, status, strategy, pair])

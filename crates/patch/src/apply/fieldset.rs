@@ -1,0 +1,378 @@
+//! Sets of field paths.
+//!
+//! A set is a tree: each node is one step of a path and says whether the path that ends there belongs to
+//! the set. Nodes are sorted, and a node that neither belongs nor leads anywhere is never kept, so equal
+//! sets have equal trees.
+
+use std::cmp::Ordering;
+use std::fmt;
+
+use serde_json::{Number, Value};
+
+use crate::go;
+
+/// One step of a field path.
+#[derive(Clone, Debug)]
+pub(crate) enum PathElement {
+    /// A field of a struct or a key of a map.
+    Field(String),
+    /// An item of a list, by the values of its key fields, sorted by name.
+    Key(Vec<(String, Value)>),
+    /// An item of a set.
+    Value(Value),
+    Index(i64),
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Set {
+    nodes: Vec<Node>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Node {
+    pub element: PathElement,
+    pub member: bool,
+    pub children: Set,
+}
+
+impl Set {
+    /// The set of paths through named fields only.
+    pub fn of(paths: &[&[&str]]) -> Set {
+        let mut set = Set::default();
+        for path in paths {
+            let mut branch = Set::default();
+            for (depth, name) in path.iter().enumerate().rev() {
+                let last = depth + 1 == path.len();
+                let mut outer = Set::default();
+                outer.attach(PathElement::Field((*name).to_owned()), last, branch);
+                branch = outer;
+            }
+            set.add(branch);
+        }
+        set
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    pub fn nodes_mut(&mut self) -> impl Iterator<Item = &mut Node> {
+        self.nodes.iter_mut()
+    }
+
+    pub fn get(&self, element: &PathElement) -> Option<&Node> {
+        self.place(element).ok().map(|at| &self.nodes[at])
+    }
+
+    /// As `get`, without making a path element of the name.
+    pub fn field(&self, name: &str) -> Option<&Node> {
+        let at = self.nodes.binary_search_by(|node| match &node.element {
+            PathElement::Field(field) => field.as_str().cmp(name),
+            _ => Ordering::Greater,
+        });
+        at.ok().map(|at| &self.nodes[at])
+    }
+
+    /// Adds the path of one step (when it is a `member`) and everything below it.
+    pub fn attach(&mut self, element: PathElement, member: bool, children: Set) {
+        if !member && children.is_empty() {
+            return;
+        }
+        // Walks go through sorted maps, so most steps come last.
+        if self.nodes.last().is_none_or(|last| last.element < element) {
+            self.nodes.push(Node { element, member, children });
+            return;
+        }
+        match self.place(&element) {
+            Ok(at) => {
+                self.nodes[at].member |= member;
+                self.nodes[at].children.add(children);
+            }
+            Err(at) => self.nodes.insert(at, Node { element, member, children }),
+        }
+    }
+
+    /// Union.
+    pub fn add(&mut self, other: Set) {
+        if self.nodes.is_empty() {
+            self.nodes = other.nodes;
+        } else {
+            other.nodes.into_iter().for_each(|node| self.attach(node.element, node.member, node.children));
+        }
+    }
+
+    /// Removes exactly the paths in `other`.
+    pub fn subtract(&mut self, other: &Set) {
+        self.reduce(other, &mut |node, theirs| {
+            node.member &= !theirs.member;
+            node.children.subtract(&theirs.children);
+        });
+    }
+
+    /// Removes the paths in `other` and all below them.
+    pub fn subtract_trees(&mut self, other: &Set) {
+        self.reduce(other, &mut |node, theirs| {
+            if theirs.member {
+                node.member = false;
+                node.children = Set::default();
+            } else {
+                node.children.subtract_trees(&theirs.children);
+            }
+        });
+    }
+
+    pub fn intersection(&self, other: &Set) -> Set {
+        let nodes = self.nodes.iter().filter_map(|node| {
+            let theirs = other.get(&node.element)?;
+            let member = node.member && theirs.member;
+            let children = node.children.intersection(&theirs.children);
+            (member || !children.is_empty()).then(|| Node { element: node.element.clone(), member, children })
+        });
+        Set { nodes: nodes.collect() }
+    }
+
+    /// Whether `path` is in the set.
+    #[cfg(test)]
+    pub fn has(&self, path: &[PathElement]) -> bool {
+        match path {
+            [] => false,
+            [last] => self.get(last).is_some_and(|node| node.member),
+            [first, rest @ ..] => self.get(first).is_some_and(|node| node.children.has(rest)),
+        }
+    }
+
+    /// The paths as upstream writes them, those that end at a level before those that go on.
+    pub fn paths(&self) -> Vec<String> {
+        let mut paths = Vec::new();
+        self.collect_paths("", &mut paths);
+        paths
+    }
+
+    fn collect_paths(&self, prefix: &str, paths: &mut Vec<String>) {
+        let members = self.nodes.iter().filter(|node| node.member);
+        paths.extend(members.map(|node| format!("{prefix}{}", node.element)));
+        for node in self.nodes.iter().filter(|node| !node.children.is_empty()) {
+            node.children.collect_paths(&format!("{prefix}{}", node.element), paths);
+        }
+    }
+
+    /// Runs `cut` where both sets have a node; what is left of it goes when it is empty.
+    fn reduce(&mut self, other: &Set, cut: &mut dyn FnMut(&mut Node, &Node)) {
+        if other.is_empty() {
+            return;
+        }
+        self.nodes.retain_mut(|node| {
+            if let Some(theirs) = other.get(&node.element) {
+                cut(node, theirs);
+            }
+            node.member || !node.children.is_empty()
+        });
+    }
+
+    fn place(&self, element: &PathElement) -> Result<usize, usize> {
+        self.nodes.binary_search_by(|node| node.element.cmp(element))
+    }
+}
+
+impl PathElement {
+    fn rank(&self) -> u8 {
+        match self {
+            PathElement::Field(_) => 0,
+            PathElement::Key(_) => 1,
+            PathElement::Value(_) => 2,
+            PathElement::Index(_) => 3,
+        }
+    }
+}
+
+impl Ord for PathElement {
+    fn cmp(&self, other: &PathElement) -> Ordering {
+        match (self, other) {
+            (PathElement::Field(a), PathElement::Field(b)) => a.cmp(b),
+            (PathElement::Key(a), PathElement::Key(b)) => {
+                let pairs = a.iter().zip(b).map(|(a, b)| a.0.cmp(&b.0).then_with(|| order(&a.1, &b.1)));
+                pairs.into_iter().find(|order| order.is_ne()).unwrap_or_else(|| a.len().cmp(&b.len()))
+            }
+            (PathElement::Value(a), PathElement::Value(b)) => order(a, b),
+            (PathElement::Index(a), PathElement::Index(b)) => a.cmp(b),
+            _ => self.rank().cmp(&other.rank()),
+        }
+    }
+}
+
+impl PartialOrd for PathElement {
+    fn partial_cmp(&self, other: &PathElement) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for PathElement {
+    fn eq(&self, other: &PathElement) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for PathElement {}
+
+impl fmt::Display for PathElement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PathElement::Field(name) => write!(f, ".{name}"),
+            PathElement::Key(fields) => {
+                let fields: Vec<String> =
+                    fields.iter().map(|(name, value)| format!("{name}={}", shown(value))).collect();
+                write!(f, "[{}]", fields.join(","))
+            }
+            PathElement::Value(value) => write!(f, "[={}]", shown(value)),
+            PathElement::Index(at) => write!(f, "[{at}]"),
+        }
+    }
+}
+
+/// A value inside a path.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::String(text) => go::quote(text),
+        Value::Array(items) => format!("[{}]", items.iter().map(shown).collect::<Vec<_>>().join(",")),
+        Value::Object(fields) => {
+            fields.iter().map(|(name, value)| format!("{name}={}", shown(value))).collect()
+        }
+        other => other.to_string(),
+    }
+}
+
+/// Whether two values are the same, whichever way their numbers are written.
+pub(crate) fn same(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Number(a), Value::Number(b)) => number_order(a, b).is_eq(),
+        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),
+        (Value::Object(a), Value::Object(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.0 == b.0 && same(a.1, b.1))
+        }
+        _ => a == b,
+    }
+}
+
+/// A total order over values, numbers by size.
+fn order(a: &Value, b: &Value) -> Ordering {
+    let rank = |value: &Value| match value {
+        Value::Number(_) => 0,
+        Value::String(_) => 1,
+        Value::Bool(_) => 2,
+        Value::Array(_) => 3,
+        Value::Object(_) => 4,
+        Value::Null => 5,
+    };
+    match (a, b) {
+        (Value::Number(a), Value::Number(b)) => number_order(a, b),
+        (Value::String(a), Value::String(b)) => a.cmp(b),
+        (Value::Bool(a), Value::Bool(b)) => a.cmp(b),
+        (Value::Array(a), Value::Array(b)) => {
+            let items = a.iter().zip(b).map(|(a, b)| order(a, b));
+            items.into_iter().find(|order| order.is_ne()).unwrap_or_else(|| a.len().cmp(&b.len()))
+        }
+        (Value::Object(a), Value::Object(b)) => {
+            let fields = a.iter().zip(b).map(|(a, b)| a.0.cmp(b.0).then_with(|| order(a.1, b.1)));
+            fields.into_iter().find(|order| order.is_ne()).unwrap_or_else(|| a.len().cmp(&b.len()))
+        }
+        _ => rank(a).cmp(&rank(b)),
+    }
+}
+
+fn number_order(a: &Number, b: &Number) -> Ordering {
+    if let (Some(a), Some(b)) = (a.as_i64(), b.as_i64()) {
+        return a.cmp(&b);
+    }
+    if let (Some(a), Some(b)) = (a.as_u64(), b.as_u64()) {
+        return a.cmp(&b);
+    }
+    a.as_f64().unwrap_or(0.0).total_cmp(&b.as_f64().unwrap_or(0.0))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn any_element() -> impl Strategy<Value = PathElement> {
+        prop_oneof![
+            "[abc]".prop_map(PathElement::Field),
+            "[abc]".prop_map(|name| PathElement::Key(vec![("name".to_owned(), name.into())])),
+            (0..3i64).prop_map(|n| PathElement::Value(n.into())),
+        ]
+    }
+
+    pub(crate) fn any_set() -> impl Strategy<Value = Set> {
+        prop::collection::vec(prop::collection::vec(any_element(), 1..4), 0..8).prop_map(|paths| {
+            let mut set = Set::default();
+            for path in paths {
+                let mut branch = Set::default();
+                for (depth, element) in path.into_iter().rev().enumerate() {
+                    let mut outer = Set::default();
+                    outer.attach(element, depth == 0, branch);
+                    branch = outer;
+                }
+                set.add(branch);
+            }
+            set
+        })
+    }
+
+    fn union(a: &Set, b: &Set) -> Set {
+        let mut both = a.clone();
+        both.add(b.clone());
+        both
+    }
+
+    fn difference(a: &Set, b: &Set) -> Set {
+        let mut left = a.clone();
+        left.subtract(b);
+        left
+    }
+
+    proptest! {
+        #[test]
+        fn laws(a in any_set(), b in any_set(), c in any_set()) {
+            prop_assert_eq!(union(&a, &b), union(&b, &a));
+            prop_assert_eq!(union(&union(&a, &b), &c), union(&a, &union(&b, &c)));
+            prop_assert_eq!(union(&a, &a), a.clone());
+            prop_assert_eq!(a.intersection(&b), b.intersection(&a));
+            prop_assert_eq!(difference(&a, &a), Set::default());
+            prop_assert_eq!(union(&difference(&a, &b), &a.intersection(&b)), a.clone());
+            prop_assert_eq!(difference(&a, &union(&b, &c)), difference(&difference(&a, &b), &c));
+            prop_assert_eq!(
+                a.intersection(&union(&b, &c)),
+                union(&a.intersection(&b), &a.intersection(&c))
+            );
+        }
+
+        #[test]
+        fn subtracting_trees_leaves_nothing_below(a in any_set(), b in any_set()) {
+            let mut left = a.clone();
+            left.subtract_trees(&b);
+            prop_assert_eq!(left.intersection(&b), Set::default());
+            prop_assert_eq!(left.intersection(&a), left.clone());
+            let removed = b.paths();
+            prop_assert!(left.paths().iter().all(|path| !removed.iter().any(|gone| path == gone)));
+        }
+    }
+
+    #[test]
+    fn numbers_are_ordered_by_size_however_written() {
+        let one = PathElement::Value(serde_json::json!(1));
+        assert_eq!(one, PathElement::Value(serde_json::json!(1.0)));
+        assert!(one < PathElement::Value(serde_json::json!(1.5)));
+        assert!(one < PathElement::Value(serde_json::json!("a")));
+        assert!(PathElement::Field("z".to_owned()) < one);
+        let set = Set::of(&[&["a"], &["a", "b"], &["c", "d"]]);
+        assert_eq!(set.paths(), [".a", ".a.b", ".c.d"]);
+        assert!(set.has(&[PathElement::Field("a".to_owned())]));
+        assert!(!set.has(&[PathElement::Field("c".to_owned())]));
+        assert!(set.field("c").is_some() && set.field("b").is_none());
+    }
+}

@@ -1,0 +1,221 @@
+//! `metadata.managedFields`: who owns which fields, read and written.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value};
+
+use super::fieldset::Set;
+use super::fieldsv1;
+use crate::go;
+
+/// Upstream's bound on the entries of ordinary writers.
+const MAX_UPDATERS: usize = 10;
+/// Who owns what the oldest writers beyond the bound had.
+const ANCIENT: &str = "ancient-changes";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Operation {
+    Apply,
+    Update,
+}
+
+/// Tells entries apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub operation: Operation,
+    pub manager: String,
+    /// Appliers are the same whichever version they use.
+    pub api_version: String,
+    pub subresource: String,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub owner: Owner,
+    pub time: Option<String>,
+    pub set: Set,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Managed {
+    pub entries: Vec<Entry>,
+}
+
+impl Owner {
+    fn is(&self, other: &Owner) -> bool {
+        self.operation == other.operation
+            && self.manager == other.manager
+            && self.subresource == other.subresource
+            && (self.operation == Operation::Apply || self.api_version == other.api_version)
+    }
+
+    /// What upstream sorts owners by where it lists them.
+    pub fn sort_key(&self) -> String {
+        let mut parts = format!("{{\"manager\":{}", go::json(&Value::from(self.manager.as_str())));
+        match self.operation {
+            Operation::Apply => parts.push_str(",\"operation\":\"Apply\""),
+            Operation::Update => {
+                let version = go::json(&Value::from(self.api_version.as_str()));
+                parts.push_str(&format!(",\"operation\":\"Update\",\"apiVersion\":{version}"));
+            }
+        }
+        if !self.subresource.is_empty() {
+            parts
+                .push_str(&format!(",\"subresource\":{}", go::json(&Value::from(self.subresource.as_str()))));
+        }
+        parts.push('}');
+        parts
+    }
+
+    /// As conflicts name it.
+    pub fn shown(&self) -> String {
+        let mut text = go::quote(&self.manager);
+        if !self.subresource.is_empty() {
+            text.push_str(&format!(" with subresource {}", go::quote(&self.subresource)));
+        }
+        if self.operation == Operation::Update {
+            text.push_str(&format!(" using {}", self.api_version));
+        }
+        text
+    }
+}
+
+impl Managed {
+    pub fn parse(entries: &Value) -> Result<Managed, String> {
+        let mut managed = Managed::default();
+        for (at, entry) in entries.as_array().into_iter().flatten().enumerate() {
+            let text = |name: &str| entry.get(name).and_then(Value::as_str).unwrap_or("").to_owned();
+            let operation = match entry.get("operation").and_then(Value::as_str) {
+                Some("Apply") => Operation::Apply,
+                Some("Update") => Operation::Update,
+                _ => return Err("operation must be `Apply` or `Update`".to_owned()),
+            };
+            let api_version = text("apiVersion");
+            if api_version.is_empty() {
+                return Err("apiVersion must not be empty".to_owned());
+            }
+            match text("fieldsType").as_str() {
+                "FieldsV1" => {}
+                "" => return Err(format!("missing fieldsType in managed fields entry {at}")),
+                other => {
+                    return Err(format!(
+                        "invalid fieldsType {} in managed fields entry {at}",
+                        go::quote(other)
+                    ));
+                }
+            }
+            let set = fieldsv1::parse(entry.get("fieldsV1").unwrap_or(&Value::Null)).map_err(|e| {
+                format!("error decoding versioned set from {}: error decoding set: {e}", go::print(entry))
+            })?;
+            let owner =
+                Owner { operation, manager: text("manager"), api_version, subresource: text("subresource") };
+            let time = entry.get("time").and_then(Value::as_str).map(str::to_owned);
+            managed.entries.retain(|entry| !entry.owner.is(&owner));
+            managed.entries.push(Entry { owner, time, set });
+        }
+        Ok(managed)
+    }
+
+    /// Upstream's order: appliers first, then by time, then by name.
+    pub fn print(mut self) -> Value {
+        self.entries.sort_by(|Entry { owner: a, time: a_time, .. }, Entry { owner: b, time: b_time, .. }| {
+            (a.operation.cmp(&b.operation))
+                .then_with(|| a_time.cmp(b_time))
+                .then_with(|| a.manager.cmp(&b.manager))
+                .then_with(|| a.api_version.cmp(&b.api_version))
+                .then_with(|| a.subresource.cmp(&b.subresource))
+        });
+        Value::Array(self.entries.into_iter().map(Entry::print).collect())
+    }
+
+    pub fn remove(&mut self, owner: &Owner) -> Option<Entry> {
+        let at = self.entries.iter().position(|entry| entry.owner.is(owner))?;
+        Some(self.entries.remove(at))
+    }
+
+    pub fn drop_empty(&mut self) {
+        self.entries.retain(|entry| !entry.set.is_empty());
+    }
+
+    /// Folds the oldest ordinary writers into one once there are too many.
+    pub fn cap_updaters(&mut self) {
+        let (mut updaters, appliers): (Vec<Entry>, Vec<Entry>) =
+            self.entries.drain(..).partition(|entry| entry.owner.operation == Operation::Update);
+        self.entries = appliers;
+        if updaters.len() > MAX_UPDATERS {
+            updaters.sort_by_cached_key(|entry| (entry.time.clone(), entry.owner.sort_key()));
+            updaters = fold_oldest(updaters);
+        }
+        self.entries.append(&mut updaters);
+    }
+}
+
+/// Entries can only be folded within one version, so the first of a version waits for a second.
+fn fold_oldest(updaters: Vec<Entry>) -> Vec<Entry> {
+    let mut count = updaters.len();
+    let mut slots: Vec<Option<Entry>> = updaters.into_iter().map(Some).collect();
+    let mut first_of: HashMap<String, usize> = HashMap::new();
+    for at in 0..slots.len() {
+        if count <= MAX_UPDATERS {
+            break;
+        }
+        let Some(version) = slots[at].as_ref().map(|entry| entry.owner.api_version.clone()) else { continue };
+        let Some(&first) = first_of.get(&version) else {
+            first_of.insert(version, at);
+            continue;
+        };
+        let bucket = Owner {
+            operation: Operation::Update,
+            manager: ANCIENT.to_owned(),
+            api_version: version,
+            subresource: String::new(),
+        };
+        let known = slots.iter().position(|slot| slot.as_ref().is_some_and(|entry| entry.owner.is(&bucket)));
+        let into = known.unwrap_or(first);
+        if into == at {
+            continue;
+        }
+        let Some(entry) = slots[at].take() else { continue };
+        if let Some(ancient) = &mut slots[into] {
+            ancient.owner = bucket;
+            ancient.time = entry.time;
+            ancient.set.add(entry.set);
+        }
+        count -= 1;
+    }
+    slots.into_iter().flatten().collect()
+}
+
+impl Entry {
+    fn print(self) -> Value {
+        let Entry { owner, time, set } = self;
+        let operation = match owner.operation {
+            Operation::Apply => "Apply",
+            Operation::Update => "Update",
+        };
+        let texts = [
+            ("manager", owner.manager),
+            ("operation", operation.to_owned()),
+            ("apiVersion", owner.api_version),
+            ("time", time.unwrap_or_default()),
+            ("fieldsType", "FieldsV1".to_owned()),
+            ("subresource", owner.subresource),
+        ];
+        let mut entry: Map<String, Value> = texts
+            .into_iter()
+            .filter(|(_, text)| !text.is_empty())
+            .map(|(name, text)| (name.to_owned(), Value::String(text)))
+            .collect();
+        entry.insert("fieldsV1".to_owned(), fieldsv1::print(&set));
+        Value::Object(entry)
+    }
+}
+
+/// A client clears the record by sending no entries, or one empty one.
+pub(crate) fn is_reset(entries: &Value) -> bool {
+    match entries.as_array().map(Vec::as_slice) {
+        Some([]) => true,
+        Some([entry]) => entry.as_object().is_some_and(|fields| fields.values().all(Value::is_null)),
+        _ => false,
+    }
+}

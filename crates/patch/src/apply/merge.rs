@@ -1,0 +1,116 @@
+//! Merging what a client applies into the live object.
+
+use std::collections::BTreeMap;
+
+use schema::ListKind;
+use serde_json::{Map, Value};
+
+use super::fieldset::PathElement;
+use super::typed::{Atom, Fields, Typed};
+
+/// The live value with everything in `config` put over it.
+pub(crate) fn merge(typed: Typed, live: &Value, config: &Value) -> Result<Value, String> {
+    // Walked as the config's value: where there is no schema, a changed sort of value replaces.
+    match typed.atom(config) {
+        Atom::Opaque | Atom::Scalar(_) | Atom::List { kind: ListKind::Atomic, .. } => Ok(config.clone()),
+        Atom::Map(Fields { atomic: true, .. }) => Ok(config.clone()),
+        Atom::Map(fields) => match (live.as_object(), config.as_object()) {
+            (Some(live), Some(config)) if !live.is_empty() => merge_maps(fields, live, config),
+            // A null for an object takes nothing away.
+            (Some(map), None) if !map.is_empty() => Ok(live.clone()),
+            _ => Ok(config.clone()),
+        },
+        Atom::List { item, kind } => match (live.as_array(), config.as_array()) {
+            (Some(live), Some(config)) if !live.is_empty() => merge_lists(item, kind, live, config),
+            (Some(list), None) if !list.is_empty() => Ok(live.clone()),
+            _ => Ok(config.clone()),
+        },
+    }
+}
+
+fn merge_maps(
+    fields: Fields,
+    live: &Map<String, Value>,
+    config: &Map<String, Value>,
+) -> Result<Value, String> {
+    let mut out = live.clone();
+    for (name, value) in config {
+        let merged = match live.get(name) {
+            Some(old) => merge(fields.child(name), old, value)
+                .map_err(|e| format!(".{name}{}{e}", if e.starts_with(['.', '[']) { "" } else { ": " }))?,
+            None => value.clone(),
+        };
+        out.insert(name.clone(), merged);
+    }
+    Ok(Value::Object(out))
+}
+
+fn keys(item: Typed, kind: &ListKind, items: &[Value]) -> Result<Vec<PathElement>, String> {
+    let keyed = items.iter().enumerate();
+    keyed.map(|(at, value)| item.item_key(kind, value).map_err(|e| format!("element {at}: {e}"))).collect()
+}
+
+/// Keeps the config's order among its own items and the live order among the rest, and leaves live-only
+/// items where they stood relative to the items both have.
+fn merge_lists(item: Typed, kind: &ListKind, live: &[Value], config: &[Value]) -> Result<Value, String> {
+    let right = keys(item, kind, config)?;
+    let left = keys(item, kind, live)?;
+    let mut of_config: BTreeMap<&PathElement, &Value> = BTreeMap::new();
+    for (key, value) in right.iter().zip(config) {
+        if of_config.insert(key, value).is_some() {
+            return Err(format!("duplicate entries for key {key}"));
+        }
+    }
+    let mut of_live: BTreeMap<&PathElement, &Value> = BTreeMap::new();
+    for (key, value) in left.iter().zip(live) {
+        // Of items that cannot be told apart the config's one takes the place.
+        of_live.entry(key).and_modify(|value| *value = &Value::Null).or_insert(value);
+    }
+    let both = |key: &PathElement| -> Result<Value, String> {
+        let config = of_config.get(key).copied().unwrap_or(&Value::Null);
+        match of_live.get(key).copied() {
+            Some(live) => merge(item, live, config),
+            None => Ok(config.clone()),
+        }
+    };
+
+    let mut out = Vec::with_capacity(live.len().max(config.len()));
+    let mut shared = right.iter().filter(|key| of_live.contains_key(*key)).peekable();
+    let mut placed = std::collections::BTreeSet::new();
+    let (mut l, mut r) = (0, 0);
+    while l < left.len() || r < right.len() {
+        if let (Some(a), Some(b)) = (left.get(l), right.get(r)) {
+            if a == b {
+                placed.insert(a);
+                out.push(both(a)?);
+                (l, r) = (l + 1, r + 1);
+                shared.next();
+                continue;
+            }
+            // The config has it elsewhere: later, among its own.
+            if of_config.contains_key(a) && shared.peek().is_some_and(|next| *next != a) {
+                l += 1;
+                continue;
+            }
+        }
+        if let Some(a) = left.get(l) {
+            if !of_config.contains_key(a) {
+                out.push(live[l].clone());
+                l += 1;
+                continue;
+            }
+            if placed.contains(a) {
+                l += 1;
+            }
+        }
+        if let Some(b) = right.get(r) {
+            placed.insert(b);
+            out.push(both(b)?);
+            r += 1;
+            if shared.peek() == Some(&b) {
+                shared.next();
+            }
+        }
+    }
+    Ok(Value::Array(out))
+}

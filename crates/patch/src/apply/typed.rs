@@ -1,0 +1,324 @@
+//! A value beside its schema: what each part of it is, how list items are told apart, whether the value
+//! fits, and which fields it sets.
+
+use schema::{Field, ListKind, Shape, Table, Type, TypeId};
+use serde_json::{Map, Value};
+
+use super::fieldset::{PathElement, Set};
+use crate::go;
+
+/// The schema of one value. Cheap to copy.
+#[derive(Clone, Copy)]
+pub(crate) struct Typed<'t> {
+    table: &'t Table,
+    what: What<'t>,
+}
+
+#[derive(Clone, Copy)]
+enum What<'t> {
+    Type(&'t Type),
+    Shape(&'t Shape),
+    /// No schema: the value says what it is, and maps are tracked key by key.
+    Free,
+}
+
+/// How a value is to be walked.
+#[derive(Clone, Copy)]
+pub(crate) enum Atom<'t> {
+    Scalar(Scalar),
+    /// One value whatever is inside.
+    Opaque,
+    List {
+        item: Typed<'t>,
+        kind: &'t ListKind,
+    },
+    Map(Fields<'t>),
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Scalar {
+    Numeric,
+    String,
+    Boolean,
+    Any,
+}
+
+/// What an object may hold.
+#[derive(Clone, Copy)]
+pub(crate) struct Fields<'t> {
+    table: &'t Table,
+    owner: Option<&'t Type>,
+    rest: Option<What<'t>>,
+    pub atomic: bool,
+}
+
+static ATOMIC: ListKind = ListKind::Atomic;
+
+impl<'t> Typed<'t> {
+    pub fn root(table: &'t Table, ty: TypeId) -> Typed<'t> {
+        Typed { table, what: What::Type(table.get(ty)) }
+    }
+
+    /// `value` matters only where there is no schema.
+    pub fn atom(self, value: &Value) -> Atom<'t> {
+        let at = |what| Typed { table: self.table, what };
+        let of = |ty: &'t Type| {
+            let rest = ty.preserve_unknown.then_some(What::Free);
+            Atom::Map(Fields { table: self.table, owner: Some(ty), rest, atomic: ty.atomic })
+        };
+        match self.what {
+            What::Type(ty) => of(ty),
+            What::Shape(shape) => match shape {
+                Shape::Struct(id) => of(self.table.get(*id)),
+                Shape::String | Shape::Bytes | Shape::Time | Shape::MicroTime | Shape::Duration => {
+                    Atom::Scalar(Scalar::String)
+                }
+                Shape::Bool => Atom::Scalar(Scalar::Boolean),
+                Shape::Int32 | Shape::Int64 | Shape::Double => Atom::Scalar(Scalar::Numeric),
+                Shape::Quantity | Shape::IntOrString => Atom::Scalar(Scalar::Any),
+                Shape::RawExtension | Shape::Json | Shape::FieldsV1 => Atom::Opaque,
+                Shape::List { item, kind } => Atom::List { item: at(What::Shape(item)), kind },
+                Shape::Map { value, atomic } => Atom::Map(Fields {
+                    table: self.table,
+                    owner: None,
+                    rest: Some(What::Shape(value)),
+                    atomic: *atomic,
+                }),
+            },
+            What::Free => match value {
+                Value::Object(_) | Value::Null => Atom::Map(Fields {
+                    table: self.table,
+                    owner: None,
+                    rest: Some(What::Free),
+                    atomic: false,
+                }),
+                Value::Array(_) => Atom::List { item: at(What::Free), kind: &ATOMIC },
+                _ => Atom::Scalar(Scalar::Any),
+            },
+        }
+    }
+
+    /// Whether the value alone decides how it is walked.
+    pub fn is_free(self) -> bool {
+        matches!(self.what, What::Free)
+    }
+
+    /// What tells an item apart from the others of its list.
+    pub fn item_key(self, kind: &ListKind, item: &Value) -> Result<PathElement, String> {
+        let keys = match kind {
+            ListKind::Atomic => return Err("invalid indexing of non-associative list".to_owned()),
+            ListKind::Set => {
+                return match item {
+                    Value::Object(_) => Err("associative list without keys has an element that's a map type"),
+                    Value::Array(_) => Err("not supported: associative list with lists as elements"),
+                    Value::Null => {
+                        Err("associative list without keys has an element that's an explicit null")
+                    }
+                    scalar => Ok(PathElement::Value(scalar.clone())),
+                }
+                .map_err(str::to_owned);
+            }
+            ListKind::Map(keys) => keys,
+        };
+        let fields = match item {
+            Value::Object(fields) => fields,
+            Value::Null => return Err("associative list with keys may not have a null element".to_owned()),
+            _ => return Err("associative list with keys may not have non-map elements".to_owned()),
+        };
+        let owner = match self.atom(item) {
+            Atom::Map(fields) => fields.owner,
+            _ => None,
+        };
+        let mut found: Vec<(String, Value)> = keys
+            .iter()
+            .filter_map(|key| {
+                let default = || owner?.field(key)?.default.as_ref();
+                Some((key.to_string(), fields.get(&**key).or_else(default)?.clone()))
+            })
+            .collect();
+        if found.is_empty() && !keys.is_empty() {
+            let keys: Vec<String> = keys.iter().map(|key| go::quote(key)).collect();
+            return Err(format!(
+                "associative list with keys has an element that omits all key fields [{}] \
+                 (and doesn't have default values for any key fields)",
+                keys.join(" ")
+            ));
+        }
+        found.sort_by(|a, b| a.0.cmp(&b.0));
+        Ok(PathElement::Key(found))
+    }
+}
+
+impl<'t> Fields<'t> {
+    /// The schema of one field. What no schema names is tracked as it comes; `validate` refuses it before.
+    pub fn child(&self, name: &str) -> Typed<'t> {
+        let what = self.declared(name).map(|field| What::Shape(&field.shape)).or(self.rest);
+        Typed { table: self.table, what: what.unwrap_or(What::Free) }
+    }
+
+    pub fn declared(&self, name: &str) -> Option<&'t Field> {
+        self.owner?.field(name)
+    }
+}
+
+/// Checks that a value fits its schema; an error text is one line, or several after `errors:`.
+pub(crate) fn validate(typed: Typed, value: &Value, duplicates: bool) -> Result<(), String> {
+    let mut errors = Vec::new();
+    check(typed, value, duplicates, &mut Path::default(), &mut errors);
+    match errors.as_slice() {
+        [] => Ok(()),
+        [one] => Err(one.clone()),
+        many => Err(format!("errors:\n  {}", many.join("\n  "))),
+    }
+}
+
+/// The steps to where `check` is.
+#[derive(Default)]
+struct Path {
+    steps: Vec<String>,
+}
+
+impl Path {
+    fn error(&self, text: &str) -> String {
+        if self.steps.is_empty() { text.to_owned() } else { format!("{}: {text}", self.steps.concat()) }
+    }
+}
+
+fn check(typed: Typed, value: &Value, duplicates: bool, path: &mut Path, errors: &mut Vec<String>) {
+    match (typed.atom(value), value) {
+        (Atom::Opaque, _) | (_, Value::Null) => {}
+        (Atom::Scalar(scalar), _) => errors.extend(scalar_error(scalar, value).map(|text| path.error(&text))),
+        (Atom::List { item, kind }, Value::Array(items)) => {
+            let mut seen = Set::default();
+            for (at, value) in items.iter().enumerate() {
+                let element = if *kind == ListKind::Atomic {
+                    PathElement::Index(at as i64)
+                } else {
+                    match item.item_key(kind, value) {
+                        Ok(element) => element,
+                        Err(text) => return errors.push(path.error(&format!("element {at}: {text}"))),
+                    }
+                };
+                path.steps.push(element.to_string());
+                if *kind != ListKind::Atomic {
+                    if !duplicates && seen.get(&element).is_some() {
+                        let step = path.steps.pop();
+                        errors.push(path.error(&format!("duplicate entries for key {element}")));
+                        path.steps.extend(step);
+                    }
+                    seen.attach(element, true, Set::default());
+                }
+                check(item, value, duplicates, path, errors);
+                path.steps.pop();
+            }
+        }
+        (Atom::List { .. }, other) => {
+            errors.push(path.error(&format!("expected list, got &{{{}}}", go::print(other))));
+        }
+        (Atom::Map(fields), Value::Object(object)) => {
+            for (name, value) in object {
+                path.steps.push(format!(".{name}"));
+                let known = fields.declared(name).is_some() || fields.rest.is_some();
+                if known {
+                    check(fields.child(name), value, duplicates, path, errors);
+                } else {
+                    errors.push(path.error("field not declared in schema"));
+                }
+                path.steps.pop();
+                if !known {
+                    return;
+                }
+            }
+        }
+        (Atom::Map(_), other) => {
+            errors.push(path.error(&format!("expected map, got &{{{}}}", go::print(other))));
+        }
+    }
+}
+
+fn scalar_error(scalar: Scalar, value: &Value) -> Option<String> {
+    match (scalar, value) {
+        (Scalar::Numeric, Value::Number(_))
+        | (Scalar::String, Value::String(_))
+        | (Scalar::Boolean, Value::Bool(_))
+        | (Scalar::Any, Value::Number(_) | Value::String(_) | Value::Bool(_)) => None,
+        (Scalar::Numeric, other) => {
+            Some(format!("expected numeric (int or float), got {}", go::type_name(other)))
+        }
+        (Scalar::String, other) => {
+            Some(format!("expected string, got &value.valueUnstructured{{Value:{}}}", go::syntax(other)))
+        }
+        (Scalar::Boolean, other) => Some(format!("expected boolean, got &{{{}}}", go::print(other))),
+        (Scalar::Any, other) => Some(format!("expected any scalar, got &{{{}}}", go::print(other))),
+    }
+}
+
+/// The fields a value sets.
+pub(crate) fn field_set(typed: Typed, value: &Value) -> Set {
+    let mut set = Set::default();
+    collect(typed, value, &mut set);
+    set
+}
+
+/// Adds what is below `value` and says whether the path to it belongs to the set itself.
+fn collect(typed: Typed, value: &Value, set: &mut Set) -> bool {
+    match (typed.atom(value), value) {
+        (Atom::Opaque | Atom::Scalar(_), _) | (Atom::List { kind: ListKind::Atomic, .. }, _) => true,
+        (Atom::List { item, kind }, Value::Array(items)) => {
+            let keyed: Vec<_> =
+                items.iter().filter_map(|value| Some((item.item_key(kind, value).ok()?, value))).collect();
+            let mut seen = Set::default();
+            let mut twice = Set::default();
+            for (element, _) in &keyed {
+                let again = if seen.get(element).is_some() { &mut twice } else { &mut seen };
+                again.attach(element.clone(), true, Set::default());
+            }
+            for (element, value) in keyed {
+                let mut below = Set::default();
+                // Items that cannot be told apart are owned together.
+                if twice.get(&element).is_none() {
+                    collect(item, value, &mut below);
+                }
+                set.attach(element, true, below);
+            }
+            false
+        }
+        (Atom::Map(Fields { atomic: true, .. }), _) => true,
+        (Atom::Map(fields), Value::Object(object)) => {
+            for (name, value) in object {
+                let mut below = Set::default();
+                let leaf = collect(fields.child(name), value, &mut below);
+                let empty = value.is_null() || value.as_object().is_some_and(Map::is_empty);
+                let member = leaf || empty || fields.declared(name).is_none();
+                set.attach(PathElement::Field(name.clone()), member, below);
+            }
+            false
+        }
+        _ => false,
+    }
+}
+
+/// An object of the type with nothing set: what upstream's empty struct looks like in JSON.
+///
+/// Ownership of a new object is worked out against it, so that a struct that is always there (`spec`) is
+/// not owned itself, only what is in it. Types without a protobuf form have no such struct.
+pub(crate) fn zero(table: &Table, ty: TypeId) -> Value {
+    zero_of(table, table.get(ty), 0)
+}
+
+fn zero_of(table: &Table, ty: &Type, depth: usize) -> Value {
+    let fields = ty.fields.iter().filter(|field| field.tag != 0 && !field.pointer).filter_map(|field| {
+        let value = match &field.shape {
+            // The bound only guards against a table that nests a type in itself.
+            Shape::Struct(id) if depth < 16 => zero_of(table, table.get(*id), depth + 1),
+            _ if !field.always => return None,
+            Shape::String => Value::from(""),
+            Shape::Bool => Value::from(false),
+            Shape::Int32 | Shape::Int64 | Shape::Double => Value::from(0),
+            _ => Value::Null,
+        };
+        Some((field.name.to_string(), value))
+    });
+    let pointers = ty.fields.iter().filter(|field| field.tag != 0 && field.pointer && field.always);
+    Value::Object(fields.chain(pointers.map(|field| (field.name.to_string(), Value::Null))).collect())
+}
