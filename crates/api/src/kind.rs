@@ -14,6 +14,11 @@ pub trait Kind: Sync {
     /// a status subresource.
     fn prepare_create(&self, _new: &mut Value) {}
 
+    /// Nodes register themselves with their status; for every other kind a new object starts without one.
+    fn keeps_status_on_create(&self) -> bool {
+        false
+    }
+
     /// The same for an update; `new.status` has already been set to `old.status` where the kind has a
     /// status subresource.
     fn prepare_update(&self, _new: &mut Value, _old: &Value) {}

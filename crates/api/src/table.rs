@@ -174,7 +174,35 @@ const fn row(
     }
 }
 
+/// The row of a resource.
+pub fn find(group: &str, version: &str, plural: &str) -> Option<&'static Resource> {
+    RESOURCES.iter().find(|row| row.plural == plural && row.group == group && row.version == version)
+}
+
 impl Resource {
+    /// `apps/v1`, or `v1` for core.
+    pub fn api_version(&self) -> String {
+        if self.group.is_empty() { self.version.to_owned() } else { format!("{}/{}", self.group, self.version) }
+    }
+
+    pub fn list_kind(&self) -> String {
+        format!("{}List", self.kind)
+    }
+
+    pub fn singular(&self) -> String {
+        self.kind.to_lowercase()
+    }
+
+    /// The verbs of the main resource, sorted.
+    pub fn verb_names(&self) -> &'static [&'static str] {
+        match self.verbs {
+            Verbs::All => &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
+            Verbs::NoDeleteCollection => &["create", "delete", "get", "list", "patch", "update", "watch"],
+            Verbs::CreateOnly => &["create"],
+            Verbs::GetList => &["get", "list"],
+        }
+    }
+
     const fn cluster_scoped(mut self) -> Resource {
         self.namespaced = false;
         self
