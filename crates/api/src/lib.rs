@@ -27,6 +27,7 @@ pub mod scheduling;
 pub mod storage;
 
 pub mod columns;
+pub mod convert;
 pub mod defaults;
 pub mod field;
 pub mod intstr;
@@ -37,6 +38,7 @@ pub mod names;
 pub mod selector;
 pub mod status;
 pub mod table;
+pub mod time;
 pub mod time;
 
 pub use schema::quantity;

@@ -1,0 +1,52 @@
+//! Kinds served in more than one group or version, brought from one to the other.
+//!
+//! Objects are stored in one form; the other is made on the way in and out. What has no place in the older
+//! form of an autoscaler travels in annotations, as upstream does it.
+
+mod autoscaler;
+mod event;
+pub mod scale;
+
+use serde_json::Value;
+
+use crate::json::Json;
+
+/// The object in another group and version; anything but the kinds above just gets another `apiVersion`.
+pub fn convert(from: (&str, &str), to: (&str, &str), kind: &str, mut object: Value) -> Value {
+    if from == to {
+        return object;
+    }
+    match (from, to, kind) {
+        (("autoscaling", "v1"), ("autoscaling", "v2"), "HorizontalPodAutoscaler") => {
+            autoscaler::v1_to_v2(&mut object);
+        }
+        (("autoscaling", "v2"), ("autoscaling", "v1"), "HorizontalPodAutoscaler") => {
+            autoscaler::v2_to_v1(&mut object);
+        }
+        (("events.k8s.io", "v1"), ("", "v1"), "Event") => event::to_core(&mut object),
+        (("", "v1"), ("events.k8s.io", "v1"), "Event") => event::from_core(&mut object),
+        _ => {}
+    }
+    object.set("apiVersion", api_version(to.0, to.1));
+    object
+}
+
+/// `apps/v1`, or `v1` for the core group.
+pub fn api_version(group: &str, version: &str) -> String {
+    if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") }
+}
+
+/// Takes a field out; `null` if there is none.
+fn take(object: &mut Value, field: &str) -> Value {
+    object.as_object_mut().and_then(|map| map.remove(field)).unwrap_or(Value::Null)
+}
+
+/// Sets a field unless the value is `null`.
+fn put(object: &mut Value, field: &str, value: Value) {
+    if !value.is_null() {
+        object.set(field, value);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,325 @@
+//! HorizontalPodAutoscalers: v1 knows one CPU target, v2 any number of metrics. What v1 cannot say is kept in
+//! its annotations.
+
+use serde_json::{Map, Value, json};
+
+use super::{put, take};
+use crate::json::Json;
+
+const METRICS: &str = "autoscaling.alpha.kubernetes.io/metrics";
+const BEHAVIOR: &str = "autoscaling.alpha.kubernetes.io/behavior";
+const CURRENT_METRICS: &str = "autoscaling.alpha.kubernetes.io/current-metrics";
+const CONDITIONS: &str = "autoscaling.alpha.kubernetes.io/conditions";
+const ANNOTATIONS: &[&str] = &[
+    METRICS,
+    BEHAVIOR,
+    "autoscaling.alpha.kubernetes.io/scale-down-tolerance",
+    "autoscaling.alpha.kubernetes.io/scale-up-tolerance",
+    CURRENT_METRICS,
+    CONDITIONS,
+];
+
+/// A source of metrics: its field, then each of its fields in v1 (as the annotation has them) and v2.
+type Source = (&'static str, &'static [(&'static str, &'static str)]);
+
+const SPECS: &[Source] = &[
+    (
+        "resource",
+        &[
+            ("name", "name"),
+            ("targetAverageUtilization", "target.averageUtilization"),
+            ("targetAverageValue", "target.averageValue"),
+        ],
+    ),
+    (
+        "containerResource",
+        &[
+            ("name", "name"),
+            ("container", "container"),
+            ("targetAverageUtilization", "target.averageUtilization"),
+            ("targetAverageValue", "target.averageValue"),
+        ],
+    ),
+    (
+        "pods",
+        &[
+            ("metricName", "metric.name"),
+            ("selector", "metric.selector"),
+            ("targetAverageValue", "target.averageValue"),
+        ],
+    ),
+    (
+        "object",
+        &[
+            ("metricName", "metric.name"),
+            ("selector", "metric.selector"),
+            ("target", "describedObject"),
+            ("targetValue", "target.value"),
+            ("averageValue", "target.averageValue"),
+        ],
+    ),
+    (
+        "external",
+        &[
+            ("metricName", "metric.name"),
+            ("metricSelector", "metric.selector"),
+            ("targetValue", "target.value"),
+            ("targetAverageValue", "target.averageValue"),
+        ],
+    ),
+];
+
+const STATUSES: &[Source] = &[
+    (
+        "resource",
+        &[
+            ("name", "name"),
+            ("currentAverageUtilization", "current.averageUtilization"),
+            ("currentAverageValue", "current.averageValue"),
+        ],
+    ),
+    (
+        "containerResource",
+        &[
+            ("name", "name"),
+            ("container", "container"),
+            ("currentAverageUtilization", "current.averageUtilization"),
+            ("currentAverageValue", "current.averageValue"),
+        ],
+    ),
+    (
+        "pods",
+        &[
+            ("metricName", "metric.name"),
+            ("selector", "metric.selector"),
+            ("currentAverageValue", "current.averageValue"),
+        ],
+    ),
+    (
+        "object",
+        &[
+            ("metricName", "metric.name"),
+            ("selector", "metric.selector"),
+            ("target", "describedObject"),
+            ("currentValue", "current.value"),
+            ("averageValue", "current.averageValue"),
+        ],
+    ),
+    (
+        "external",
+        &[
+            ("metricName", "metric.name"),
+            ("metricSelector", "metric.selector"),
+            ("currentValue", "current.value"),
+            ("currentAverageValue", "current.averageValue"),
+        ],
+    ),
+];
+
+/// The quantities v1 always writes.
+const ALWAYS: &[(&str, &str)] = &[
+    ("pods", "targetAverageValue"),
+    ("object", "targetValue"),
+    ("resource", "currentAverageValue"),
+    ("containerResource", "currentAverageValue"),
+    ("pods", "currentAverageValue"),
+    ("object", "currentValue"),
+    ("external", "currentValue"),
+];
+
+pub(super) fn v2_to_v1(hpa: &mut Value) {
+    drop_annotations(hpa);
+    if let Some(spec) = hpa.get_mut("spec").filter(|spec| spec.is_object()) {
+        let metrics = take(spec, "metrics");
+        let behavior = take(spec, "behavior");
+        let metrics: Vec<Value> = metrics.as_array().cloned().unwrap_or_default();
+        if let Some(cpu) = metrics.iter().find(|metric| is_cpu_utilization(metric)) {
+            spec.set(
+                "targetCPUUtilizationPercentage",
+                cpu.path("resource.target.averageUtilization").clone(),
+            );
+        }
+        let others: Vec<Value> = metrics
+            .iter()
+            .filter(|metric| !is_cpu_utilization(metric))
+            .map(|metric| older(metric, SPECS))
+            .collect();
+        if !others.is_empty() {
+            annotate(hpa, METRICS, &others.into());
+        }
+        if behavior.is_object() {
+            annotate(hpa, BEHAVIOR, &recased(behavior, upper));
+        }
+    }
+    if let Some(status) = hpa.get_mut("status").filter(|status| status.is_object()) {
+        let metrics = take(status, "currentMetrics");
+        let conditions = take(status, "conditions");
+        let metrics: Vec<Value> = metrics.as_array().cloned().unwrap_or_default();
+        for metric in &metrics {
+            let utilization = metric.path("resource.current.averageUtilization");
+            if is_cpu(metric) && !utilization.is_null() {
+                status.set("currentCPUUtilizationPercentage", utilization.clone());
+            }
+        }
+        if !metrics.is_empty() {
+            let metrics: Vec<Value> = metrics.iter().map(|metric| older(metric, STATUSES)).collect();
+            annotate(hpa, CURRENT_METRICS, &metrics.into());
+        }
+        if conditions.as_array().is_some_and(|conditions| !conditions.is_empty()) {
+            annotate(hpa, CONDITIONS, &conditions);
+        }
+    }
+}
+
+pub(super) fn v1_to_v2(hpa: &mut Value) {
+    let list = |hpa: &Value, name: &str| annotation(hpa, name).and_then(|value| value.as_array().cloned());
+    let (metrics, behavior) = (list(hpa, METRICS), annotation(hpa, BEHAVIOR));
+    let (current, conditions) = (list(hpa, CURRENT_METRICS), list(hpa, CONDITIONS));
+    drop_annotations(hpa);
+
+    hpa.object_mut("spec");
+    let spec = &mut hpa["spec"];
+    let mut all: Vec<Value> = metrics.unwrap_or_default().iter().map(newer_spec).collect();
+    let cpu = take(spec, "targetCPUUtilizationPercentage");
+    if !cpu.is_null() || all.is_empty() {
+        let percent = if cpu.is_null() { json!(80) } else { cpu };
+        all.push(json!({
+            "type": "Resource",
+            "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": percent}},
+        }));
+    }
+    spec.set("metrics", all);
+    if let Some(behavior) =
+        behavior.filter(|behavior| behavior.as_object().is_some_and(|map| !map.is_empty()))
+    {
+        spec.set("behavior", recased(behavior, lower));
+    }
+
+    let cpu = hpa.get_mut("status").map(|status| take(status, "currentCPUUtilizationPercentage"));
+    let current = match (current, cpu.filter(|cpu| !cpu.is_null())) {
+        (Some(current), _) => current.iter().map(|metric| newer(metric, STATUSES)).collect(),
+        (None, Some(percent)) => {
+            vec![
+                json!({"type": "Resource", "resource": {"name": "cpu", "current": {"averageUtilization": percent}}}),
+            ]
+        }
+        (None, None) => Vec::new(),
+    };
+    for (field, list) in [("currentMetrics", current), ("conditions", conditions.unwrap_or_default())] {
+        if !list.is_empty() {
+            hpa.object_mut("status").insert(field.to_owned(), list.into());
+        }
+    }
+}
+
+fn is_cpu(metric: &Value) -> bool {
+    metric.text("type") == "Resource" && metric.at("resource").text("name") == "cpu"
+}
+
+fn is_cpu_utilization(metric: &Value) -> bool {
+    is_cpu(metric) && !metric.path("resource.target.averageUtilization").is_null()
+}
+
+/// A v2 metric in v1's words.
+fn older(metric: &Value, sources: &[Source]) -> Value {
+    let mut out = json!({"type": metric.text("type")});
+    for (source, fields) in sources.iter().filter(|(source, _)| metric.has(source)) {
+        let mut made = json!({});
+        for (v1, v2) in *fields {
+            put(&mut made, v1, metric.at(source).path(v2).clone());
+        }
+        for (v1, _) in *fields {
+            if ALWAYS.contains(&(source, v1)) {
+                made.default_to(v1, "0");
+            }
+        }
+        out.set(source, made);
+    }
+    out
+}
+
+/// A v1 metric in v2's words.
+fn newer(metric: &Value, sources: &[Source]) -> Value {
+    let mut out = json!({"type": metric.text("type")});
+    for (source, fields) in sources.iter().filter(|(source, _)| metric.has(source)) {
+        let mut made = json!({});
+        for (v1, v2) in *fields {
+            let value = metric.at(source).at(v1).clone();
+            match v2.split_once('.') {
+                Some((outer, inner)) if !value.is_null() => {
+                    made.object_mut(outer).insert(inner.to_owned(), value);
+                }
+                Some(_) => {}
+                None => put(&mut made, v2, value),
+            }
+        }
+        out.set(source, made);
+    }
+    out
+}
+
+/// v2 also says which of its fields is the target.
+fn newer_spec(metric: &Value) -> Value {
+    let mut out = newer(metric, SPECS);
+    for (source, _) in SPECS {
+        let Some(made) = out.get_mut(source).filter(|made| made.is_object()) else { continue };
+        let target = made.object_mut("target");
+        let kind = match *source {
+            "resource" | "containerResource" if target.contains_key("averageUtilization") => "Utilization",
+            "object" if target.contains_key("averageValue") => {
+                if target.get("value").and_then(Value::as_str) == Some("0") {
+                    target.remove("value");
+                }
+                "AverageValue"
+            }
+            "object" => "Value",
+            "external" if target.contains_key("value") => "Value",
+            _ => "AverageValue",
+        };
+        target.insert("type".to_owned(), kind.into());
+    }
+    out
+}
+
+fn annotation(hpa: &Value, name: &str) -> Option<Value> {
+    let text = hpa.path("metadata.annotations").at(name).as_str()?;
+    serde_json::from_str(text).ok()
+}
+
+fn annotate(hpa: &mut Value, name: &str, value: &Value) {
+    hpa.object_mut("metadata");
+    hpa["metadata"].object_mut("annotations").insert(name.to_owned(), value.to_string().into());
+}
+
+fn drop_annotations(hpa: &mut Value) {
+    let Some(meta) = hpa.get_mut("metadata").and_then(Value::as_object_mut) else { return };
+    let Some(annotations) = meta.get_mut("annotations").and_then(Value::as_object_mut) else { return };
+    annotations.retain(|name, _| !ANNOTATIONS.contains(&name.as_str()));
+    if annotations.is_empty() {
+        meta.remove("annotations");
+    }
+}
+
+/// Every key with another first letter: the behavior annotation is written in Go's names.
+fn recased(value: Value, letter: fn(char) -> char) -> Value {
+    match value {
+        Value::Object(map) => {
+            let key = |key: String| {
+                let mut chars = key.chars();
+                chars.next().map(|first| format!("{}{}", letter(first), chars.as_str())).unwrap_or_default()
+            };
+            let map = map.into_iter().filter(|(_, value)| !value.is_null());
+            Value::Object(map.map(|(name, value)| (key(name), recased(value, letter))).collect::<Map<_, _>>())
+        }
+        Value::Array(list) => list.into_iter().map(|item| recased(item, letter)).collect(),
+        other => other,
+    }
+}
+
+fn upper(c: char) -> char {
+    c.to_ascii_uppercase()
+}
+
+fn lower(c: char) -> char {
+    c.to_ascii_lowercase()
+}

@@ -1,0 +1,30 @@
+//! Events: the core group's, and their renamed form in `events.k8s.io`.
+
+use serde_json::Value;
+
+use super::{put, take};
+
+/// The core group's name of a field, then that of `events.k8s.io`.
+const RENAMED: &[(&str, &str)] = &[
+    ("involvedObject", "regarding"),
+    ("message", "note"),
+    ("source", "deprecatedSource"),
+    ("firstTimestamp", "deprecatedFirstTimestamp"),
+    ("lastTimestamp", "deprecatedLastTimestamp"),
+    ("count", "deprecatedCount"),
+    ("reportingComponent", "reportingController"),
+];
+
+pub(super) fn to_core(event: &mut Value) {
+    for (core, events) in RENAMED {
+        let value = take(event, events);
+        put(event, core, value);
+    }
+}
+
+pub(super) fn from_core(event: &mut Value) {
+    for (core, events) in RENAMED {
+        let value = take(event, core);
+        put(event, events, value);
+    }
+}

@@ -1,0 +1,59 @@
+//! The `scale` subresource: the number of replicas of a workload, apart from the rest of it.
+
+use serde_json::{Value, json};
+
+use crate::field::{Errors, Path};
+use crate::json::Json;
+use crate::kind::NameRule;
+use crate::meta;
+use crate::selector::LabelSelector;
+
+/// The `autoscaling/v1` Scale of a Deployment, ReplicaSet, StatefulSet or ReplicationController.
+pub fn scale_of(object: &Value) -> Value {
+    let meta = object.at("metadata");
+    let mut scale = json!({"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {}});
+    for field in ["name", "namespace", "uid", "resourceVersion", "creationTimestamp"] {
+        if meta.has(field) {
+            scale["metadata"].set(field, meta.at(field).clone());
+        }
+    }
+    let replicas = |value: &Value| value.int("replicas").unwrap_or(0);
+    scale.set("spec", json!({}));
+    if replicas(object.at("spec")) != 0 {
+        scale["spec"].set("replicas", replicas(object.at("spec")));
+    }
+    scale.set("status", json!({"replicas": replicas(object.at("status"))}));
+    let selector = selector(object.path("spec.selector")).to_string();
+    if !selector.is_empty() {
+        scale["status"].set("selector", selector);
+    }
+    scale
+}
+
+/// A ReplicationController's selector is a plain map of labels.
+fn selector(selector: &Value) -> LabelSelector {
+    let plain = selector.as_object().is_some_and(|map| map.values().all(Value::is_string));
+    if plain {
+        LabelSelector::from_set(selector)
+    } else {
+        LabelSelector::from_value(selector).unwrap_or_default()
+    }
+}
+
+/// Writes a Scale's number of replicas into the workload; the rest of it stays.
+pub fn apply_scale(object: &mut Value, scale: &Value) {
+    let replicas = scale.path("spec.replicas").as_i64().unwrap_or(0);
+    object.object_mut("spec").insert("replicas".to_owned(), replicas.into());
+}
+
+/// The rules for a Scale that a client sends.
+pub fn validate_scale(scale: &Value, errors: &mut Errors) {
+    meta::validate_object_meta(
+        scale.at("metadata"),
+        true,
+        NameRule::Subdomain,
+        &Path::new("metadata"),
+        errors,
+    );
+    meta::non_negative(scale.path("spec.replicas"), &Path::new("spec.replicas"), errors);
+}
