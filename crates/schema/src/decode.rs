@@ -11,8 +11,9 @@ use serde::de::{DeserializeSeed, Deserializer};
 use serde_json::Value;
 
 use crate::table::{Shape, Table, TypeId};
+use crate::zero::{Target, zero};
 use seed::Seed;
-use state::{State, Target};
+use state::State;
 
 /// Nesting beyond this is refused, whether it comes as text or as a value.
 pub const MAX_DEPTH: usize = 128;
@@ -69,7 +70,7 @@ where
     match state.error.take() {
         Some(error) => Err(DecodeError::Type(error)),
         // Null reads as an empty object.
-        None if value.is_null() => Ok(Decoded { value: state.zero(&shape), unknown: state.unknown }),
+        None if value.is_null() => Ok(Decoded { value: zero(table, &shape), unknown: state.unknown }),
         None => Ok(Decoded { value, unknown: state.unknown }),
     }
 }

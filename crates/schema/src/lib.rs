@@ -6,11 +6,13 @@
 //! Read [`Table`], [`Type`], [`Field`] and [`Shape`] first.
 
 pub mod decode;
+pub mod protobuf;
 pub mod quantity;
 mod read;
 pub mod table;
 pub mod time;
 pub mod walk;
+mod zero;
 
 use std::sync::LazyLock;
 

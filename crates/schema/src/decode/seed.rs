@@ -8,10 +8,11 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-use super::state::{State, Step, Target};
+use super::state::{State, Step};
 use crate::quantity;
 use crate::table::{Alternative, Field, Shape, Table, Type, TypeId};
 use crate::time::Timestamp;
+use crate::zero::{Target, complete, kept, zero, zero_entry};
 
 /// Go's standard encoding: padded, and careless about bits that mean nothing.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -113,7 +114,7 @@ impl<'de, 't> Visitor<'de> for Seed<'_, 't> {
             state.path.pop();
             match (value, fallback) {
                 (None, _) => break,
-                (Some(Value::Null), Some(shape)) => list.push(state.zero(shape)),
+                (Some(Value::Null), Some(shape)) => list.push(zero(state.table, shape)),
                 (Some(value), _) => list.push(value),
             }
         }
@@ -271,8 +272,7 @@ fn entries<'de, 't, A: MapAccess<'de>>(
         // The key travels on the path and back, which spares a copy.
         let Some(Step::Key(key)) = state.path.pop() else { break };
         let value = match (value, fallback) {
-            (Value::Null, Some(Shape::Bytes)) => Value::String(String::new()),
-            (Value::Null, Some(shape)) => state.zero(shape),
+            (Value::Null, Some(shape)) => zero_entry(state.table, shape),
             (value, _) => value,
         };
         entries.insert(key, value);
@@ -308,37 +308,15 @@ fn visit_struct<'de, 't, A: MapAccess<'de>>(
             object.remove(&*field.name);
         }
         state.path.push(Step::Field(ty, field));
-        let target = state.target(id, field);
+        let target = Target::of(table, id, field);
         let value = map.next_value_seed(Seed { state, target })?;
         state.path.pop();
         if let Some(value) = kept(field, value) {
             object.insert(field.name.to_string(), value);
         }
     }
-    state.complete(ty, &mut object);
+    complete(table, ty, &mut object);
     Ok(Value::Object(object))
-}
-
-/// What is left of a field's value: nothing if it means the same as absence.
-fn kept(field: &Field, value: Value) -> Option<Value> {
-    let empty = match &value {
-        Value::Null => return None,
-        Value::Array(list) => list.is_empty() && matches!(field.shape, Shape::List { .. }),
-        Value::Object(map) => map.is_empty() && matches!(field.shape, Shape::Map { .. }),
-        Value::String(text) => text.is_empty() && matches!(field.shape, Shape::String | Shape::Bytes),
-        Value::Bool(flag) => !flag && field.shape == Shape::Bool,
-        Value::Number(number) => {
-            number.as_f64() == Some(0.0) && matches!(field.shape, Shape::Int32 | Shape::Int64 | Shape::Double)
-        }
-    };
-    if !empty || field.pointer {
-        return Some(value);
-    }
-    match value {
-        // Upstream stores no empty lists and maps, so even one that is always written comes back as null.
-        Value::Array(_) | Value::Object(_) => None,
-        value => field.always.then_some(value),
-    }
 }
 
 /// The fields met so far.

@@ -1,9 +1,8 @@
 //! Where the reader is, and what it has found wrong so far.
 
-use serde_json::{Map, Value};
-
 use super::{MAX_DEPTH, MAX_UNKNOWN};
-use crate::table::{Alternative, Field, Shape, Table, Type, TypeId};
+use crate::table::{Field, Table, Type};
+use crate::zero::Target;
 
 pub(super) struct State<'t> {
     pub table: &'t Table,
@@ -21,15 +20,6 @@ pub(super) enum Step<'t> {
     Field(&'t Type, &'t Field),
     Key(String),
     Index(usize),
-}
-
-/// What a value is expected to be.
-#[derive(Clone, Copy)]
-pub(super) enum Target<'t> {
-    Shape(&'t Shape),
-    /// A struct of this type or its alternative.
-    Either(TypeId, Alternative),
-    MapOfEither(TypeId, Alternative),
 }
 
 impl<'t> State<'t> {
@@ -107,41 +97,6 @@ impl<'t> State<'t> {
             self.unknown.push(complaint);
         }
     }
-
-    pub fn target(&self, owner: TypeId, field: &'t Field) -> Target<'t> {
-        match (self.table.alternative(owner, &field.name), &field.shape) {
-            (None, shape) => Target::Shape(shape),
-            (Some(alternative), Shape::Map { .. }) => Target::MapOfEither(owner, alternative),
-            (Some(alternative), _) => Target::Either(owner, alternative),
-        }
-    }
-
-    /// What upstream writes for a value that was never set.
-    pub fn zero(&self, shape: &Shape) -> Value {
-        match shape {
-            Shape::String => Value::String(String::new()),
-            Shape::Bool => Value::Bool(false),
-            Shape::Int32 | Shape::Int64 | Shape::Double | Shape::IntOrString => Value::from(0),
-            Shape::Quantity => Value::from("0"),
-            Shape::Duration => Value::from("0s"),
-            Shape::Struct(id) => {
-                let mut map = Map::new();
-                self.complete(self.table.get(*id), &mut map);
-                Value::Object(map)
-            }
-            _ => Value::Null,
-        }
-    }
-
-    /// Adds the fields that are always written. Structs that hold themselves do so by pointers, so this ends.
-    pub fn complete(&self, ty: &Type, map: &mut Map<String, Value>) {
-        for field in ty.fields.iter().filter(|field| field.always) {
-            if !map.contains_key(&*field.name) {
-                let zero = if field.pointer { Value::Null } else { self.zero(&field.shape) };
-                map.insert(field.name.to_string(), zero);
-            }
-        }
-    }
 }
 
 fn push_name(path: &mut String, name: &str) {
@@ -149,42 +104,4 @@ fn push_name(path: &mut String, name: &str) {
         path.push('.');
     }
     path.push_str(name);
-}
-
-impl Target<'_> {
-    /// Shapes that upstream reads as they are, to look into later or never.
-    pub fn is_raw(self) -> bool {
-        matches!(self, Target::Shape(Shape::RawExtension | Shape::Json | Shape::FieldsV1))
-    }
-
-    /// The name of the Go type, as its messages have it.
-    fn go_type(self, table: &Table) -> String {
-        match self {
-            Target::Shape(shape) => go_type(table, shape),
-            Target::Either(..) => "v1.JSONSchemaProps".to_owned(),
-            Target::MapOfEither(..) => "v1.JSONSchemaDependencies".to_owned(),
-        }
-    }
-}
-
-fn go_type(table: &Table, shape: &Shape) -> String {
-    match shape {
-        Shape::String | Shape::Time | Shape::MicroTime | Shape::Duration => "string".to_owned(),
-        Shape::Bool => "bool".to_owned(),
-        Shape::Int32 | Shape::IntOrString => "int32".to_owned(),
-        Shape::Int64 => "int64".to_owned(),
-        Shape::Double => "float64".to_owned(),
-        Shape::Bytes => "[]uint8".to_owned(),
-        Shape::Quantity => "resource.Quantity".to_owned(),
-        Shape::RawExtension => "runtime.RawExtension".to_owned(),
-        Shape::Json => "v1.JSON".to_owned(),
-        Shape::FieldsV1 => "v1.FieldsV1".to_owned(),
-        Shape::Struct(id) => {
-            let mut parts = table.get(*id).name.rsplit('.');
-            let name = parts.next().unwrap_or_default();
-            format!("{}.{name}", parts.next().unwrap_or_default())
-        }
-        Shape::List { item, .. } => format!("[]{}", go_type(table, item)),
-        Shape::Map { value, .. } => format!("map[string]{}", go_type(table, value)),
-    }
 }

@@ -1,0 +1,117 @@
+//! What a value is expected to be, and what is left of one that says nothing.
+
+use serde_json::{Map, Value};
+
+use crate::table::{Alternative, Field, Shape, Table, Type, TypeId};
+
+/// What a value is expected to be.
+#[derive(Clone, Copy)]
+pub(crate) enum Target<'t> {
+    Shape(&'t Shape),
+    /// A struct of this type or its alternative.
+    Either(TypeId, Alternative),
+    MapOfEither(TypeId, Alternative),
+}
+
+/// What upstream writes for a value that was never set.
+pub(crate) fn zero(table: &Table, shape: &Shape) -> Value {
+    match shape {
+        Shape::String => Value::String(String::new()),
+        Shape::Bool => Value::Bool(false),
+        Shape::Int32 | Shape::Int64 | Shape::Double | Shape::IntOrString => Value::from(0),
+        Shape::Quantity => Value::from("0"),
+        Shape::Duration => Value::from("0s"),
+        Shape::Struct(id) => {
+            let mut map = Map::new();
+            complete(table, table.get(*id), &mut map);
+            Value::Object(map)
+        }
+        _ => Value::Null,
+    }
+}
+
+/// The same inside a map, where bytes cannot be null.
+pub(crate) fn zero_entry(table: &Table, shape: &Shape) -> Value {
+    match shape {
+        Shape::Bytes => Value::String(String::new()),
+        shape => zero(table, shape),
+    }
+}
+
+/// Adds the fields that are always written. Structs that hold themselves do so by pointers, so this ends.
+pub(crate) fn complete(table: &Table, ty: &Type, map: &mut Map<String, Value>) {
+    for field in ty.fields.iter().filter(|field| field.always) {
+        if !map.contains_key(&*field.name) {
+            let zero = if field.pointer { Value::Null } else { zero(table, &field.shape) };
+            map.insert(field.name.to_string(), zero);
+        }
+    }
+}
+
+/// What is left of a field's value: nothing if it means the same as absence.
+pub(crate) fn kept(field: &Field, value: Value) -> Option<Value> {
+    let empty = match &value {
+        Value::Null => return None,
+        Value::Array(list) => list.is_empty() && matches!(field.shape, Shape::List { .. }),
+        Value::Object(map) => map.is_empty() && matches!(field.shape, Shape::Map { .. }),
+        Value::String(text) => text.is_empty() && matches!(field.shape, Shape::String | Shape::Bytes),
+        Value::Bool(flag) => !flag && field.shape == Shape::Bool,
+        Value::Number(number) => {
+            number.as_f64() == Some(0.0) && matches!(field.shape, Shape::Int32 | Shape::Int64 | Shape::Double)
+        }
+    };
+    if !empty || field.pointer {
+        return Some(value);
+    }
+    match value {
+        // Upstream stores no empty lists and maps, so even one that is always written comes back as null.
+        Value::Array(_) | Value::Object(_) => None,
+        value => field.always.then_some(value),
+    }
+}
+
+impl<'t> Target<'t> {
+    pub fn of(table: &Table, owner: TypeId, field: &'t Field) -> Target<'t> {
+        match (table.alternative(owner, &field.name), &field.shape) {
+            (None, shape) => Target::Shape(shape),
+            (Some(alternative), Shape::Map { .. }) => Target::MapOfEither(owner, alternative),
+            (Some(alternative), _) => Target::Either(owner, alternative),
+        }
+    }
+
+    /// Shapes that upstream reads as they are, to look into later or never.
+    pub fn is_raw(self) -> bool {
+        matches!(self, Target::Shape(Shape::RawExtension | Shape::Json | Shape::FieldsV1))
+    }
+
+    /// The name of the Go type, as its messages have it.
+    pub fn go_type(self, table: &Table) -> String {
+        match self {
+            Target::Shape(shape) => go_type(table, shape),
+            Target::Either(..) => "v1.JSONSchemaProps".to_owned(),
+            Target::MapOfEither(..) => "v1.JSONSchemaDependencies".to_owned(),
+        }
+    }
+}
+
+fn go_type(table: &Table, shape: &Shape) -> String {
+    match shape {
+        Shape::String | Shape::Time | Shape::MicroTime | Shape::Duration => "string".to_owned(),
+        Shape::Bool => "bool".to_owned(),
+        Shape::Int32 | Shape::IntOrString => "int32".to_owned(),
+        Shape::Int64 => "int64".to_owned(),
+        Shape::Double => "float64".to_owned(),
+        Shape::Bytes => "[]uint8".to_owned(),
+        Shape::Quantity => "resource.Quantity".to_owned(),
+        Shape::RawExtension => "runtime.RawExtension".to_owned(),
+        Shape::Json => "v1.JSON".to_owned(),
+        Shape::FieldsV1 => "v1.FieldsV1".to_owned(),
+        Shape::Struct(id) => {
+            let mut parts = table.get(*id).name.rsplit('.');
+            let name = parts.next().unwrap_or_default();
+            format!("{}.{name}", parts.next().unwrap_or_default())
+        }
+        Shape::List { item, .. } => format!("[]{}", go_type(table, item)),
+        Shape::Map { value, .. } => format!("map[string]{}", go_type(table, value)),
+    }
+}
