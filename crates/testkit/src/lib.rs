@@ -1,1 +1,15 @@
-//! testkit
+//! A real server for tests: the built `skiff` in a directory and on a port of its own, spoken to by the real
+//! kubectl or by plain HTTPS, killed and restarted at will.
+//!
+//! Knows the program by its flags, its kubeconfig and its API, never by its crates. Nothing here sleeps: each
+//! wait ends when the child says something or exits, and has a deadline. What fails panics with the server's
+//! log, since only tests call this. Read [`Server`] first.
+
+mod http;
+mod kubeconfig;
+mod process;
+mod server;
+
+pub use http::{Http, Lines, Reply};
+pub use process::Process;
+pub use server::{Output, Server, has_kubectl};

@@ -1,0 +1,296 @@
+//! HTTPS/1.1 in a few lines: one request per connection, bodies whole or line by line.
+
+use std::io::{self, BufRead, BufReader, Read, Write as _};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, crypto::ring};
+use serde_json::Value;
+
+use crate::kubeconfig;
+
+/// No test needs a server that is silent for longer.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// A client of one server, as the user of a kubeconfig or as nobody.
+#[derive(Clone)]
+pub struct Http {
+    address: String,
+    config: Arc<ClientConfig>,
+}
+
+/// An answer with its whole body.
+#[derive(Debug)]
+pub struct Reply {
+    pub status: u16,
+    /// Names in lower case.
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+}
+
+/// An answer whose body is read line by line, as a watch's.
+pub struct Lines {
+    pub status: u16,
+    body: BufReader<Body>,
+}
+
+impl Http {
+    /// Speaks as the user of the kubeconfig.
+    pub fn from_kubeconfig(text: &str) -> Result<Http> {
+        let read = kubeconfig::parse(text)?;
+        let chain = CertificateDer::pem_slice_iter(&read.cert_pem).collect::<Result<Vec<_>, _>>()?;
+        let key = PrivateKeyDer::from_pem_slice(&read.key_pem)?;
+        let config = trusting(&read.ca_pem)?.with_client_auth_cert(chain, key)?;
+        Ok(Http { address: read.address, config: Arc::new(config) })
+    }
+
+    /// Trusts the same authority but shows no certificate.
+    pub fn anonymous(text: &str) -> Result<Http> {
+        let read = kubeconfig::parse(text)?;
+        let config = trusting(&read.ca_pem)?.with_no_client_auth();
+        Ok(Http { address: read.address, config: Arc::new(config) })
+    }
+
+    pub fn get(&self, path: &str) -> Result<Reply> {
+        self.send("GET", path, &[], b"")
+    }
+
+    /// Sends JSON.
+    pub fn post(&self, path: &str, body: &Value) -> Result<Reply> {
+        self.send("POST", path, &[("content-type", "application/json")], body.to_string().as_bytes())
+    }
+
+    pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<Reply> {
+        let (status, headers, mut rest) = self.ask(method, path, headers, body)?;
+        let mut body = Vec::new();
+        rest.read_to_end(&mut body).with_context(|| format!("read the answer to {method} {path}"))?;
+        Ok(Reply { status, headers, body })
+    }
+
+    /// Sends a request whose answer goes on and on.
+    pub fn open(&self, path: &str) -> Result<Lines> {
+        let (status, _, body) = self.ask("GET", path, &[], b"")?;
+        Ok(Lines { status, body: BufReader::new(body) })
+    }
+
+    fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<Head> {
+        let socket =
+            TcpStream::connect(&self.address).with_context(|| format!("connect to {}", self.address))?;
+        socket.set_read_timeout(Some(SILENCE))?;
+        let host = self.address.rsplit_once(':').map_or(self.address.as_str(), |(host, _)| host);
+        let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned())?;
+        let connection = ClientConnection::new(self.config.clone(), name)?;
+        let mut stream = StreamOwned::new(connection, socket);
+        let mut request =
+            format!("{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n", self.address);
+        for (name, value) in headers {
+            request.push_str(&format!("{name}: {value}\r\n"));
+        }
+        request.push_str(&format!("content-length: {}\r\n\r\n", body.len()));
+        stream.write_all(request.as_bytes()).with_context(|| format!("send {method} {path}"))?;
+        stream.write_all(body)?;
+        stream.flush()?;
+        read_head(BufReader::new(Box::new(stream)))
+            .with_context(|| format!("read the answer to {method} {path}"))
+    }
+}
+
+impl Reply {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// The body as JSON, or `null` with a body that is none.
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_default()
+    }
+}
+
+impl Lines {
+    /// The next line without its end, or `None` when the server has finished.
+    pub fn next_line(&mut self) -> Result<Option<String>> {
+        let mut line = String::new();
+        let length = self.body.read_line(&mut line)?;
+        Ok((length > 0).then(|| line.trim_end().to_owned()))
+    }
+}
+
+type Head = (u16, Vec<(String, String)>, Body);
+
+struct Body {
+    from: BufReader<Box<dyn Read>>,
+    left: Left,
+}
+
+enum Left {
+    Bytes(u64),
+    /// Of the current chunk, with the sizes of others to come.
+    Chunk(u64),
+    UntilTheEnd,
+}
+
+impl Read for Body {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if let Left::Chunk(0) = self.left {
+            self.left = match next_chunk(&mut self.from)? {
+                0 => Left::Bytes(0),
+                size => Left::Chunk(size),
+            };
+        }
+        let most = match self.left {
+            Left::Bytes(left) | Left::Chunk(left) => usize::try_from(left).unwrap_or(usize::MAX),
+            Left::UntilTheEnd => usize::MAX,
+        };
+        let most = most.min(buffer.len());
+        if most == 0 {
+            return Ok(0);
+        }
+        let length = match self.from.read(&mut buffer[..most]) {
+            // Servers that end a connection without TLS' own goodbye have said all there is.
+            Err(error)
+                if error.kind() == io::ErrorKind::UnexpectedEof && matches!(self.left, Left::UntilTheEnd) =>
+            {
+                0
+            }
+            other => other?,
+        };
+        if let Left::Bytes(left) | Left::Chunk(left) = &mut self.left {
+            if length == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            *left -= length as u64;
+            if matches!(self.left, Left::Chunk(0)) {
+                read_line(&mut self.from)?;
+            }
+        }
+        Ok(length)
+    }
+}
+
+fn trusting(ca_pem: &[u8]) -> Result<rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>> {
+    let mut roots = RootCertStore::empty();
+    for root in CertificateDer::pem_slice_iter(ca_pem) {
+        roots.add(root?)?;
+    }
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    Ok(builder.with_safe_default_protocol_versions()?.with_root_certificates(roots))
+}
+
+fn read_head(mut from: BufReader<Box<dyn Read>>) -> Result<Head> {
+    let first = read_line(&mut from)?;
+    let status = first.split(' ').nth(1).and_then(|code| code.parse().ok());
+    let status = status.with_context(|| format!("{first:?} is no HTTP"))?;
+    let mut headers = Vec::new();
+    loop {
+        let line = read_line(&mut from)?;
+        let Some((name, value)) = line.split_once(':') else { break };
+        headers.push((name.to_lowercase(), value.trim().to_owned()));
+    }
+    let header = |name: &str| headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
+    let left = match (header("transfer-encoding"), header("content-length")) {
+        (Some("chunked"), _) => Left::Chunk(0),
+        (_, Some(length)) => Left::Bytes(length.parse()?),
+        _ => Left::UntilTheEnd,
+    };
+    Ok((status, headers, Body { from, left }))
+}
+
+/// The size of the next chunk; after the last one, the empty line that ends the body is gone too.
+fn next_chunk(from: &mut impl BufRead) -> io::Result<u64> {
+    let line = read_line(from)?;
+    let size = line.split(';').next().unwrap_or_default();
+    let size = u64::from_str_radix(size.trim(), 16).map_err(|_| io::ErrorKind::InvalidData)?;
+    if size == 0 {
+        read_line(from)?;
+    }
+    Ok(size)
+}
+
+fn read_line(from: &mut impl BufRead) -> io::Result<String> {
+    let mut line = String::new();
+    from.read_line(&mut line)?;
+    Ok(line.trim_end().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use jiff::Timestamp;
+    use rustls::ServerConnection;
+
+    use super::*;
+
+    fn body(text: &'static str) -> io::Result<String> {
+        let (_, _, mut body) = read_head(BufReader::new(Box::new(text.as_bytes()))).unwrap();
+        let mut all = String::new();
+        body.read_to_string(&mut all).map(|_| all)
+    }
+
+    #[test]
+    fn bodies_end_where_they_say() {
+        assert_eq!(body("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabcdef").unwrap(), "abc");
+        assert_eq!(body("HTTP/1.1 200 OK\r\n\r\nabc").unwrap(), "abc");
+        let chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\nA;x=y\r\n0123456789\r\n0\r\n\r\n";
+        assert_eq!(body(chunked).unwrap(), "abc0123456789");
+        assert_eq!(body("HTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n").unwrap(), "");
+        assert!(body("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nabc").is_err(), "cut short");
+        assert!(body("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n").is_err());
+    }
+
+    /// A server that answers one request with the user's name and what was asked.
+    fn serve_once(listener: TcpListener, config: rustls::ServerConfig) {
+        let (socket, _) = listener.accept().unwrap();
+        let mut stream = StreamOwned::new(ServerConnection::new(Arc::new(config)).unwrap(), socket);
+        let mut reader = BufReader::new(&mut stream);
+        let request = read_line(&mut reader).unwrap();
+        while !read_line(&mut reader).unwrap().is_empty() {}
+        let user = stream.conn.peer_certificates().map(|chain| pki::identity_of(&chain[0]).unwrap().user);
+        let line = format!("{} {request}\n", user.as_deref().unwrap_or("nobody"));
+        let answer = format!(
+            "HTTP/1.1 200 OK\r\nX-Kind: test\r\ntransfer-encoding: chunked\r\n\r\n{:x}\r\n{line}\r\n0\r\n\r\n",
+            line.len()
+        );
+        stream.write_all(answer.as_bytes()).unwrap();
+    }
+
+    #[test]
+    fn speaks_as_the_kubeconfigs_user_or_as_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let now = Timestamp::now();
+        let server_ca = pki::Authority::load_or_create(dir.path(), "server-ca", now).unwrap();
+        let client_ca = pki::Authority::load_or_create(dir.path(), "client-ca", now).unwrap();
+        let leaf = |usage| pki::Leaf {
+            common_name: "admin".to_owned(),
+            organizations: vec![],
+            dns_names: vec![],
+            ips: vec!["127.0.0.1".parse().unwrap()],
+            usage,
+            lifetime: Duration::from_secs(600),
+        };
+        let server = server_ca.issue(&leaf(pki::Usage::Server), now).unwrap();
+        let client = client_ca.issue(&leaf(pki::Usage::Client), now).unwrap();
+        for (anonymous, expected) in
+            [(false, "admin GET /readyz HTTP/1.1"), (true, "nobody GET /readyz HTTP/1.1")]
+        {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let url = format!("https://{}", listener.local_addr().unwrap());
+            let config = pki::server_config(&server.cert_pem, &server.key_pem, client_ca.pem()).unwrap();
+            let thread = std::thread::spawn(|| serve_once(listener, config));
+            let text = pki::kubeconfig(&url, server_ca.pem(), &client, "default");
+            let http = if anonymous { Http::anonymous(&text) } else { Http::from_kubeconfig(&text) }.unwrap();
+            let mut lines = http.open("/readyz").unwrap();
+            assert_eq!(lines.status, 200);
+            assert_eq!(lines.next_line().unwrap().as_deref(), Some(expected));
+            assert_eq!(lines.next_line().unwrap(), None);
+            thread.join().unwrap();
+        }
+    }
+}

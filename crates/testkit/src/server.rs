@@ -1,0 +1,242 @@
+//! The server under test.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use tempfile::TempDir;
+
+use crate::{Http, Process};
+
+/// A cold start takes about a second; a busy machine may take its time.
+const START: Duration = Duration::from_secs(60);
+const STOP: Duration = Duration::from_secs(30);
+
+/// `skiff server --disable-agent` with its own data and port. Killed, and its data removed, on drop.
+pub struct Server {
+    dir: TempDir,
+    port: u16,
+    flags: Vec<String>,
+    /// `None` between a kill and a restart.
+    process: Option<Process>,
+}
+
+/// What a command printed and how it ended.
+#[derive(Debug)]
+pub struct Output {
+    pub stdout: String,
+    pub stderr: String,
+    /// -1 when a signal ended it.
+    pub code: i32,
+}
+
+/// Whether kubectl can be called; a test without it skips with a word.
+pub fn has_kubectl() -> bool {
+    Command::new("kubectl").args(["version", "--client"]).output().is_ok_and(|output| output.status.success())
+}
+
+impl Server {
+    /// Starts a server and waits until it is ready.
+    #[track_caller]
+    pub fn start() -> Server {
+        Server::start_with(&[])
+    }
+
+    /// The same with more flags.
+    #[track_caller]
+    pub fn start_with(flags: &[&str]) -> Server {
+        let flags: Vec<String> = flags.iter().map(ToString::to_string).collect();
+        let mut tries = 0;
+        loop {
+            let mut server = Server::unstarted(flags.clone()).unwrap_or_else(|error| panic!("{error:#}"));
+            match server.run() {
+                Ok(()) => return server,
+                // Somebody else took the port between our looking and the server's binding it.
+                Err(error) if tries < 3 && error.to_string().contains("in use") => tries += 1,
+                Err(error) => panic!("{error:#}"),
+            }
+        }
+    }
+
+    /// The file that lets clients in.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.dir.path().join("kubeconfig.yaml")
+    }
+
+    pub fn data_dir(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
+    pub fn url(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port)
+    }
+
+    /// The server's process, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(Process::id)
+    }
+
+    /// What the server has written since it was last started.
+    pub fn log(&self) -> String {
+        self.process.as_ref().map(Process::log).unwrap_or_default()
+    }
+
+    /// A client with the kubeconfig's certificate.
+    #[track_caller]
+    pub fn http(&self) -> Http {
+        self.client(Http::from_kubeconfig).unwrap_or_else(|error| panic!("{error:#}"))
+    }
+
+    /// A client without any.
+    #[track_caller]
+    pub fn anonymous(&self) -> Http {
+        self.client(Http::anonymous).unwrap_or_else(|error| panic!("{error:#}"))
+    }
+
+    #[track_caller]
+    pub fn kubectl(&self, args: &[&str]) -> Output {
+        self.kubectl_with(args, "")
+    }
+
+    /// kubectl with this on its standard input, for `-f -`.
+    #[track_caller]
+    pub fn kubectl_with(&self, args: &[&str], stdin: &str) -> Output {
+        let mut command = Command::new("kubectl");
+        // A home of its own, so that no cache or configuration of the user's plays in.
+        command.args(args).env("KUBECONFIG", self.kubeconfig()).env("HOME", self.dir.path());
+        output(&mut command, stdin).unwrap_or_else(|error| panic!("kubectl {}: {error:#}", args.join(" ")))
+    }
+
+    /// SIGKILL: what was answered must survive this.
+    pub fn kill9(&mut self) {
+        self.process = None;
+    }
+
+    /// SIGTERM and a proper end.
+    #[track_caller]
+    pub fn stop(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            let ended = process.terminate(STOP).unwrap_or_else(|error| panic!("{error:#}"));
+            assert!(ended.success(), "the server ended with {ended}\n{}", process.log());
+        }
+    }
+
+    /// Stops the server if it runs, and starts it again on the same data and port.
+    #[track_caller]
+    pub fn restart(&mut self) {
+        self.stop();
+        self.run().unwrap_or_else(|error| panic!("{error:#}"));
+    }
+
+    fn unstarted(flags: Vec<String>) -> Result<Server> {
+        let dir =
+            tempfile::Builder::new().prefix("skiff-test-").tempdir().context("cannot make a directory")?;
+        Ok(Server { dir, port: free_port()?, flags, process: None })
+    }
+
+    fn run(&mut self) -> Result<()> {
+        let mut command = Command::new(binary()?);
+        command
+            .args(["server", "--disable-agent", "--data-dir"])
+            .arg(self.data_dir())
+            .arg("--write-kubeconfig")
+            .arg(self.kubeconfig())
+            .args(["--bind-address", "127.0.0.1", "--https-listen-port", &self.port.to_string()])
+            .args(&self.flags);
+        let process = self.process.insert(Process::spawn(&mut command)?);
+        let kubeconfig = self.dir.path().join("kubeconfig.yaml");
+        let is_ready = || {
+            let text = std::fs::read_to_string(&kubeconfig).ok()?;
+            let reply = Http::from_kubeconfig(&text).ok()?.get("/readyz").ok()?;
+            (reply.status == 200).then_some(())
+        };
+        process.wait_until(START, is_ready)
+    }
+
+    fn client(&self, make: fn(&str) -> Result<Http>) -> Result<Http> {
+        let path = self.kubeconfig();
+        make(&std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?)
+    }
+}
+
+impl Output {
+    /// The standard output of a command that must succeed.
+    #[track_caller]
+    pub fn ok(self) -> String {
+        assert_eq!(self.code, 0, "{}{}", self.stdout, self.stderr);
+        self.stdout
+    }
+}
+
+/// Runs a command to its end. A thread feeds its input, so that neither side waits for the other.
+fn output(command: &mut Command, stdin: &str) -> Result<Output> {
+    let program = command.get_program().display().to_string();
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start {program}"))?;
+    let input = child.stdin.take();
+    let text = stdin.to_owned();
+    let feeder = std::thread::spawn(move || {
+        // A command that does not read its input closes it, which is no error here.
+        input.map(|mut input| std::io::Write::write_all(&mut input, text.as_bytes()))
+    });
+    let output = child.wait_with_output().with_context(|| format!("cannot wait for {program}"))?;
+    let _ = feeder.join();
+    Ok(Output {
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        code: output.status.code().unwrap_or(-1),
+    })
+}
+
+/// A loopback port that was free a moment ago.
+fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind("127.0.0.1:0").context("no free port")?;
+    Ok(listener.local_addr()?.port())
+}
+
+/// The `skiff` that was built with this test: what cargo names, or the one beside the test in the target
+/// directory.
+fn binary() -> Result<PathBuf> {
+    for name in ["SKIFF_BIN", "NEXTEST_BIN_EXE_skiff", "CARGO_BIN_EXE_skiff"] {
+        if let Some(path) = std::env::var_os(name) {
+            return Ok(path.into());
+        }
+    }
+    let test = std::env::current_exe().context("where is this test?")?;
+    beside(&test).with_context(|| format!("no skiff beside {}: cargo build --package skiff", test.display()))
+}
+
+fn beside(test: &Path) -> Option<PathBuf> {
+    let path = test.parent()?.parent()?.join("skiff");
+    path.is_file().then_some(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_get_their_input_and_give_their_output() {
+        let long = "x".repeat(1 << 20);
+        let run = output(Command::new("sh").args(["-c", "cat; echo err >&2; exit 3"]), &long).unwrap();
+        assert_eq!((run.stdout.len(), run.stderr.as_str(), run.code), (1 << 20, "err\n", 3));
+        assert_eq!(output(Command::new("true").arg("x"), &long).unwrap().code, 0);
+        assert_eq!(output(Command::new("sh").args(["-c", "kill -9 $$"]), "").unwrap().code, -1);
+    }
+
+    #[test]
+    fn the_program_lies_above_the_tests() {
+        let dir = tempfile::tempdir().unwrap();
+        let test = dir.path().join("debug/deps/some_test-0123");
+        assert_eq!(beside(&test), None);
+        std::fs::create_dir_all(test.parent().unwrap()).unwrap();
+        std::fs::write(dir.path().join("debug/skiff"), "").unwrap();
+        assert_eq!(beside(&test), Some(dir.path().join("debug/skiff")));
+    }
+}
