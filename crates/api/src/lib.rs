@@ -39,7 +39,6 @@ pub mod selector;
 pub mod status;
 pub mod table;
 pub mod time;
-pub mod time;
 
 pub use schema::quantity;
 
