@@ -1,7 +1,135 @@
-//! Event: what is special about it.
+//! Event: what is special about it. The events.k8s.io form shares these rules.
 
-use crate::kind::Kind;
+use serde_json::Value;
+
+use super::rules;
+use crate::field::{Errors, Path};
+use crate::json::Json;
+use crate::kind::{Kind, NameRule};
+use crate::names;
 
 pub struct Event;
 
-impl Kind for Event {}
+const MAX_WORD: usize = 128;
+const MAX_MESSAGE: usize = 1024;
+
+impl Kind for Event {
+    fn validate(&self, obj: &Value, errors: &mut Errors) {
+        makes_sense(obj, "reportingComponent", errors);
+    }
+
+    /// Old clients name their Events as they like.
+    fn name_rule(&self) -> NameRule {
+        NameRule::PathSegment
+    }
+
+    fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
+        let about = obj.at("involvedObject");
+        let text = |part: &Value, field: &str| part.text(field).to_owned();
+        let component = text(obj, "reportingComponent");
+        let source = match obj.at("source").text("component") {
+            "" => component.clone(),
+            source => source.to_owned(),
+        };
+        vec![
+            ("involvedObject.kind", text(about, "kind")),
+            ("involvedObject.namespace", text(about, "namespace")),
+            ("involvedObject.name", text(about, "name")),
+            ("involvedObject.uid", text(about, "uid")),
+            ("involvedObject.apiVersion", text(about, "apiVersion")),
+            ("involvedObject.resourceVersion", text(about, "resourceVersion")),
+            ("involvedObject.fieldPath", text(about, "fieldPath")),
+            ("reason", text(obj, "reason")),
+            ("reportingComponent", component),
+            ("source", source),
+            ("type", text(obj, "type")),
+        ]
+    }
+}
+
+/// The rules of both forms, for an Event in the core form. `controller` is what the client's form calls
+/// `reportingComponent`.
+pub(crate) fn makes_sense(event: &Value, controller: &str, errors: &mut Errors) {
+    let namespace = event.at("metadata").text("namespace");
+    let about = event.at("involvedObject").text("namespace");
+    let is_new = event.has("eventTime");
+    let fits = match (is_new, about) {
+        (false, "") => matches!(namespace, "" | "default"),
+        (false, about) => about == namespace,
+        (true, "") => matches!(namespace, "default" | "kube-system"),
+        (true, _) => true,
+    };
+    if !fits {
+        let path = Path::new("involvedObject.namespace");
+        errors.invalid(&path, about, "does not match event.namespace");
+    }
+    if is_new {
+        let component = event.text("reportingComponent");
+        if component.is_empty() {
+            errors.required(&Path::new(controller), "");
+        }
+        rules::name(component, names::qualified_name, &Path::new(controller), errors);
+        for field in ["reportingInstance", "action", "reason"] {
+            if event.text(field).is_empty() {
+                errors.required(&Path::new(field), "");
+            }
+            at_most(event.text(field), MAX_WORD, field, errors);
+        }
+        at_most(event.text("message"), MAX_MESSAGE, "message", errors);
+    }
+    rules::name(namespace, names::dns1123_subdomain, &Path::new("namespace"), errors);
+}
+
+fn at_most(text: &str, max: usize, field: &str, errors: &mut Errors) {
+    if text.len() > max {
+        errors.invalid(&Path::new(field), "", &format!("can have at most {max} characters"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+    use crate::core::testing::{check, parse};
+
+    #[test]
+    fn old_style() {
+        check(
+            &Event,
+            r#"{"metadata": {"namespace": "a"}, "involvedObject": {"namespace": "a"}, "reason": "x"}"#,
+            &expect![""],
+        );
+        check(&Event, r#"{"metadata": {"namespace": "default"}, "involvedObject": {"kind": "Node"}}"#, &expect![""]);
+        check(
+            &Event,
+            r#"{"metadata": {"namespace": "a"}, "involvedObject": {"namespace": "b"}}"#,
+            &expect![[r#"
+                involvedObject.namespace: Invalid value: "b": does not match event.namespace
+            "#]],
+        );
+    }
+
+    #[test]
+    fn new_style() {
+        check(
+            &Event,
+            r#"{"metadata": {"namespace": "a"}, "eventTime": "2020-01-01T00:00:00.000000Z"}"#,
+            &expect![[r#"
+                involvedObject.namespace: Invalid value: "": does not match event.namespace
+                reportingComponent: Required value
+                reportingComponent: Invalid value: "": name part must be non-empty
+                reportingComponent: Invalid value: "": name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')
+                reportingInstance: Required value
+                action: Required value
+                reason: Required value
+            "#]],
+        );
+    }
+
+    #[test]
+    fn source_falls_back_to_the_controller() {
+        let fields = Event.selectable(&parse(r#"{"reportingComponent": "kubelet", "type": "Normal"}"#));
+        assert_eq!(fields.iter().find(|(name, _)| *name == "source").unwrap().1, "kubelet");
+    }
+}

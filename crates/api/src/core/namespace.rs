@@ -64,10 +64,7 @@ impl Kind for Namespace {
     }
 
     fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
-        vec![
-            ("name", obj.at("metadata").text("name").to_owned()),
-            ("status.phase", obj.at("status").text("phase").to_owned()),
-        ]
+        vec![("status.phase", obj.at("status").text("phase").to_owned())]
     }
 }
 

@@ -1,7 +1,184 @@
-//! Event: what is special about it.
+//! Event of events.k8s.io: another spelling of the core Event, in which it is stored.
 
+use serde_json::{Map, Value};
+
+use crate::core::event::makes_sense;
+use crate::field::{Errors, Path};
+use crate::json::Json;
 use crate::kind::Kind;
+use crate::meta;
 
 pub struct Event;
 
-impl Kind for Event {}
+/// Each field's name here and in the core form.
+const RENAMED: &[(&str, &str)] = &[
+    ("regarding", "involvedObject"),
+    ("note", "message"),
+    ("reportingController", "reportingComponent"),
+    ("deprecatedSource", "source"),
+    ("deprecatedFirstTimestamp", "firstTimestamp"),
+    ("deprecatedLastTimestamp", "lastTimestamp"),
+    ("deprecatedCount", "count"),
+];
+
+/// What the author of an Event may not change later, by its core name, in upstream's order.
+const FIXED: &[(&str, &str)] = &[
+    ("involvedObject", "involvedObject"),
+    ("reason", "reason"),
+    ("message", "message"),
+    ("source", "source"),
+    ("firstTimestamp", "firstTimestamp"),
+    ("lastTimestamp", "lastTimestamp"),
+    ("count", "count"),
+    ("reason", "reason"),
+    ("type", "type"),
+    ("eventTime", "eventTime"),
+    ("action", "action"),
+    ("related", "related"),
+    ("reportingComponent", "reportingController"),
+    ("reportingInstance", "reportingInstance"),
+];
+
+/// Objects may come in either form.
+impl Kind for Event {
+    fn validate(&self, obj: &Value, errors: &mut Errors) {
+        let event = to_core(obj);
+        makes_sense(&event, "reportingController", errors);
+        series(&event, errors);
+        if !event.has("eventTime") {
+            errors.required(&Path::new("eventTime"), "");
+        }
+        let kind = event.text("type");
+        if !matches!(kind, "Normal" | "Warning") {
+            errors.invalid(&Path::new("type"), "", &format!("has invalid value: {kind}"));
+        }
+        let source = event.at("source");
+        let unset = [
+            ("firstTimestamp", !event.has("firstTimestamp")),
+            ("lastTimestamp", !event.has("lastTimestamp")),
+            ("count", event.int("count").unwrap_or(0) == 0),
+            ("source", source.text("component").is_empty() && source.text("host").is_empty()),
+        ];
+        for (field, _) in unset.iter().filter(|(_, is_unset)| !is_unset) {
+            errors.invalid(&Path::new(field), "", "needs to be unset");
+        }
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+        let (new, old) = (to_core(new), to_core(old));
+        for (field, shown) in FIXED {
+            meta::immutable(new.at(field), old.at(field), &Path::new(shown), errors);
+        }
+    }
+
+    fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
+        let event = from_core(obj);
+        let about = event.at("regarding");
+        let text = |part: &Value, field: &str| part.text(field).to_owned();
+        vec![
+            ("reason", text(&event, "reason")),
+            ("regarding.kind", text(about, "kind")),
+            ("regarding.namespace", text(about, "namespace")),
+            ("regarding.name", text(about, "name")),
+            ("regarding.uid", text(about, "uid")),
+            ("regarding.apiVersion", text(about, "apiVersion")),
+            ("regarding.resourceVersion", text(about, "resourceVersion")),
+            ("regarding.fieldPath", text(about, "fieldPath")),
+            ("reportingController", text(&event, "reportingController")),
+            ("type", text(&event, "type")),
+        ]
+    }
+}
+
+/// The core form of an Event; one already in that form is left as it is.
+pub fn to_core(event: &Value) -> Value {
+    renamed(event, "v1", RENAMED.iter().copied())
+}
+
+/// The events.k8s.io form of an Event; one already in that form is left as it is.
+pub fn from_core(event: &Value) -> Value {
+    renamed(event, "events.k8s.io/v1", RENAMED.iter().map(|(here, core)| (*core, *here)))
+}
+
+fn renamed<'a>(
+    event: &Value,
+    api_version: &str,
+    names: impl Iterator<Item = (&'a str, &'a str)>,
+) -> Value {
+    let mut fields: Map<String, Value> = event.as_object().cloned().unwrap_or_default();
+    for (from, to) in names {
+        if let Some(value) = fields.remove(from) {
+            fields.insert(to.to_owned(), value);
+        }
+    }
+    if fields.contains_key("apiVersion") {
+        fields.insert("apiVersion".to_owned(), Value::from(api_version));
+    }
+    Value::Object(fields)
+}
+
+fn series(event: &Value, errors: &mut Errors) {
+    let series = event.at("series");
+    if series.is_null() {
+        return;
+    }
+    if series.int("count").unwrap_or(0) < 2 {
+        errors.invalid(&Path::new("series.count"), "", "should be at least 2");
+    }
+    if !series.has("lastObservedTime") {
+        errors.required(&Path::new("series.lastObservedTime"), "");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+    use crate::core::testing::{check, check_update, parse};
+
+    const GOOD: &str = r#"{"metadata": {"namespace": "a"}, "eventTime": "2020-01-01T00:00:00.000000Z",
+        "regarding": {"namespace": "a"}, "reportingController": "x.io/y", "reportingInstance": "z",
+        "action": "Go", "reason": "Why", "type": "Normal", "note": "n"}"#;
+
+    #[test]
+    fn strict() {
+        check(&Event, GOOD, &expect![""]);
+        check(
+            &Event,
+            &GOOD
+                .replace("\"Normal\"", "\"Odd\"")
+                .replace("\"note\"", "\"deprecatedCount\": 1, \"series\": {\"count\": 1}, \"note\""),
+            &expect![[r#"
+                series.count: Invalid value: "": should be at least 2
+                series.lastObservedTime: Required value
+                type: Invalid value: "": has invalid value: Odd
+                count: Invalid value: "": needs to be unset
+            "#]],
+        );
+    }
+
+    #[test]
+    fn fixed_once_written() {
+        check_update(&Event, GOOD, GOOD, &expect![""]);
+        check_update(
+            &Event,
+            GOOD,
+            &GOOD.replace("\"Go\"", "\"Stop\"").replace("x.io", "z.io"),
+            &expect![[r#"
+                action: Invalid value: "Stop": field is immutable
+                reportingController: Invalid value: "z.io/y": field is immutable
+            "#]],
+        );
+    }
+
+    #[test]
+    fn forms() {
+        let event = parse(&GOOD.replace("\"metadata\"", "\"apiVersion\": \"events.k8s.io/v1\", \"metadata\""));
+        let core = to_core(&event);
+        assert_eq!((core.text("apiVersion"), core.text("message")), ("v1", "n"));
+        assert_eq!(to_core(&core), core);
+        assert_eq!(from_core(&core), event);
+        assert_eq!(Event.selectable(&core), Event.selectable(&event));
+    }
+}

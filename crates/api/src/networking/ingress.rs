@@ -1,7 +1,231 @@
 //! Ingress: what is special about it.
 
+use serde_json::Value;
+
+use super::ip;
+use crate::core::rules;
+use crate::field::{Errors, Path};
+use crate::json::Json;
 use crate::kind::Kind;
+use crate::names;
 
 pub struct Ingress;
 
-impl Kind for Ingress {}
+const CLASS_ANNOTATION: &str = "kubernetes.io/ingress.class";
+const PATH_TYPES: &[&str] = &["Exact", "ImplementationSpecific", "Prefix"];
+
+impl Kind for Ingress {
+    fn validate(&self, obj: &Value, errors: &mut Errors) {
+        let spec = obj.at("spec");
+        let path = Path::new("spec");
+        let rules_of = spec.items("rules");
+        if rules_of.is_empty() && !spec.has("defaultBackend") {
+            let detail = "either `defaultBackend` or `rules` must be specified";
+            errors.invalid(&path, spec.at("rules").clone(), detail);
+        }
+        if spec.has("defaultBackend") {
+            backend(spec.at("defaultBackend"), &path.at("defaultBackend"), errors);
+        }
+        for (i, rule) in rules_of.iter().enumerate() {
+            check_rule(rule, &path.at("rules").index(i), errors);
+        }
+        for (i, tls) in spec.items("tls").iter().enumerate() {
+            let path = path.at("tls").index(i);
+            for (j, host) in tls.items("hosts").iter().enumerate() {
+                host_name(host.as_str().unwrap_or(""), &path.at("hosts").index(j), errors);
+            }
+            if !tls.text("secretName").is_empty() {
+                let secret = tls.text("secretName");
+                rules::name(secret, names::dns1123_subdomain, &path.at("secretName"), errors);
+            }
+        }
+        let class = spec.at("ingressClassName").as_str();
+        if let Some(class) = class {
+            rules::name(class, names::dns1123_subdomain, &path.at("ingressClassName"), errors);
+        }
+        if let (Some(class), Some(annotation)) =
+            (class, rules::annotations(obj).at(CLASS_ANNOTATION).as_str())
+            && class != annotation
+        {
+            let path = Path::new("annotations").at(CLASS_ANNOTATION);
+            errors.invalid(&path, annotation, "must match `ingressClassName` when both are specified");
+        }
+    }
+
+    fn validate_status(&self, new: &Value, _old: &Value, errors: &mut Errors) {
+        let path = Path::new("status.loadBalancer.ingress");
+        for (i, ingress) in new.path("status.loadBalancer").items("ingress").iter().enumerate() {
+            let path = path.index(i);
+            if !ingress.text("ip").is_empty() {
+                rules::name(ingress.text("ip"), names::ip_any_form, &path.at("ip"), errors);
+            }
+            let host = ingress.text("hostname");
+            if !host.is_empty() {
+                rules::name(host, names::dns1123_subdomain, &path.at("hostname"), errors);
+                not_an_ip(host, &path.at("hostname"), errors);
+            }
+        }
+    }
+
+    fn warnings(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
+        let annotated = rules::annotations(new).has(CLASS_ANNOTATION);
+        if old.is_some() || !annotated || new.at("spec").has("ingressClassName") {
+            return Vec::new();
+        }
+        vec![format!(
+            "annotation \"{CLASS_ANNOTATION}\" is deprecated, please use 'spec.ingressClassName' instead"
+        )]
+    }
+}
+
+fn host_name(host: &str, path: &Path, errors: &mut Errors) {
+    let rule =
+        if host.contains('*') { names::wildcard_dns1123_subdomain } else { names::dns1123_subdomain };
+    rules::name(host, rule, path, errors);
+}
+
+fn not_an_ip(host: &str, path: &Path, errors: &mut Errors) {
+    if ip::parse(host).is_some() {
+        errors.invalid(path, host, "must be a DNS name, not an IP address");
+    }
+}
+
+fn check_rule(rule: &Value, path: &Path, errors: &mut Errors) {
+    let host = rule.text("host");
+    if !host.is_empty() {
+        not_an_ip(host, &path.at("host"), errors);
+        host_name(host, &path.at("host"), errors);
+    }
+    let http = rule.at("http");
+    if http.is_null() {
+        return;
+    }
+    let path = path.at("http.paths");
+    if http.items("paths").is_empty() {
+        errors.required(&path, "");
+    }
+    for (i, http_path) in http.items("paths").iter().enumerate() {
+        check_path(http_path, &path.index(i), errors);
+    }
+}
+
+fn check_path(http_path: &Value, path: &Path, errors: &mut Errors) {
+    let text = http_path.text("path");
+    let at = path.at("path");
+    let Some(kind) = http_path.at("pathType").as_str() else {
+        errors.required(&path.at("pathType"), "pathType must be specified");
+        return;
+    };
+    let strict = matches!(kind, "Exact" | "Prefix");
+    if !PATH_TYPES.contains(&kind) {
+        errors.not_supported(&path.at("pathType"), kind, PATH_TYPES);
+    } else if !text.starts_with('/') && (strict || !text.is_empty()) {
+        errors.invalid(&at, text, "must be an absolute path");
+    }
+    if strict {
+        for sequence in ["//", "/./", "/../", "%2f", "%2F"] {
+            if text.contains(sequence) {
+                errors.invalid(&at, text, &format!("must not contain '{sequence}'"));
+            }
+        }
+        for suffix in ["/..", "/."] {
+            if text.ends_with(suffix) {
+                errors.invalid(&at, text, &format!("cannot end with '{suffix}'"));
+            }
+        }
+    }
+    backend(http_path.at("backend"), &path.at("backend"), errors);
+}
+
+fn backend(backend: &Value, path: &Path, errors: &mut Errors) {
+    let (resource, service) = (backend.at("resource"), backend.at("service"));
+    match (resource.is_null(), service.is_null()) {
+        (false, false) => errors.invalid(path, "", "cannot set both resource and service backends"),
+        (true, true) => errors.invalid(path, "", "resource or service backend is required"),
+        (false, true) => object_reference(resource, &path.at("resource"), errors),
+        (true, false) => {
+            let name_path = path.at("service.name");
+            rules::required_name(service.text("name"), names::dns1123_label, &name_path, errors);
+            let port = service.at("port");
+            match (port.text("name"), port.int("number").unwrap_or(0)) {
+                ("", 0) => errors.required(path, "port name or number is required"),
+                ("", number) => rules::port_number(number, &path.at("service.port.number"), errors),
+                (name, 0) => {
+                    rules::name(name, names::port_name, &path.at("service.port.name"), errors);
+                }
+                _ => errors.invalid(path, "", "cannot set both port name & port number"),
+            }
+        }
+    }
+}
+
+/// A group, kind and name that stand for an object.
+pub(super) fn object_reference(reference: &Value, path: &Path, errors: &mut Errors) {
+    if let Some(group) = reference.at("apiGroup").as_str() {
+        rules::name(group, names::dns1123_subdomain, &path.at("apiGroup"), errors);
+    }
+    for field in ["kind", "name"] {
+        rules::required_name(reference.text(field), names::path_segment_name, &path.at(field), errors);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+    use crate::core::testing::{check, lines, parse};
+
+    #[test]
+    fn ingresses() {
+        check(
+            &Ingress,
+            r#"{"spec": {"rules": [{"host": "*.example.com", "http": {"paths": [{"path": "/", "pathType": "Prefix",
+                "backend": {"service": {"name": "1a", "port": {"number": 80}}}}]}}],
+                "tls": [{"hosts": ["example.com"], "secretName": "s"}]}}"#,
+            &expect![""],
+        );
+        check(&Ingress, r#"{"spec": {}}"#, &expect![[r#"
+            spec: Invalid value: null: either `defaultBackend` or `rules` must be specified
+        "#]]);
+        check(
+            &Ingress,
+            r#"{"metadata": {"annotations": {"kubernetes.io/ingress.class": "a"}},
+                "spec": {"ingressClassName": "b", "defaultBackend": {},
+                "rules": [{"host": "1.2.3.4", "http": {}}, {"host": "*"},
+                {"http": {"paths": [{"pathType": "Prefix", "path": "a//b/.", "backend": {"service": {"port": {"name": "a", "number": 1}}}},
+                                    {"pathType": "Odd", "backend": {"resource": {"name": "x/y"}}}, {}]}}],
+                "tls": [{"hosts": ["A"], "secretName": "A"}]}}"#,
+            &expect![[r#"
+                spec.defaultBackend: Invalid value: "": resource or service backend is required
+                spec.rules[0].host: Invalid value: "1.2.3.4": must be a DNS name, not an IP address
+                spec.rules[0].http.paths: Required value
+                spec.rules[1].host: Invalid value: "*": a wildcard DNS-1123 subdomain must start with '*.', followed by a valid DNS subdomain, which must consist of lower case alphanumeric characters, '-' or '.' and end with an alphanumeric character (e.g. '*.example.com', regex used for validation is '\*\.[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')
+                spec.rules[2].http.paths[0].path: Invalid value: "a//b/.": must be an absolute path
+                spec.rules[2].http.paths[0].path: Invalid value: "a//b/.": must not contain '//'
+                spec.rules[2].http.paths[0].path: Invalid value: "a//b/.": cannot end with '/.'
+                spec.rules[2].http.paths[0].backend.service.name: Required value
+                spec.rules[2].http.paths[0].backend: Invalid value: "": cannot set both port name & port number
+                spec.rules[2].http.paths[1].pathType: Unsupported value: "Odd": supported values: "Exact", "ImplementationSpecific", "Prefix"
+                spec.rules[2].http.paths[1].backend.resource.kind: Required value
+                spec.rules[2].http.paths[1].backend.resource.name: Invalid value: "x/y": may not contain '/'
+                spec.rules[2].http.paths[2].pathType: Required value: pathType must be specified
+                spec.tls[0].hosts[0]: Invalid value: "A": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')
+                spec.tls[0].secretName: Invalid value: "A": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')
+                annotations.kubernetes.io/ingress.class: Invalid value: "a": must match `ingressClassName` when both are specified
+            "#]],
+        );
+    }
+
+    #[test]
+    fn status() {
+        let obj = parse(r#"{"status": {"loadBalancer": {"ingress": [{"ip": "x"}, {"hostname": "1.2.3.4"}]}}}"#);
+        let mut errors = Errors::default();
+        Ingress.validate_status(&obj, &obj, &mut errors);
+        expect![[r#"
+            status.loadBalancer.ingress[0].ip: Invalid value: "x": must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)
+            status.loadBalancer.ingress[1].hostname: Invalid value: "1.2.3.4": must be a DNS name, not an IP address
+        "#]]
+        .assert_eq(&lines(&errors));
+    }
+}

@@ -1,7 +1,88 @@
 //! IngressClass: what is special about it.
 
+use serde_json::Value;
+
+use super::ingress::object_reference;
+use crate::core::rules;
+use crate::field::{Errors, Path};
+use crate::json::Json;
 use crate::kind::Kind;
+use crate::{meta, names};
 
 pub struct IngressClass;
 
-impl Kind for IngressClass {}
+const MAX_CONTROLLER: usize = 250;
+
+impl Kind for IngressClass {
+    fn validate(&self, obj: &Value, errors: &mut Errors) {
+        let spec = obj.at("spec");
+        let controller_path = Path::new("spec.controller");
+        if spec.text("controller").len() > MAX_CONTROLLER {
+            errors.too_long(&controller_path, MAX_CONTROLLER);
+        }
+        names::domain_prefixed_path(spec.text("controller"), &controller_path, errors);
+        let parameters = spec.at("parameters");
+        if !parameters.is_null() {
+            let path = Path::new("spec.parameters");
+            object_reference(parameters, &path, errors);
+            scope(parameters, &path, errors);
+        }
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+        let path = Path::new("spec.controller");
+        meta::immutable(new.path("spec.controller"), old.path("spec.controller"), &path, errors);
+    }
+}
+
+fn scope(parameters: &Value, path: &Path, errors: &mut Errors) {
+    let namespace = parameters.at("namespace").as_str();
+    let namespace_path = path.at("namespace");
+    match parameters.at("scope").as_str() {
+        None => errors.required(&path.at("scope"), ""),
+        Some("Namespace") => match namespace {
+            None => errors.required(&namespace_path, "`parameters.scope` is set to 'Namespace'"),
+            Some(namespace) => rules::name(namespace, names::dns1123_label, &namespace_path, errors),
+        },
+        Some("Cluster") => {
+            if namespace.is_some() {
+                errors.forbidden(&namespace_path, "`parameters.scope` is set to 'Cluster'");
+            }
+        }
+        Some(other) => errors.not_supported(&path.at("scope"), other, &["Cluster", "Namespace"]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+    use crate::core::testing::{check, check_update};
+
+    #[test]
+    fn classes() {
+        let good = r#"{"spec": {"controller": "acme.io/lb", "parameters": {"apiGroup": "k8s.acme.io",
+            "kind": "Parameters", "name": "x", "scope": "Cluster"}}}"#;
+        check(&IngressClass, good, &expect![""]);
+        check(
+            &IngressClass,
+            &good.replace("Cluster\"", "Namespace\"").replace("\"kind\": \"Parameters\", ", ""),
+            &expect![[r#"
+                spec.parameters.kind: Required value
+                spec.parameters.namespace: Required value: `parameters.scope` is set to 'Namespace'
+            "#]],
+        );
+        check(
+            &IngressClass,
+            r#"{"spec": {"controller": "nope", "parameters": {"kind": "a", "name": "b", "scope": "X"}}}"#,
+            &expect![[r#"
+                spec.controller: Invalid value: "nope": must be a domain-prefixed path (such as "acme.io/foo")
+                spec.parameters.scope: Unsupported value: "X": supported values: "Cluster", "Namespace"
+            "#]],
+        );
+        check_update(&IngressClass, good, &good.replace("/lb", "/gw"), &expect![[r#"
+            spec.controller: Invalid value: "acme.io/gw": field is immutable
+        "#]]);
+    }
+}
