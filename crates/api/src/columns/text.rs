@@ -5,18 +5,15 @@ use serde_json::Value;
 
 use crate::json::Json as _;
 use crate::selector::LabelSelector;
-use crate::time::human_duration;
+use crate::time::{age, parse_rfc3339};
 
 /// How long ago, or `<unknown>` for no time at all.
 pub fn since(time: &Value, now: Timestamp) -> String {
-    match timestamp(time) {
-        Some(time) => human_duration(time.duration_until(now)),
-        None => "<unknown>".to_owned(),
-    }
+    age(time.as_str().unwrap_or(""), now)
 }
 
 pub fn timestamp(time: &Value) -> Option<Timestamp> {
-    time.as_str()?.parse().ok()
+    parse_rfc3339(time.as_str()?)
 }
 
 /// Strings joined by commas.
