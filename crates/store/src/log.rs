@@ -17,12 +17,14 @@ use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
+use rustix::fs::FlockOperation;
 use tokio::sync::oneshot;
 
 use self::commit::{Command, Committer};
@@ -98,7 +100,17 @@ pub struct LogStore {
     commands: Sender<Command>,
     config: Config,
     thread: Mutex<Option<JoinHandle<()>>>,
-    _lock: File,
+    _lock: Lock,
+}
+
+/// Holds the directory.
+struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing the file is not enough: a process being started at this moment may have a copy of it.
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
 }
 
 impl LogStore {
@@ -146,7 +158,7 @@ impl LogStore {
     /// in async code, call it from a blocking thread.
     pub fn backup(&self, path: &Path) -> io::Result<Revision> {
         let pin = Pin::new(&self.memory);
-        snapshot::write(&pin, path, 1, &self.config.faults)?;
+        snapshot::write(&pin, path, 1, &self.config.faults, &AtomicBool::new(false))?;
         Ok(pin.revision)
     }
 
@@ -237,7 +249,7 @@ pub fn restore(backup: &Path, dir: &Path) -> Result<Revision, OpenError> {
 }
 
 /// The directory, ours alone.
-fn prepare(dir: &Path) -> Result<File, OpenError> {
+fn prepare(dir: &Path) -> Result<Lock, OpenError> {
     let at = |path: &Path| {
         let path = path.to_owned();
         move |source| OpenError::Io { path, source }
@@ -246,8 +258,8 @@ fn prepare(dir: &Path) -> Result<File, OpenError> {
     fs::set_permissions(dir, Permissions::from_mode(0o700)).map_err(at(dir))?;
     let path = dir.join("lock");
     let lock = segment::create_file(&path, &(Arc::new(|_| Ok(())) as Faults)).map_err(at(&path))?;
-    match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(lock),
+    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Lock(lock)),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(OpenError::Locked { path: dir.to_owned() }),
         Err(error) => Err(at(&path)(error.into())),
     }

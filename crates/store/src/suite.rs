@@ -152,7 +152,8 @@ async fn lists(store: &dyn Store) {
         create(store, key, "").await;
     }
     let all = ["/list/a", "/list/a.", "/list/a/1", "/list/a/2", "/list/b", "/list/é"];
-    let cases: &[(&str, Option<&str>, usize, &[&str], usize)] = &[
+    type Case<'a> = (&'a str, Option<&'a str>, usize, &'a [&'a str], usize);
+    let cases: &[Case] = &[
         ("/list/", None, 0, &all, 0),
         ("/list/", None, 4, &all[..4], 2),
         ("/list/", None, 6, &all, 0),

@@ -4,8 +4,10 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
@@ -57,7 +59,13 @@ pub struct Committer {
     marks: VecDeque<(Instant, Revision)>,
     log_bytes: u64,
     snapshot_at: u64,
-    snapshotting: bool,
+    snapshot: Option<Snapshotting>,
+}
+
+/// A snapshot being written by a thread of its own.
+struct Snapshotting {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
 }
 
 enum Log {
@@ -65,7 +73,7 @@ enum Log {
     /// The last write or sync failed; a new segment continues from `end`.
     Failed {
         reason: String,
-        tried: Instant,
+        tried: Option<Instant>,
         sequence: u64,
         end: u64,
         chain: u32,
@@ -114,7 +122,7 @@ impl Committer {
             expiries,
             marks,
             log_bytes,
-            snapshotting: false,
+            snapshot: None,
         })
     }
 
@@ -167,7 +175,9 @@ impl Committer {
             if matches!(self.log, Log::Failed { .. }) { left.max(RETRY) } else { left }
         });
         let retry = match &self.log {
-            Log::Failed { tried, .. } if !self.unsynced.is_empty() => Some(*tried + RETRY),
+            Log::Failed { tried, .. } if !self.unsynced.is_empty() => {
+                Some(tried.map_or(now, |tried| tried + RETRY))
+            }
             _ => None,
         };
         let sync =
@@ -254,6 +264,7 @@ impl Committer {
             .and_then(|()| if durable || reserve.is_some() { segment.sync() } else { Ok(()) });
         match written {
             Ok(()) => {
+                segment.shown = segment.position;
                 self.reserved = reserve.unwrap_or(self.reserved);
                 self.log_bytes += changes.iter().map(size).sum::<u64>();
                 if segment.synced == segment.position {
@@ -317,12 +328,15 @@ impl Committer {
     fn fail(&mut self, error: &io::Error) -> String {
         let reason = format!("cannot write to {}: {error}", self.dir.display());
         tracing::error!(%reason, "the store refuses writes until the disk takes them again");
-        let now = Instant::now();
-        let tried = now.checked_sub(RETRY).unwrap_or(now);
         if let Log::Open(segment) = &self.log {
             let Segment { sequence, synced, synced_chain, .. } = *segment;
-            let failed =
-                Log::Failed { reason: reason.clone(), tried, sequence, end: synced, chain: synced_chain };
+            let failed = Log::Failed {
+                reason: reason.clone(),
+                tried: None,
+                sequence,
+                end: synced,
+                chain: synced_chain,
+            };
             if let Log::Open(segment) = std::mem::replace(&mut self.log, failed) {
                 segment.abandon();
             }
@@ -333,10 +347,10 @@ impl Committer {
     /// After a failure: continues in a new segment, with what had been shown but not synced.
     fn reopen(&mut self) -> Result<(), String> {
         let Log::Failed { reason, tried, sequence, end, chain } = &mut self.log else { return Ok(()) };
-        if tried.elapsed() < RETRY {
+        if tried.is_some_and(|tried| tried.elapsed() < RETRY) {
             return Err(reason.clone());
         }
-        *tried = Instant::now();
+        *tried = Some(Instant::now());
         let base = match self.unsynced.first() {
             Some(first) => first.revision - 1,
             None => self.memory.read().unwrap_or_else(PoisonError::into_inner).revision(),
@@ -346,6 +360,7 @@ impl Committer {
         let opened = Segment::create(&self.dir, header, &self.config.faults).and_then(|mut segment| {
             segment.append(reserve.into_iter().chain(self.unsynced.iter().map(record_of)))?;
             segment.sync()?;
+            segment.shown = segment.position;
             Ok(segment)
         });
         match opened {
@@ -401,7 +416,7 @@ impl Committer {
     /// Once the log outweighs the data: a new segment, and beside it a snapshot of all before.
     fn start_snapshot(&mut self) {
         let live = self.read().live_bytes();
-        if self.snapshotting || self.log_bytes < self.snapshot_at.max(live) || !self.sync() {
+        if self.snapshot.is_some() || self.log_bytes < self.snapshot_at.max(live) || !self.sync() {
             return;
         }
         let Log::Open(segment) = &self.log else { return };
@@ -418,23 +433,25 @@ impl Committer {
         self.log = Log::Open(next);
         self.reserved = 0;
         self.log_bytes = 0;
-        self.snapshotting = true;
         let pin = Pin::new(&self.memory);
         let (dir, faults, done) = (self.dir.clone(), self.config.faults.clone(), self.commands.clone());
         let path = segment::snapshot_path(&dir, header.sequence);
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
         let spawned = std::thread::Builder::new().name("store-snapshot".into()).spawn(move || {
-            let written = snapshot::write(&pin, &path, header.sequence, &faults)
+            let written = snapshot::write(&pin, &path, header.sequence, &faults, &stopped)
                 .and_then(|()| snapshot::remove_older(&dir, header.sequence, &faults));
             drop(pin);
             let _ = done.send(Command::Snapshotted(written));
         });
-        if let Err(error) = spawned {
-            self.snapshotted(Err(error));
+        match spawned {
+            Ok(thread) => self.snapshot = Some(Snapshotting { stop, thread }),
+            Err(error) => self.snapshotted(Err(error)),
         }
     }
 
     fn snapshotted(&mut self, result: io::Result<()>) {
-        self.snapshotting = false;
+        self.snapshot = None;
         self.snapshot_at = self.config.snapshot_bytes;
         if let Err(error) = result {
             // Nothing is lost, the old segments are still there; try again when as much has come again.
@@ -446,6 +463,9 @@ impl Committer {
     /// Everything on disk, and a mark that no revision was handed out beyond it.
     fn close(&mut self) {
         let last = self.read().revision();
+        if let Log::Failed { tried, .. } = &mut self.log {
+            *tried = None;
+        }
         if self.reopen().is_ok()
             && self.sync()
             && let Log::Open(segment) = &mut self.log
@@ -454,6 +474,11 @@ impl Committer {
             if let Err(error) = marked {
                 tracing::warn!(%error, "cannot mark the log as closed");
             }
+        }
+        // The directory must be left alone before its lock is.
+        if let Some(Snapshotting { stop, thread }) = self.snapshot.take() {
+            stop.store(true, Ordering::Relaxed);
+            let _ = thread.join();
         }
         self.watchers.close();
     }

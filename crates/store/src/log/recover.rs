@@ -70,14 +70,17 @@ pub fn recover(dir: &Path, tidy: impl Fn(&mut Memory)) -> Result<Recovered, Open
     if segments.is_empty() && !fresh {
         return Err(OpenError::Missing { path: segment::segment_path(dir, first) });
     }
-    let mut files = Vec::new();
-    for sequence in segments {
-        files.push(Reader::open(segment::segment_path(dir, sequence), LOG_MAGIC, Some(sequence))?);
+    let open = |sequence| Reader::open(segment::segment_path(dir, sequence), LOG_MAGIC, Some(sequence));
+    // Each segment's end is known by the next.
+    let mut ends = Vec::new();
+    for sequence in segments.iter().skip(1) {
+        let next = open(*sequence)?.header;
+        ends.push((next.prev_end, next.chain));
     }
-    let ends: Vec<_> = files.iter().skip(1).map(|next| (next.header.prev_end, next.header.chain)).collect();
     let mut state = Recovered { memory, sequence: first - u64::from(fresh), end: 0, chain: 0, log_bytes: 0 };
     let mut reserved = 0;
-    for (n, mut file) in files.into_iter().enumerate() {
+    for (n, sequence) in segments.into_iter().enumerate() {
+        let mut file = open(sequence)?;
         state.memory.advance(file.header.base);
         state.sequence = file.header.sequence;
         state.end = replay(&mut file, ends.get(n).copied(), &mut state.memory, &mut reserved, &tidy)?;

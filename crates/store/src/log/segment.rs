@@ -122,6 +122,8 @@ pub struct Segment {
     /// The same two as of the last successful sync.
     pub synced: u64,
     pub synced_chain: u32,
+    /// End of the records that somebody has been told of.
+    pub shown: u64,
     filled: u64,
     buffer: Vec<u8>,
 }
@@ -142,6 +144,7 @@ impl Segment {
             chain: header.chain,
             synced: end,
             synced_chain: header.chain,
+            shown: end,
             filled: 0,
             buffer: Vec::new(),
         };
@@ -183,9 +186,10 @@ impl Segment {
         Ok(())
     }
 
-    /// After a failure: cuts off what was not synced, if the disk lets us. Not needed for correctness.
+    /// After a failure: cuts off the writes that were refused because of it, if the disk lets us. If it does
+    /// not, they may be there after a restart, which is no worse than an answer lost on the way.
     pub fn abandon(self) {
-        let _ = self.file.set_len(self.synced);
+        let _ = self.file.set_len(self.shown);
     }
 
     fn write_at_end(&mut self, bytes: &[u8]) -> io::Result<()> {

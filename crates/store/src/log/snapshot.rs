@@ -5,6 +5,7 @@
 use std::fs;
 use std::io::{self, BufWriter, Write as _};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::memory::Memory;
@@ -35,12 +36,12 @@ impl Drop for Pin {
 }
 
 /// Writes the pinned state to `path`, which appears whole and synced or not at all. `sequence` is the first
-/// segment with later writes.
-pub fn write(pin: &Pin, path: &Path, sequence: u64, faults: &Faults) -> io::Result<()> {
+/// segment with later writes; `stop` gives up.
+pub fn write(pin: &Pin, path: &Path, sequence: u64, faults: &Faults, stop: &AtomicBool) -> io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(".tmp");
     let temporary = Path::new(&name);
-    let written = write_temporary(pin, temporary, sequence, faults)
+    let written = write_temporary(pin, temporary, sequence, faults, stop)
         .and_then(|()| segment::rename(temporary, path, faults));
     if written.is_err() {
         let _ = fs::remove_file(temporary);
@@ -48,7 +49,13 @@ pub fn write(pin: &Pin, path: &Path, sequence: u64, faults: &Faults) -> io::Resu
     written
 }
 
-fn write_temporary(pin: &Pin, path: &Path, sequence: u64, faults: &Faults) -> io::Result<()> {
+fn write_temporary(
+    pin: &Pin,
+    path: &Path,
+    sequence: u64,
+    faults: &Faults,
+    stop: &AtomicBool,
+) -> io::Result<()> {
     let header = Header::new(sequence, pin.revision, 0, 0);
     let mut file = BufWriter::with_capacity(256 << 10, segment::create_file(path, faults)?);
     file.write_all(&header.encode(SNAPSHOT_MAGIC))?;
@@ -60,6 +67,9 @@ fn write_temporary(pin: &Pin, path: &Path, sequence: u64, faults: &Faults) -> io
             memory.pinned_part(pin.revision, after.as_ref(), PART)
         };
         faults(Op::Write)?;
+        if stop.load(Ordering::Relaxed) {
+            return Err(io::Error::other("the store is closing"));
+        }
         for change in &part {
             let value = change.value.as_deref().unwrap_or_default();
             buffer.clear();

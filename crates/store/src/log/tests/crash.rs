@@ -1,0 +1,105 @@
+//! kill -9 in the middle of writing, again and again: every acknowledged write is there, and what was not
+//! acknowledged is there whole or not at all.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write as _};
+use std::process::{Command, Stdio};
+
+use super::*;
+
+const ROUNDS: usize = 30;
+const WRITERS: usize = 8;
+const DIR: &str = "SKIFF_TEST_CRASH_DIR";
+
+fn config() -> Config {
+    // Small, so that segments and snapshots come and go all the time.
+    Config { snapshot_bytes: 32 << 10, history_events: 100, ..Config::default() }
+}
+
+/// A value that cannot be half of another.
+fn value(key: &str, n: u64) -> String {
+    let text = format!("{key} {n} {}", "x".repeat((n * 37 % 900) as usize));
+    format!("{text} {}", crc32c::crc32c(text.as_bytes()))
+}
+
+fn number(key: &str, found: &[u8]) -> u64 {
+    let found = std::str::from_utf8(found).unwrap();
+    let n = found.split(' ').nth(1).unwrap().parse().unwrap();
+    assert_eq!(found, value(key, n));
+    n
+}
+
+/// Not a test of its own: the process that gets killed. Counts up one key per writer for ever and prints
+/// what has been acknowledged.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn victim() {
+    let Some(dir) = std::env::var_os(DIR) else { return };
+    let store = Arc::new(LogStore::open(Path::new(&dir), config()).unwrap());
+    let mut writers = tokio::task::JoinSet::new();
+    for writer in 0..WRITERS {
+        let store = store.clone();
+        writers.spawn(async move {
+            let key = format!("/crash/{writer}");
+            loop {
+                let (n, expect) = match store.get(&key).await.unwrap() {
+                    Some(entry) => (number(&key, &entry.value) + 1, Expect::Revision(entry.revision)),
+                    None => (1, Expect::Absent),
+                };
+                let write = Write { lazy: writer == 0, ..put(&key, &value(&key, n), expect) };
+                let revision = store.write(write).await.unwrap();
+                let mut out = std::io::stdout().lock();
+                writeln!(out, "acknowledged {key} {n} {revision}").and_then(|()| out.flush()).unwrap();
+            }
+        });
+    }
+    writers.join_next().await;
+}
+
+#[tokio::test]
+async fn killed_again_and_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut acknowledged: HashMap<String, u64> = HashMap::new();
+    let mut newest = 0;
+    for round in 0..ROUNDS {
+        // From "just opened" to "many snapshots later".
+        let lines = round * round * 3 + 1;
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "log::tests::crash::victim", "--nocapture"])
+            .env(DIR, dir.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut seen = 0;
+        let mut line = String::new();
+        while output.read_line(&mut line).unwrap() > 0 {
+            // A line without its end was not said.
+            if let Some((_, said)) = line.split_once("acknowledged ")
+                && let Some(said) = said.strip_suffix('\n')
+            {
+                let parts: Vec<&str> = said.split(' ').collect();
+                acknowledged.insert(parts[0].to_owned(), parts[1].parse().unwrap());
+                newest = newest.max(parts[2].parse().unwrap());
+                seen += 1;
+                if seen == lines {
+                    child.kill().unwrap();
+                }
+            }
+            line.clear();
+        }
+        child.wait().unwrap();
+        assert!(seen >= lines, "round {round}: it ended by itself after {seen} writes");
+        let store = LogStore::open(dir.path(), config()).unwrap();
+        assert!(store.revision().await.unwrap() >= newest);
+        for (key, told) in &acknowledged {
+            let entry = store.get(key).await.unwrap().expect("an acknowledged key");
+            let n = number(key, &entry.value);
+            // One more may have been on its way.
+            assert!(n == *told || n == told + 1, "round {round}: {key} is {n}, acknowledged {told}");
+        }
+        drop(store);
+    }
+    assert_eq!(acknowledged.len(), WRITERS);
+    assert!(!files(dir.path(), "snap").is_empty());
+}
