@@ -1,6 +1,7 @@
 //! Objects in, cells out.
 
 use expect_test::{Expect, expect};
+use proptest::prelude::*;
 
 use super::*;
 use crate::RESOURCES;
@@ -61,23 +62,32 @@ fn every_table_belongs_to_a_kind_and_every_stored_kind_has_a_name_column() {
     .assert_debug_eq(&plain);
 }
 
-#[test]
-fn nothing_a_client_sends_makes_a_cell_panic() {
-    let odd = [
-        json!(null),
-        json!([]),
-        json!("x"),
-        json!({"spec": 1, "status": [1], "metadata": "m"}),
-        json!({
-            "spec": {"ports": [1, {}], "rules": [{}, {}, {}, {}], "metrics": [{}, {"type": "Resource"}], "selector": 3},
-            "status": {"conditions": [1], "containerStatuses": ["x"], "initContainerStatuses": [{"restartCount": i64::MAX}, {}]},
-            "subsets": [{}], "ports": [{}], "endpoints": [{"addresses": [1]}], "subjects": [2]
-        }),
+/// Any JSON, with the names that cells look for, so that it gets past the first field.
+fn anything() -> impl Strategy<Value = Value> {
+    let names = "metadata|spec|status|conditions|containers|initContainers|initContainerStatuses|containerStatuses\
+        |state|terminated|lastState|finishedAt|restartCount|name|type|rules|host|ports|port|metrics|currentMetrics\
+        |resource|target|subsets|addresses|ip|endpoints|selector|matchLabels|ownerReferences|hard|series|subjects";
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        "Resource|Ready|True|LoadBalancer|2026-11-15T11:59:00Z|.{0,8}".prop_map(Value::from),
     ];
-    for (group, plural, columns) in table::TABLES {
-        for obj in &odd {
-            assert_eq!(cells(group, plural, obj, Timestamp::MIN).len(), columns.len());
-            assert_eq!(cells(group, plural, obj, Timestamp::MAX).len(), columns.len());
+    leaf.prop_recursive(7, 60, 4, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..5).prop_map(Value::from),
+            prop::collection::hash_map(names, inner, 0..5).prop_map(|map| map.into_iter().collect()),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn nothing_a_client_sends_makes_a_cell_panic(obj in anything(), seconds in any::<i64>()) {
+        let now = Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX);
+        for (group, plural, columns) in table::TABLES {
+            prop_assert_eq!(cells(group, plural, &obj, now).len(), columns.len());
+            conditions(group, plural, &obj);
         }
     }
 }
