@@ -179,7 +179,29 @@ pub fn find(group: &str, version: &str, plural: &str) -> Option<&'static Resourc
     RESOURCES.iter().find(|row| row.plural == plural && row.group == group && row.version == version)
 }
 
+/// The row of a kind.
+pub fn find_kind(group: &str, version: &str, kind: &str) -> Option<&'static Resource> {
+    RESOURCES.iter().find(|row| row.kind == kind && row.group == group && row.version == version)
+}
+
 impl Resource {
+    /// The row whose form the object is stored in; `None` if it never is.
+    pub fn storage_row(&'static self) -> Option<&'static Resource> {
+        match self.storage {
+            Storage::Own => Some(self),
+            Storage::As(group, version, plural) => find(group, version, plural),
+            Storage::None => None,
+        }
+    }
+
+    pub fn subresource(&self, name: &str) -> Option<&Subresource> {
+        self.subresources.iter().find(|sub| sub.name == name)
+    }
+
+    pub fn has_status(&self) -> bool {
+        self.subresource("status").is_some()
+    }
+
     /// `apps/v1`, or `v1` for core.
     pub fn api_version(&self) -> String {
         if self.group.is_empty() { self.version.to_owned() } else { format!("{}/{}", self.group, self.version) }
@@ -250,3 +272,6 @@ impl Subresource {
         self
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -118,7 +118,7 @@ impl Quantity {
     }
 
     /// For ratios and sums of unlike things, where exactness does not matter.
-    pub fn approximate(&self) -> f64 {
+    pub fn to_f64(&self) -> f64 {
         self.mantissa as f64 * 10f64.powi(self.scale.clamp(-400, 400) as i32)
     }
 
@@ -167,7 +167,7 @@ impl Quantity {
     }
 
     fn magnitude(&self) -> f64 {
-        self.approximate().abs()
+        self.to_f64().abs()
     }
 }
 
