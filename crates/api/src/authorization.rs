@@ -5,7 +5,7 @@ pub mod self_subject_access_review;
 pub mod self_subject_rules_review;
 pub mod subject_access_review;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::field::{Errors, Path};
 use crate::json::Json;
@@ -17,7 +17,7 @@ fn attributes(spec: &Value, errors: &mut Errors) {
     match (spec.has("resourceAttributes"), spec.has("nonResourceAttributes")) {
         (true, true) => errors.invalid(
             &path.at("nonResourceAttributes"),
-            spec.at("nonResourceAttributes").clone(),
+            inner_form(spec.at("nonResourceAttributes")),
             "cannot be specified in combination with resourceAttributes",
         ),
         (false, false) => errors.invalid(
@@ -27,6 +27,11 @@ fn attributes(spec: &Value, errors: &mut Errors) {
         ),
         _ => {}
     }
+}
+
+/// The attributes as upstream prints them.
+fn inner_form(attributes: &Value) -> Value {
+    json!({"Path": attributes.text("path"), "Verb": attributes.text("verb")})
 }
 
 /// Whom it is asked about.

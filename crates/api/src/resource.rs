@@ -141,13 +141,29 @@ fn identifier(id: &str, path: &Path, errors: &mut Errors) {
 /// A UUID in its one normal form.
 fn uid(value: &str, path: &Path, errors: &mut Errors) {
     let dash = |i: usize| matches!(i, 8 | 13 | 18 | 23);
-    let normal = value.len() == 36
-        && value.bytes().enumerate().all(|(i, byte)| match byte {
-            b'-' => dash(i),
-            b'0'..=b'9' | b'a'..=b'f' => !dash(i),
-            _ => false,
-        });
-    if !normal {
+    let dashed = |text: &str| {
+        text.len() == 36
+            && text.bytes().enumerate().all(|(i, byte)| match byte {
+                b'-' => dash(i),
+                _ => byte.is_ascii_hexdigit() && !dash(i),
+            })
+    };
+    let bare = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let in_braces = value.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
+    let after_urn = value.to_ascii_lowercase().strip_prefix("urn:uuid:").map(str::to_owned);
+    let well_formed = match value.len() {
+        32 => bare(value),
+        36 => dashed(value),
+        38 => in_braces.is_some_and(dashed),
+        45 => after_urn.as_deref().is_some_and(dashed),
+        length => {
+            let message = format!("error validating uid: invalid UUID length: {length}");
+            return errors.invalid(path, value, &message);
+        }
+    };
+    if !well_formed {
+        errors.invalid(path, value, "error validating uid: invalid UUID format");
+    } else if value.len() != 36 || value != value.to_ascii_lowercase() {
         let message = "uid must be in RFC 4122 normalized form, `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx` with lowercase hexadecimal characters";
         errors.invalid(path, value, message);
     }

@@ -20,6 +20,7 @@ use crate::meta;
 use crate::names;
 
 const APPROVED: &str = "api-approved.kubernetes.io";
+const NAME_RULE: &str = "must be spec.names.plural+\".\"+spec.group";
 const MAX_SELECTABLE_FIELDS: usize = 8;
 const COLUMN_TYPES: [&str; 5] = ["boolean", "date", "integer", "number", "string"];
 const COLUMN_FORMATS: [&str; 8] =
@@ -41,7 +42,7 @@ impl Kind for CustomResourceDefinition {
         let name = obj.at("metadata").text("name");
         let names = obj.path("spec.names");
         if name != format!("{}.{}", names.text("plural"), obj.at("spec").text("group")) {
-            errors.invalid(&Path::new("metadata.name"), name, "must be spec.names.plural+\".\"+spec.group");
+            errors.invalid(&Path::new("metadata.name"), name, NAME_RULE);
         }
         definition(obj, None, errors);
     }
@@ -51,7 +52,8 @@ impl Kind for CustomResourceDefinition {
         let approval = Path::new("metadata.annotations").key(APPROVED);
         errors.0.retain(|complaint| {
             let path = complaint.path.as_str();
-            !path.starts_with("spec") && !path.starts_with("status") && complaint.path != approval
+            let of_name = path == "metadata.name" && complaint.message.ends_with(NAME_RULE);
+            path.starts_with("metadata") && complaint.path != approval && !of_name
         });
         definition(new, Some(old), errors);
     }

@@ -21,7 +21,7 @@ impl Kind for LocalSubjectAccessReview {
             errors.invalid(&path, asked, "must match metadata.namespace");
         }
         if spec.has("nonResourceAttributes") {
-            let given = spec.at("nonResourceAttributes").clone();
+            let given = super::inner_form(spec.at("nonResourceAttributes"));
             let path = Path::new("spec.nonResourceAttributes");
             errors.invalid(&path, given, "disallowed on this kind of request");
         }

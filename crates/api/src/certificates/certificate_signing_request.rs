@@ -242,22 +242,24 @@ fn signer_name(name: &str, path: &Path, errors: &mut Errors) {
     if domain.len() > MAX {
         errors.too_long(path, MAX);
     }
-    let mut first_bad = |part: &str, check: fn(&str) -> Vec<String>| {
-        let bad = part.split('.').map(|label| (label, check(label))).find(|(_, words)| !words.is_empty());
-        for (label, word) in bad.iter().flat_map(|(label, words)| words.iter().map(move |word| (label, word)))
-        {
-            errors.invalid(path, part, &format!("validating label {label:?}: {word}"));
-        }
-    };
-    first_bad(domain, names::dns1123_label);
-    let single = !domain.contains('.');
-    first_bad(rest, names::dns1123_subdomain);
-    if single {
+    first_bad_label(domain, names::dns1123_label, path, errors);
+    if !domain.contains('.') {
         errors.invalid(path, *domain, "should be a domain with at least two segments separated by dots");
     }
+    first_bad_label(rest, names::dns1123_subdomain, path, errors);
     let longest = MAX + 1 + MAX + 1 + 63;
     if name.len() > longest {
         errors.too_long(path, longest);
+    }
+}
+
+/// Complaining about the first is enough, for the others would read alike.
+fn first_bad_label(part: &str, check: fn(&str) -> Vec<String>, path: &Path, errors: &mut Errors) {
+    let bad = part.split('.').map(|label| (label, check(label))).find(|(_, words)| !words.is_empty());
+    for (label, words) in bad {
+        for word in words {
+            errors.invalid(path, part, &format!("validating label {label:?}: {word}"));
+        }
     }
 }
 
