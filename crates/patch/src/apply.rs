@@ -146,14 +146,17 @@ pub fn track(table: &Table, ty: TypeId, live: Option<&Value>, new: &mut Value, w
         put_entries(new, sent.unwrap_or_else(|| stored.clone()));
         return;
     }
-    let sent = sent.and_then(|sent| Managed::parse(&sent).ok());
-    let mut managed = sent.or_else(|| Managed::parse(stored).ok()).unwrap_or_default();
+    let mut managed = match sent {
+        Some(sent) if record_kept => Managed::headers(sent).ok(),
+        Some(sent) => Managed::parse(&sent).or_else(|_| Managed::headers(stored.clone())).ok(),
+        None => Managed::headers(stored.clone()).ok(),
+    }
+    .unwrap_or_default();
     // An object whose owners nobody knows is not tracked until someone applies to it.
     if managed.entries.is_empty() && live.is_some() {
         return;
     }
-    managed.entries.iter_mut().for_each(|entry| prune::settle(typed, &mut entry.set));
-    give(&mut managed, changes, &owner(writer, writer.manager, Operation::Update), writer.now);
+    give(typed, &mut managed, changes, &owner(writer, writer.manager, Operation::Update), writer.now);
     managed.cap_updaters();
     put_entries(new, managed.print());
 }
@@ -206,7 +209,7 @@ impl Request<'_> {
         let changes =
             compare::compare(self.typed, &zero, self.live).without_trees(&Set::of(self.writer.ignore));
         let before = owner(self.writer, "before-first-apply", Operation::Update);
-        give(&mut self.managed, changes, &before, self.writer.now);
+        give(self.typed, &mut self.managed, changes, &before, self.writer.now);
     }
 
     fn run(&self, force: bool) -> Result<Value, ApplyError> {
@@ -253,7 +256,7 @@ impl Request<'_> {
         } else {
             Some(self.writer.now.to_owned())
         };
-        managed.entries.push(Entry { owner: me, time, set });
+        managed.entries.push(Entry::new(me, time, set));
         managed.drop_empty();
         if !managed.entries.is_empty() {
             put_entries(&mut object, managed.print());
@@ -263,20 +266,23 @@ impl Request<'_> {
 }
 
 /// Gives what changed to its writer and takes it from everyone else.
-fn give(managed: &mut Managed, changes: compare::Comparison, writer: &Owner, now: &str) {
+fn give(typed: Typed, managed: &mut Managed, changes: compare::Comparison, writer: &Owner, now: &str) {
     let mut gained = changes.modified;
     gained.add(changes.added);
     for entry in &mut managed.entries {
-        if !entry.owner.eq(writer) {
-            entry.set.subtract(&gained);
+        if entry.concerns(&gained) || entry.concerns(&changes.removed) {
+            let set = entry.open();
+            prune::settle(typed, set);
+            set.subtract(&gained);
+            set.subtract(&changes.removed);
         }
-        entry.set.subtract(&changes.removed);
     }
     gained.subtract(&STRIPPED);
     if !gained.is_empty() {
-        let mut set = managed.remove(writer).map(|entry| entry.set).unwrap_or_default();
-        set.add(gained);
-        managed.entries.push(Entry { owner: writer.clone(), time: Some(now.to_owned()), set });
+        if let Some(mut entry) = managed.remove(writer) {
+            gained.add(std::mem::take(entry.open()));
+        }
+        managed.entries.push(Entry::new(writer.clone(), Some(now.to_owned()), gained));
     }
     managed.drop_empty();
 }

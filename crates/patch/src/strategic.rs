@@ -248,5 +248,6 @@ fn no_merge_key(item: &Object, key: &str) -> StrategicError {
 }
 
 fn wrong_type(expected: &str, got: &Value) -> StrategicError {
-    internal(format!("expected a {expected}, but received a {}", go::type_name(got)))
+    let got = if got.is_null() { "%!s(<nil>)" } else { go::type_name(got) };
+    internal(format!("expected a {expected}, but received a {got}"))
 }

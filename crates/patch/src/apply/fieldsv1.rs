@@ -27,6 +27,13 @@ pub(crate) fn print(set: &Set) -> Value {
     Value::Object(contents(set, false))
 }
 
+/// Whether the JSON form of a set, as `print` writes it, has any of the paths in `changes` or goes on below.
+pub(crate) fn touches(fields: &Value, changes: &Set) -> bool {
+    changes.nodes().iter().any(|node| {
+        fields.get(key(&node.element)).is_some_and(|below| node.member || touches(below, &node.children))
+    })
+}
+
 fn contents(set: &Set, member: bool) -> Map<String, Value> {
     let mut fields = Map::new();
     if member && !set.is_empty() {
@@ -61,15 +68,19 @@ fn element(key: &str) -> Result<Option<PathElement>, String> {
 
 fn key(element: &PathElement) -> String {
     match element {
-        PathElement::Field(name) => format!("f:{name}"),
-        PathElement::Value(value) => format!("v:{}", go::json(value)),
+        PathElement::Field(name) => ["f:", name].concat(),
+        PathElement::Value(value) => ["v:", &go::json(value)].concat(),
         PathElement::Index(at) => format!("i:{at}"),
         PathElement::Key(fields) => {
-            let fields: Vec<String> = fields
-                .iter()
-                .map(|(name, value)| format!("{}:{}", go::json(&Value::from(name.as_str())), go::json(value)))
-                .collect();
-            format!("k:{{{}}}", fields.join(","))
+            let mut key = "k:{".to_owned();
+            for (at, (name, value)) in fields.iter().enumerate() {
+                key.push_str(if at > 0 { ",\"" } else { "\"" });
+                key.push_str(name);
+                key.push_str("\":");
+                key.push_str(&go::json(value));
+            }
+            key.push('}');
+            key
         }
     }
 }
@@ -120,6 +131,12 @@ mod tests {
         #[test]
         fn printing_and_parsing_round_trips(set in any_set()) {
             prop_assert_eq!(parse(&print(&set)), Ok(set));
+        }
+
+        #[test]
+        fn touching_is_sharing_a_path(a in any_set(), b in any_set()) {
+            let shared = !a.intersection(&b).is_empty();
+            prop_assert!(!shared || touches(&print(&a), &b));
         }
 
         #[test]

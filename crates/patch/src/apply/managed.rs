@@ -34,6 +34,8 @@ pub(crate) struct Entry {
     pub owner: Owner,
     pub time: Option<String>,
     pub set: Set,
+    /// The set as it was stored, as long as nobody had to read it: most writes touch few entries.
+    raw: Option<Value>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -81,9 +83,29 @@ impl Owner {
 }
 
 impl Managed {
+    /// Reads entries a client sent, or all of what is stored.
     pub fn parse(entries: &Value) -> Result<Managed, String> {
+        let mut managed = Managed::headers(entries.clone())?;
+        for (entry, source) in managed.entries.iter_mut().zip(entries.as_array().into_iter().flatten()) {
+            let raw = entry.raw.take().unwrap_or_default();
+            entry.set = fieldsv1::parse(&raw).map_err(|e| {
+                format!("error decoding versioned set from {}: error decoding set: {e}", go::print(source))
+            })?;
+        }
+        // Of two entries of one owner the later counts.
+        let mut entries: Vec<Entry> = Vec::with_capacity(managed.entries.len());
+        for entry in managed.entries {
+            entries.retain(|earlier| !earlier.owner.is(&entry.owner));
+            entries.push(entry);
+        }
+        Ok(Managed { entries })
+    }
+
+    /// Reads stored entries without the sets in them.
+    pub fn headers(entries: Value) -> Result<Managed, String> {
         let mut managed = Managed::default();
-        for (at, entry) in entries.as_array().into_iter().flatten().enumerate() {
+        let Value::Array(list) = entries else { return Ok(managed) };
+        for (at, mut entry) in list.into_iter().enumerate() {
             let text = |name: &str| entry.get(name).and_then(Value::as_str).unwrap_or("").to_owned();
             let operation = match entry.get("operation").and_then(Value::as_str) {
                 Some("Apply") => Operation::Apply,
@@ -104,14 +126,11 @@ impl Managed {
                     ));
                 }
             }
-            let set = fieldsv1::parse(entry.get("fieldsV1").unwrap_or(&Value::Null)).map_err(|e| {
-                format!("error decoding versioned set from {}: error decoding set: {e}", go::print(entry))
-            })?;
             let owner =
                 Owner { operation, manager: text("manager"), api_version, subresource: text("subresource") };
             let time = entry.get("time").and_then(Value::as_str).map(str::to_owned);
-            managed.entries.retain(|entry| !entry.owner.is(&owner));
-            managed.entries.push(Entry { owner, time, set });
+            let raw = Some(entry.get_mut("fieldsV1").map(Value::take).unwrap_or_default());
+            managed.entries.push(Entry { owner, time, set: Set::default(), raw });
         }
         Ok(managed)
     }
@@ -134,7 +153,7 @@ impl Managed {
     }
 
     pub fn drop_empty(&mut self) {
-        self.entries.retain(|entry| !entry.set.is_empty());
+        self.entries.retain(|entry| entry.raw.is_some() || !entry.set.is_empty());
     }
 
     /// Folds the oldest ordinary writers into one once there are too many.
@@ -175,11 +194,11 @@ fn fold_oldest(updaters: Vec<Entry>) -> Vec<Entry> {
         if into == at {
             continue;
         }
-        let Some(entry) = slots[at].take() else { continue };
+        let Some(mut entry) = slots[at].take() else { continue };
         if let Some(ancient) = &mut slots[into] {
             ancient.owner = bucket;
-            ancient.time = entry.time;
-            ancient.set.add(entry.set);
+            ancient.time = entry.time.take();
+            ancient.open().add(std::mem::take(entry.open()));
         }
         count -= 1;
     }
@@ -187,8 +206,25 @@ fn fold_oldest(updaters: Vec<Entry>) -> Vec<Entry> {
 }
 
 impl Entry {
+    pub fn new(owner: Owner, time: Option<String>, set: Set) -> Entry {
+        Entry { owner, time, set, raw: None }
+    }
+
+    /// The set, read if it has not been. What is stored was read before it was stored.
+    pub fn open(&mut self) -> &mut Set {
+        if let Some(raw) = self.raw.take() {
+            self.set = fieldsv1::parse(&raw).unwrap_or_default();
+        }
+        &mut self.set
+    }
+
+    /// Whether the set has anything to do with the paths in `changes`.
+    pub fn concerns(&self, changes: &Set) -> bool {
+        self.raw.as_ref().is_none_or(|raw| fieldsv1::touches(raw, changes))
+    }
+
     fn print(self) -> Value {
-        let Entry { owner, time, set } = self;
+        let Entry { owner, time, set, raw } = self;
         let operation = match owner.operation {
             Operation::Apply => "Apply",
             Operation::Update => "Update",
@@ -206,7 +242,7 @@ impl Entry {
             .filter(|(_, text)| !text.is_empty())
             .map(|(name, text)| (name.to_owned(), Value::String(text)))
             .collect();
-        entry.insert("fieldsV1".to_owned(), fieldsv1::print(&set));
+        entry.insert("fieldsV1".to_owned(), raw.unwrap_or_else(|| fieldsv1::print(&set)));
         Value::Object(entry)
     }
 }

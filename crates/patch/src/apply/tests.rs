@@ -359,6 +359,23 @@ fn times_alone_are_no_change() {
     assert_eq!(again["metadata"]["managedFields"][0]["time"], "2025-01-02T00:00:00Z");
 }
 
+#[test]
+fn deep_values_are_safe() {
+    let nested = |leaf: Value| (0..120).fold(leaf, |inner, _| json!({"nested": inner}));
+    let free = |leaf: Value| (0..120).fold(leaf, |inner, _| json!({"raw": inner}));
+    let config = json!({"spec": nested(json!({"replicas": 1}))});
+    let live = applied(None, "one", config.clone()).unwrap();
+    let mut other = named(json!({"spec": nested(json!({"replicas": 2}))}));
+    other["spec"]["raw"] = free(json!(1));
+    let other = updated(Some(&live), "two", "2025-01-01T00:00:00Z", other);
+    conflict(applied(Some(&other), "one", config.clone()));
+    let back = apply(&table(), thing(), Some(&other), &named(config), &writer("one", "now"), true).unwrap();
+    assert_eq!(back["spec"]["nested"], live["spec"]["nested"]);
+    let mut doc = back.clone();
+    crate::strategic(&table(), thing(), &mut doc, &other).unwrap();
+    assert_eq!(doc["spec"], other["spec"]);
+}
+
 /// A `Thing` that fits its schema.
 fn any_thing() -> impl Strategy<Value = Value> {
     let data = prop::collection::btree_map("[abc]", "[xy]", 0..3);

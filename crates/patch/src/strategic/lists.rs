@@ -9,8 +9,8 @@ use schema::Table;
 use serde_json::Value;
 
 use super::{
-    Level, Merged, Meta, Object, PATCH, SET_ORDER, bad_order, bad_patch_type, internal, merge_map, named,
-    no_merge_key, settled, wrong_type,
+    Level, Merged, Meta, Object, PATCH, SET_ORDER, bad_patch_type, internal, merge_map, named, no_merge_key,
+    settled, wrong_type,
 };
 use crate::go;
 
@@ -235,7 +235,6 @@ fn key_of<'v>(item: &'v Value, merge_key: &str) -> Merged<&'v Value> {
 fn list(value: &Value) -> Merged<&Vec<Value>> {
     match value {
         Value::Array(items) => Ok(items),
-        Value::Null => Err(bad_order()),
         other => Err(wrong_type("[]interface {}", other)),
     }
 }
