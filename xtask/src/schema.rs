@@ -67,7 +67,8 @@ const HEAD: &str = "\
 # package <prefix of the definition names below>
 # type <name> [atomic] [union=<json>] [kind=<group>/<version>/<kind>]...
 #  <field> <tag> <shape> [required] [pointer] [always] [list=atomic|set|map:<key>,<key>] [map=atomic|granular]
-#      [strategy=<patch strategy>] [key=<patch merge key>] [default=<json, to the end of the line>]
+#      [strategy=<patch strategy>] [key=<patch merge key>] [enum=<value>,<value>, + for a space]
+#      [default=<json, to the end of the line>]
 #
 # A tag of 0 has no protobuf form; 2.1 is field 1 of the embedded message that is field 2. A shape is a scalar,
 # the name of a type (in full when from another package), []shape for a list or {}shape for a map. `pointer`
@@ -79,13 +80,13 @@ pub fn run(root: &Path) -> Result<()> {
     let sources = sources()?;
     let mut definitions = openapi::read(&sources.openapi.join("src/v1_36"))?;
     definitions.retain(|name, _| PACKAGES.contains(&model::package(name)));
-    for proto in proto::read(&sources.proto.join("src"))? {
-        proto.apply(&mut definitions);
-    }
+    let packages = proto::read(&sources.proto.join("src"))?;
+    packages.iter().for_each(|package| package.apply(&mut definitions));
     let data = root.join("crates/schema/data");
     let overlay = data.join("overlay.txt");
     let text = fs::read_to_string(&overlay).with_context(|| format!("cannot read {}", overlay.display()))?;
     overlay::apply(&text, &mut definitions)?;
+    packages.iter().for_each(|package| package.describe(&mut definitions));
     write(&data.join("kubernetes.txt"), &table(&definitions))?;
     write(&data.join("descriptions.txt"), &descriptions(&definitions))
 }
@@ -124,9 +125,10 @@ fn sources() -> Result<Sources> {
 fn table(definitions: &Definitions) -> String {
     let mut text = HEAD.to_owned();
     for (package, types) in by_package(definitions) {
-        let _ = write!(text, "\npackage {package}\n");
-        for definition in types {
-            text.push_str(&definition.to_text());
+        let structs: String =
+            types.into_iter().filter(|ty| !ty.is_scalar()).map(Definition::to_text).collect();
+        if !structs.is_empty() {
+            let _ = write!(text, "\npackage {package}\n{structs}");
         }
     }
     text
@@ -151,7 +153,7 @@ fn descriptions(definitions: &Definitions) -> String {
 
 fn by_package(definitions: &Definitions) -> BTreeMap<&str, Vec<&Definition>> {
     let mut packages = BTreeMap::<&str, Vec<&Definition>>::new();
-    for definition in definitions.values().filter(|definition| model::scalar(&definition.name).is_none()) {
+    for definition in definitions.values() {
         packages.entry(model::package(&definition.name)).or_default().push(definition);
     }
     packages

@@ -6,6 +6,7 @@
 //! Read [`Table`], [`Type`], [`Field`] and [`Shape`] first.
 
 pub mod decode;
+pub mod openapi;
 pub mod protobuf;
 pub mod quantity;
 mod read;
@@ -23,6 +24,10 @@ pub use table::{Field, Gvk, ListKind, Shape, Strategy, Table, Type, TypeId};
 static READ: LazyLock<Read> = LazyLock::new(|| {
     read::read(include_str!("../data/kubernetes.txt")).expect("the generated table is read back by a test")
 });
+
+pub(crate) fn published() -> &'static read::Published {
+    &READ.published
+}
 
 /// The built-in types.
 pub fn kubernetes() -> &'static Table {

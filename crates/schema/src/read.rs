@@ -18,6 +18,8 @@ pub(crate) struct Published {
     /// Lists that say their list type; the others are atomic without saying so.
     pub list_types: HashMap<(TypeId, Box<str>), Box<str>>,
     pub map_types: HashMap<(TypeId, Box<str>), Box<str>>,
+    /// Separated by commas, with a plus for a space.
+    pub enums: HashMap<(TypeId, Box<str>), Box<str>>,
     pub strategies: HashMap<(TypeId, Box<str>), Box<str>>,
     /// `x-kubernetes-unions`, as JSON.
     pub unions: HashMap<TypeId, Box<str>>,
@@ -140,6 +142,9 @@ impl<'t> Reader<'t> {
                 None if word == "always" => field.always = true,
                 Some(("list", value)) => list = Some(value),
                 Some(("map", value)) => map = Some(value),
+                Some(("enum", value)) => {
+                    self.published.enums.insert((self.current(), field.name.clone()), value.into());
+                }
                 Some(("key", value)) => field.merge_key = value.into(),
                 Some(("strategy", value)) => {
                     self.published.strategies.insert((self.current(), field.name.clone()), value.into());

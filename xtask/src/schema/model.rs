@@ -35,6 +35,8 @@ pub struct Field {
     pub map: String,
     pub strategy: String,
     pub key: String,
+    /// The enumeration of a string, separated by commas.
+    pub values: String,
     pub default: String,
 }
 
@@ -67,6 +69,10 @@ pub fn scalar(name: &str) -> Option<&'static str> {
 impl Definition {
     pub fn short_name(&self) -> &str {
         &self.name[package(&self.name).len() + 1..]
+    }
+
+    pub fn is_scalar(&self) -> bool {
+        scalar(&self.name).is_some()
     }
 
     pub fn to_text(&self) -> String {
@@ -115,6 +121,7 @@ impl Field {
             ("map", &self.map),
             ("strategy", &self.strategy),
             ("key", &self.key),
+            ("enum", &self.values),
             ("default", &self.default),
         ];
         for (word, value) in words {

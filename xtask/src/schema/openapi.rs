@@ -69,8 +69,16 @@ fn read_file(text: &str) -> Result<Vec<Definition>> {
 
 /// `k8s-openapi` has one generic list; upstream has a type for each kind.
 fn list_of(item: &Definition, gvk: &str, kind: &str) -> Definition {
-    let field =
-        |name: &str, shape: &str| Field { name: name.into(), shape: shape.into(), ..Field::default() };
+    let field = |name: &str, shape: &str| Field {
+        name: name.into(),
+        shape: shape.into(),
+        // What is said of a kind's own `kind` and `apiVersion` is said of its list's.
+        description: match item.fields.iter().find(|field| field.name == name && name != "metadata") {
+            Some(field) => field.description.clone(),
+            None => String::new(),
+        },
+        ..Field::default()
+    };
     Definition {
         name: format!("{}.{kind}", super::model::package(&item.name)),
         kinds: vec![gvk.to_owned()],

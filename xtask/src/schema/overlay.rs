@@ -102,6 +102,7 @@ fn field_words<'w>(field: &mut Field, words: impl Iterator<Item = &'w str>) -> R
             Some(("map", value)) => value.clone_into(&mut field.map),
             Some(("strategy", value)) => value.clone_into(&mut field.strategy),
             Some(("key", value)) => value.clone_into(&mut field.key),
+            Some(("enum", value)) => value.clone_into(&mut field.values),
             Some(("default", value)) => value.clone_into(&mut field.default),
             None if word == "required" => field.required = true,
             None if word == "optional" => field.required = false,

@@ -97,13 +97,26 @@ impl Package {
         for definition in definitions.values_mut().filter(|d| super::model::package(&d.name) == package) {
             if let Some(message) = self.messages.get(&fold(definition.short_name())) {
                 definition.atomic = value(&message.comments, "structType") == Some("atomic");
-                if definition.description.is_empty() {
-                    definition.description = prose(&message.comments);
-                }
                 let mut ordered = Vec::new();
                 self.flatten(message, &mut Vec::new(), definition, &mut ordered);
                 ordered.append(&mut definition.fields);
                 definition.fields = ordered;
+            }
+        }
+    }
+
+    /// Fills in what is still without a description: lists, and the types that the overlay adds.
+    pub fn describe(&self, definitions: &mut Definitions) {
+        let package = &self.name;
+        for definition in definitions.values_mut().filter(|d| super::model::package(&d.name) == package) {
+            let Some(message) = self.messages.get(&fold(definition.short_name())) else { continue };
+            if definition.description.is_empty() {
+                definition.description = prose(&message.comments);
+            }
+            for field in definition.fields.iter_mut().filter(|field| field.description.is_empty()) {
+                if let Some(theirs) = message.fields.iter().find(|theirs| fold(&field.name) == theirs.name) {
+                    field.description = prose(&theirs.comments);
+                }
             }
         }
     }
@@ -153,9 +166,6 @@ impl MessageField {
         field.strategy = marker("patchStrategy");
         field.key = marker("patchMergeKey");
         field.default = marker("default");
-        if field.description.is_empty() {
-            field.description = prose(&self.comments);
-        }
     }
 }
 

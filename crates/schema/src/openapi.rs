@@ -1,0 +1,310 @@
+//! The definitions of the built-in types as OpenAPI has them, in both of its versions.
+//!
+//! Version 2 drops defaults and enumerations, as upstream's published document does; version 3 wraps a
+//! reference that something is said about in `allOf`.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value, json};
+
+use crate::table::{Alternative, Field, Shape, Type, TypeId};
+use crate::{kubernetes, published};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    V2,
+    V3,
+}
+
+impl Form {
+    /// What a reference to a definition looks like.
+    pub fn reference(self, name: &str) -> Value {
+        match self {
+            Form::V2 => json!({ "$ref": format!("#/definitions/{name}") }),
+            Form::V3 => json!({ "$ref": format!("#/components/schemas/{name}") }),
+        }
+    }
+}
+
+/// The definitions and what is said about them. The texts are large and seldom wanted, so this is made for a
+/// document and dropped again.
+pub struct Definitions {
+    form: Form,
+    /// By definition name, or that and the field with a space between; as JSON strings.
+    descriptions: HashMap<String, &'static str>,
+}
+
+impl Definitions {
+    pub fn new(form: Form) -> Definitions {
+        Definitions { form, descriptions: descriptions(include_str!("../data/descriptions.txt")) }
+    }
+
+    /// What is said of a type or of one of its fields; empty if nothing is.
+    pub fn describe(&self, name: &str, field: Option<&str>) -> String {
+        let key = field.map(|field| format!("{name} {field}"));
+        let text = self.descriptions.get(key.as_deref().unwrap_or(name)).copied().unwrap_or("\"\"");
+        serde_json::from_str(text).unwrap_or_default()
+    }
+
+    /// The definitions of these names and of all that they refer to.
+    pub fn closure<'n>(&self, roots: impl IntoIterator<Item = &'n str>) -> Map<String, Value> {
+        let mut definitions = Map::new();
+        let mut open: Vec<String> = roots.into_iter().map(str::to_owned).collect();
+        while let Some(name) = open.pop() {
+            if definitions.contains_key(&name) {
+                continue;
+            }
+            if let Some(definition) = self.definition(&name) {
+                references(&definition, &mut open);
+                definitions.insert(name, definition);
+            }
+        }
+        definitions
+    }
+
+    /// A single definition.
+    pub fn definition(&self, name: &str) -> Option<Value> {
+        let mut definition = match (self.scalar(name), kubernetes().named(name)) {
+            (Some(scalar), _) => scalar,
+            (None, Some(id)) => self.structure(id, kubernetes().get(id)),
+            (None, None) => return None,
+        };
+        let description = self.describe(name, None);
+        if !description.is_empty() {
+            definition.insert("description".to_owned(), description.into());
+        }
+        Some(Value::Object(definition))
+    }
+
+    fn structure(&self, id: TypeId, ty: &Type) -> Map<String, Value> {
+        let mut definition = Map::new();
+        definition.insert("type".to_owned(), "object".into());
+        let properties: Map<String, Value> =
+            ty.fields.iter().map(|field| (field.name.to_string(), self.property(id, ty, field))).collect();
+        if !properties.is_empty() {
+            definition.insert("properties".to_owned(), properties.into());
+        }
+        let required: Vec<&str> =
+            ty.fields.iter().filter(|field| field.required).map(|field| &*field.name).collect();
+        if !required.is_empty() {
+            definition.insert("required".to_owned(), required.into());
+        }
+        if ty.atomic {
+            definition.insert("x-kubernetes-map-type".to_owned(), "atomic".into());
+        }
+        if let Some(union) = published().unions.get(&id).and_then(|union| serde_json::from_str(union).ok()) {
+            definition.insert("x-kubernetes-unions".to_owned(), union);
+        }
+        if !ty.kinds.is_empty() {
+            let kinds = ty.kinds.iter();
+            let kinds =
+                kinds.map(|gvk| json!({"group": gvk.group, "version": gvk.version, "kind": gvk.kind}));
+            definition.insert("x-kubernetes-group-version-kind".to_owned(), kinds.collect());
+        }
+        definition
+    }
+
+    fn property(&self, id: TypeId, ty: &Type, field: &Field) -> Value {
+        let mut property = self.field_shape(id, field);
+        let description = self.describe(&ty.name, Some(&field.name));
+        if !description.is_empty() {
+            property.insert("description".to_owned(), description.into());
+        }
+        let key = (id, field.name.clone());
+        if self.form == Form::V3 {
+            let default = field.default.clone().or_else(|| implied_default(field));
+            if let Some(default) = default {
+                property.insert("default".to_owned(), default);
+            }
+            if let Some(values) = published().enums.get(&key) {
+                // An enumeration of a list is that of its items.
+                let values = Value::from_iter(values.split(',').map(|value| value.replace('+', " ")));
+                match property.get_mut("items").and_then(Value::as_object_mut) {
+                    Some(items) => items.insert("enum".to_owned(), values),
+                    None => property.insert("enum".to_owned(), values),
+                };
+            }
+        }
+        if let Some(list) = published().list_types.get(&key) {
+            let (kind, keys) = list.split_once(':').unwrap_or((list, ""));
+            property.insert("x-kubernetes-list-type".to_owned(), kind.into());
+            if !keys.is_empty() {
+                let keys = keys.split(',').collect();
+                property.insert("x-kubernetes-list-map-keys".to_owned(), keys);
+            }
+        }
+        let extensions = [("map-type", &published().map_types), ("patch-strategy", &published().strategies)];
+        for (name, words) in extensions {
+            if let Some(word) = words.get(&key) {
+                property.insert(format!("x-kubernetes-{name}"), (&**word).into());
+            }
+        }
+        if !field.merge_key.is_empty() {
+            property.insert("x-kubernetes-patch-merge-key".to_owned(), (&*field.merge_key).into());
+        }
+        Value::Object(wrapped(self.form, property))
+    }
+
+    fn field_shape(&self, id: TypeId, field: &Field) -> Map<String, Value> {
+        let Some(alternative) = kubernetes().alternative(id, &field.name) else {
+            return self.shape(&field.shape);
+        };
+        let either = self.form.reference(match alternative {
+            Alternative::Array => {
+                "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaPropsOrArray"
+            }
+            Alternative::Bool => {
+                "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaPropsOrBool"
+            }
+            Alternative::Strings => {
+                "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaPropsOrStringArray"
+            }
+        });
+        match &field.shape {
+            Shape::Map { .. } => object(json!({"type": "object", "additionalProperties": either})),
+            _ => object(either),
+        }
+    }
+
+    fn shape(&self, shape: &Shape) -> Map<String, Value> {
+        let inner = |shape: &Shape| {
+            let mut inner = self.shape(shape);
+            if self.form == Form::V3
+                && let Some(default) = zero(shape)
+            {
+                inner.insert("default".to_owned(), default);
+            }
+            wrapped(self.form, inner)
+        };
+        object(match shape {
+            Shape::String => json!({"type": "string"}),
+            Shape::Bool => json!({"type": "boolean"}),
+            Shape::Int32 => json!({"type": "integer", "format": "int32"}),
+            Shape::Int64 => json!({"type": "integer", "format": "int64"}),
+            Shape::Double => json!({"type": "number", "format": "double"}),
+            Shape::Bytes => json!({"type": "string", "format": "byte"}),
+            Shape::List { item, .. } => json!({"type": "array", "items": inner(item)}),
+            Shape::Map { value, .. } => json!({"type": "object", "additionalProperties": inner(value)}),
+            Shape::Struct(id) => self.form.reference(&kubernetes().get(*id).name),
+            Shape::Time => self.form.reference("io.k8s.apimachinery.pkg.apis.meta.v1.Time"),
+            Shape::MicroTime => self.form.reference("io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime"),
+            Shape::Duration => self.form.reference("io.k8s.apimachinery.pkg.apis.meta.v1.Duration"),
+            Shape::Quantity => self.form.reference("io.k8s.apimachinery.pkg.api.resource.Quantity"),
+            Shape::IntOrString => self.form.reference("io.k8s.apimachinery.pkg.util.intstr.IntOrString"),
+            Shape::RawExtension => self.form.reference("io.k8s.apimachinery.pkg.runtime.RawExtension"),
+            Shape::FieldsV1 => self.form.reference("io.k8s.apimachinery.pkg.apis.meta.v1.FieldsV1"),
+            Shape::Json => {
+                self.form.reference("io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSON")
+            }
+        })
+    }
+
+    /// The types that are no structs.
+    fn scalar(&self, name: &str) -> Option<Map<String, Value>> {
+        let v3 = self.form == Form::V3;
+        Some(object(match name {
+            "io.k8s.apimachinery.pkg.api.resource.Quantity" if v3 => {
+                json!({"oneOf": [{"type": "string"}, {"type": "number"}]})
+            }
+            "io.k8s.apimachinery.pkg.util.intstr.IntOrString" if v3 => {
+                json!({"format": "int-or-string", "oneOf": [{"type": "integer"}, {"type": "string"}]})
+            }
+            "io.k8s.apimachinery.pkg.util.intstr.IntOrString" => {
+                json!({"type": "string", "format": "int-or-string"})
+            }
+            "io.k8s.apimachinery.pkg.api.resource.Quantity"
+            | "io.k8s.apimachinery.pkg.apis.meta.v1.Duration" => json!({"type": "string"}),
+            "io.k8s.apimachinery.pkg.apis.meta.v1.Time"
+            | "io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime" => {
+                json!({"type": "string", "format": "date-time"})
+            }
+            "io.k8s.apimachinery.pkg.apis.meta.v1.FieldsV1"
+            | "io.k8s.apimachinery.pkg.apis.meta.v1.Patch"
+            | "io.k8s.apimachinery.pkg.runtime.RawExtension" => json!({"type": "object"}),
+            "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSON"
+            | "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaPropsOrArray"
+            | "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaPropsOrBool"
+            | "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaPropsOrStringArray" => {
+                json!({})
+            }
+            _ => return None,
+        }))
+    }
+}
+
+/// In version 3 nothing may stand beside a reference.
+fn wrapped(form: Form, mut schema: Map<String, Value>) -> Map<String, Value> {
+    if form == Form::V3
+        && schema.len() > 1
+        && let Some(reference) = schema.remove("$ref")
+    {
+        schema.insert("allOf".to_owned(), json!([{ "$ref": reference }]));
+    }
+    schema
+}
+
+/// What is always written has its zero value for a default.
+fn implied_default(field: &Field) -> Option<Value> {
+    match field.shape {
+        _ if field.pointer => None,
+        Shape::Struct(_) => zero(&field.shape),
+        _ if field.always => zero(&field.shape),
+        _ => None,
+    }
+}
+
+fn zero(shape: &Shape) -> Option<Value> {
+    Some(match shape {
+        Shape::String => "".into(),
+        Shape::Bool => false.into(),
+        Shape::Int32 | Shape::Int64 | Shape::Double => 0.into(),
+        Shape::Struct(_) => json!({}),
+        _ => return None,
+    })
+}
+
+fn object(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(map) => map,
+        _ => Map::new(),
+    }
+}
+
+/// Adds the names of the definitions that a schema refers to.
+pub fn references(schema: &Value, names: &mut Vec<String>) {
+    match schema {
+        Value::Object(map) => {
+            for (key, value) in map {
+                match value.as_str().filter(|_| key == "$ref") {
+                    Some(text) => names.extend(text.rsplit('/').next().map(str::to_owned)),
+                    None => references(value, names),
+                }
+            }
+        }
+        Value::Array(list) => list.iter().for_each(|value| references(value, names)),
+        _ => {}
+    }
+}
+
+fn descriptions(text: &'static str) -> HashMap<String, &'static str> {
+    let mut descriptions = HashMap::new();
+    let (mut package, mut ty) = ("", String::new());
+    for line in text.lines() {
+        if let Some(name) = line.strip_prefix("package ") {
+            package = name;
+        } else if let Some((name, description)) = line.split_once('\t') {
+            let key = match name.strip_prefix(' ') {
+                Some(field) => format!("{ty} {field}"),
+                None => {
+                    ty = format!("{package}.{name}");
+                    ty.clone()
+                }
+            };
+            descriptions.insert(key, description);
+        }
+    }
+    descriptions
+}
+
+#[cfg(test)]
+mod tests;
