@@ -1,7 +1,293 @@
 //! PersistentVolume: what is special about it.
 
+use serde_json::{Value, json};
+
+use super::{pod, rules};
+use crate::field::{Errors, Path};
+use crate::json::Json;
 use crate::kind::Kind;
+use crate::node::deprecated_label;
+use crate::quantity::Quantity;
+use crate::{meta, names};
+
+mod source;
 
 pub struct PersistentVolume;
 
-impl Kind for PersistentVolume {}
+const ACCESS_MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
+const RECLAIM_POLICIES: &[&str] = &["Delete", "Recycle", "Retain"];
+const INLINE: &str = "may not be specified in the context of inline volumes";
+
+impl Kind for PersistentVolume {
+    fn prepare_create(&self, new: &mut Value) {
+        let status = new.object_mut("status");
+        status.clear();
+        status.insert("phase".to_owned(), json!("Pending"));
+    }
+
+    fn validate(&self, obj: &Value, errors: &mut Errors) {
+        let spec = obj.at("spec");
+        let path = Path::new("spec");
+        access_modes(spec, &path, errors);
+        capacity(spec, &path.at("capacity"), errors);
+        let policy = spec.text("persistentVolumeReclaimPolicy");
+        if !policy.is_empty() {
+            rules::one_of(policy, RECLAIM_POLICIES, &path.at("persistentVolumeReclaimPolicy"), errors);
+        }
+        node_affinity(spec, &path.at("nodeAffinity"), errors);
+        source::check(spec, obj.at("metadata").text("name"), &path, errors);
+        let class = spec.text("storageClassName");
+        if !class.is_empty() {
+            rules::name(class, names::dns1123_subdomain, &path.at("storageClassName"), errors);
+        }
+        rules::one_of_if_set(spec.at("volumeMode"), &["Block", "Filesystem"], &path.at("volumeMode"), errors);
+        attributes_class(spec, &path, errors);
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+        let (after, before) = (new.at("spec"), old.at("spec"));
+        if !source::same(after, before) {
+            let path = Path::new("spec.persistentvolumesource");
+            errors.forbidden(&path, "spec.persistentvolumesource is immutable after creation");
+        }
+        meta::immutable(after.at("volumeMode"), before.at("volumeMode"), &Path::new("volumeMode"), errors);
+        let field = "nodeAffinity";
+        if before.has(field) && !meta::same(&ga_labels(after.at(field)), &ga_labels(before.at(field))) {
+            let detail = "field is immutable, except for updating from beta label to GA";
+            errors.invalid(&Path::new(field), after.at(field).clone(), detail);
+        }
+        let field = "volumeAttributesClassName";
+        if before.has(field) && !after.has(field) {
+            let path = Path::new("spec").at(field);
+            errors.forbidden(&path, "update from non-nil value to nil is forbidden");
+        }
+    }
+
+    fn warnings(&self, new: &Value, _old: Option<&Value>) -> Vec<String> {
+        let spec = new.at("spec");
+        let mut warnings = Vec::new();
+        if spec.text("persistentVolumeReclaimPolicy") == "Recycle" {
+            warnings.push("spec.persistentVolumeReclaimPolicy: The Recycle reclaim policy is deprecated. Instead, the recommended approach is to use dynamic provisioning.".to_owned());
+        }
+        let terms = spec.path("nodeAffinity.required").items("nodeSelectorTerms");
+        for (i, term) in terms.iter().enumerate() {
+            let path = Path::new("spec.nodeAffinity.required.nodeSelectorTerms").index(i);
+            for (j, requirement) in term.items("matchExpressions").iter().enumerate() {
+                let key = requirement.text("key");
+                if let Some(words) = deprecated_label(key) {
+                    let path = path.at("matchExpressions").index(j).at("key");
+                    warnings.push(format!("{path}: {key} is {words}"));
+                }
+            }
+        }
+        for (field, shown, words) in DEPRECATED_SOURCES {
+            if spec.has(field) {
+                warnings.push(format!("spec.{shown}: {words}"));
+            }
+        }
+        warnings
+    }
+}
+
+const DEPRECATED_SOURCES: &[(&str, &str, &str)] = &[
+    ("cephfs", "cephfs", "deprecated in v1.28, non-functional in v1.31+"),
+    ("photonPersistentDisk", "photonPersistentDisk", "deprecated in v1.11, non-functional in v1.16+"),
+    ("scaleIO", "scaleIO", "deprecated in v1.16, non-functional in v1.22+"),
+    ("storageos", "storageOS", "deprecated in v1.22, non-functional in v1.25+"),
+    ("glusterfs", "glusterfs", "deprecated in v1.25, non-functional in v1.26+"),
+    ("rbd", "rbd", "deprecated in v1.28, non-functional in v1.31+"),
+];
+
+/// The spec inside a VolumeAttachment, which stands for a volume without an object of its own.
+pub(crate) fn check_inline(spec: &Value, path: &Path, errors: &mut Errors) {
+    for field in ["claimRef", "capacity"] {
+        if !rules::is_empty(spec.at(field)) {
+            errors.forbidden(&path.at(field), INLINE);
+        }
+    }
+    if !spec.has("csi") {
+        errors.required(&path.at("csi"), "has to be specified in the context of inline volumes");
+    }
+    access_modes(spec, path, errors);
+    if !matches!(spec.text("persistentVolumeReclaimPolicy"), "" | "Retain") {
+        let path = path.at("persistentVolumeReclaimPolicy");
+        errors.forbidden(&path, "may only be Retain in the context of inline volumes");
+    }
+    if spec.has("nodeAffinity") {
+        errors.forbidden(&path.at("nodeAffinity"), INLINE);
+    }
+    source::check(spec, "", path, errors);
+    if !spec.text("storageClassName").is_empty() {
+        errors.forbidden(&path.at("storageClassName"), INLINE);
+    }
+    if !matches!(spec.text("volumeMode"), "" | "Filesystem") {
+        let detail = "may not specify volumeMode other than Filesystem in the context of inline volumes";
+        errors.forbidden(&path.at("volumeMode"), detail);
+    }
+    attributes_class(spec, path, errors);
+}
+
+fn access_modes(spec: &Value, path: &Path, errors: &mut Errors) {
+    let path = path.at("accessModes");
+    let modes: Vec<&str> = spec.items("accessModes").iter().filter_map(Value::as_str).collect();
+    if modes.is_empty() {
+        errors.required(&path, "");
+    }
+    for mode in modes.iter().filter(|mode| !ACCESS_MODES.contains(mode)) {
+        errors.not_supported(&path, *mode, ACCESS_MODES);
+    }
+    let alone = "ReadWriteOncePod";
+    if modes.contains(&alone) && modes.iter().any(|mode| *mode != alone && ACCESS_MODES.contains(mode)) {
+        errors.forbidden(&path, "may not use ReadWriteOncePod with other access modes");
+    }
+}
+
+fn capacity(spec: &Value, path: &Path, errors: &mut Errors) {
+    let count = spec.entries("capacity").count();
+    if count == 0 {
+        errors.required(path, "");
+    }
+    if count > 1 || !spec.at("capacity").has("storage") {
+        errors.not_supported(path, spec.at("capacity").clone(), &["storage"]);
+    }
+    for (name, amount) in spec.entries("capacity") {
+        if let Some(amount) = Quantity::read(amount).filter(|amount| !amount.is_positive()) {
+            errors.invalid(&path.key(name), amount.to_string(), "must be greater than zero");
+        }
+    }
+}
+
+fn node_affinity(spec: &Value, path: &Path, errors: &mut Errors) {
+    let affinity = spec.at("nodeAffinity");
+    if affinity.is_null() {
+        return;
+    }
+    if affinity.has("required") {
+        pod::node_selector(errors, affinity.at("required"), &path.at("required"));
+    } else {
+        errors.required(&path.at("required"), "must specify required node constraints");
+    }
+}
+
+fn attributes_class(spec: &Value, path: &Path, errors: &mut Errors) {
+    let Some(class) = spec.at("volumeAttributesClassName").as_str() else { return };
+    let at = path.at("volumeAttributesClassName");
+    if class.is_empty() {
+        errors.required(&at, "an empty string is disallowed");
+    } else {
+        rules::name(class, names::dns1123_subdomain, &at, errors);
+    }
+    if !spec.has("csi") {
+        errors.required(&path.at("csi"), "has to be specified when using volumeAttributesClassName");
+    }
+}
+
+/// The affinity with beta labels replaced by those that took their place, which may change freely.
+fn ga_labels(affinity: &Value) -> Value {
+    const RENAMED: &[(&str, &str)] = &[
+        ("failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone"),
+        ("failure-domain.beta.kubernetes.io/region", "topology.kubernetes.io/region"),
+        ("beta.kubernetes.io/os", "kubernetes.io/os"),
+        ("beta.kubernetes.io/arch", "kubernetes.io/arch"),
+        ("beta.kubernetes.io/instance-type", "node.kubernetes.io/instance-type"),
+    ];
+    let mut affinity = affinity.clone();
+    let terms = affinity.pointer_mut("/required/nodeSelectorTerms").and_then(Value::as_array_mut);
+    for term in terms.into_iter().flatten() {
+        let requirements = term.get_mut("matchExpressions").and_then(Value::as_array_mut);
+        for key in requirements.into_iter().flatten().filter_map(|requirement| requirement.get_mut("key")) {
+            if let Some((_, ga)) = RENAMED.iter().find(|(beta, _)| key.as_str() == Some(beta)) {
+                *key = Value::from(*ga);
+            }
+        }
+    }
+    affinity
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+    use crate::core::testing::{check, check_update};
+
+    const GOOD: &str = r#"{"metadata": {"name": "p"}, "spec": {"accessModes": ["ReadWriteOnce"],
+        "capacity": {"storage": "1Gi"}, "persistentVolumeReclaimPolicy": "Retain", "volumeMode": "Filesystem",
+        "hostPath": {"path": "/a", "type": ""}}}"#;
+
+    #[test]
+    fn volumes() {
+        check(&PersistentVolume, GOOD, &expect![""]);
+        check(
+            &PersistentVolume,
+            r#"{"spec": {"persistentVolumeReclaimPolicy": "X", "volumeMode": "Y", "storageClassName": "_",
+                "volumeAttributesClassName": ""}}"#,
+            &expect![[r#"
+                spec.accessModes: Required value
+                spec.capacity: Required value
+                spec.capacity: Unsupported value: null: supported values: "storage"
+                spec.persistentVolumeReclaimPolicy: Unsupported value: "X": supported values: "Delete", "Recycle", "Retain"
+                spec: Required value: must specify a volume type
+                spec.storageClassName: Invalid value: "_": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')
+                spec.volumeMode: Unsupported value: "Y": supported values: "Block", "Filesystem"
+                spec.volumeAttributesClassName: Required value: an empty string is disallowed
+                spec.csi: Required value: has to be specified when using volumeAttributesClassName
+            "#]],
+        );
+        check(
+            &PersistentVolume,
+            &GOOD.replace("1Gi", "0").replace("\"hostPath\"", "\"local\": {}, \"nfs\": {\"path\": \"x\"}, \"hostPath\""),
+            &expect![[r#"
+                spec.capacity[storage]: Invalid value: "0": must be greater than zero
+                spec.nfs: Forbidden: may not specify more than 1 volume type
+                spec.local: Forbidden: may not specify more than 1 volume type
+            "#]],
+        );
+        for (source, expected) in [
+            (r#""nfs": {"path": "x"}"#, expect![[r#"
+                spec.nfs.server: Required value
+                spec.nfs.path: Invalid value: "x": must be an absolute path
+            "#]]),
+            (r#""local": {"path": "/a/../b"}"#, expect![[r#"
+                spec.local.path: Invalid value: "/a/../b": must not contain '..'
+                spec.nodeAffinity: Required value: Local volume requires node affinity
+            "#]]),
+            (r#""csi": {"driver": "d", "nodePublishSecretRef": {"name": "a"}}"#, expect![[r#"
+                spec.csi.volumeHandle: Required value
+                spec.csi.nodePublishSecretRef.namespace: Required value
+            "#]]),
+            (r#""gcePersistentDisk": {"partition": 256}"#, expect![[r#"
+                spec.persistentDisk.pdName: Required value
+                spec.persistentDisk.partition: Invalid value: 256: must be between 1 and 255, inclusive
+            "#]]),
+            (r#""fc": {"targetWWNs": ["a"]}"#, expect![[r#"
+                spec.fc.lun: Required value: lun is required if targetWWNs is specified
+            "#]]),
+        ] {
+            check(&PersistentVolume, &GOOD.replace(r#""hostPath": {"path": "/a", "type": ""}"#, source), &expected);
+        }
+    }
+
+    #[test]
+    fn updates() {
+        check_update(&PersistentVolume, GOOD, &GOOD.replace("Retain", "Delete"), &expect![""]);
+        check_update(&PersistentVolume, GOOD, &GOOD.replace("/a", "/b").replace("Filesystem", "Block"), &expect![[r#"
+            spec.persistentvolumesource: Forbidden: spec.persistentvolumesource is immutable after creation
+            volumeMode: Invalid value: "Block": field is immutable
+        "#]]);
+        let affinity = |key: &str| {
+            GOOD.replace(
+                "\"hostPath\"",
+                &format!(
+                    r#""nodeAffinity": {{"required": {{"nodeSelectorTerms": [{{"matchExpressions": [{{"key": "{key}", "operator": "Exists"}}]}}]}}}}, "hostPath""#
+                ),
+            )
+        };
+        let (beta, ga) = ("failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone");
+        check_update(&PersistentVolume, &affinity(beta), &affinity(ga), &expect![""]);
+        check_update(&PersistentVolume, GOOD, &affinity(ga), &expect![""]);
+        check_update(&PersistentVolume, &affinity(ga), GOOD, &expect![[r#"
+            nodeAffinity: Invalid value: null: field is immutable, except for updating from beta label to GA
+        "#]]);
+    }
+}

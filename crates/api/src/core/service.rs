@@ -15,8 +15,6 @@ mod update;
 mod validate;
 mod warnings;
 
-pub(crate) use validate::load_balancer_status;
-
 pub struct Service;
 
 impl Kind for Service {

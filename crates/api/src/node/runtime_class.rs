@@ -1,7 +1,90 @@
 //! RuntimeClass: what is special about it.
 
+use serde_json::Value;
+
+use super::deprecated_label;
+use crate::core::{pod, resources, rules};
+use crate::field::{Errors, Path, Reason};
+use crate::json::Json;
 use crate::kind::Kind;
+use crate::{meta, names};
 
 pub struct RuntimeClass;
 
-impl Kind for RuntimeClass {}
+impl Kind for RuntimeClass {
+    fn validate(&self, obj: &Value, errors: &mut Errors) {
+        rules::required_name(obj.text("handler"), names::dns1123_label, &Path::new("handler"), errors);
+        for (name, amount) in obj.at("overhead").entries("podFixed") {
+            let path = Path::new("overhead.limits").key(name);
+            resources::container_name(name, &path, errors);
+            resources::quantity(name, amount, &path, errors);
+        }
+        let scheduling = obj.at("scheduling");
+        let path = Path::new("scheduling");
+        meta::labels(scheduling.at("nodeSelector"), &path.at("nodeSelector"), errors);
+        let path = path.at("tolerations");
+        let tolerations = scheduling.items("tolerations");
+        pod::tolerations(errors, tolerations, &path);
+        for (i, toleration) in tolerations.iter().enumerate() {
+            let same = |field: &str, other: &Value| other.text(field) == toleration.text(field);
+            if tolerations[..i]
+                .iter()
+                .any(|other| ["key", "operator", "value", "effect"].iter().all(|field| same(field, other)))
+            {
+                errors.push(Reason::Duplicate, &path.index(i), shown_duplicate(toleration));
+            }
+        }
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+        meta::immutable(new.at("handler"), old.at("handler"), &Path::new("handler"), errors);
+    }
+
+    fn warnings(&self, new: &Value, _old: Option<&Value>) -> Vec<String> {
+        new.at("scheduling")
+            .entries("nodeSelector")
+            .filter_map(|(key, _)| deprecated_label(key))
+            .map(|words| format!("scheduling.nodeSelector: {words}"))
+            .collect()
+    }
+}
+
+/// Upstream prints its own struct.
+fn shown_duplicate(toleration: &Value) -> String {
+    let text = |field: &str| Value::from(toleration.text(field));
+    format!(
+        "Duplicate value: {{\"Key\":{},\"Operator\":{},\"Value\":{},\"Effect\":{},\"TolerationSeconds\":{}}}",
+        text("key"),
+        text("operator"),
+        text("value"),
+        text("effect"),
+        toleration.at("tolerationSeconds"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+    use crate::core::testing::{check, check_update};
+
+    #[test]
+    fn classes() {
+        check(&RuntimeClass, r#"{"handler": "runc", "overhead": {"podFixed": {"cpu": "1"}}}"#, &expect![""]);
+        check(
+            &RuntimeClass,
+            r#"{"overhead": {"podFixed": {"disk": "1"}}, "scheduling": {"tolerations":
+                [{"key": "a", "operator": "Exists"}, {"key": "a", "operator": "Exists"}]}}"#,
+            &expect![[r#"
+                handler: Required value
+                overhead.limits[disk]: Invalid value: "disk": must be a standard resource type or fully qualified
+                overhead.limits[disk]: Invalid value: "disk": must be a standard resource for containers
+                scheduling.tolerations[1]: Duplicate value: {"Key":"a","Operator":"Exists","Value":"","Effect":"","TolerationSeconds":null}
+            "#]],
+        );
+        check_update(&RuntimeClass, r#"{"handler": "a"}"#, r#"{"handler": "b"}"#, &expect![[r#"
+            handler: Invalid value: "b": field is immutable
+        "#]]);
+    }
+}

@@ -1,7 +1,142 @@
 //! CSIDriver: what is special about it.
 
+use serde_json::Value;
+
+use crate::core::rules;
+use crate::field::{Errors, Path};
+use crate::json::Json;
 use crate::kind::Kind;
+use crate::{meta, names};
 
 pub struct CSIDriver;
 
-impl Kind for CSIDriver {}
+const FS_GROUP_POLICIES: &[&str] = &["File", "None", "ReadWriteOnceWithFSType"];
+const MIN_TOKEN_SECONDS: i64 = 600;
+
+impl Kind for CSIDriver {
+    fn prepare_create(&self, new: &mut Value) {
+        drop_alpha(new);
+    }
+
+    fn prepare_update(&self, new: &mut Value, old: &Value) {
+        if !old.at("spec").has("preventPodSchedulingIfMissing") {
+            drop_alpha(new);
+        }
+    }
+
+    fn validate(&self, obj: &Value, errors: &mut Errors) {
+        let spec = obj.at("spec");
+        let path = Path::new("spec");
+        // The first name is upstream's slip.
+        for (field, shown) in [
+            ("attachRequired", "attachedRequired"),
+            ("podInfoOnMount", "podInfoOnMount"),
+            ("storageCapacity", "storageCapacity"),
+        ] {
+            if !spec.has(field) {
+                errors.required(&path.at(shown), "");
+            }
+        }
+        let policy = spec.at("fsGroupPolicy");
+        rules::one_of_if_set(policy, FS_GROUP_POLICIES, &path.at("fsGroupPolicy"), errors);
+        token_requests(spec.items("tokenRequests"), &path.at("tokenRequests"), errors);
+        for mode in spec.items("volumeLifecycleModes") {
+            let path = path.at("volumeLifecycleModes");
+            rules::one_of_if_set(mode, &["Persistent", "Ephemeral"], &path, errors);
+        }
+        if !spec.has("seLinuxMount") {
+            errors.required(&path.at("seLinuxMount"), "");
+        }
+        let field = "nodeAllocatableUpdatePeriodSeconds";
+        if let Some(period) = spec.int(field).filter(|period| *period < 10) {
+            errors.invalid(&path.at(field), period, "must be greater than or equal to 10 seconds");
+        }
+        let field = "serviceAccountTokenInSecrets";
+        if spec.has(field) && spec.items("tokenRequests").is_empty() {
+            let detail = "serviceAccountTokenInSecrets is set but no tokenRequests are specified";
+            errors.invalid(&path.at(field), spec.at(field).clone(), detail);
+        }
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+        let (new, old) = (new.at("spec"), old.at("spec"));
+        for (field, shown) in
+            [("attachRequired", "attachedRequired"), ("volumeLifecycleModes", "volumeLifecycleModes")]
+        {
+            meta::immutable(new.at(field), old.at(field), &Path::new("spec").at(shown), errors);
+        }
+    }
+}
+
+fn drop_alpha(obj: &mut Value) {
+    if let Some(spec) = obj.get_mut("spec").and_then(Value::as_object_mut) {
+        spec.remove("preventPodSchedulingIfMissing");
+    }
+}
+
+fn token_requests(requests: &[Value], path: &Path, errors: &mut Errors) {
+    for (i, request) in requests.iter().enumerate() {
+        let path = path.index(i);
+        let audience = request.text("audience");
+        if requests[..i].iter().any(|other| other.text("audience") == audience) {
+            errors.duplicate(&path.at("audience"), audience);
+            continue;
+        }
+        let Some(seconds) = request.int("expirationSeconds") else { continue };
+        let path = path.at("expirationSeconds");
+        if seconds < MIN_TOKEN_SECONDS {
+            errors.invalid(&path, seconds, "may not specify a duration less than 10 minutes");
+        }
+        if seconds > 1 << 32 {
+            errors.invalid(&path, seconds, "may not specify a duration larger than 2^32 seconds");
+        }
+    }
+}
+
+/// The name of a CSI driver where another object refers to it; case does not matter.
+pub(crate) fn driver_name(name: &str, path: &Path, errors: &mut Errors) {
+    if name.is_empty() {
+        errors.required(path, "");
+        return;
+    }
+    if name.len() > 63 {
+        errors.too_long(path, 63);
+    }
+    for message in names::dns1123_subdomain(&name.to_lowercase()) {
+        errors.invalid(path, name, &message);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+    use crate::core::testing::{check, check_update};
+
+    #[test]
+    fn drivers() {
+        let good = r#"{"spec": {"attachRequired": true, "podInfoOnMount": false, "storageCapacity": false,
+            "fsGroupPolicy": "File", "volumeLifecycleModes": ["Persistent"], "seLinuxMount": false}}"#;
+        check(&CSIDriver, good, &expect![""]);
+        check(
+            &CSIDriver,
+            r#"{"spec": {"fsGroupPolicy": "X", "volumeLifecycleModes": ["Y"], "nodeAllocatableUpdatePeriodSeconds": 9,
+                "tokenRequests": [{"audience": ""}, {"audience": ""}, {"audience": "a", "expirationSeconds": 1}]}}"#,
+            &expect![[r#"
+                spec.attachedRequired: Required value
+                spec.podInfoOnMount: Required value
+                spec.storageCapacity: Required value
+                spec.fsGroupPolicy: Unsupported value: "X": supported values: "File", "None", "ReadWriteOnceWithFSType"
+                spec.tokenRequests[1].audience: Duplicate value: ""
+                spec.tokenRequests[2].expirationSeconds: Invalid value: 1: may not specify a duration less than 10 minutes
+                spec.volumeLifecycleModes: Unsupported value: "Y": supported values: "Persistent", "Ephemeral"
+                spec.seLinuxMount: Required value
+                spec.nodeAllocatableUpdatePeriodSeconds: Invalid value: 9: must be greater than or equal to 10 seconds
+            "#]],
+        );
+        check_update(&CSIDriver, good, &good.replace("\"attachRequired\": true", "\"attachRequired\": false"), &expect![[r#"
+            spec.attachedRequired: Invalid value: false: field is immutable
+        "#]]);
+    }
+}

@@ -1,7 +1,98 @@
 //! CSINode: what is special about it.
 
+use serde_json::Value;
+
+use super::csi_driver::driver_name;
+use crate::core::rules;
+use crate::field::{Errors, Path};
+use crate::json::Json;
 use crate::kind::Kind;
+use crate::{meta, names};
 
 pub struct CSINode;
 
-impl Kind for CSINode {}
+const MAX_NODE_ID: usize = 256;
+
+impl Kind for CSINode {
+    fn validate(&self, obj: &Value, errors: &mut Errors) {
+        let drivers = obj.at("spec").items("drivers");
+        for (i, driver) in drivers.iter().enumerate() {
+            let path = Path::new("spec.drivers").index(i);
+            let name = driver.text("name");
+            driver_name(name, &path.at("name"), errors);
+            let node = driver.text("nodeID");
+            if node.is_empty() {
+                errors.required(&path.at("nodeID"), "");
+            }
+            if node.len() > MAX_NODE_ID {
+                let detail = format!("must be {MAX_NODE_ID} characters or less");
+                errors.invalid(&path.at("nodeID"), node, &detail);
+            }
+            meta::non_negative(driver.path("allocatable.count"), &path.at("allocatable.count"), errors);
+            if drivers[..i].iter().any(|other| other.text("name") == name) {
+                errors.duplicate(&path.at("name"), name);
+            }
+            topology_keys(driver, &path, errors);
+        }
+    }
+
+    /// What a driver said about itself stays, but for how many volumes it can take.
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+        let without_count = |driver: &Value| {
+            let mut driver = driver.clone();
+            if let Some(fields) = driver.as_object_mut() {
+                fields.remove("allocatable");
+            }
+            driver
+        };
+        for before in old.at("spec").items("drivers") {
+            for after in new.at("spec").items("drivers") {
+                if before.text("name") == after.text("name") {
+                    let path = Path::new("spec.drivers");
+                    meta::immutable(&without_count(after), &without_count(before), &path, errors);
+                }
+            }
+        }
+    }
+}
+
+fn topology_keys(driver: &Value, path: &Path, errors: &mut Errors) {
+    let keys: Vec<&str> = driver.items("topologyKeys").iter().filter_map(Value::as_str).collect();
+    for (i, key) in keys.iter().enumerate() {
+        if key.is_empty() {
+            errors.required(path, "");
+        }
+        if keys[..i].contains(key) {
+            errors.duplicate(path, *key);
+        }
+        rules::name(key, names::qualified_name, path, errors);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+    use crate::core::testing::{check, check_update};
+
+    #[test]
+    fn nodes() {
+        let good = r#"{"spec": {"drivers": [{"name": "a.io", "nodeID": "x", "allocatable": {"count": 1}, "topologyKeys": ["k"]}]}}"#;
+        check(&CSINode, good, &expect![""]);
+        check(
+            &CSINode,
+            r#"{"spec": {"drivers": [{"name": "a", "allocatable": {"count": -1}}, {"name": "a", "nodeID": "x", "topologyKeys": ["k", "k"]}]}}"#,
+            &expect![[r#"
+                spec.drivers[0].nodeID: Required value
+                spec.drivers[0].allocatable.count: Invalid value: -1: must be greater than or equal to 0
+                spec.drivers[1].name: Duplicate value: "a"
+                spec.drivers[1]: Duplicate value: "k"
+            "#]],
+        );
+        check_update(&CSINode, good, &good.replace('1', "2"), &expect![""]);
+        check_update(&CSINode, good, &good.replace("\"x\"", "\"y\""), &expect![[r#"
+            spec.drivers: Invalid value: {"name":"a.io","nodeID":"y","topologyKeys":["k"]}: field is immutable
+        "#]]);
+    }
+}

@@ -1,7 +1,52 @@
 //! CSIStorageCapacity: what is special about it.
 
+use serde_json::Value;
+
+use crate::core::rules;
+use crate::field::{Errors, Path};
+use crate::json::Json;
 use crate::kind::Kind;
+use crate::meta::{self, SelectorOptions};
+use crate::names;
+use crate::quantity::Quantity;
 
 pub struct CSIStorageCapacity;
 
-impl Kind for CSIStorageCapacity {}
+impl Kind for CSIStorageCapacity {
+    fn validate(&self, obj: &Value, errors: &mut Errors) {
+        let topology = obj.at("nodeTopology");
+        meta::label_selector(topology, &Path::new("nodeTopology"), SelectorOptions::default(), errors);
+        let class = obj.text("storageClassName");
+        rules::name(class, names::dns1123_subdomain, &Path::new("storageClassName"), errors);
+        if let Some(capacity) = Quantity::read(obj.at("capacity")).filter(Quantity::is_negative) {
+            let detail = "must be greater than or equal to 0";
+            errors.invalid(&Path::new("capacity"), capacity.to_string(), detail);
+        }
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+        for field in ["nodeTopology", "storageClassName"] {
+            meta::immutable(new.at(field), old.at(field), &Path::new(field), errors);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+    use crate::core::testing::{check, check_update};
+
+    #[test]
+    fn capacities() {
+        let good = r#"{"storageClassName": "a", "capacity": "1Gi"}"#;
+        check(&CSIStorageCapacity, good, &expect![""]);
+        check(&CSIStorageCapacity, &good.replace("1Gi", "-1"), &expect![[r#"
+            capacity: Invalid value: "-1": must be greater than or equal to 0
+        "#]]);
+        check_update(&CSIStorageCapacity, good, &good.replace("\"a\"", "\"b\""), &expect![[r#"
+            storageClassName: Invalid value: "b": field is immutable
+        "#]]);
+    }
+}

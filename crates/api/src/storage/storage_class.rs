@@ -1,7 +1,146 @@
 //! StorageClass: what is special about it.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use crate::core::rules;
+use crate::field::{Errors, Path};
+use crate::json::Json;
 use crate::kind::Kind;
+use crate::node::deprecated_label;
+use crate::{meta, names};
 
 pub struct StorageClass;
 
-impl Kind for StorageClass {}
+const MAX_PARAMETERS: usize = 512;
+const MAX_PARAMETER_BYTES: usize = 256 * 1024;
+const BINDING_MODES: &[&str] = &["Immediate", "WaitForFirstConsumer"];
+
+impl Kind for StorageClass {
+    fn validate(&self, obj: &Value, errors: &mut Errors) {
+        provisioner(obj.text("provisioner"), &Path::new("provisioner"), errors);
+        parameters(obj, errors);
+        let policy = obj.at("reclaimPolicy");
+        if policy.as_str() != Some("") {
+            rules::one_of_if_set(policy, &["Delete", "Retain"], &Path::new("reclaimPolicy"), errors);
+        }
+        rules::one_of(obj.text("volumeBindingMode"), BINDING_MODES, &Path::new("volumeBindingMode"), errors);
+        topologies(obj.items("allowedTopologies"), errors);
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+        for field in ["parameters", "provisioner", "reclaimPolicy", "volumeBindingMode"] {
+            meta::immutable(new.at(field), old.at(field), &Path::new(field), errors);
+        }
+    }
+
+    fn warnings(&self, new: &Value, _old: Option<&Value>) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for (i, term) in new.items("allowedTopologies").iter().enumerate() {
+            let path = Path::new("allowedTopologies").index(i).at("matchLabelExpressions");
+            for (j, requirement) in term.items("matchLabelExpressions").iter().enumerate() {
+                if let Some(words) = deprecated_label(requirement.text("key")) {
+                    warnings.push(format!("{}: {words}", path.index(j).at("key")));
+                }
+            }
+        }
+        warnings
+    }
+}
+
+/// The name of a driver or provisioner; case does not matter.
+pub(super) fn provisioner(name: &str, path: &Path, errors: &mut Errors) {
+    if name.is_empty() {
+        errors.required(path, "");
+    } else {
+        rules::name(&name.to_lowercase(), names::qualified_name, path, errors);
+    }
+}
+
+/// Opaque to us, but not without bounds. Says whether there were any.
+pub(super) fn parameters(obj: &Value, errors: &mut Errors) -> bool {
+    let path = Path::new("parameters");
+    if obj.entries("parameters").count() > MAX_PARAMETERS {
+        errors.too_long(&path, MAX_PARAMETERS);
+        return true;
+    }
+    let mut size = 0;
+    for (key, value) in obj.entries("parameters") {
+        if key.is_empty() {
+            errors.invalid(&path, key, "field can not be empty.");
+        }
+        size += key.len() + value.as_str().map_or(0, str::len);
+    }
+    if size > MAX_PARAMETER_BYTES {
+        errors.too_long(&path, MAX_PARAMETER_BYTES);
+    }
+    obj.entries("parameters").next().is_some()
+}
+
+fn topologies(terms: &[Value], errors: &mut Errors) {
+    let mut seen: Vec<BTreeMap<&str, BTreeSet<&str>>> = Vec::new();
+    for (i, term) in terms.iter().enumerate() {
+        let path = Path::new("allowedTopologies").index(i).at("matchLabelExpressions");
+        let mut keys: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for (j, requirement) in term.items("matchLabelExpressions").iter().enumerate() {
+            let path = path.index(j);
+            let key = requirement.text("key");
+            let values: Vec<&str> = requirement.items("values").iter().filter_map(Value::as_str).collect();
+            if values.is_empty() {
+                errors.required(&path.at("values"), "");
+            }
+            for (k, value) in values.iter().enumerate().filter(|(k, value)| values[..*k].contains(value)) {
+                errors.duplicate(&path.at("values").index(k), *value);
+            }
+            meta::label_name(key, &path.at("key"), errors);
+            if keys.insert(key, values.into_iter().collect()).is_some() {
+                errors.duplicate(&path.at("key"), key);
+            }
+        }
+        if seen.contains(&keys) {
+            errors.duplicate(&path, "");
+        }
+        seen.push(keys);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+    use crate::core::testing::{check, check_update};
+
+    #[test]
+    fn classes() {
+        let good = r#"{"provisioner": "Acme.io/disk", "reclaimPolicy": "Delete", "volumeBindingMode": "Immediate",
+            "parameters": {"a": "b"}, "allowedTopologies": [{"matchLabelExpressions": [{"key": "zone", "values": ["a"]}]}]}"#;
+        check(&StorageClass, good, &expect![""]);
+        check(
+            &StorageClass,
+            r#"{"reclaimPolicy": "Recycle", "parameters": {"": "b"}, "allowedTopologies": [
+                {"matchLabelExpressions": [{"key": "zone", "values": ["a", "a"]}, {"key": "zone"}]},
+                {"matchLabelExpressions": []}, {"matchLabelExpressions": []}]}"#,
+            &expect![[r#"
+                provisioner: Required value
+                parameters: Invalid value: "": field can not be empty.
+                reclaimPolicy: Unsupported value: "Recycle": supported values: "Delete", "Retain"
+                volumeBindingMode: Required value
+                allowedTopologies[0].matchLabelExpressions[0].values[1]: Duplicate value: "a"
+                allowedTopologies[0].matchLabelExpressions[1].values: Required value
+                allowedTopologies[0].matchLabelExpressions[1].key: Duplicate value: "zone"
+                allowedTopologies[2].matchLabelExpressions: Duplicate value: ""
+            "#]],
+        );
+        check_update(
+            &StorageClass,
+            good,
+            &good.replace("Immediate", "WaitForFirstConsumer").replace("\"b\"", "\"c\""),
+            &expect![[r#"
+                parameters: Invalid value: {"a":"c"}: field is immutable
+                volumeBindingMode: Invalid value: "WaitForFirstConsumer": field is immutable
+            "#]],
+        );
+    }
+}

@@ -79,7 +79,7 @@ pub(super) fn status(obj: &Value, errors: &mut Errors) {
 }
 
 /// The addresses a load balancer answers on.
-pub(crate) fn load_balancer_status(balancer: &Value, path: &Path, errors: &mut Errors) {
+fn load_balancer_status(balancer: &Value, path: &Path, errors: &mut Errors) {
     for (i, ingress) in balancer.items("ingress").iter().enumerate() {
         let path = path.at("ingress").index(i);
         let (address, hostname) = (ingress.text("ip"), ingress.text("hostname"));
