@@ -372,7 +372,8 @@ fn deep_values_are_safe() {
     let back = apply(&table(), thing(), Some(&other), &named(config), &writer("one", "now"), true).unwrap();
     assert_eq!(back["spec"]["nested"], live["spec"]["nested"]);
     let mut doc = back.clone();
-    crate::strategic(&table(), thing(), &mut doc, &other).unwrap();
+    let patch = json!({"spec": {"nested": other["spec"]["nested"]}});
+    crate::strategic(&table(), thing(), &mut doc, &patch).unwrap();
     assert_eq!(doc["spec"], other["spec"]);
 }
 
