@@ -2,3 +2,7 @@
 
 pub mod cron_job;
 pub mod job;
+pub mod schedule;
+
+#[cfg(test)]
+mod tests;

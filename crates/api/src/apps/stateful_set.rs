@@ -1,7 +1,196 @@
 //! StatefulSet: what is special about it.
 
-use crate::kind::Kind;
+use serde_json::{Value, json};
+
+use super::workload;
+use crate::core::pod::rules::{invalid_as, label, non_negative};
+use crate::core::pod::template::{keeps_running, pod_annotations, validate_pod_template_spec};
+use crate::core::pod::{claim_spec, warnings};
+use crate::field::{Errors, Path, quoted};
+use crate::json::Json;
+use crate::kind::{Kind, NameRule};
+use crate::meta::{self, same};
 
 pub struct StatefulSet;
 
-impl Kind for StatefulSet {}
+impl Kind for StatefulSet {
+    fn prepare_create(&self, new: &mut Value) {
+        drop_max_unavailable(new);
+        workload::prepare_template(new, &["spec", "template"]);
+    }
+
+    fn prepare_update(&self, new: &mut Value, _old: &Value) {
+        self.prepare_create(new);
+    }
+
+    fn name_rule(&self) -> NameRule {
+        NameRule::Label
+    }
+
+    fn validate(&self, obj: &Value, errors: &mut Errors) {
+        let (spec, path) = (obj.at("spec"), Path::new("spec"));
+        match spec.text("podManagementPolicy") {
+            "" => errors.required(&path.at("podManagementPolicy"), ""),
+            "OrderedReady" | "Parallel" => {}
+            other => {
+                errors.invalid(
+                    &path.at("podManagementPolicy"),
+                    other,
+                    "must be 'OrderedReady' or 'Parallel'",
+                );
+            }
+        }
+        update_strategy(spec.at("updateStrategy"), &path.at("updateStrategy"), errors);
+        retention(spec.at("persistentVolumeClaimRetentionPolicy"), &path, errors);
+        for (i, claim) in spec.items("volumeClaimTemplates").iter().enumerate() {
+            claim_spec(errors, claim.at("spec"), &path.at("volumeClaimTemplates").index(i).at("spec"));
+        }
+        non_negative(errors, spec, &path, "replicas");
+        non_negative(errors, spec, &path, "minReadySeconds");
+        non_negative(errors, spec.at("ordinals"), &path.at("ordinals"), "start");
+        if !spec.text("serviceName").is_empty() {
+            label(errors, &path.at("serviceName"), spec.text("serviceName"));
+        }
+        workload::selector(spec, &path, "statefulset", errors);
+        if workload::selects_template(spec, &path, "", errors) {
+            template(spec, &path.at("template"), errors);
+        }
+        keeps_running(spec.at("template"), &path.at("template"), "StatefulSet", errors);
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+        const MUTABLE: &[&str] = &[
+            "replicas",
+            "template",
+            "updateStrategy",
+            "minReadySeconds",
+            "ordinals",
+            "revisionHistoryLimit",
+            "persistentVolumeClaimRetentionPolicy",
+        ];
+        let fixed = |object: &Value| {
+            let mut spec = object.at("spec").as_object().cloned().unwrap_or_default();
+            MUTABLE.iter().for_each(|field| {
+                spec.remove(*field);
+            });
+            Value::Object(spec)
+        };
+        if !same(&fixed(new), &fixed(old)) {
+            errors.forbidden(
+                &Path::new("spec"),
+                "updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', 'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are forbidden",
+            );
+        }
+    }
+
+    fn validate_status(&self, new: &Value, old: &Value, errors: &mut Errors) {
+        const COUNTS: &[&str] = &[
+            "replicas",
+            "readyReplicas",
+            "currentReplicas",
+            "updatedReplicas",
+            "availableReplicas",
+            "observedGeneration",
+            "collisionCount",
+        ];
+        const PARTS: &[(&str, &str, &str)] = &[
+            ("readyReplicas", "replicas", "cannot be greater than status.replicas"),
+            ("currentReplicas", "replicas", "cannot be greater than status.replicas"),
+            ("updatedReplicas", "replicas", "cannot be greater than status.replicas"),
+            ("availableReplicas", "replicas", "cannot be greater than status.replicas"),
+            ("availableReplicas", "readyReplicas", "cannot be greater than status.readyReplicas"),
+        ];
+        workload::counts(new.at("status"), COUNTS, PARTS, errors);
+        workload::collisions(new, old, errors);
+    }
+
+    fn warnings(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
+        let mut found = workload::template_warnings(new, old);
+        for (i, claim) in new.at("spec").items("volumeClaimTemplates").iter().enumerate() {
+            let at = Path::new("spec.volumeClaimTemplates").index(i);
+            // The path differs between create and update upstream.
+            let at = if old.is_some() { at.at("Spec") } else { at };
+            found.extend(warnings::for_claim(claim.at("spec"), &at));
+        }
+        if new.at("spec").int("revisionHistoryLimit").is_some_and(|limit| limit < 0) {
+            found.push(
+                "spec.revisionHistoryLimit: a negative value retains all historical revisions; a value >= 0 is recommended"
+                    .to_owned(),
+            );
+        }
+        found
+    }
+}
+
+/// The field belongs to a feature that is off by default.
+fn drop_max_unavailable(object: &mut Value) {
+    let rollout = object.pointer_mut("/spec/updateStrategy/rollingUpdate").and_then(Value::as_object_mut);
+    if let Some(rollout) = rollout {
+        rollout.remove("maxUnavailable");
+    }
+}
+
+fn update_strategy(strategy: &Value, path: &Path, e: &mut Errors) {
+    let rollout = strategy.at("rollingUpdate");
+    let shown = || {
+        let partition = workload::shown_number(rollout.at("partition"));
+        format!("{{\"Partition\":{partition},\"MaxUnavailable\":{}}}", rollout.at("maxUnavailable"))
+    };
+    match strategy.text("type") {
+        "" => e.required(path, ""),
+        "OnDelete" => {
+            if !rollout.is_null() {
+                let words = "only allowed for updateStrategy 'RollingUpdate'";
+                invalid_as(e, &path.at("rollingUpdate"), &shown(), words);
+            }
+        }
+        "RollingUpdate" => non_negative(e, rollout, &path.at("rollingUpdate"), "partition"),
+        other => {
+            let rollout = if rollout.is_null() { "null".to_owned() } else { shown() };
+            let shown = format!("{{\"Type\":{},\"RollingUpdate\":{rollout}}}", quoted(other));
+            invalid_as(e, path, &shown, "must be 'RollingUpdate' or 'OnDelete'");
+        }
+    }
+}
+
+fn retention(policy: &Value, path: &Path, e: &mut Errors) {
+    if policy.is_null() {
+        return;
+    }
+    let at = path.at("persistentVolumeClaimRetentionPolicy");
+    for field in ["whenDeleted", "whenScaled"] {
+        let value = policy.text(field);
+        if !["Retain", "Delete"].contains(&value) {
+            e.not_supported(&at.at(field), value, &["Retain", "Delete"]);
+        }
+    }
+}
+
+/// The template is checked as its pods will be: with a volume for each claim template, and without the host
+/// name that each pod gets anew.
+fn template(spec: &Value, path: &Path, e: &mut Errors) {
+    let mut template = spec.at("template").clone();
+    let claims: Vec<&str> =
+        spec.items("volumeClaimTemplates").iter().map(|c| c.path("metadata").text("name")).collect();
+    if let Some(pod) = template.get_mut("spec").and_then(Value::as_object_mut) {
+        pod.remove("hostname");
+        pod.remove("subdomain");
+        if !claims.is_empty() {
+            let mut volumes: Vec<Value> = Vec::new();
+            for claim in &claims {
+                if !volumes.iter().any(|volume| volume.text("name") == *claim) {
+                    volumes.push(json!({"name": claim, "persistentVolumeClaim": {"claimName": claim}}));
+                }
+            }
+            let own = pod.get("volumes").and_then(Value::as_array).into_iter().flatten();
+            volumes.extend(own.filter(|volume| !claims.contains(&volume.text("name"))).cloned());
+            pod.insert("volumes".to_owned(), Value::Array(volumes));
+        }
+    }
+    validate_pod_template_spec(&template, path, e);
+    // Upstream checks these once more; the duplicates are taken out of the message.
+    let metadata = template.at("metadata");
+    meta::labels(metadata.at("labels"), &path.at("labels"), e);
+    meta::annotations(metadata.at("annotations"), &path.at("annotations"), e);
+    pod_annotations(e, metadata, template.at("spec"), &path.at("annotations"));
+}

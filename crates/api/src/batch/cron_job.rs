@@ -1,7 +1,109 @@
 //! CronJob: what is special about it.
 
+use jiff::tz::TimeZone;
+use serde_json::Value;
+
+use super::job;
+use super::schedule::Schedule;
+use crate::apps::workload;
+use crate::core::pod::rules::{invalid_as, non_negative, required_one_of, shown};
+use crate::core::pod::template::name_warning;
+use crate::field::{Errors, Path};
+use crate::json::Json;
 use crate::kind::Kind;
+use crate::meta::same;
+
+const TEMPLATE: &[&str] = &["spec", "jobTemplate", "spec", "template"];
+/// A job's name is the CronJob's with a dash and ten digits.
+const MAX_NAME: usize = 52;
 
 pub struct CronJob;
 
-impl Kind for CronJob {}
+impl Kind for CronJob {
+    fn prepare_create(&self, new: &mut Value) {
+        workload::prepare_template(new, TEMPLATE);
+    }
+
+    fn prepare_update(&self, new: &mut Value, _old: &Value) {
+        workload::prepare_template(new, TEMPLATE);
+    }
+
+    fn validate(&self, obj: &Value, errors: &mut Errors) {
+        let (spec, path) = (obj.at("spec"), Path::new("spec"));
+        match spec.text("schedule") {
+            "" => errors.required(&path.at("schedule"), ""),
+            text => schedule(text, &path.at("schedule"), errors),
+        }
+        non_negative(errors, spec, &path, "startingDeadlineSeconds");
+        if let Some(zone) = spec.at("timeZone").as_str() {
+            time_zone(zone, &path.at("timeZone"), errors);
+        }
+        required_one_of(errors, spec, &path, "concurrencyPolicy", &["Allow", "Forbid", "Replace"]);
+        job_template(spec.path("jobTemplate.spec"), &path.at("jobTemplate.spec"), errors);
+        non_negative(errors, spec, &path, "successfulJobsHistoryLimit");
+        non_negative(errors, spec, &path, "failedJobsHistoryLimit");
+    }
+
+    fn validate_create(&self, new: &Value, errors: &mut Errors) {
+        let name = new.at("metadata").text("name");
+        if name.len() > MAX_NAME {
+            let words = format!("must be no more than {MAX_NAME} characters");
+            errors.invalid(&Path::new("metadata.name"), name, &words);
+        }
+    }
+
+    fn warnings(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
+        let mut found = Vec::new();
+        if old.is_none() {
+            found.extend(name_warning(new, "Pod names and hostnames"));
+        }
+        if !old.is_some_and(|old| same(old.at("spec"), new.at("spec"))) {
+            let at = Path::new("spec.jobTemplate.spec");
+            found.extend(job::spec_warnings(new.path("spec.jobTemplate.spec"), &at));
+        }
+        if old.is_some() && new.at("spec").text("schedule").contains("TZ") {
+            found.push(
+                "cannot use TZ or CRON_TZ in spec.spec.schedule, use timeZone instead, see https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/ for more details"
+                    .to_owned(),
+            );
+        }
+        found
+    }
+}
+
+fn schedule(text: &str, path: &Path, e: &mut Errors) {
+    if let Err(why) = Schedule::parse(text) {
+        e.invalid(path, text, &why);
+    }
+    if text.contains("TZ") {
+        e.invalid(path, text, "cannot use TZ or CRON_TZ in schedule, use timeZone field instead");
+    }
+}
+
+fn time_zone(zone: &str, path: &Path, e: &mut Errors) {
+    if zone.is_empty() {
+        return e.invalid(path, zone, "timeZone must be nil or non-empty string");
+    }
+    if zone.eq_ignore_ascii_case("Local") {
+        let words = "timeZone must be an explicit time zone as defined in https://www.iana.org/time-zones";
+        e.invalid(path, zone, words);
+        if zone == "Local" {
+            return;
+        }
+    }
+    // The database finds names in any case; upstream does not.
+    if !TimeZone::get(zone).is_ok_and(|found| found.iana_name() == Some(zone)) {
+        e.invalid(path, zone, &format!("unknown time zone {zone}"));
+    }
+}
+
+fn job_template(spec: &Value, path: &Path, e: &mut Errors) {
+    job::validate_spec(spec, path, e);
+    let selector = spec.at("selector");
+    if !selector.is_null() {
+        invalid_as(e, &path.at("selector"), &shown(selector), "`selector` will be auto-generated");
+    }
+    if spec.flag("manualSelector") {
+        e.not_supported(&path.at("manualSelector"), true, &["nil", "false"]);
+    }
+}

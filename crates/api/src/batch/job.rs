@@ -1,7 +1,312 @@
 //! Job: what is special about it.
 
+mod indexes;
+mod policies;
+mod status;
+
+use serde_json::Value;
+
+use crate::apps::workload;
+use crate::core::pod::rules::{immutable, invalid_as, non_negative, shown};
+use crate::core::pod::template::name_warning;
+use crate::core::pod::{validate_pod_template_spec, warnings};
+use crate::field::{Errors, Path};
+use crate::json::Json;
 use crate::kind::Kind;
+use crate::meta::{self, SelectorOptions, same};
+use crate::names;
+use crate::selector::LabelSelector;
+
+const UID_LABEL: &str = "batch.kubernetes.io/controller-uid";
+const NAME_LABEL: &str = "batch.kubernetes.io/job-name";
+const OLD_UID_LABEL: &str = "controller-uid";
+const OLD_NAME_LABEL: &str = "job-name";
+
+const MAX_INDEXED: i64 = 100_000;
+const MAX_WITH_MANY: i64 = 10_000;
 
 pub struct Job;
 
-impl Kind for Job {}
+impl Kind for Job {
+    fn prepare_create(&self, new: &mut Value) {
+        if !new.at("spec").flag("manualSelector") {
+            generate_selector(new);
+        }
+        workload::prepare_template(new, &["spec", "template"]);
+    }
+
+    fn prepare_update(&self, new: &mut Value, _old: &Value) {
+        workload::prepare_template(new, &["spec", "template"]);
+    }
+
+    fn validate(&self, obj: &Value, errors: &mut Errors) {
+        let (spec, path) = (obj.at("spec"), Path::new("spec"));
+        generated_selector(obj, errors);
+        validate_spec(spec, &path, errors);
+        let selector = spec.at("selector");
+        if selector.is_null() {
+            errors.required(&path.at("selector"), "");
+        } else {
+            meta::label_selector(selector, &path.at("selector"), SelectorOptions::default(), errors);
+        }
+        if let Ok(parsed) = LabelSelector::from_value(selector) {
+            workload::mismatch(&parsed, spec, &path, errors);
+        }
+        if is_indexed(spec)
+            && let Some(completions) = spec.int("completions").filter(|&completions| completions > 0)
+        {
+            let name = obj.at("metadata").text("name");
+            let last = format!("{name}-{}", completions - 1);
+            if !names::dns1123_label(&last).is_empty() {
+                let words = format!("will not able to create pod with invalid DNS label: {last}");
+                errors.invalid(&Path::new("metadata.name"), name, &words);
+            }
+        }
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+        let path = Path::new("spec");
+        let (spec, before) = (new.at("spec"), old.at("spec"));
+        completions(spec, before, &path.at("completions"), errors);
+        immutable(errors, &path.at("selector"), spec.at("selector"), before.at("selector"));
+        template(new, old, errors);
+        for field in
+            ["completionMode", "podFailurePolicy", "backoffLimitPerIndex", "managedBy", "successPolicy"]
+        {
+            immutable(errors, &path.at(field), spec.at(field), before.at(field));
+        }
+    }
+
+    fn validate_status(&self, new: &Value, old: &Value, errors: &mut Errors) {
+        status::validate(new, old, errors);
+    }
+
+    fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
+        vec![("status.successful", obj.at("status").int("succeeded").unwrap_or(0).to_string())]
+    }
+
+    fn warnings(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
+        if old.is_some_and(|old| same(old.at("spec"), new.at("spec"))) {
+            return Vec::new();
+        }
+        let name = if old.is_none() { name_warning(new, "Pod names and hostnames") } else { None };
+        name.into_iter().chain(spec_warnings(new.at("spec"), &Path::new("spec"))).collect()
+    }
+}
+
+/// Warnings about a job or the template of one.
+pub(super) fn spec_warnings(spec: &Value, path: &Path) -> Vec<String> {
+    let number = |field| spec.int(field).unwrap_or(0);
+    let mut found = Vec::new();
+    if is_indexed(spec) && number("completions") > MAX_INDEXED && number("parallelism") > MAX_WITH_MANY {
+        found.push(format!(
+            "{path}: In Indexed Jobs with a number of completions higher than 10^5 and a parallelism higher than 10^4, Kubernetes might not be able to track completedIndexes when a big number of indexes fail"
+        ));
+    }
+    found.extend(warnings::for_template(spec.at("template"), &path.at("template")));
+    found
+}
+
+fn is_indexed(spec: &Value) -> bool {
+    spec.text("completionMode") == "Indexed"
+}
+
+/// A job finds its pods by its own uid, unless the client manages the selector.
+fn generate_selector(job: &mut Value) {
+    let name = job.at("metadata").text("name").to_owned();
+    let uid = job.at("metadata").text("uid").to_owned();
+    let Some(spec) = job.get_mut("spec").filter(|spec| spec.is_object()) else { return };
+    spec.object_mut("template");
+    let template = &mut spec["template"];
+    template.object_mut("metadata");
+    let labels = [(OLD_NAME_LABEL, &name), (NAME_LABEL, &name), (OLD_UID_LABEL, &uid), (UID_LABEL, &uid)];
+    for (key, value) in labels {
+        template["metadata"].object_mut("labels").entry(key).or_insert_with(|| Value::String(value.clone()));
+    }
+    spec.object_mut("selector");
+    let matched = spec["selector"].object_mut("matchLabels");
+    matched.entry(UID_LABEL).or_insert_with(|| Value::String(uid));
+}
+
+fn generated_selector(job: &Value, e: &mut Errors) {
+    let spec = job.at("spec");
+    if spec.flag("manualSelector") || spec.at("selector").is_null() {
+        return;
+    }
+    let (name, uid) = (job.at("metadata").text("name"), job.at("metadata").text("uid"));
+    if uid.is_empty() {
+        e.required(&Path::new("metadata.uid"), "");
+    }
+    let labels = spec.path("template.metadata.labels");
+    let expected = [(OLD_UID_LABEL, uid), (OLD_NAME_LABEL, name), (UID_LABEL, uid), (NAME_LABEL, name)];
+    for (key, value) in expected {
+        let at = Path::new("spec.template.metadata.labels").key(key);
+        let words = format!("must be '{value}'");
+        match labels.get(key).and_then(Value::as_str) {
+            None => e.required(&at, &words),
+            Some(found) if found != value => e.invalid(&at, labels.clone(), &words),
+            Some(_) => {}
+        }
+    }
+    if let Ok(selector) = LabelSelector::from_value(spec.at("selector")) {
+        let get = |key: &str| expected.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
+        if !selector.matches(get) {
+            let at = Path::new("spec.selector");
+            invalid_as(e, &at, &shown(spec.at("selector")), "`selector` not auto-generated");
+        }
+    }
+}
+
+/// The rules of a job's spec that also hold in the template of a CronJob.
+pub(super) fn validate_spec(spec: &Value, path: &Path, e: &mut Errors) {
+    const COUNTS: [&str; 7] = [
+        "parallelism",
+        "completions",
+        "activeDeadlineSeconds",
+        "backoffLimit",
+        "ttlSecondsAfterFinished",
+        "backoffLimitPerIndex",
+        "maxFailedIndexes",
+    ];
+    for field in COUNTS {
+        non_negative(e, spec, path, field);
+    }
+    if spec.has("maxFailedIndexes") && !spec.has("backoffLimitPerIndex") {
+        e.required(&path.at("backoffLimitPerIndex"), "when maxFailedIndexes is specified");
+    }
+    if let Some(manager) = spec.at("managedBy").as_str() {
+        names::domain_prefixed_path(manager, &path.at("managedBy"), e);
+        if manager.len() > 63 {
+            e.too_long(&path.at("managedBy"), 63);
+        }
+    }
+    completion_mode(spec, path, e);
+    policies::validate(spec, path, e);
+    validate_pod_template_spec(spec.at("template"), &path.at("template"), e);
+    restart_policy(spec, &path.at("template.spec.restartPolicy"), e);
+}
+
+fn restart_policy(spec: &Value, path: &Path, e: &mut Errors) {
+    match spec.path("template.spec").text("restartPolicy") {
+        "Always" | "" => e.required(path, "valid values: \"OnFailure\", \"Never\""),
+        "OnFailure" if spec.has("podFailurePolicy") => {
+            let words = "only \"Never\" is supported when podFailurePolicy is specified";
+            e.invalid(path, "OnFailure", words);
+        }
+        "OnFailure" | "Never" => {}
+        other => e.not_supported(path, other, &["OnFailure", "Never"]),
+    }
+}
+
+fn completion_mode(spec: &Value, path: &Path, e: &mut Errors) {
+    let number = |field| spec.int(field);
+    match spec.at("completionMode").as_str() {
+        Some("Indexed") => indexed(spec, path, e),
+        None | Some("NonIndexed") => {
+            for field in ["backoffLimitPerIndex", "maxFailedIndexes"] {
+                if let Some(value) = number(field) {
+                    e.invalid(&path.at(field), value, "requires indexed completion mode");
+                }
+            }
+        }
+        Some(other) => e.not_supported(&path.at("completionMode"), other, &["NonIndexed", "Indexed"]),
+    }
+}
+
+fn indexed(spec: &Value, path: &Path, e: &mut Errors) {
+    let number = |field| spec.int(field);
+    let (completions, parallelism, failed) =
+        (number("completions"), number("parallelism"), number("maxFailedIndexes"));
+    if completions.is_none() {
+        e.required(&path.at("completions"), "when completion mode is Indexed");
+    }
+    let mut at_most = |field: &str, value: Option<i64>, max: i64, words: &str| {
+        if let Some(value) = value.filter(|&value| value > max) {
+            e.invalid(&path.at(field), value, &format!("must be less than or equal to {words}"));
+        }
+    };
+    at_most("parallelism", parallelism, MAX_INDEXED, "100000 when completion mode is Indexed");
+    if let Some(completions) = completions {
+        at_most("maxFailedIndexes", failed, completions, "completions");
+    }
+    at_most("maxFailedIndexes", failed, MAX_INDEXED, "100000");
+    if completions.is_some_and(|completions| completions > MAX_INDEXED) && spec.has("backoffLimitPerIndex") {
+        const MANY: &str = "10000 when completions are above 100000 and used with backoff limit per index";
+        if failed.is_none() {
+            let words = "must be specified when completions is above 100000";
+            e.required(&path.at("maxFailedIndexes"), words);
+        }
+        let mut at_most = |field: &str, value: Option<i64>| {
+            if let Some(value) = value.filter(|&value| value > MAX_WITH_MANY) {
+                e.invalid(&path.at(field), value, &format!("must be less than or equal to {MANY}"));
+            }
+        };
+        at_most("parallelism", parallelism);
+        at_most("maxFailedIndexes", failed);
+    }
+}
+
+/// An indexed job may grow or shrink, with its parallelism.
+fn completions(new: &Value, old: &Value, path: &Path, e: &mut Errors) {
+    let (now, before) = (new.at("completions"), old.at("completions"));
+    if !is_indexed(new) {
+        return immutable(e, path, now, before);
+    }
+    if now != before && !now.is_null() && now != new.at("parallelism") {
+        e.invalid(path, now.clone(), "can only be modified in tandem with spec.parallelism");
+    }
+}
+
+/// The template stays as it is, but a suspended job that runs nothing may still move elsewhere and change
+/// what its containers need.
+fn template(new: &Value, old: &Value, e: &mut Errors) {
+    const MOVABLE: [&str; 3] = ["nodeSelector", "tolerations", "schedulingGates"];
+    let path = Path::new("spec.template");
+    let now = new.path("spec.template");
+    let mut before = old.path("spec.template").clone();
+    let free = is_at_rest(old);
+    if free {
+        for field in ["labels", "annotations"] {
+            copy(&mut before["metadata"], now.at("metadata"), field);
+        }
+        for field in MOVABLE {
+            copy(&mut before["spec"], now.at("spec"), field);
+        }
+        let affinity = now.path("spec.affinity");
+        before["spec"].object_mut("affinity");
+        copy(&mut before["spec"]["affinity"], affinity, "nodeAffinity");
+    }
+    if !old.at("spec").flag("suspend") || !free {
+        return immutable(e, &path, now, &before);
+    }
+    for list in ["containers", "initContainers"] {
+        let (asked, kept) = (now.at("spec").items(list), before["spec"].get_mut(list));
+        let kept = kept.and_then(Value::as_array_mut).filter(|kept| kept.len() == asked.len());
+        for (kept, asked) in kept.into_iter().flatten().zip(asked) {
+            if kept.text("name") == asked.text("name") {
+                copy(kept, asked, "resources");
+            }
+        }
+    }
+    immutable(e, &path.at("spec"), now.at("spec"), before.at("spec"));
+}
+
+fn copy(to: &mut Value, from: &Value, field: &str) {
+    if !to.is_object() {
+        *to = Value::Object(serde_json::Map::new());
+    }
+    if let Some(to) = to.as_object_mut() {
+        match from.get(field) {
+            Some(value) => to.insert(field.to_owned(), value.clone()),
+            None => to.remove(field),
+        };
+    }
+}
+
+fn is_at_rest(job: &Value) -> bool {
+    let status = job.at("status");
+    let suspended = status::is_true(job, "Suspended");
+    job.at("spec").flag("suspend")
+        && (!status.has("startTime") || suspended)
+        && status.int("active").unwrap_or(0) == 0
+}

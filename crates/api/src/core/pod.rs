@@ -6,6 +6,7 @@ mod affinity;
 mod containers;
 mod diff;
 mod env;
+mod overlap;
 mod prepare;
 mod probes;
 mod projected;
@@ -14,11 +15,13 @@ pub(crate) mod resources;
 pub(crate) mod rules;
 mod security;
 mod spec;
+mod status;
 pub(crate) mod template;
 #[cfg(test)]
 mod tests;
 mod update;
 mod volumes;
+pub(crate) mod warnings;
 mod windows;
 
 use serde_json::Value;
@@ -27,10 +30,11 @@ use crate::field::{Errors, Path};
 use crate::json::Json;
 use crate::kind::Kind;
 
-pub(crate) use affinity::node_selector;
+pub(crate) use affinity::{node_selector, tolerations};
 pub(crate) use prepare::drop_disabled;
 pub use qos::qos_class;
 pub use spec::{Options, validate_pod_spec};
+pub use status::{prepare_status_update, restarts};
 pub use template::validate_pod_template_spec;
 pub use update::{
     prepare_ephemeral_containers_update, prepare_resize, validate_ephemeral_containers_update,
@@ -81,6 +85,17 @@ impl Kind for Pod {
         update::update(errors, new, old);
     }
 
+    fn validate_status(&self, new: &Value, old: &Value, errors: &mut Errors) {
+        status::validate(errors, new, old);
+    }
+
+    fn warnings(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
+        if old.is_some() {
+            return Vec::new();
+        }
+        template::name_warning(new, "the Pod's hostname").into_iter().chain(warnings::for_pod(new)).collect()
+    }
+
     fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
         let (spec, status) = (obj.at("spec"), obj.at("status"));
         let ip = status.items("podIPs").first().map_or("", |first| first.text("ip"));
@@ -107,5 +122,19 @@ fn tokens_without_account(spec: &Value, path: &Path, errors: &mut Errors) {
                 errors.forbidden(&at, "must not be specified when serviceAccountName is not set");
             }
         }
+    }
+}
+
+/// How long a pod has to end when it is deleted, in seconds; `requested` is what the client asked for. One
+/// that no node runs any more, or ever did, goes at once.
+pub fn grace_period(pod: &Value, requested: Option<i64>) -> i64 {
+    let spec = pod.at("spec");
+    let over = matches!(pod.at("status").text("phase"), "Failed" | "Succeeded");
+    if spec.text("nodeName").is_empty() || over {
+        return 0;
+    }
+    match requested.or_else(|| spec.int("terminationGracePeriodSeconds")).unwrap_or(0) {
+        ..0 => 1,
+        seconds => seconds,
     }
 }

@@ -215,7 +215,8 @@ pub(super) fn topology_spread(e: &mut Errors, constraints: &[Value], path: &Path
     }
 }
 
-pub(super) fn tolerations(e: &mut Errors, tolerations: &[Value], path: &Path) {
+/// Tolerations, of a pod or of a RuntimeClass.
+pub(crate) fn tolerations(e: &mut Errors, tolerations: &[Value], path: &Path) {
     for (i, toleration) in tolerations.iter().enumerate() {
         let at = path.index(i);
         let (key, operator) = (toleration.text("key"), toleration.text("operator"));

@@ -37,7 +37,7 @@ pub(crate) fn keeps_running(template: &Value, path: &Path, kind: &str, e: &mut E
 }
 
 /// Annotations that mean something to a pod.
-pub(super) fn pod_annotations(e: &mut Errors, metadata: &Value, spec: &Value, path: &Path) {
+pub(crate) fn pod_annotations(e: &mut Errors, metadata: &Value, spec: &Value, path: &Path) {
     if let Some(mirror) = annotation(metadata, MIRROR)
         && spec.text("nodeName").is_empty()
     {

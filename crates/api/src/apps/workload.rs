@@ -1,0 +1,139 @@
+//! Rules that several workloads share: selectors, rollouts, counts in a status.
+
+use serde_json::Value;
+
+use crate::core::pod::rules::{invalid_as, non_negative, shown};
+use crate::core::pod::template::{keeps_running, validate_pod_template_spec};
+use crate::core::pod::{drop_disabled, warnings};
+use crate::field::{Errors, Path, Reason};
+use crate::intstr::IntOrString;
+use crate::json::Json;
+use crate::meta::{self, SelectorOptions, same};
+use crate::names;
+use crate::selector::LabelSelector;
+
+const MISMATCH: &str = "`selector` does not match template `labels`";
+
+/// A selector that must be there and select something. `kind` is what upstream calls the workload.
+pub(crate) fn selector(spec: &Value, path: &Path, kind: &str, e: &mut Errors) {
+    let (selector, at) = (spec.at("selector"), path.at("selector"));
+    if selector.is_null() {
+        return e.required(&at, "");
+    }
+    meta::label_selector(selector, &at, SelectorOptions::default(), e);
+    if is_empty(selector) {
+        invalid_as(e, &at, "{}", &format!("empty selector is invalid for {kind}"));
+    }
+}
+
+pub(crate) fn is_empty(selector: &Value) -> bool {
+    selector.entries("matchLabels").next().is_none() && selector.items("matchExpressions").is_empty()
+}
+
+/// The template's labels are ones the selector selects. `invalid` is what upstream says of a selector that
+/// does not make sense; then the template is not looked at.
+pub(crate) fn selects_template(spec: &Value, path: &Path, invalid: &str, e: &mut Errors) -> bool {
+    let selector = spec.at("selector");
+    let Ok(parsed) = LabelSelector::from_value(selector) else {
+        let words = if invalid.is_empty() { String::new() } else { format!(": {invalid}") };
+        e.push(Reason::Invalid, &path.at("selector"), format!("Invalid value: {}{words}", shown(selector)));
+        return false;
+    };
+    if !selector.is_null() && !is_empty(selector) {
+        mismatch(&parsed, spec, path, e);
+    }
+    true
+}
+
+pub(crate) fn mismatch(selector: &LabelSelector, spec: &Value, path: &Path, e: &mut Errors) {
+    let labels = spec.path("template.metadata.labels");
+    if !selector.matches_labels(labels) {
+        invalid_as(e, &path.at("template.metadata.labels"), &labels.to_string(), MISMATCH);
+    }
+}
+
+/// The template of a Deployment, ReplicaSet or ReplicationController.
+pub(crate) fn replicated_template(spec: &Value, path: &Path, kind: &str, e: &mut Errors) {
+    validate_pod_template_spec(spec.at("template"), &path.at("template"), e);
+    keeps_running(spec.at("template"), &path.at("template"), kind, e);
+}
+
+/// Takes away what a client may not set in the pod template at `path`.
+pub(crate) fn prepare_template(object: &mut Value, path: &[&str]) {
+    let spec = path.iter().try_fold(object, |value, name| value.get_mut(name));
+    if let Some(spec) = spec.and_then(|template| template.get_mut("spec")) {
+        drop_disabled(spec);
+    }
+}
+
+/// A count or a percentage that is not negative.
+pub(crate) fn count_or_percent(rollout: &Value, path: &Path, field: &str, e: &mut Errors) {
+    match IntOrString::read(rollout.at(field)) {
+        Some(IntOrString::Text(text)) => e.invalid_each(&path.at(field), text, names::percent(text)),
+        _ => non_negative(e, rollout, path, field),
+    }
+}
+
+/// The number itself or before the percent sign, or 0.
+pub(crate) fn plain_number(rollout: &Value, field: &str) -> i64 {
+    match IntOrString::read(rollout.at(field)) {
+        Some(value) => proper_percent(value).unwrap_or_else(|| value.as_number()),
+        None => 0,
+    }
+}
+
+fn proper_percent(value: IntOrString<'_>) -> Option<i64> {
+    match value {
+        IntOrString::Text(text) if names::percent(text).is_empty() => value.percent(),
+        _ => None,
+    }
+}
+
+pub(crate) fn at_most_whole(rollout: &Value, path: &Path, field: &str, e: &mut Errors) {
+    let percent = IntOrString::read(rollout.at(field)).and_then(proper_percent);
+    if percent.is_some_and(|percent| percent > 100) {
+        e.invalid(&path.at(field), rollout.at(field).clone(), "must not be greater than 100%");
+    }
+}
+
+/// A number as upstream shows it in a structure: an absent one is zero.
+pub(crate) fn shown_number(value: &Value) -> String {
+    if value.is_null() { "0".to_owned() } else { value.to_string() }
+}
+
+/// Complains about a whole structure that has no JSON names upstream.
+pub(crate) fn unsupported(e: &mut Errors, path: &Path, shown: &str, supported: &str) {
+    e.push(Reason::NotSupported, path, format!("Unsupported value: {shown}: supported values: {supported}"));
+}
+
+/// Counts in a status: none negative, none above what it is a part of (`part`, `whole`, words).
+pub(crate) fn counts(status: &Value, fields: &[&str], parts: &[(&str, &str, &str)], e: &mut Errors) {
+    let path = Path::new("status");
+    for field in fields {
+        non_negative(e, status, &path, field);
+    }
+    for (part, whole, words) in parts {
+        let number = |field| status.int(field).unwrap_or(0);
+        if number(part) > number(whole) {
+            e.invalid(&path.at(part), number(part), words);
+        }
+    }
+}
+
+/// The counter against hash collisions only grows.
+pub(crate) fn collisions(new: &Value, old: &Value, e: &mut Errors) {
+    let count = |object: &Value| object.at("status").int("collisionCount");
+    if let Some(old) = count(old)
+        && count(new).is_none_or(|new| new < old)
+    {
+        e.invalid(&Path::new("status.collisionCount"), count(new).unwrap_or(0), "cannot be decremented");
+    }
+}
+
+/// Warnings about a workload's template: always for a new object, else when the spec changed.
+pub(crate) fn template_warnings(new: &Value, old: Option<&Value>) -> Vec<String> {
+    if old.is_some_and(|old| same(old.at("spec"), new.at("spec"))) {
+        return Vec::new();
+    }
+    warnings::for_template(new.path("spec.template"), &Path::new("spec.template"))
+}

@@ -1,0 +1,188 @@
+//! When a job counts as failed or done before all its pods are: the policies in its spec.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::indexes;
+use crate::core::pod::rules::{invalid_as, named, non_negative};
+use crate::field::{Errors, Path, Reason};
+use crate::json::Json;
+use crate::names;
+
+const ACTIONS: &[&str] = &["Count", "FailIndex", "FailJob", "Ignore"];
+const MAX_RULES: usize = 20;
+const MAX_CODES: usize = 255;
+const MAX_INDEXES: usize = 64 * 1024;
+
+pub(super) fn validate(spec: &Value, path: &Path, e: &mut Errors) {
+    if spec.has("podFailurePolicy") {
+        failure(spec, &path.at("podFailurePolicy.rules"), e);
+    }
+    if spec.has("successPolicy") {
+        let at = path.at("successPolicy");
+        if super::is_indexed(spec) {
+            success(spec, &at.at("rules"), e);
+        } else {
+            invalid_as(e, &at, &shown_success(spec.at("successPolicy")), "requires indexed completion mode");
+        }
+    }
+    if let Some(policy) = spec.at("podReplacementPolicy").as_str() {
+        let allowed: &[&str] =
+            if spec.has("podFailurePolicy") { &["Failed"] } else { &["Failed", "TerminatingOrFailed"] };
+        if !allowed.contains(&policy) {
+            e.not_supported(&path.at("podReplacementPolicy"), policy, allowed);
+        }
+    }
+}
+
+fn failure(spec: &Value, path: &Path, e: &mut Errors) {
+    let rules = spec.at("podFailurePolicy").items("rules");
+    if rules.len() > MAX_RULES {
+        e.too_many(path, rules.len(), MAX_RULES);
+    }
+    let pod = spec.path("template.spec");
+    let containers: BTreeSet<&str> = ["containers", "initContainers"]
+        .iter()
+        .flat_map(|list| pod.items(list))
+        .map(|c| c.text("name"))
+        .collect();
+    for (i, rule) in rules.iter().enumerate() {
+        let at = path.index(i);
+        match rule.text("action") {
+            "" => e.required(&at.at("action"), &valid_values(ACTIONS)),
+            "FailIndex" => {
+                if !spec.has("backoffLimitPerIndex") {
+                    let words = "requires the backoffLimitPerIndex to be set";
+                    e.invalid(&at.at("action"), "FailIndex", words);
+                }
+            }
+            action if !ACTIONS.contains(&action) => e.not_supported(&at.at("action"), action, ACTIONS),
+            _ => {}
+        }
+        let (codes, conditions) = (rule.at("onExitCodes"), rule.items("onPodConditions"));
+        if !codes.is_null() {
+            exit_codes(codes, &at.at("onExitCodes"), &containers, e);
+        }
+        pod_conditions(conditions, &at.at("onPodConditions"), e);
+        let words = match (codes.is_null(), conditions.is_empty()) {
+            (false, false) => "specifying both OnExitCodes and OnPodConditions is not supported",
+            (true, true) => "specifying one of OnExitCodes and OnPodConditions is required",
+            _ => continue,
+        };
+        e.push(Reason::Invalid, &at, format!("Invalid value: {words}"));
+    }
+}
+
+fn valid_values(values: &[&str]) -> String {
+    let values: Vec<String> = values.iter().map(|value| format!("\"{value}\"")).collect();
+    format!("valid values: [{}]", values.join(" "))
+}
+
+fn exit_codes(codes: &Value, path: &Path, containers: &BTreeSet<&str>, e: &mut Errors) {
+    const OPERATORS: &[&str] = &["In", "NotIn"];
+    let operator = codes.text("operator");
+    if operator.is_empty() {
+        e.required(&path.at("operator"), &valid_values(OPERATORS));
+    } else if !OPERATORS.contains(&operator) {
+        e.not_supported(&path.at("operator"), operator, OPERATORS);
+    }
+    if let Some(name) = codes.at("containerName").as_str()
+        && !containers.contains(name)
+    {
+        let words = "must be one of the container or initContainer names in the pod template";
+        e.invalid(&path.at("containerName"), name, words);
+    }
+    let at = path.at("values");
+    let values: Vec<i64> = codes.items("values").iter().filter_map(Value::as_i64).collect();
+    if values.is_empty() {
+        e.invalid(&at, codes.at("values").clone(), "at least one value is required");
+    } else if values.len() > MAX_CODES {
+        e.too_many(&at, values.len(), MAX_CODES);
+    }
+    let mut seen = BTreeSet::new();
+    for (i, &value) in values.iter().enumerate() {
+        if operator == "In" && value == 0 {
+            e.invalid(&at.index(i), value, "must not be 0 for the In operator");
+        }
+        if !seen.insert(value) {
+            e.duplicate(&at.index(i), value);
+        }
+    }
+    if !values.is_sorted() {
+        e.invalid(&at, values, "must be ordered");
+    }
+}
+
+fn pod_conditions(conditions: &[Value], path: &Path, e: &mut Errors) {
+    const STATUSES: &[&str] = &["False", "True", "Unknown"];
+    if conditions.len() > MAX_RULES {
+        e.too_many(path, conditions.len(), MAX_RULES);
+    }
+    for (i, condition) in conditions.iter().enumerate() {
+        let at = path.index(i);
+        named(e, &at.at("type"), condition.text("type"), names::qualified_name);
+        match condition.text("status") {
+            "" => e.required(&at.at("status"), &valid_values(STATUSES)),
+            status if !STATUSES.contains(&status) => e.not_supported(&at.at("status"), status, STATUSES),
+            _ => {}
+        }
+    }
+}
+
+fn success(spec: &Value, path: &Path, e: &mut Errors) {
+    let rules = spec.at("successPolicy").items("rules");
+    if rules.is_empty() {
+        e.required(path, "at least one rules must be specified when the successPolicy is specified");
+    }
+    if rules.len() > MAX_RULES {
+        e.too_many(path, rules.len(), MAX_RULES);
+    }
+    // An indexed job without completions has been complained about already.
+    let completions = spec.int("completions").unwrap_or(0);
+    for (i, rule) in rules.iter().enumerate() {
+        let at = path.index(i);
+        let (indexes, count) = (rule.at("succeededIndexes").as_str(), rule.int("succeededCount"));
+        if indexes.is_none() && count.is_none() {
+            e.required(&at, "at least one of succeededCount or succeededIndexes must be specified");
+        }
+        let mut total = None;
+        if let Some(list) = indexes {
+            let at = at.at("succeededIndexes");
+            if list.len() > MAX_INDEXES {
+                e.too_long(&at, MAX_INDEXES);
+            }
+            let counted = indexes::count(list, completions);
+            if let Err(why) = &counted {
+                e.invalid(&at, list, &format!("error parsing succeededIndexes: {why}"));
+            }
+            total = Some(counted.unwrap_or(0));
+        }
+        non_negative(e, rule, &at, "succeededCount");
+        let limits = [
+            (Some(completions), "the number of specified completions"),
+            (total, "the number of indexes in the specified succeededIndexes field"),
+        ];
+        for (limit, what) in limits {
+            if let (Some(count), Some(limit)) = (count, limit)
+                && count > limit
+            {
+                let words = format!("must be less than or equal to {limit} ({what})");
+                e.invalid(&at.at("succeededCount"), count, &words);
+            }
+        }
+    }
+}
+
+fn shown_success(policy: &Value) -> String {
+    let rules: Vec<String> = policy
+        .items("rules")
+        .iter()
+        .map(|rule| {
+            let fields = [("SucceededIndexes", "succeededIndexes"), ("SucceededCount", "succeededCount")];
+            crate::core::pod::rules::shown_as(rule, &fields)
+        })
+        .collect();
+    let rules = if policy.has("rules") { format!("[{}]", rules.join(",")) } else { "null".to_owned() };
+    format!("{{\"Rules\":{rules}}}")
+}

@@ -1,0 +1,203 @@
+//! Cron schedules: five fields or a descriptor such as `@daily` or `@every 90s`.
+
+use std::time::Duration;
+
+/// When a CronJob is due.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Schedule {
+    /// At the times all fields name, as sets of bits.
+    Times(Times),
+    /// Again and again after this long, which is at least a second.
+    Every(Duration),
+}
+
+/// Bit `n` of a field stands for the value `n`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Times {
+    pub minutes: u64,
+    pub hours: u64,
+    pub days: u64,
+    pub months: u64,
+    pub weekdays: u64,
+    /// The day of the month, or of the week, is `*`. If neither is, a day matches by one of the two.
+    pub any_day: bool,
+    pub any_weekday: bool,
+}
+
+struct Bounds {
+    min: u32,
+    max: u32,
+    /// The names of `min` and what follows it.
+    names: &'static [&'static str],
+}
+
+const MINUTES: Bounds = Bounds { min: 0, max: 59, names: &[] };
+const HOURS: Bounds = Bounds { min: 0, max: 23, names: &[] };
+const DAYS: Bounds = Bounds { min: 1, max: 31, names: &[] };
+const MONTHS: Bounds = Bounds {
+    min: 1,
+    max: 12,
+    names: &["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"],
+};
+const WEEKDAYS: Bounds = Bounds { min: 0, max: 6, names: &["sun", "mon", "tue", "wed", "thu", "fri", "sat"] };
+
+impl Schedule {
+    /// Reads a schedule; the error is in upstream's words.
+    pub fn parse(text: &str) -> Result<Schedule, String> {
+        if text.is_empty() {
+            return Err("empty spec string".to_owned());
+        }
+        let mut text = text;
+        if let Some(zoned) = text.strip_prefix("TZ=").or_else(|| text.strip_prefix("CRON_TZ=")) {
+            // Refused later in any case; here only the rest has to make sense.
+            text = zoned.split_once(' ').map_or("", |(_, rest)| rest.trim());
+        }
+        if text.starts_with('@') {
+            return descriptor(text);
+        }
+        let fields: Vec<&str> = text.split_whitespace().collect();
+        let [minutes, hours, days, months, weekdays] = fields.as_slice() else {
+            return Err(format!("expected exactly 5 fields, found {}: [{}]", fields.len(), fields.join(" ")));
+        };
+        let (minutes, _) = field(minutes, &MINUTES)?;
+        let (hours, _) = field(hours, &HOURS)?;
+        let (days, any_day) = field(days, &DAYS)?;
+        let (months, _) = field(months, &MONTHS)?;
+        let (weekdays, any_weekday) = field(weekdays, &WEEKDAYS)?;
+        Ok(Schedule::Times(Times { minutes, hours, days, months, weekdays, any_day, any_weekday }))
+    }
+}
+
+fn descriptor(text: &str) -> Result<Schedule, String> {
+    let spelled = match text {
+        "@yearly" | "@annually" => "0 0 1 1 *",
+        "@monthly" => "0 0 1 * *",
+        "@weekly" => "0 0 * * 0",
+        "@daily" | "@midnight" => "0 0 * * *",
+        "@hourly" => "0 * * * *",
+        _ => {
+            let Some(every) = text.strip_prefix("@every ") else {
+                return Err(format!("unrecognized descriptor: {text}"));
+            };
+            let every =
+                duration(every).map_err(|why| format!("failed to parse duration {text}: time: {why}"))?;
+            return Ok(Schedule::Every(Duration::from_secs(every.as_secs().max(1))));
+        }
+    };
+    Schedule::parse(spelled)
+}
+
+/// The bits of one field, and whether it is a plain `*`.
+fn field(text: &str, bounds: &Bounds) -> Result<(u64, bool), String> {
+    let (mut bits, mut any) = (0, false);
+    for part in text.split(',').filter(|part| !part.is_empty()) {
+        let (more, star) = range(part, bounds)?;
+        bits |= more;
+        any |= star;
+    }
+    Ok((bits, any))
+}
+
+fn range(text: &str, bounds: &Bounds) -> Result<(u64, bool), String> {
+    let parts: Vec<&str> = text.split('/').collect();
+    let limits: Vec<&str> = parts[0].split('-').collect();
+    let star = limits[0] == "*" || limits[0] == "?";
+    let (start, mut end) = if star {
+        (bounds.min, bounds.max)
+    } else {
+        let start = number_or_name(limits[0], bounds)?;
+        match limits.as_slice() {
+            [_] => (start, start),
+            [_, end] => (start, number_or_name(end, bounds)?),
+            _ => return Err(format!("too many hyphens: {text}")),
+        }
+    };
+    let step = match parts.as_slice() {
+        [_] => 1,
+        [_, step] => {
+            let step = number(step)?;
+            if limits.len() == 1 {
+                end = bounds.max;
+            }
+            step
+        }
+        _ => return Err(format!("too many slashes: {text}")),
+    };
+    if start < bounds.min {
+        return Err(format!("beginning of range ({start}) below minimum ({}): {text}", bounds.min));
+    }
+    if end > bounds.max {
+        return Err(format!("end of range ({end}) above maximum ({}): {text}", bounds.max));
+    }
+    if start > end {
+        return Err(format!("beginning of range ({start}) beyond end of range ({end}): {text}"));
+    }
+    if step == 0 {
+        return Err(format!("step of range should be a positive number: {text}"));
+    }
+    let bits = (start..=end).step_by(step as usize).fold(0, |bits, value| bits | 1 << value);
+    Ok((bits, star && step == 1))
+}
+
+fn number_or_name(text: &str, bounds: &Bounds) -> Result<u32, String> {
+    let place = bounds.names.iter().position(|name| text.eq_ignore_ascii_case(name));
+    match place {
+        Some(place) => Ok(bounds.min + u32::try_from(place).unwrap_or(0)),
+        None => number(text),
+    }
+}
+
+fn number(text: &str) -> Result<u32, String> {
+    let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
+    let quoted = crate::field::quoted(text);
+    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(format!(
+            "failed to parse int from {text}: strconv.Atoi: parsing {quoted}: invalid syntax"
+        ));
+    }
+    match text.parse::<i64>() {
+        Err(_) => Err(format!(
+            "failed to parse int from {text}: strconv.Atoi: parsing {quoted}: value out of range"
+        )),
+        Ok(number) if number < 0 => Err(format!("negative number ({number}) not allowed: {text}")),
+        // Too large for any field, and shown as it is.
+        Ok(number) => Ok(u32::try_from(number).unwrap_or(u32::MAX)),
+    }
+}
+
+/// A duration such as `1h30m`, without a sign: a schedule in the past is none.
+fn duration(text: &str) -> Result<Duration, String> {
+    const UNITS: [(&str, f64); 7] =
+        [("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
+    let quoted = crate::field::quoted(text);
+    let invalid = || format!("invalid duration {quoted}");
+    let mut rest = text.strip_prefix(['-', '+']).unwrap_or(text);
+    if rest == "0" {
+        return Ok(Duration::ZERO);
+    }
+    if rest.is_empty() {
+        return Err(invalid());
+    }
+    let mut seconds = 0.0;
+    while !rest.is_empty() {
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        let value: f64 = rest[..end].parse().map_err(|_| invalid())?;
+        rest = &rest[end..];
+        let end = rest.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(rest.len());
+        let unit = &rest[..end];
+        rest = &rest[end..];
+        if unit.is_empty() {
+            return Err(format!("missing unit in duration {quoted}"));
+        }
+        let Some((_, scale)) = UNITS.iter().find(|(name, _)| *name == unit) else {
+            return Err(format!("unknown unit {} in duration {quoted}", crate::field::quoted(unit)));
+        };
+        seconds += value * scale;
+    }
+    if text.starts_with('-') {
+        return Ok(Duration::ZERO);
+    }
+    // Upstream's durations end after 292 years.
+    let longest = Duration::from_nanos(i64::MAX.unsigned_abs());
+    Duration::try_from_secs_f64(seconds).ok().filter(|duration| *duration <= longest).ok_or_else(invalid)
+}
