@@ -130,9 +130,14 @@ impl EtcdStore {
             return Some(Error::Compacted { asked, oldest: asked + 1 });
         }
         if status.message().contains("required revision is a future revision") {
+            let mut kv = self.kv();
             let options = Some(GetOptions::new().with_count_only());
-            let now = self.kv().get("\0", options).await;
-            let current = now.map_or(0, |response| header_revision(response.header()));
+            let now = tokio::time::timeout(self.timeout, kv.get("\0", options)).await;
+            let current = match &now {
+                Ok(Ok(response)) => header_revision(response.header()),
+                // Only the message suffers.
+                Ok(Err(_)) | Err(_) => 0,
+            };
             return Some(Error::Future { asked, current });
         }
         None
@@ -283,9 +288,11 @@ impl Store for EtcdStore {
     async fn compact(&self, revision: Revision) -> Result<(), Error> {
         let asked = i64::try_from(revision)
             .map_err(|_| Error::Future { asked: revision, current: i64::MAX as u64 })?;
-        match self.kv().compact(asked, None).await {
-            Ok(_) => Ok(()),
-            Err(error) => match self.revision_error(&error, Some(revision)).await {
+        let mut kv = self.kv();
+        match tokio::time::timeout(self.timeout, kv.compact(asked, None)).await {
+            Err(_) => Err(timed_out()),
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => match self.revision_error(&error, Some(revision)).await {
                 Some(Error::Compacted { .. }) => Ok(()),
                 Some(error) => Err(error),
                 None => Err(unavailable(&error)),

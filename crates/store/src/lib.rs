@@ -108,7 +108,8 @@ pub trait Store: Send + Sync + 'static {
     async fn write(&self, write: Write) -> Result<Revision, Error>;
 
     /// Every change to keys under `prefix` after revision `after`, in order. Events of one revision are
-    /// delivered once. `Error::Compacted` when history no longer reaches back.
+    /// delivered once. When only other keys change, [`Event::Progress`] tells how far the watch has got.
+    /// `Error::Compacted` when history no longer reaches back, `Error::Future` when `after` has yet to come.
     async fn watch(&self, prefix: &str, after: Revision) -> Result<Watch, Error>;
 
     /// Forgets history before `revision`; current values stay.

@@ -5,7 +5,9 @@
 //! and twice that while a snapshot is being written. Read [`recover`] for what is promised about damaged files, [`commit`]
 //! for how a write becomes durable.
 
+mod batch;
 mod commit;
+mod journal;
 mod memory;
 mod record;
 mod recover;
