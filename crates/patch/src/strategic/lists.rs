@@ -38,13 +38,35 @@ pub(super) fn merge_ordered<'t, 'p>(
             (None, Some(new)) => new.iter().filter_map(settled).collect(),
             (Some(old), Some(new)) => merge_field(table, &meta, old.clone(), new, false)?,
         };
-        let server = old.unwrap_or_default();
-        item_type(&server, new.map_or(&[], Vec::as_slice))?;
+        let old = old.unwrap_or_default();
+        let new = new.map_or(&[][..], Vec::as_slice);
+        item_type(&old, new)?;
+        let server = refilled(old, new, meta.merge_key);
         let sorted = in_order(merged, order, &server, meta.merge_key)?;
         original.insert(name.to_owned(), Value::Array(sorted));
         done.push(name);
     }
     Ok(done)
+}
+
+/// The server's order for a list whose order is set: as upstream has it, new items stand at its end as far as
+/// deleted ones made room.
+fn refilled(old: Vec<Value>, new: &[Value], merge_key: &str) -> Vec<Value> {
+    let directive = |word: &str| new.iter().any(|item| item.get(PATCH).is_some_and(|found| found == word));
+    if !directive("delete") || directive("replace") {
+        return old;
+    }
+    let room = old.len();
+    let Ok((mut order, changes)) = directives(old.clone(), new, merge_key) else { return old };
+    let mut known: HashSet<String> =
+        order.iter().filter_map(|item| item.get(merge_key)).map(Value::to_string).collect();
+    let added = changes.into_iter().filter(|item| {
+        let key = item.get(merge_key).map(Value::to_string);
+        key.is_some_and(|key| known.insert(key))
+    });
+    order.extend(added);
+    order.truncate(room);
+    order
 }
 
 /// Merges one list field.

@@ -153,6 +153,11 @@ fn set_element_order() {
         json!({"$setElementOrder/containers": [{"name": "a"}, {"name": "new"}, {"name": "b"}], "containers": [{"name": "new"}]}),
         json!({"containers": [{"name": "a"}, {"name": "new"}, {"name": "server"}, {"name": "b"}]}),
     );
+    check(
+        json!({"containers": [{"name": "a"}, {"name": "b"}, {"name": "server"}]}),
+        json!({"$setElementOrder/containers": [{"name": "b"}, {"name": "new"}], "containers": [{"name": "new"}, {"name": "a", "$patch": "delete"}]}),
+        json!({"containers": [{"name": "b"}, {"name": "server"}, {"name": "new"}]}),
+    );
     refused(
         json!({"containers": [{"name": "a"}]}),
         json!({"$setElementOrder/containers": [{"name": "a"}], "containers": [{"name": "b"}]}),
