@@ -478,3 +478,19 @@ fn formats_nobody_checks_are_warned_of() {
     );
     assert!(rules(CRD).warnings(&known, None).is_empty());
 }
+
+#[test]
+fn defaults_are_values_of_their_schema() {
+    check_schema(
+        json!({"type": "object", "default": {"crew": "two", "cook": 1}, "properties": {
+            "crew": {"type": "integer", "minimum": 1, "default": 0},
+            "rigs": {"type": "array", "items": {"type": "string"}, "default": ["a", 1]},
+        }}),
+        expect![[r#"
+            spec.validation.openAPIV3Schema.properties[spec].default: Invalid value: {"cook":1,"crew":"two"}: must not have unknown fields
+            spec.validation.openAPIV3Schema.properties[spec].default.crew: Invalid value: "string": crew in body must be of type integer: "string"
+            spec.validation.openAPIV3Schema.properties[spec].properties[crew].default: Invalid value: 0:  in body should be greater than or equal to 1
+            spec.validation.openAPIV3Schema.properties[spec].properties[rigs].default.[1]: Invalid value: "integer": [1] in body must be of type string: "integer"
+        "#]],
+    );
+}

@@ -141,6 +141,7 @@ fn claim_status() {
         status.allocation.devices.results[0].bindingFailureConditions: Invalid value: null: bindingFailureConditions are required to use bindingConditions
         status.allocation.devices.results[0].shareID: Invalid value: "1": error validating uid: invalid UUID length: 1
         status.allocation.devices.config[0].source: Unsupported value: "Air": supported values: "FromClaim", "FromClass"
+        status.allocation.nodeSelector.nodeSelectorTerms: Required value: must have at least one node selector term
     "#]],
     );
 }

@@ -6,6 +6,7 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
+use super::super::values;
 use super::{inner, structural};
 use crate::field::{Errors, Path, Reason};
 use crate::json::Json;
@@ -54,13 +55,35 @@ pub(super) fn validation(validation: &Value, has_status: bool, path: &Path, erro
     }
     let unsupported = any_unsupported(schema);
     if unsupported.is_none() {
+        let before = errors.0.len();
         structural::structural(schema, &path, errors);
+        if errors.0.len() == before {
+            defaults(schema, &path, errors);
+        }
     }
     walk(schema, &path, true, Place { meta: false, no_defaults: None }, errors);
     if let Some(keyword) = unsupported
         && errors.0.len() == before
     {
         errors.invalid(&path, "", &format!("OpenAPIV3Schema '{keyword}' is not supported"));
+    }
+}
+
+/// A default is a value like any other. Inside metadata it is forbidden, which `walk` says.
+fn defaults(schema: &Value, path: &Path, errors: &mut Errors) {
+    let default = schema.at("default");
+    if !default.is_null() {
+        let path = path.at("default");
+        if values::prune(schema, &mut default.clone()) {
+            errors.invalid(&path, default.clone(), "must not have unknown fields");
+        }
+        values::check(schema, default, &path, errors);
+    }
+    if schema.at("items").is_object() {
+        defaults(schema.at("items"), &path.at("items"), errors);
+    }
+    for (name, property) in schema.entries("properties") {
+        defaults(property, &path.at("properties").key(name), errors);
     }
 }
 

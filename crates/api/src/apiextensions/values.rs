@@ -1,0 +1,374 @@
+//! Whether a value is what a custom resource's schema says, in upstream's words.
+//!
+//! Patterns and string formats are not looked at here, nor are CEL rules.
+
+use serde_json::Value;
+
+use crate::field::{Errors, Path};
+use crate::json::Json;
+
+/// Checks a value that stands at `path`. Nesting is bounded by the JSON parser, so recursion is safe.
+pub fn check(schema: &Value, value: &Value, path: &Path, errors: &mut Errors) {
+    Check { base: path, errors }.value(schema, value, "");
+}
+
+/// Removes the fields a schema does not know; gives back whether there were any.
+pub fn prune(schema: &Value, value: &mut Value) -> bool {
+    if schema.flag("x-kubernetes-preserve-unknown-fields") {
+        return keep_unknown(schema, value);
+    }
+    let embedded = schema.flag("x-kubernetes-embedded-resource");
+    let mut pruned = false;
+    match value {
+        Value::Object(map) => map.retain(|name, child| {
+            if embedded && is_meta(name) {
+                return true;
+            }
+            let property = schema.at("properties").at(name);
+            if property.is_object() {
+                pruned |= prune(property, child);
+            } else if schema.has("additionalProperties") {
+                pruned |= prune(schema.at("additionalProperties"), child);
+            } else {
+                pruned = true;
+                return false;
+            }
+            true
+        }),
+        Value::Array(items) => {
+            items.iter_mut().for_each(|item| pruned |= prune(schema.at("items"), item));
+        }
+        _ => {}
+    }
+    pruned
+}
+
+/// Fields nobody declared stay, but what is declared below is still pruned.
+fn keep_unknown(schema: &Value, value: &mut Value) -> bool {
+    let embedded = schema.flag("x-kubernetes-embedded-resource");
+    let mut pruned = false;
+    match value {
+        Value::Object(map) => {
+            for (name, child) in map.iter_mut().filter(|(name, _)| !(embedded && is_meta(name))) {
+                let property = schema.at("properties").at(name);
+                if property.is_object() {
+                    pruned |= prune(property, child);
+                } else if schema.at("additionalProperties").is_object() {
+                    pruned |= prune(schema.at("additionalProperties"), child);
+                }
+            }
+        }
+        Value::Array(items) if schema.at("items").is_object() => {
+            items.iter_mut().for_each(|item| pruned |= prune(schema.at("items"), item));
+        }
+        _ => {}
+    }
+    pruned
+}
+
+fn is_meta(name: &str) -> bool {
+    matches!(name, "apiVersion" | "kind" | "metadata")
+}
+
+struct Check<'a> {
+    base: &'a Path,
+    errors: &'a mut Errors,
+}
+
+impl Check<'_> {
+    /// `name` is the value's place below the base: `.spec.ports[0]` without the first dot.
+    fn value(&mut self, schema: &Value, value: &Value, name: &str) {
+        self.kind(schema, value, name);
+        if !value.is_null() {
+            self.junctors(schema, value, name);
+        }
+        match value {
+            Value::String(text) => self.text(schema, text, name),
+            Value::Number(_) => self.number(schema, value, name),
+            Value::Array(items) => self.items(schema, items, name),
+            _ => {}
+        }
+        self.choice(schema, value, name);
+        if value.is_object() {
+            self.fields(schema, value, name);
+        }
+    }
+
+    fn at(&self, name: &str) -> Path {
+        match name.trim_start_matches('.') {
+            "" => self.base.clone(),
+            name => self.base.at(name),
+        }
+    }
+
+    fn invalid(&mut self, name: &str, value: impl Into<Value>, words: &str) {
+        let path = self.at(name);
+        self.errors.invalid(&path, value, &format!("{name} in body should {words}"));
+    }
+
+    fn kind(&mut self, schema: &Value, value: &Value, name: &str) {
+        let either = schema.flag("x-kubernetes-int-or-string");
+        let wanted = if either { "integer,string" } else { schema.text("type") };
+        if wanted.is_empty() || value.is_null() && schema.flag("nullable") {
+            return;
+        }
+        let kind = kind_of(value);
+        let whole = value.as_f64().is_some_and(|number| number.fract() == 0.0);
+        let fits = wanted.split(',').any(|wanted| {
+            wanted == kind || wanted == "number" && kind == "integer" || wanted == "integer" && whole
+        });
+        if !fits {
+            let path = self.at(name);
+            let message = format!("{name} in body must be of type {wanted}: \"{kind}\"");
+            self.errors.type_invalid(&path, kind, &message);
+        }
+    }
+
+    /// The complaints about a value if this were its schema.
+    fn trial(&self, schema: &Value, value: &Value, name: &str) -> Errors {
+        let mut errors = Errors::default();
+        Check { base: self.base, errors: &mut errors }.value(schema, value, name);
+        errors
+    }
+
+    fn junctors(&mut self, schema: &Value, value: &Value, name: &str) {
+        let shown = Value::from(name);
+        let trials = |keyword: &str| -> Vec<Errors> {
+            schema.items(keyword).iter().map(|inner| self.trial(inner, value, name)).collect()
+        };
+        let (any, one, all) = (trials("anyOf"), trials("oneOf"), trials("allOf"));
+        let refused = schema.at("not").is_object() && self.trial(schema.at("not"), value, name).is_empty();
+        let mut complain = |words: String| self.errors.invalid(self.base, "", &words);
+        let closest = |trials: Vec<Errors>| trials.into_iter().min_by_key(|errors| errors.0.len());
+        let mut found = Vec::new();
+        if !any.is_empty() && !any.iter().any(Errors::is_empty) {
+            complain(format!("{shown} must validate at least one schema (anyOf)"));
+            found.extend(closest(any));
+        }
+        let valid = one.iter().filter(|errors| errors.is_empty()).count();
+        if !one.is_empty() && valid != 1 {
+            let count = match valid {
+                0 => "Found none valid".to_owned(),
+                _ => format!("Found {valid} valid alternatives"),
+            };
+            complain(format!("{shown} must validate one and only one schema (oneOf). {count}"));
+            if valid == 0 {
+                found.extend(closest(one));
+            }
+        }
+        let valid = all.iter().filter(|errors| errors.is_empty()).count();
+        if valid != all.len() {
+            let none = if valid == 0 { ". None validated" } else { "" };
+            complain(format!("{shown} must validate all the schemas (allOf){none}"));
+            found.extend(all);
+        }
+        if refused {
+            complain(format!("{shown} must not validate the schema (not)"));
+        }
+        found.into_iter().for_each(|mut errors| self.errors.0.append(&mut errors.0));
+    }
+
+    fn text(&mut self, schema: &Value, text: &str, name: &str) {
+        let length = || text.chars().count();
+        if let Some(max) = size(schema, "maxLength").filter(|max| length() > *max) {
+            let path = self.at(name);
+            self.errors.too_long(&path, max);
+        } else if let Some(min) = size(schema, "minLength").filter(|min| length() < *min) {
+            self.invalid(name, text, &format!("be at least {min} chars long"));
+        }
+    }
+
+    fn number(&mut self, schema: &Value, value: &Value, name: &str) {
+        let Some(number) = value.as_f64() else { return };
+        let limit = |keyword: &str| schema.at(keyword).as_f64();
+        if let Some(factor) = limit("multipleOf").filter(|factor| *factor > 0.0) {
+            let times = number / factor;
+            if (times - times.round()).abs() > f64::EPSILON * times.abs() {
+                self.invalid(name, value.clone(), &format!("be a multiple of {factor}"));
+            }
+        }
+        if let Some(min) = limit("minimum") {
+            let exclusive = schema.flag("exclusiveMinimum");
+            if number < min || exclusive && number <= min {
+                let or_equal = if exclusive { "" } else { "or equal to " };
+                self.invalid(name, value.clone(), &format!("be greater than {or_equal}{min}"));
+            }
+        }
+        if let Some(max) = limit("maximum") {
+            let exclusive = schema.flag("exclusiveMaximum");
+            if number > max || exclusive && number >= max {
+                let or_equal = if exclusive { "" } else { "or equal to " };
+                self.invalid(name, value.clone(), &format!("be less than {or_equal}{max}"));
+            }
+        }
+    }
+
+    fn items(&mut self, schema: &Value, items: &[Value], name: &str) {
+        if schema.at("items").is_object() {
+            for (i, item) in items.iter().enumerate() {
+                self.value(schema.at("items"), item, &format!("{name}[{i}]"));
+            }
+        }
+        if let Some(min) = size(schema, "minItems").filter(|min| items.len() < *min) {
+            self.invalid(name, items.len(), &format!("have at least {min} items"));
+        }
+        if let Some(max) = size(schema, "maxItems").filter(|max| items.len() > *max) {
+            let path = self.at(name);
+            self.errors.too_many(&path, items.len(), max);
+        }
+    }
+
+    fn choice(&mut self, schema: &Value, value: &Value, name: &str) {
+        let choices = schema.items("enum");
+        let same =
+            |choice: &Value| choice == value || choice.is_number() && choice.as_f64() == value.as_f64();
+        if choices.is_empty() || choices.iter().any(same) {
+            return;
+        }
+        let words: Vec<String> = choices
+            .iter()
+            .map(|choice| choice.as_str().map_or_else(|| choice.to_string(), str::to_owned))
+            .collect();
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let path = self.at(name);
+        self.errors.not_supported(&path, value.clone(), &words);
+    }
+
+    fn fields(&mut self, schema: &Value, object: &Value, name: &str) {
+        let fields = object.as_object().into_iter().flatten();
+        let count = object.as_object().map_or(0, serde_json::Map::len);
+        if let Some(min) = size(schema, "minProperties").filter(|min| count < *min) {
+            self.invalid(name, count, &format!("have at least {min} properties"));
+        }
+        if let Some(max) = size(schema, "maxProperties").filter(|max| count > *max) {
+            let path = self.at(name);
+            self.errors.too_many(&path, count, max);
+        }
+        let additional = schema.at("additionalProperties");
+        for (field, value) in fields {
+            let inside = if name.is_empty() { field.clone() } else { format!("{name}.{field}") };
+            let property = schema.at("properties").at(field);
+            if property.is_object() {
+                self.value(property, value, &inside);
+            } else if additional.is_object() {
+                self.value(additional, value, &inside);
+            }
+        }
+        for field in schema.items("required").iter().filter_map(Value::as_str) {
+            if object.get(field).is_none() {
+                let path = self.at(&format!("{name}.{field}"));
+                self.errors.required(&path, "");
+            }
+        }
+    }
+}
+
+fn size(schema: &Value, keyword: &str) -> Option<usize> {
+    schema.int(keyword).and_then(|size| usize::try_from(size).ok())
+}
+
+fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number.is_f64() => "number",
+        Value::Number(_) => "integer",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+    use serde_json::json;
+
+    use super::*;
+
+    #[track_caller]
+    fn complaints(schema: Value, value: Value, expected: Expect) {
+        let mut errors = Errors::default();
+        check(&schema, &value, &Path::root(), &mut errors);
+        let lines: Vec<String> =
+            errors.0.iter().map(|error| format!("{}: {}\n", error.path, error.message)).collect();
+        expected.assert_eq(&lines.concat());
+    }
+
+    #[test]
+    fn values_keep_to_their_schema() {
+        let schema = json!({
+            "type": "object",
+            "required": ["spec"],
+            "properties": {"spec": {
+                "type": "object",
+                "required": ["length"],
+                "maxProperties": 7,
+                "properties": {
+                    "length": {"type": "integer", "minimum": 1, "maximum": 400},
+                    "depth": {"type": "number", "multipleOf": 0.5, "exclusiveMaximum": true, "maximum": 4},
+                    "rig": {"type": "string", "enum": ["sloop", "ketch"], "maxLength": 5},
+                    "tags": {"type": "array", "maxItems": 1, "items": {"type": "string", "minLength": 2}},
+                    "port": {"x-kubernetes-int-or-string": true},
+                    "note": {"type": "string", "nullable": true},
+                    "sail": {"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+                },
+            }},
+        });
+        let good = json!({"spec": {"length": 9.0, "depth": 1.5, "rig": "sloop", "tags": ["ab"], "port": "x", "note": null, "sail": {"a": 1}}});
+        complaints(schema.clone(), good, expect![""]);
+        complaints(
+            schema.clone(),
+            json!({}),
+            expect![[r#"
+            spec: Required value
+        "#]],
+        );
+        complaints(
+            schema.clone(),
+            json!([]),
+            expect![[r#"
+            <nil>: Invalid value: "array":  in body must be of type object: "array"
+        "#]],
+        );
+        let bad = json!({"spec": {"depth": 4.1, "rig": "schooner", "tags": ["a", 1], "port": true, "note": 1, "sail": {}}});
+        complaints(
+            schema.clone(),
+            bad,
+            expect![[r#"
+            spec.depth: Invalid value: 4.1: spec.depth in body should be a multiple of 0.5
+            spec.depth: Invalid value: 4.1: spec.depth in body should be less than 4
+            spec.note: Invalid value: "integer": spec.note in body must be of type string: "integer"
+            spec.port: Invalid value: "boolean": spec.port in body must be of type integer,string: "boolean"
+            spec.rig: Too long: may not be more than 5 bytes
+            spec.rig: Unsupported value: "schooner": supported values: "sloop", "ketch"
+            <nil>: Invalid value: "": "spec.sail" must validate one and only one schema (oneOf). Found none valid
+            spec.sail.a: Required value
+            spec.tags[0]: Invalid value: "a": spec.tags[0] in body should be at least 2 chars long
+            spec.tags[1]: Invalid value: "integer": spec.tags[1] in body must be of type string: "integer"
+            spec.tags: Too many: 2: must have at most 1 item
+            spec.length: Required value
+        "#]],
+        );
+        complaints(
+            schema,
+            json!({"spec": {"length": 0, "sail": {"a": 1, "b": 2}}}),
+            expect![[r#"
+            spec.length: Invalid value: 0: spec.length in body should be greater than or equal to 1
+            <nil>: Invalid value: "": "spec.sail" must validate one and only one schema (oneOf). Found 2 valid alternatives
+        "#]],
+        );
+    }
+
+    #[test]
+    fn unknown_fields_are_pruned() {
+        let schema = json!({"type": "object", "properties": {
+            "a": {"type": "object", "x-kubernetes-preserve-unknown-fields": true, "properties": {"b": {"type": "object"}}},
+            "l": {"type": "array", "items": {"type": "object", "properties": {"x": {"type": "string"}}}},
+        }});
+        let mut value = json!({"a": {"b": {"no": 1}, "free": {"any": 1}}, "l": [{"x": "1", "y": 2}], "z": 1});
+        assert!(prune(&schema, &mut value));
+        assert_eq!(value, json!({"a": {"b": {}, "free": {"any": 1}}, "l": [{"x": "1"}]}));
+        assert!(!prune(&schema, &mut value));
+    }
+}
