@@ -25,10 +25,23 @@ pub fn convert(from: (&str, &str), to: (&str, &str), kind: &str, mut object: Val
         }
         (("events.k8s.io", "v1"), ("", "v1"), "Event") => event::to_core(&mut object),
         (("", "v1"), ("events.k8s.io", "v1"), "Event") => event::from_core(&mut object),
-        _ => {}
+        _ => {
+            object.set("apiVersion", api_version(to.0, to.1));
+            return object;
+        }
     }
     object.set("apiVersion", api_version(to.0, to.1));
-    object
+    rewritten(to, kind, object)
+}
+
+/// The object as its new type writes it: fields that are always written there, and no others that are empty.
+fn rewritten((group, version): (&str, &str), kind: &str, object: Value) -> Value {
+    let table = schema::kubernetes();
+    let mut copy = object.clone();
+    match table.kind(group, version, kind).map(|ty| schema::normalize(table, ty, &mut copy)) {
+        Some(Ok(_)) => copy,
+        _ => object,
+    }
 }
 
 /// `apps/v1`, or `v1` for the core group.

@@ -3,7 +3,8 @@
 //!
 //! Constants are rows ([`Rule::Set`]), what depends on other fields is a small function ([`Rule::Fill`]), and
 //! the few defaults OpenAPI publishes come from `schema`. The rules of a struct run before those of the
-//! structs within it, as upstream's do. No clock here: `DeviceTaint.timeAdded` is its kind's own business.
+//! structs within it, as upstream's do. Objects come as `schema` decodes them, so structs that are always
+//! written are there. No clock here: `DeviceTaint.timeAdded` is its kind's own business.
 
 mod admission;
 mod core;
@@ -16,7 +17,8 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use schema::quantity::Quantity;
-use schema::{Shape, Table, TypeId};
+use schema::walk::{Interest, visit_interest_mut};
+use schema::{Shape, Table, Type, TypeId};
 use serde_json::{Map, Value};
 
 use crate::json::Json;
@@ -53,128 +55,86 @@ enum Constant {
     List(&'static [&'static str]),
 }
 
-static BUILT_IN: LazyLock<Index> = LazyLock::new(|| Index::new(schema::kubernetes()));
-
 const ROWS: &[&[Row]] = &[admission::ROWS, core::ROWS, pod::ROWS, small_groups::ROWS, workloads::ROWS];
 
-/// What there is to do for each type of a table, by its id.
-struct Index(Vec<Work>);
+static BUILT_IN: LazyLock<Index> = LazyLock::new(|| Index::new(schema::kubernetes()));
 
-#[derive(Default)]
-struct Work {
-    /// In order.
-    steps: Vec<Step>,
-    /// The fields whose values have work below them.
-    below: Vec<Below>,
+/// What there is to do for each type of a table.
+struct Index {
+    steps: HashMap<TypeId, Vec<Step>>,
+    interest: Interest,
 }
 
 enum Step {
-    Set { field: Box<str>, value: Value, pointer: bool },
+    Set {
+        field: Box<str>,
+        value: Value,
+        pointer: bool,
+    },
     Fill(fn(&mut Value)),
-}
-
-struct Below {
-    field: Box<str>,
-    target: Target,
-    /// Made if absent, for upstream sets the defaults of an empty struct that is no pointer.
-    always_there: bool,
-}
-
-#[derive(Clone, Copy)]
-enum Target {
-    Struct(TypeId),
-    Structs(TypeId),
-    StructMap(TypeId),
-    /// A `ResourceList`, whose quantities are kept to the thousandth.
-    Resources,
+    /// The field is a `ResourceList`, whose quantities are kept to the thousandth.
+    Round {
+        field: Box<str>,
+    },
 }
 
 impl Index {
     fn new(table: &Table) -> Index {
         let rows: HashMap<String, &Row> =
             ROWS.iter().copied().flatten().map(|row| (full_name(row.ty), row)).collect();
-        let mut works: Vec<Work> = Vec::new();
-        for (_, ty) in table.types() {
-            let mut work = Work::default();
-            let pointer = |name: &str| ty.field(name).is_some_and(|field| field.pointer);
-            for rule in rows.get(&*ty.name).map_or(&[][..], |row| row.rules) {
-                work.steps.push(match *rule {
-                    Rule::Set(field, constant) => {
-                        Step::Set { field: field.into(), value: constant.value(), pointer: pointer(field) }
-                    }
-                    Rule::Fill(fill) => Step::Fill(fill),
-                });
-            }
-            works.push(work);
-        }
-        add_published_defaults(table, &mut works);
-        let reaching = reaching(table, &works);
+        let mut index = Index { steps: HashMap::new(), interest: Interest::default() };
+        let mut names = Vec::new();
         for (id, ty) in table.types() {
-            let in_core = ty.name.starts_with("io.k8s.api.core.v1.");
-            let below = ty.fields.iter().filter_map(|field| {
-                let target = target(&field.shape, in_core)?;
-                let wanted = target.ty().is_none_or(|ty| reaching[ty.0 as usize]);
-                let always_there = matches!(target, Target::Struct(_)) && !field.pointer;
-                wanted.then(|| Below { field: field.name.clone(), target, always_there })
-            });
-            works[id.0 as usize].below = below.collect();
+            let rules = rows.get(&*ty.name).map_or(&[][..], |row| row.rules);
+            let own = rules.iter().map(|rule| rule.step(ty));
+            let steps: Vec<Step> = own.chain(published_defaults(ty)).chain(rounded(ty)).collect();
+            if !steps.is_empty() {
+                names.push(&*ty.name);
+                index.steps.insert(id, steps);
+            }
         }
-        Index(works)
+        index.interest = Interest::new(table, names);
+        index
     }
 
     fn apply(&self, table: &Table, ty: TypeId, object: &mut Value) {
-        let Some(work) = self.0.get(ty.0 as usize) else { return };
-        if !object.is_object() {
-            return;
-        }
-        for step in &work.steps {
-            match step {
-                Step::Fill(fill) => fill(object),
-                Step::Set { field, value, pointer } => {
-                    if is_unset(object.at(field), *pointer) {
-                        object.set(field, value.clone());
-                    }
-                }
+        visit_interest_mut(table, &self.interest, ty, object, &mut |ty, map| {
+            let mut object = Value::Object(std::mem::take(map));
+            self.steps.get(&ty).into_iter().flatten().for_each(|step| step.take(&mut object));
+            if let Value::Object(filled) = object {
+                *map = filled;
             }
-        }
-        for below in &work.below {
-            self.apply_below(table, below, object);
-        }
+        });
     }
+}
 
-    fn apply_below(&self, table: &Table, below: &Below, object: &mut Value) {
-        if let Target::Struct(ty) = below.target
-            && below.always_there
-            && !object.has(&below.field)
-        {
-            let mut made = Value::Object(Map::new());
-            self.apply(table, ty, &mut made);
-            if made.as_object().is_some_and(|made| !made.is_empty()) {
-                object.set(&below.field, made);
-            }
-            return;
-        }
-        let Some(value) = object.get_mut(&*below.field) else { return };
-        match below.target {
-            Target::Struct(ty) => self.apply(table, ty, value),
-            Target::Structs(ty) => {
-                value.as_array_mut().into_iter().flatten().for_each(|item| self.apply(table, ty, item));
-            }
-            Target::StructMap(ty) => {
-                value.as_object_mut().into_iter().flatten().for_each(|(_, item)| self.apply(table, ty, item));
-            }
-            Target::Resources => {
-                value.as_object_mut().into_iter().flatten().for_each(|(_, item)| round_to_milli(item));
-            }
+impl Rule {
+    fn step(&self, ty: &Type) -> Step {
+        match *self {
+            Rule::Set(field, constant) => Step::Set {
+                field: field.into(),
+                value: constant.value(),
+                pointer: ty.field(field).is_some_and(|field| field.pointer),
+            },
+            Rule::Fill(fill) => Step::Fill(fill),
         }
     }
 }
 
-impl Target {
-    fn ty(self) -> Option<TypeId> {
+impl Step {
+    fn take(&self, object: &mut Value) {
         match self {
-            Target::Struct(ty) | Target::Structs(ty) | Target::StructMap(ty) => Some(ty),
-            Target::Resources => None,
+            Step::Fill(fill) => fill(object),
+            Step::Set { field, value, pointer } => {
+                let now = object.at(field);
+                if now.is_null() || (!pointer && is_zero(now)) {
+                    object.set(field, value.clone());
+                }
+            }
+            Step::Round { field } => {
+                let quantities = object.get_mut(&**field).and_then(Value::as_object_mut);
+                quantities.into_iter().flatten().for_each(|(_, quantity)| round_to_milli(quantity));
+            }
         }
     }
 }
@@ -196,60 +156,19 @@ fn full_name(ty: &str) -> String {
 }
 
 /// The defaults OpenAPI tells of, but for those that equal an absent field.
-fn add_published_defaults(table: &Table, works: &mut [Work]) {
-    for (id, ty) in table.types() {
-        for field in &ty.fields {
-            let Some(default) = &field.default else { continue };
-            if field.pointer || !is_zero(default) {
-                works[id.0 as usize].steps.push(Step::Set {
-                    field: field.name.clone(),
-                    value: default.clone(),
-                    pointer: field.pointer,
-                });
-            }
-        }
-    }
+fn published_defaults(ty: &Type) -> impl Iterator<Item = Step> {
+    ty.fields.iter().filter_map(|field| {
+        let value = field.default.clone().filter(|default| field.pointer || !is_zero(default))?;
+        Some(Step::Set { field: field.name.clone(), value, pointer: field.pointer })
+    })
 }
 
-fn target(shape: &Shape, in_core: bool) -> Option<Target> {
-    match shape {
-        Shape::Struct(ty) => Some(Target::Struct(*ty)),
-        Shape::List { item, .. } => match **item {
-            Shape::Struct(ty) => Some(Target::Structs(ty)),
-            _ => None,
-        },
-        Shape::Map { value, .. } => match **value {
-            Shape::Struct(ty) => Some(Target::StructMap(ty)),
-            Shape::Quantity if in_core => Some(Target::Resources),
-            _ => None,
-        },
-        _ => None,
-    }
-}
-
-/// The types that have work, or contain one that has.
-fn reaching(table: &Table, works: &[Work]) -> Vec<bool> {
-    let mut reaching: Vec<bool> = works.iter().map(|work| !work.steps.is_empty()).collect();
-    let mut grew = true;
-    while grew {
-        grew = false;
-        for (id, ty) in table.types() {
-            let in_core = ty.name.starts_with("io.k8s.api.core.v1.");
-            let reaches = |shape: &Shape| match target(shape, in_core) {
-                Some(target) => target.ty().is_none_or(|ty| reaching[ty.0 as usize]),
-                None => false,
-            };
-            if !reaching[id.0 as usize] && ty.fields.iter().any(|field| reaches(&field.shape)) {
-                reaching[id.0 as usize] = true;
-                grew = true;
-            }
-        }
-    }
-    reaching
-}
-
-fn is_unset(value: &Value, pointer: bool) -> bool {
-    value.is_null() || (!pointer && is_zero(value))
+/// The core group's maps of quantities are all `ResourceList`s.
+fn rounded(ty: &Type) -> impl Iterator<Item = Step> {
+    let in_core = ty.name.starts_with("io.k8s.api.core.v1.");
+    let is_list = |shape: &Shape| matches!(shape, Shape::Map { value, .. } if **value == Shape::Quantity);
+    let lists = ty.fields.iter().filter(move |field| in_core && is_list(&field.shape));
+    lists.map(|field| Step::Round { field: field.name.clone() })
 }
 
 fn is_zero(value: &Value) -> bool {

@@ -7,49 +7,26 @@ use jiff::{SignedDuration, Timestamp};
 /// Reads an RFC 3339 time as strictly as Go does: `2026-01-02T03:04:05Z`, with a fraction and an offset if
 /// there is one.
 pub fn parse_rfc3339(text: &str) -> Option<Timestamp> {
-    let shape = |at: usize, fits: fn(&u8) -> bool| text.as_bytes().get(at).is_some_and(fits);
-    let digits = [0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18];
-    let marks = [(4, b'-'), (7, b'-'), (10, b'T'), (13, b':'), (16, b':')];
-    let well_formed = digits.into_iter().all(|at| shape(at, u8::is_ascii_digit))
-        && marks.into_iter().all(|(at, mark)| text.as_bytes().get(at) == Some(&mark));
-    if !well_formed {
-        return None;
-    }
-    let rest = text.get(19..)?;
-    let zone = match rest.strip_prefix('.') {
-        Some(fraction) => {
-            let zone = fraction.trim_start_matches(|c: char| c.is_ascii_digit());
-            (zone.len() < fraction.len()).then_some(zone)?
-        }
-        None => rest,
-    };
-    let offset = matches!(zone.as_bytes(), [b'+' | b'-', h1, h2, b':', m1, m2]
-        if [h1, h2, m1, m2].into_iter().all(u8::is_ascii_digit));
-    if zone != "Z" && !offset {
-        return None;
-    }
-    // A leap second is not a time Go knows.
-    if text.get(17..19)? == "60" {
-        return None;
-    }
-    text.parse().ok()
+    let time = schema::time::Timestamp::parse(text).ok()?;
+    Timestamp::new(time.seconds, i32::try_from(time.nanos).ok()?).ok()
 }
 
 /// To the second: `metav1.Time`.
 pub fn rfc3339(time: Timestamp) -> String {
-    written(time, "")
+    stored(time).to_seconds()
 }
 
 /// To the microsecond: `metav1.MicroTime`.
 pub fn rfc3339_micro(time: Timestamp) -> String {
-    let micros = time.subsec_nanosecond().rem_euclid(1_000_000_000) / 1000;
-    written(time, &format!(".{micros:06}"))
+    stored(time).to_micros()
 }
 
-fn written(time: Timestamp, fraction: &str) -> String {
-    let whole = Timestamp::from_second(time.as_nanosecond().div_euclid(1_000_000_000) as i64).unwrap_or(time);
-    let text = whole.to_string();
-    format!("{}{fraction}Z", text.trim_end_matches('Z'))
+/// A time before the year 1 is none that the API has; it prints as 1970.
+fn stored(time: Timestamp) -> schema::time::Timestamp {
+    let nanos = time.as_nanosecond();
+    let (seconds, nanos) = (nanos.div_euclid(1_000_000_000), nanos.rem_euclid(1_000_000_000));
+    schema::time::Timestamp::new(seconds as i64, nanos as u32)
+        .unwrap_or(schema::time::Timestamp { seconds: 0, nanos: 0 })
 }
 
 /// Reads a Go duration such as `1h30m`, `-1.5s` or `0`.

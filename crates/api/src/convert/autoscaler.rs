@@ -172,14 +172,17 @@ pub(super) fn v2_to_v1(hpa: &mut Value) {
 }
 
 pub(super) fn v1_to_v2(hpa: &mut Value) {
-    let list = |hpa: &Value, name: &str| annotation(hpa, name).and_then(|value| value.as_array().cloned());
-    let (metrics, behavior) = (list(hpa, METRICS), annotation(hpa, BEHAVIOR));
-    let (current, conditions) = (list(hpa, CURRENT_METRICS), list(hpa, CONDITIONS));
+    let metrics = annotated_list(hpa, METRICS, "MetricSpec", newer_spec);
+    let current = annotated_list(hpa, CURRENT_METRICS, "MetricStatus", |metric| newer(metric, STATUSES));
+    let conditions = annotated_list(hpa, CONDITIONS, "HorizontalPodAutoscalerCondition", Value::clone);
+    let behavior = annotation(hpa, BEHAVIOR)
+        .filter(|behavior| behavior.as_object().is_some_and(|map| !map.is_empty()))
+        .and_then(|behavior| checked("HorizontalPodAutoscalerBehavior", recased(behavior, lower)));
     drop_annotations(hpa);
 
     hpa.object_mut("spec");
     let spec = &mut hpa["spec"];
-    let mut all: Vec<Value> = metrics.unwrap_or_default().iter().map(newer_spec).collect();
+    let mut all = metrics.unwrap_or_default();
     let cpu = take(spec, "targetCPUUtilizationPercentage");
     if !cpu.is_null() || all.is_empty() {
         let percent = if cpu.is_null() { json!(80) } else { cpu };
@@ -189,15 +192,13 @@ pub(super) fn v1_to_v2(hpa: &mut Value) {
         }));
     }
     spec.set("metrics", all);
-    if let Some(behavior) =
-        behavior.filter(|behavior| behavior.as_object().is_some_and(|map| !map.is_empty()))
-    {
-        spec.set("behavior", recased(behavior, lower));
+    if let Some(behavior) = behavior {
+        spec.set("behavior", behavior);
     }
 
     let cpu = hpa.get_mut("status").map(|status| take(status, "currentCPUUtilizationPercentage"));
     let current = match (current, cpu.filter(|cpu| !cpu.is_null())) {
-        (Some(current), _) => current.iter().map(|metric| newer(metric, STATUSES)).collect(),
+        (Some(current), _) => current,
         (None, Some(percent)) => {
             vec![
                 json!({"type": "Resource", "resource": {"name": "cpu", "current": {"averageUtilization": percent}}}),
@@ -284,6 +285,19 @@ fn newer_spec(metric: &Value) -> Value {
 fn annotation(hpa: &Value, name: &str) -> Option<Value> {
     let text = hpa.path("metadata.annotations").at(name).as_str()?;
     serde_json::from_str(text).ok()
+}
+
+/// What an annotation holds, each item in v2's words; none of it if any is malformed, as upstream has it.
+fn annotated_list(hpa: &Value, name: &str, ty: &str, newer: impl Fn(&Value) -> Value) -> Option<Vec<Value>> {
+    annotation(hpa, name)?.as_array()?.iter().map(|item| checked(ty, newer(item))).collect()
+}
+
+/// The value as `schema` reads it, for a client may have written anything into an annotation.
+fn checked(ty: &str, mut value: Value) -> Option<Value> {
+    let table = schema::kubernetes();
+    let ty = table.named(&format!("io.k8s.api.autoscaling.v2.{ty}"))?;
+    schema::normalize(table, ty, &mut value).ok()?;
+    Some(value)
 }
 
 fn annotate(hpa: &mut Value, name: &str, value: &Value) {

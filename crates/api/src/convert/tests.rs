@@ -4,7 +4,10 @@ use serde_json::json;
 use super::*;
 
 #[track_caller]
-fn check(from: (&str, &str), to: (&str, &str), kind: &str, object: Value, expected: Expect) {
+fn check(from: (&str, &str), to: (&str, &str), kind: &str, mut object: Value, expected: Expect) {
+    let table = schema::kubernetes();
+    let ty = table.kind(from.0, from.1, kind).expect("a known kind");
+    schema::normalize(table, ty, &mut object).expect("a well-formed object");
     let there = convert(from, to, kind, object.clone());
     expected.assert_eq(&serde_json::to_string_pretty(&there).expect("JSON"));
     assert_eq!(convert(to, from, kind, there), object, "and back");
@@ -18,17 +21,20 @@ fn events() {
         "Event",
         json!({
             "apiVersion": "v1", "kind": "Event", "involvedObject": {"name": "p"}, "message": "m", "count": 2,
-            "source": {"component": "c"}, "reportingComponent": "r", "reason": "why", "firstTimestamp": "t",
+            "source": {"component": "c"}, "reportingComponent": "r", "reason": "why", "firstTimestamp": "2026-01-02T03:04:05Z",
         }),
         expect![[r#"
             {
               "apiVersion": "events.k8s.io/v1",
               "deprecatedCount": 2,
-              "deprecatedFirstTimestamp": "t",
+              "deprecatedFirstTimestamp": "2026-01-02T03:04:05Z",
+              "deprecatedLastTimestamp": null,
               "deprecatedSource": {
                 "component": "c"
               },
+              "eventTime": null,
               "kind": "Event",
+              "metadata": {},
               "note": "m",
               "reason": "why",
               "regarding": {
@@ -69,7 +75,15 @@ fn autoscalers() {
                     },
                     "type": "Resource"
                   }
-                ]
+                ],
+                "scaleTargetRef": {
+                  "kind": "",
+                  "name": ""
+                }
+              },
+              "status": {
+                "currentMetrics": null,
+                "desiredReplicas": 0
               }
             }"#]],
     );
@@ -112,7 +126,7 @@ fn autoscalers() {
                 "annotations": {
                   "a": "b",
                   "autoscaling.alpha.kubernetes.io/behavior": "{\"ScaleUp\":{\"Policies\":[{\"PeriodSeconds\":5,\"Type\":\"Pods\",\"Value\":1}]}}",
-                  "autoscaling.alpha.kubernetes.io/conditions": "[{\"status\":\"True\",\"type\":\"AbleToScale\"}]",
+                  "autoscaling.alpha.kubernetes.io/conditions": "[{\"lastTransitionTime\":null,\"status\":\"True\",\"type\":\"AbleToScale\"}]",
                   "autoscaling.alpha.kubernetes.io/current-metrics": "[{\"resource\":{\"currentAverageUtilization\":10,\"currentAverageValue\":\"100m\",\"name\":\"cpu\"},\"type\":\"Resource\"}]",
                   "autoscaling.alpha.kubernetes.io/metrics": "[{\"pods\":{\"metricName\":\"q\",\"targetAverageValue\":\"5\"},\"type\":\"Pods\"},{\"object\":{\"metricName\":\"o\",\"target\":{\"kind\":\"Service\",\"name\":\"s\"},\"targetValue\":\"2\"},\"type\":\"Object\"},{\"external\":{\"metricName\":\"e\",\"metricSelector\":{\"matchLabels\":{\"a\":\"b\"}},\"targetAverageValue\":\"3\"},\"type\":\"External\"}]"
                 },
@@ -120,11 +134,16 @@ fn autoscalers() {
               },
               "spec": {
                 "maxReplicas": 3,
+                "scaleTargetRef": {
+                  "kind": "",
+                  "name": ""
+                },
                 "targetCPUUtilizationPercentage": 60
               },
               "status": {
                 "currentCPUUtilizationPercentage": 10,
-                "currentReplicas": 1
+                "currentReplicas": 1,
+                "desiredReplicas": 0
               }
             }"#]],
     );
@@ -134,7 +153,7 @@ fn autoscalers() {
 fn annotations_that_make_no_sense_are_ignored() {
     let hpa = json!({
         "metadata": {"annotations": {
-            "autoscaling.alpha.kubernetes.io/metrics": "{", "autoscaling.alpha.kubernetes.io/behavior": "5",
+            "autoscaling.alpha.kubernetes.io/metrics": "[{\"type\": \"Pods\", \"pods\": {\"metricName\": 5}}]", "autoscaling.alpha.kubernetes.io/behavior": "5",
             "autoscaling.alpha.kubernetes.io/conditions": "[",
         }},
         "spec": {"maxReplicas": 1},

@@ -8,9 +8,9 @@ fn check(api_version: &str, kind: &str, object: Value, added: Value) {
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
     let table = schema::kubernetes();
     let ty = table.kind(group, version, kind).expect("a known kind");
-    let mut expected = object.clone();
-    merge(&mut expected, added);
     let mut actual = object;
+    schema::normalize(table, ty, &mut actual).expect("a well-formed object");
+    let expected = merged(actual.clone(), added);
     set_defaults(table, ty, &mut actual);
     let pretty = |value: &Value| serde_json::to_string_pretty(value).expect("JSON");
     assert_eq!(pretty(&actual), pretty(&expected), "{kind}");
