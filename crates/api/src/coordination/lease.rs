@@ -56,8 +56,12 @@ mod tests {
                 spec.preferredHolder: Forbidden: may only be specified if `strategy` is defined
             "#]],
         );
-        check(&Lease, r#"{"spec": {"strategy": "Mine"}}"#, &expect![[r#"
+        check(
+            &Lease,
+            r#"{"spec": {"strategy": "Mine"}}"#,
+            &expect![[r#"
             spec.strategy.strategy: Unsupported value: "Mine": supported values: "OldestEmulationVersion"
-        "#]]);
+        "#]],
+        );
     }
 }

@@ -84,9 +84,13 @@ mod tests {
             "#]],
         );
         let heavy = json!({"data": {"a": "x".repeat(MAX_BYTES)}, "binaryData": {"b": "AA=="}}).to_string();
-        check(&ConfigMap, &heavy, &expect![[r#"
+        check(
+            &ConfigMap,
+            &heavy,
+            &expect![[r#"
             []: Too long: may not be more than 1048576 bytes
-        "#]]);
+        "#]],
+        );
         check(&ConfigMap, &heavy.replace("AA==", ""), &expect![""]);
     }
 
@@ -94,11 +98,16 @@ mod tests {
     fn immutable_ones() {
         let old = r#"{"immutable": true, "data": {"a": "b"}}"#;
         check_update(&ConfigMap, old, old, &expect![""]);
-        check_update(&ConfigMap, old, r#"{"data": {"a": "c"}, "binaryData": {"a": ""}}"#, &expect![[r#"
+        check_update(
+            &ConfigMap,
+            old,
+            r#"{"data": {"a": "c"}, "binaryData": {"a": ""}}"#,
+            &expect![[r#"
             immutable: Forbidden: field is immutable when `immutable` is set
             data: Forbidden: field is immutable when `immutable` is set
             binaryData: Forbidden: field is immutable when `immutable` is set
-        "#]]);
+        "#]],
+        );
         check_update(&ConfigMap, r#"{"data": {"a": "b"}}"#, r#"{"immutable": true}"#, &expect![""]);
     }
 

@@ -100,7 +100,11 @@ mod tests {
             r#"{"metadata": {"namespace": "a"}, "involvedObject": {"namespace": "a"}, "reason": "x"}"#,
             &expect![""],
         );
-        check(&Event, r#"{"metadata": {"namespace": "default"}, "involvedObject": {"kind": "Node"}}"#, &expect![""]);
+        check(
+            &Event,
+            r#"{"metadata": {"namespace": "default"}, "involvedObject": {"kind": "Node"}}"#,
+            &expect![""],
+        );
         check(
             &Event,
             r#"{"metadata": {"namespace": "a"}, "involvedObject": {"namespace": "b"}}"#,

@@ -105,7 +105,8 @@ mod tests {
 
     #[test]
     fn made_active_and_finalized() {
-        let mut new = json!({"metadata": {"name": "a"}, "spec": {"finalizers": ["x.io/y"]}, "status": {"phase": "Z"}});
+        let mut new =
+            json!({"metadata": {"name": "a"}, "spec": {"finalizers": ["x.io/y"]}, "status": {"phase": "Z"}});
         Namespace.prepare_create(&mut new);
         assert_eq!(
             new,

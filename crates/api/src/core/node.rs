@@ -206,7 +206,8 @@ fn config(obj: &Value, errors: &mut Errors) {
         let map = spec_source.at("configMap");
         for field in ["uid", "resourceVersion"] {
             if !map.text(field).is_empty() {
-                errors.forbidden(&path.at("configMap").at(field), &format!("{field} must not be set in spec"));
+                errors
+                    .forbidden(&path.at("configMap").at(field), &format!("{field} must not be set in spec"));
             }
         }
         config_source(spec_source, &path, errors);

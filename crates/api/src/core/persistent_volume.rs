@@ -236,7 +236,9 @@ mod tests {
         );
         check(
             &PersistentVolume,
-            &GOOD.replace("1Gi", "0").replace("\"hostPath\"", "\"local\": {}, \"nfs\": {\"path\": \"x\"}, \"hostPath\""),
+            &GOOD
+                .replace("1Gi", "0")
+                .replace("\"hostPath\"", "\"local\": {}, \"nfs\": {\"path\": \"x\"}, \"hostPath\""),
             &expect![[r#"
                 spec.capacity[storage]: Invalid value: "0": must be greater than zero
                 spec.nfs: Forbidden: may not specify more than 1 volume type
@@ -244,37 +246,61 @@ mod tests {
             "#]],
         );
         for (source, expected) in [
-            (r#""nfs": {"path": "x"}"#, expect![[r#"
+            (
+                r#""nfs": {"path": "x"}"#,
+                expect![[r#"
                 spec.nfs.server: Required value
                 spec.nfs.path: Invalid value: "x": must be an absolute path
-            "#]]),
-            (r#""local": {"path": "/a/../b"}"#, expect![[r#"
+            "#]],
+            ),
+            (
+                r#""local": {"path": "/a/../b"}"#,
+                expect![[r#"
                 spec.local.path: Invalid value: "/a/../b": must not contain '..'
                 spec.nodeAffinity: Required value: Local volume requires node affinity
-            "#]]),
-            (r#""csi": {"driver": "d", "nodePublishSecretRef": {"name": "a"}}"#, expect![[r#"
+            "#]],
+            ),
+            (
+                r#""csi": {"driver": "d", "nodePublishSecretRef": {"name": "a"}}"#,
+                expect![[r#"
                 spec.csi.volumeHandle: Required value
                 spec.csi.nodePublishSecretRef.namespace: Required value
-            "#]]),
-            (r#""gcePersistentDisk": {"partition": 256}"#, expect![[r#"
+            "#]],
+            ),
+            (
+                r#""gcePersistentDisk": {"partition": 256}"#,
+                expect![[r#"
                 spec.persistentDisk.pdName: Required value
                 spec.persistentDisk.partition: Invalid value: 256: must be between 1 and 255, inclusive
-            "#]]),
-            (r#""fc": {"targetWWNs": ["a"]}"#, expect![[r#"
+            "#]],
+            ),
+            (
+                r#""fc": {"targetWWNs": ["a"]}"#,
+                expect![[r#"
                 spec.fc.lun: Required value: lun is required if targetWWNs is specified
-            "#]]),
+            "#]],
+            ),
         ] {
-            check(&PersistentVolume, &GOOD.replace(r#""hostPath": {"path": "/a", "type": ""}"#, source), &expected);
+            check(
+                &PersistentVolume,
+                &GOOD.replace(r#""hostPath": {"path": "/a", "type": ""}"#, source),
+                &expected,
+            );
         }
     }
 
     #[test]
     fn updates() {
         check_update(&PersistentVolume, GOOD, &GOOD.replace("Retain", "Delete"), &expect![""]);
-        check_update(&PersistentVolume, GOOD, &GOOD.replace("/a", "/b").replace("Filesystem", "Block"), &expect![[r#"
+        check_update(
+            &PersistentVolume,
+            GOOD,
+            &GOOD.replace("/a", "/b").replace("Filesystem", "Block"),
+            &expect![[r#"
             spec.persistentvolumesource: Forbidden: spec.persistentvolumesource is immutable after creation
             volumeMode: Invalid value: "Block": field is immutable
-        "#]]);
+        "#]],
+        );
         let affinity = |key: &str| {
             GOOD.replace(
                 "\"hostPath\"",
@@ -286,8 +312,13 @@ mod tests {
         let (beta, ga) = ("failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone");
         check_update(&PersistentVolume, &affinity(beta), &affinity(ga), &expect![""]);
         check_update(&PersistentVolume, GOOD, &affinity(ga), &expect![""]);
-        check_update(&PersistentVolume, &affinity(ga), GOOD, &expect![[r#"
+        check_update(
+            &PersistentVolume,
+            &affinity(ga),
+            GOOD,
+            &expect![[r#"
             nodeAffinity: Invalid value: null: field is immutable, except for updating from beta label to GA
-        "#]]);
+        "#]],
+        );
     }
 }

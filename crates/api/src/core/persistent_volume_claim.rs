@@ -43,7 +43,8 @@ impl Kind for PersistentVolumeClaim {
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
         let (after, before) = (new.at("spec"), old.at("spec"));
-        let (class, old_class) = (rules::annotations(new).text(BETA_CLASS), rules::annotations(old).text(BETA_CLASS));
+        let (class, old_class) =
+            (rules::annotations(new).text(BETA_CLASS), rules::annotations(old).text(BETA_CLASS));
         if class != old_class && !takes_class_from_annotation(new, old) {
             let path = Path::new("metadata.annotations").at(BETA_CLASS);
             errors.invalid(&path, class, "field is immutable");
@@ -237,22 +238,46 @@ mod tests {
 
     #[test]
     fn updates() {
-        let claim = |spec: &str, phase: &str| format!(r#"{{"spec": {{{spec}}}, "status": {{"phase": "{phase}", "capacity": {{"storage": "1Gi"}}}}}}"#);
+        let claim = |spec: &str, phase: &str| {
+            format!(
+                r#"{{"spec": {{{spec}}}, "status": {{"phase": "{phase}", "capacity": {{"storage": "1Gi"}}}}}}"#
+            )
+        };
         let base = r#""accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "2Gi"}}"#;
         let pending = claim(base, "Pending");
         let bound = claim(&format!(r#"{base}, "volumeName": "v""#), "Bound");
-        check_update(&PersistentVolumeClaim, &pending, &pending.replace(base, &format!(r#"{base}, "volumeName": "v", "storageClassName": "s""#)), &expect![""]);
+        check_update(
+            &PersistentVolumeClaim,
+            &pending,
+            &pending.replace(base, &format!(r#"{base}, "volumeName": "v", "storageClassName": "s""#)),
+            &expect![""],
+        );
         check_update(&PersistentVolumeClaim, &bound, &bound.replace("2Gi", "3Gi"), &expect![""]);
-        check_update(&PersistentVolumeClaim, &bound, &bound.replace("\"v\"", "\"w\"").replace("2Gi", "1Gi"), &expect![[r#"
+        check_update(
+            &PersistentVolumeClaim,
+            &bound,
+            &bound.replace("\"v\"", "\"w\"").replace("2Gi", "1Gi"),
+            &expect![[r#"
             spec: Forbidden: spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims
             spec.resources.requests.storage: Forbidden: field can not be less than status.capacity
-        "#]]);
-        check_update(&PersistentVolumeClaim, &bound, &bound.replace(r#", "volumeName": "v""#, ""), &expect![[r#"
+        "#]],
+        );
+        check_update(
+            &PersistentVolumeClaim,
+            &bound,
+            &bound.replace(r#", "volumeName": "v""#, ""),
+            &expect![[r#"
             spec: Forbidden: spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims
-        "#]]);
-        check_update(&PersistentVolumeClaim, &pending, &pending.replace("2Gi", "3Gi"), &expect![[r#"
+        "#]],
+        );
+        check_update(
+            &PersistentVolumeClaim,
+            &pending,
+            &pending.replace("2Gi", "3Gi"),
+            &expect![[r#"
             spec: Forbidden: spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims
-        "#]]);
+        "#]],
+        );
     }
 
     #[test]

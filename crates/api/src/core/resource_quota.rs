@@ -84,11 +84,13 @@ fn scope_selector(spec: &Value, errors: &mut Errors) {
         }
         match operator {
             "In" | "NotIn" if values.is_empty() => {
-                let detail = "must be at least one value when `operator` is 'In' or 'NotIn' for scope selector";
+                let detail =
+                    "must be at least one value when `operator` is 'In' or 'NotIn' for scope selector";
                 errors.required(&path.at("values"), detail);
             }
             "Exists" | "DoesNotExist" if !values.is_empty() => {
-                let detail = "must be no value when `operator` is 'Exist' or 'DoesNotExist' for scope selector";
+                let detail =
+                    "must be no value when `operator` is 'Exist' or 'DoesNotExist' for scope selector";
                 errors.invalid(&path.at("values"), requirement.at("values").clone(), detail);
             }
             "In" | "NotIn" | "Exists" | "DoesNotExist" => {}
@@ -170,8 +172,13 @@ mod tests {
 
     #[test]
     fn scopes_stay() {
-        check_update(&ResourceQuota, r#"{"spec": {"scopes": ["BestEffort"]}}"#, r#"{}"#, &expect![[r#"
+        check_update(
+            &ResourceQuota,
+            r#"{"spec": {"scopes": ["BestEffort"]}}"#,
+            r#"{}"#,
+            &expect![[r#"
             spec.scopes: Invalid value: null: field is immutable
-        "#]]);
+        "#]],
+        );
     }
 }

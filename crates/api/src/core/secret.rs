@@ -66,34 +66,36 @@ fn fold_string_data(obj: &mut Value) {
 fn required_keys(obj: &Value, errors: &mut Errors) {
     let path = Path::new("data");
     let data = obj.at("data");
-    let mut need = |key: &str| {
-        if !data.has(key) {
-            errors.required(&path.key(key), "");
-        }
-        data.has(key)
+    let missing = |keys: &[&'static str]| -> Vec<&'static str> {
+        keys.iter().copied().filter(|key| !data.has(key)).collect()
     };
-    match obj.text("type") {
+    let wanted = match obj.text("type") {
         "kubernetes.io/service-account-token" => {
             if rules::annotations(obj).text(SERVICE_ACCOUNT_NAME).is_empty() {
                 errors.required(&Path::new("metadata.annotations").key(SERVICE_ACCOUNT_NAME), "");
             }
+            Vec::new()
         }
-        "kubernetes.io/dockercfg" if need(".dockercfg") => json_object(data, ".dockercfg", errors),
-        "kubernetes.io/dockerconfigjson" if need(".dockerconfigjson") => {
-            json_object(data, ".dockerconfigjson", errors);
+        "kubernetes.io/dockercfg" => missing(&[".dockercfg"]),
+        "kubernetes.io/dockerconfigjson" => missing(&[".dockerconfigjson"]),
+        // One of the two will do.
+        "kubernetes.io/basic-auth" => match missing(&["username", "password"]) {
+            both if both.len() == 2 => both,
+            _ => Vec::new(),
+        },
+        "kubernetes.io/ssh-auth" if data.text("ssh-privatekey").is_empty() => vec!["ssh-privatekey"],
+        "kubernetes.io/tls" => missing(&["tls.crt", "tls.key"]),
+        _ => Vec::new(),
+    };
+    for key in &wanted {
+        errors.required(&path.key(key), "");
+    }
+    if wanted.is_empty() {
+        match obj.text("type") {
+            "kubernetes.io/dockercfg" => json_object(data, ".dockercfg", errors),
+            "kubernetes.io/dockerconfigjson" => json_object(data, ".dockerconfigjson", errors),
+            _ => {}
         }
-        "kubernetes.io/basic-auth" if !data.has("username") && !data.has("password") => {
-            need("username");
-            need("password");
-        }
-        "kubernetes.io/ssh-auth" if data.text("ssh-privatekey").is_empty() => {
-            errors.required(&path.key("ssh-privatekey"), "");
-        }
-        "kubernetes.io/tls" => {
-            need("tls.crt");
-            need("tls.key");
-        }
-        _ => {}
     }
 }
 
@@ -142,35 +144,64 @@ mod tests {
     fn types() {
         let typed = |kind: &str, data: Value| json!({"type": kind, "data": data}).to_string();
         check(&Secret, &typed("Opaque", json!({"a": "MQ=="})), &expect![""]);
-        check(&Secret, &typed("kubernetes.io/tls", json!({})), &expect![[r#"
+        check(
+            &Secret,
+            &typed("kubernetes.io/tls", json!({})),
+            &expect![[r#"
             data[tls.crt]: Required value
             data[tls.key]: Required value
-        "#]]);
-        check(&Secret, &typed("kubernetes.io/service-account-token", json!({})), &expect![[r#"
+        "#]],
+        );
+        check(
+            &Secret,
+            &typed("kubernetes.io/service-account-token", json!({})),
+            &expect![[r#"
             metadata.annotations[kubernetes.io/service-account.name]: Required value
-        "#]]);
-        check(&Secret, &typed("kubernetes.io/basic-auth", json!({})), &expect![[r#"
+        "#]],
+        );
+        check(
+            &Secret,
+            &typed("kubernetes.io/basic-auth", json!({})),
+            &expect![[r#"
             data[username]: Required value
             data[password]: Required value
-        "#]]);
+        "#]],
+        );
         check(&Secret, &typed("kubernetes.io/basic-auth", json!({"password": ""})), &expect![""]);
-        check(&Secret, &typed("kubernetes.io/ssh-auth", json!({"ssh-privatekey": ""})), &expect![[r#"
+        check(
+            &Secret,
+            &typed("kubernetes.io/ssh-auth", json!({"ssh-privatekey": ""})),
+            &expect![[r#"
             data[ssh-privatekey]: Required value
-        "#]]);
-        check(&Secret, &typed("kubernetes.io/dockerconfigjson", json!({})), &expect![[r#"
+        "#]],
+        );
+        check(
+            &Secret,
+            &typed("kubernetes.io/dockerconfigjson", json!({})),
+            &expect![[r#"
             data[.dockerconfigjson]: Required value
-        "#]]);
+        "#]],
+        );
         for (content, expected) in [
             ("{}", expect![""]),
-            ("[]", expect![[r#"
+            (
+                "[]",
+                expect![[r#"
                 data[.dockercfg]: Invalid value: "<secret contents redacted>": json: cannot unmarshal array into Go value of type map[string]interface {}
-            "#]]),
-            ("", expect![[r#"
+            "#]],
+            ),
+            (
+                "",
+                expect![[r#"
                 data[.dockercfg]: Invalid value: "<secret contents redacted>": unexpected end of JSON input
-            "#]]),
-            ("nope", expect![[r#"
+            "#]],
+            ),
+            (
+                "nope",
+                expect![[r#"
                 data[.dockercfg]: Invalid value: "<secret contents redacted>": invalid character 'o' looking for beginning of value
-            "#]]),
+            "#]],
+            ),
         ] {
             let data = json!({".dockercfg": STANDARD.encode(content)});
             check(&Secret, &typed("kubernetes.io/dockercfg", data), &expected);
@@ -179,12 +210,22 @@ mod tests {
 
     #[test]
     fn updates() {
-        check_update(&Secret, r#"{"type": "Opaque"}"#, r#"{"type": "x"}"#, &expect![[r#"
+        check_update(
+            &Secret,
+            r#"{"type": "Opaque"}"#,
+            r#"{"type": "x"}"#,
+            &expect![[r#"
             type: Invalid value: "x": field is immutable
-        "#]]);
-        check_update(&Secret, r#"{"immutable": true}"#, r#"{"data": {"a": ""}}"#, &expect![[r#"
+        "#]],
+        );
+        check_update(
+            &Secret,
+            r#"{"immutable": true}"#,
+            r#"{"data": {"a": ""}}"#,
+            &expect![[r#"
             immutable: Forbidden: field is immutable when `immutable` is set
             data: Forbidden: field is immutable when `immutable` is set
-        "#]]);
+        "#]],
+        );
     }
 }

@@ -109,10 +109,9 @@ fn check_endpoint(endpoint: &Value, kind: &str, path: &Path, errors: &mut Errors
     if let Some(hostname) = endpoint.at("hostname").as_str() {
         rules::name(hostname, names::dns1123_label, &path.at("hostname"), errors);
     }
-    for (field, rule) in [
-        ("forZones", names::label_value as fn(&str) -> Vec<String>),
-        ("forNodes", names::dns1123_subdomain),
-    ] {
+    for (field, rule) in
+        [("forZones", names::label_value as fn(&str) -> Vec<String>), ("forNodes", names::dns1123_subdomain)]
+    {
         let hints = endpoint.at("hints").items(field);
         let path = path.at("hints").at(field);
         if hints.len() > MAX_HINTS {
@@ -184,11 +183,20 @@ mod tests {
             "#]],
         );
         let crowd = json!({"addressType": "IPv4", "endpoints": vec![json!({}); 1001]}).to_string();
-        check(&EndpointSlice, &crowd, &expect![[r#"
+        check(
+            &EndpointSlice,
+            &crowd,
+            &expect![[r#"
             endpoints: Too many: 1001: must have at most 1000 items
-        "#]]);
-        check_update(&EndpointSlice, r#"{"addressType": "IPv4"}"#, r#"{"addressType": "IPv6"}"#, &expect![[r#"
+        "#]],
+        );
+        check_update(
+            &EndpointSlice,
+            r#"{"addressType": "IPv4"}"#,
+            r#"{"addressType": "IPv6"}"#,
+            &expect![[r#"
             addressType: Invalid value: "IPv6": field is immutable
-        "#]]);
+        "#]],
+        );
     }
 }

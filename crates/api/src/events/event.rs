@@ -1,7 +1,10 @@
 //! Event of events.k8s.io: another spelling of the core Event, in which it is stored.
 
-use serde_json::{Map, Value};
+use std::borrow::Cow;
 
+use serde_json::Value;
+
+use crate::convert::convert;
 use crate::core::event::makes_sense;
 use crate::field::{Errors, Path};
 use crate::json::Json;
@@ -9,17 +12,6 @@ use crate::kind::Kind;
 use crate::meta;
 
 pub struct Event;
-
-/// Each field's name here and in the core form.
-const RENAMED: &[(&str, &str)] = &[
-    ("regarding", "involvedObject"),
-    ("note", "message"),
-    ("reportingController", "reportingComponent"),
-    ("deprecatedSource", "source"),
-    ("deprecatedFirstTimestamp", "firstTimestamp"),
-    ("deprecatedLastTimestamp", "lastTimestamp"),
-    ("deprecatedCount", "count"),
-];
 
 /// What the author of an Event may not change later, by its core name, in upstream's order.
 const FIXED: &[(&str, &str)] = &[
@@ -39,10 +31,10 @@ const FIXED: &[(&str, &str)] = &[
     ("reportingInstance", "reportingInstance"),
 ];
 
-/// Objects may come in either form.
+/// Objects may come in either form; the rules are those of the core form, names and all.
 impl Kind for Event {
     fn validate(&self, obj: &Value, errors: &mut Errors) {
-        let event = to_core(obj);
+        let event = core_form(obj);
         makes_sense(&event, "reportingController", errors);
         series(&event, errors);
         if !event.has("eventTime") {
@@ -65,15 +57,15 @@ impl Kind for Event {
     }
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
-        let (new, old) = (to_core(new), to_core(old));
+        let (new, old) = (core_form(new), core_form(old));
         for (field, shown) in FIXED {
             meta::immutable(new.at(field), old.at(field), &Path::new(shown), errors);
         }
     }
 
     fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
-        let event = from_core(obj);
-        let about = event.at("regarding");
+        let event = core_form(obj);
+        let about = event.at("involvedObject");
         let text = |part: &Value, field: &str| part.text(field).to_owned();
         vec![
             ("reason", text(&event, "reason")),
@@ -84,37 +76,17 @@ impl Kind for Event {
             ("regarding.apiVersion", text(about, "apiVersion")),
             ("regarding.resourceVersion", text(about, "resourceVersion")),
             ("regarding.fieldPath", text(about, "fieldPath")),
-            ("reportingController", text(&event, "reportingController")),
+            ("reportingController", text(&event, "reportingComponent")),
             ("type", text(&event, "type")),
         ]
     }
 }
 
-/// The core form of an Event; one already in that form is left as it is.
-pub fn to_core(event: &Value) -> Value {
-    renamed(event, "v1", RENAMED.iter().copied())
-}
-
-/// The events.k8s.io form of an Event; one already in that form is left as it is.
-pub fn from_core(event: &Value) -> Value {
-    renamed(event, "events.k8s.io/v1", RENAMED.iter().map(|(here, core)| (*core, *here)))
-}
-
-fn renamed<'a>(
-    event: &Value,
-    api_version: &str,
-    names: impl Iterator<Item = (&'a str, &'a str)>,
-) -> Value {
-    let mut fields: Map<String, Value> = event.as_object().cloned().unwrap_or_default();
-    for (from, to) in names {
-        if let Some(value) = fields.remove(from) {
-            fields.insert(to.to_owned(), value);
-        }
+fn core_form(event: &Value) -> Cow<'_, Value> {
+    if event.text("apiVersion") == "v1" {
+        return Cow::Borrowed(event);
     }
-    if fields.contains_key("apiVersion") {
-        fields.insert("apiVersion".to_owned(), Value::from(api_version));
-    }
-    Value::Object(fields)
+    Cow::Owned(convert(("events.k8s.io", "v1"), ("", "v1"), "Event", event.clone()))
 }
 
 fn series(event: &Value, errors: &mut Errors) {
@@ -173,12 +145,13 @@ mod tests {
     }
 
     #[test]
-    fn forms() {
-        let event = parse(&GOOD.replace("\"metadata\"", "\"apiVersion\": \"events.k8s.io/v1\", \"metadata\""));
-        let core = to_core(&event);
-        assert_eq!((core.text("apiVersion"), core.text("message")), ("v1", "n"));
-        assert_eq!(to_core(&core), core);
-        assert_eq!(from_core(&core), event);
-        assert_eq!(Event.selectable(&core), Event.selectable(&event));
+    fn either_form() {
+        let event = parse(GOOD);
+        let mut core = core_form(&event).into_owned();
+        core["apiVersion"] = "v1".into();
+        let fields = Event.selectable(&event);
+        assert_eq!(Event.selectable(&core), fields);
+        assert!(fields.contains(&("reportingController", "x.io/y".to_owned())), "{fields:?}");
+        check(&Event, &core.to_string(), &expect![""]);
     }
 }

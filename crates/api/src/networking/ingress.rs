@@ -79,8 +79,7 @@ impl Kind for Ingress {
 }
 
 fn host_name(host: &str, path: &Path, errors: &mut Errors) {
-    let rule =
-        if host.contains('*') { names::wildcard_dns1123_subdomain } else { names::dns1123_subdomain };
+    let rule = if host.contains('*') { names::wildcard_dns1123_subdomain } else { names::dns1123_subdomain };
     rules::name(host, rule, path, errors);
 }
 
@@ -185,9 +184,13 @@ mod tests {
                 "tls": [{"hosts": ["example.com"], "secretName": "s"}]}}"#,
             &expect![""],
         );
-        check(&Ingress, r#"{"spec": {}}"#, &expect![[r#"
+        check(
+            &Ingress,
+            r#"{"spec": {}}"#,
+            &expect![[r#"
             spec: Invalid value: null: either `defaultBackend` or `rules` must be specified
-        "#]]);
+        "#]],
+        );
         check(
             &Ingress,
             r#"{"metadata": {"annotations": {"kubernetes.io/ingress.class": "a"}},
@@ -219,7 +222,8 @@ mod tests {
 
     #[test]
     fn status() {
-        let obj = parse(r#"{"status": {"loadBalancer": {"ingress": [{"ip": "x"}, {"hostname": "1.2.3.4"}]}}}"#);
+        let obj =
+            parse(r#"{"status": {"loadBalancer": {"ingress": [{"ip": "x"}, {"hostname": "1.2.3.4"}]}}}"#);
         let mut errors = Errors::default();
         Ingress.validate_status(&obj, &obj, &mut errors);
         expect![[r#"

@@ -81,8 +81,13 @@ mod tests {
                 spec.parameters.scope: Unsupported value: "X": supported values: "Cluster", "Namespace"
             "#]],
         );
-        check_update(&IngressClass, good, &good.replace("/lb", "/gw"), &expect![[r#"
+        check_update(
+            &IngressClass,
+            good,
+            &good.replace("/lb", "/gw"),
+            &expect![[r#"
             spec.controller: Invalid value: "acme.io/gw": field is immutable
-        "#]]);
+        "#]],
+        );
     }
 }

@@ -118,9 +118,8 @@ pub fn warning(value: &str, path: &Path) -> Option<String> {
     if !names::ip_any_form(value).is_empty() {
         return Some(format!("{path}: non-standard IP address {value:?} is invalid: use \"{ip}\""));
     }
-    (ip.is_ipv6() && ip.to_string() != value).then(|| {
-        format!("{path}: IPv6 address {value:?} should be in RFC 5952 canonical format (\"{ip}\")")
-    })
+    (ip.is_ipv6() && ip.to_string() != value)
+        .then(|| format!("{path}: IPv6 address {value:?} should be in RFC 5952 canonical format (\"{ip}\")"))
 }
 
 /// Warnings about a network in an unusual spelling.
@@ -163,7 +162,10 @@ mod tests {
         assert_eq!(cidr.last().to_string(), "192.168.1.255");
         assert!(cidr.contains("192.168.1.1".parse().unwrap()));
         assert!(!cidr.contains("192.168.2.1".parse().unwrap()) && !cidr.contains("::1".parse().unwrap()));
-        assert_eq!(Cidr::parse("::/0").unwrap().last().to_string(), "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff");
+        assert_eq!(
+            Cidr::parse("::/0").unwrap().last().to_string(),
+            "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
+        );
         assert_eq!(Cidr::parse("0.0.0.0/0").unwrap().last().to_string(), "255.255.255.255");
         assert_eq!(Cidr::parse("::ffff:10.0.0.0/104").unwrap().to_string(), "10.0.0.0/8");
     }

@@ -56,10 +56,14 @@ mod tests {
     fn addresses() {
         let good = r#"{"metadata": {"name": "fd00::1"}, "spec": {"parentRef": {"resource": "services", "name": "a", "namespace": "b"}}}"#;
         check(&IPAddress, good, &expect![""]);
-        check(&IPAddress, r#"{"metadata": {"name": "FD00::1"}}"#, &expect![[r#"
+        check(
+            &IPAddress,
+            r#"{"metadata": {"name": "FD00::1"}}"#,
+            &expect![[r#"
             metadata.name: Invalid value: "FD00::1": must be in canonical form ("fd00::1")
             spec.parentRef: Required value
-        "#]]);
+        "#]],
+        );
         check(
             &IPAddress,
             r#"{"metadata": {"name": "a"}, "spec": {"parentRef": {"name": ".."}}}"#,
@@ -69,8 +73,13 @@ mod tests {
                 spec.parentRef.name: Invalid value: "..": may not be '..'
             "#]],
         );
-        check_update(&IPAddress, good, &good.replace("\"a\"", "\"c\""), &expect![[r#"
+        check_update(
+            &IPAddress,
+            good,
+            &good.replace("\"a\"", "\"c\""),
+            &expect![[r#"
             spec.parentRef: Invalid value: {"name":"c","namespace":"b","resource":"services"}: field is immutable
-        "#]]);
+        "#]],
+        );
     }
 }

@@ -66,19 +66,37 @@ mod tests {
         let one = r#"{"spec": {"cidrs": ["10.0.0.0/24"]}}"#;
         let two = r#"{"spec": {"cidrs": ["10.0.0.0/24", "fd00::/112"]}}"#;
         check(&ServiceCIDR, two, &expect![""]);
-        check(&ServiceCIDR, r#"{"spec": {"cidrs": []}}"#, &expect![[r#"
+        check(
+            &ServiceCIDR,
+            r#"{"spec": {"cidrs": []}}"#,
+            &expect![[r#"
             spec.cidrs: Required value: at least one CIDR required
-        "#]]);
-        check(&ServiceCIDR, r#"{"spec": {"cidrs": ["10.0.0.0/24", "10.0.1.1/24"]}}"#, &expect![[r#"
+        "#]],
+        );
+        check(
+            &ServiceCIDR,
+            r#"{"spec": {"cidrs": ["10.0.0.0/24", "10.0.1.1/24"]}}"#,
+            &expect![[r#"
             spec.cidrs[1]: Invalid value: "10.0.1.1/24": must not have bits set beyond the prefix length
             spec.cidrs: Invalid value: ["10.0.0.0/24","10.0.1.1/24"]: may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/64
-        "#]]);
+        "#]],
+        );
         check_update(&ServiceCIDR, one, two, &expect![""]);
-        check_update(&ServiceCIDR, two, one, &expect![[r#"
+        check_update(
+            &ServiceCIDR,
+            two,
+            one,
+            &expect![[r#"
             spec.cidrs: Invalid value: ["10.0.0.0/24"]: field is immutable
-        "#]]);
-        check_update(&ServiceCIDR, one, r#"{"spec": {"cidrs": ["10.0.1.0/24"]}}"#, &expect![[r#"
+        "#]],
+        );
+        check_update(
+            &ServiceCIDR,
+            one,
+            r#"{"spec": {"cidrs": ["10.0.1.0/24"]}}"#,
+            &expect![[r#"
             spec.cidrs[0]: Invalid value: "10.0.1.0/24": field is immutable
-        "#]]);
+        "#]],
+        );
     }
 }

@@ -83,8 +83,13 @@ mod tests {
                 scheduling.tolerations[1]: Duplicate value: {"Key":"a","Operator":"Exists","Value":"","Effect":"","TolerationSeconds":null}
             "#]],
         );
-        check_update(&RuntimeClass, r#"{"handler": "a"}"#, r#"{"handler": "b"}"#, &expect![[r#"
+        check_update(
+            &RuntimeClass,
+            r#"{"handler": "a"}"#,
+            r#"{"handler": "b"}"#,
+            &expect![[r#"
             handler: Invalid value: "b": field is immutable
-        "#]]);
+        "#]],
+        );
     }
 }

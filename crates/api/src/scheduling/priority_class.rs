@@ -66,18 +66,30 @@ mod tests {
     #[test]
     fn classes() {
         for (obj, expected) in [
-            (r#"{"metadata": {"name": "high"}, "value": 1000000000, "preemptionPolicy": "Never"}"#, expect![""]),
+            (
+                r#"{"metadata": {"name": "high"}, "value": 1000000000, "preemptionPolicy": "Never"}"#,
+                expect![""],
+            ),
             (r#"{"metadata": {"name": "system-node-critical"}, "value": 2000001000}"#, expect![""]),
-            (r#"{"metadata": {"name": "system-node-critical"}, "value": 1}"#, expect![[r#"
+            (
+                r#"{"metadata": {"name": "system-node-critical"}, "value": 1}"#,
+                expect![[r#"
                 metadata.name: Forbidden: priority class names with 'system-' prefix are reserved for system use only. error: value of system-node-critical PriorityClass must be 2000001000
-            "#]]),
-            (r#"{"metadata": {"name": "system-mine"}, "value": 1}"#, expect![[r#"
+            "#]],
+            ),
+            (
+                r#"{"metadata": {"name": "system-mine"}, "value": 1}"#,
+                expect![[r#"
                 metadata.name: Forbidden: priority class names with 'system-' prefix are reserved for system use only. error: system-mine is not a known system priority class
-            "#]]),
-            (r#"{"metadata": {"name": "x"}, "value": 1000000001, "preemptionPolicy": "Maybe"}"#, expect![[r#"
+            "#]],
+            ),
+            (
+                r#"{"metadata": {"name": "x"}, "value": 1000000001, "preemptionPolicy": "Maybe"}"#,
+                expect![[r#"
                 value: Forbidden: maximum allowed value of a user defined priority is 1000000000
                 preemptionPolicy: Unsupported value: "Maybe": supported values: "PreemptLowerPriority", "Never"
-            "#]]),
+            "#]],
+            ),
         ] {
             check(&PriorityClass, obj, &expected);
         }

@@ -135,8 +135,13 @@ mod tests {
                 spec.nodeAllocatableUpdatePeriodSeconds: Invalid value: 9: must be greater than or equal to 10 seconds
             "#]],
         );
-        check_update(&CSIDriver, good, &good.replace("\"attachRequired\": true", "\"attachRequired\": false"), &expect![[r#"
+        check_update(
+            &CSIDriver,
+            good,
+            &good.replace("\"attachRequired\": true", "\"attachRequired\": false"),
+            &expect![[r#"
             spec.attachedRequired: Invalid value: false: field is immutable
-        "#]]);
+        "#]],
+        );
     }
 }

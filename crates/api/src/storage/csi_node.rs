@@ -91,8 +91,13 @@ mod tests {
             "#]],
         );
         check_update(&CSINode, good, &good.replace('1', "2"), &expect![""]);
-        check_update(&CSINode, good, &good.replace("\"x\"", "\"y\""), &expect![[r#"
+        check_update(
+            &CSINode,
+            good,
+            &good.replace("\"x\"", "\"y\""),
+            &expect![[r#"
             spec.drivers: Invalid value: {"name":"a.io","nodeID":"y","topologyKeys":["k"]}: field is immutable
-        "#]]);
+        "#]],
+        );
     }
 }

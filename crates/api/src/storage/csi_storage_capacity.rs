@@ -42,11 +42,20 @@ mod tests {
     fn capacities() {
         let good = r#"{"storageClassName": "a", "capacity": "1Gi"}"#;
         check(&CSIStorageCapacity, good, &expect![""]);
-        check(&CSIStorageCapacity, &good.replace("1Gi", "-1"), &expect![[r#"
+        check(
+            &CSIStorageCapacity,
+            &good.replace("1Gi", "-1"),
+            &expect![[r#"
             capacity: Invalid value: "-1": must be greater than or equal to 0
-        "#]]);
-        check_update(&CSIStorageCapacity, good, &good.replace("\"a\"", "\"b\""), &expect![[r#"
+        "#]],
+        );
+        check_update(
+            &CSIStorageCapacity,
+            good,
+            &good.replace("\"a\"", "\"b\""),
+            &expect![[r#"
             storageClassName: Invalid value: "b": field is immutable
-        "#]]);
+        "#]],
+        );
     }
 }

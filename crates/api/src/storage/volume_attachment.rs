@@ -82,7 +82,8 @@ mod tests {
 
     #[test]
     fn attachments() {
-        let good = r#"{"spec": {"attacher": "a.io", "nodeName": "n", "source": {"persistentVolumeName": "p"}}}"#;
+        let good =
+            r#"{"spec": {"attacher": "a.io", "nodeName": "n", "source": {"persistentVolumeName": "p"}}}"#;
         check(&VolumeAttachment, good, &expect![""]);
         check(
             &VolumeAttachment,
@@ -93,8 +94,13 @@ mod tests {
                 status.attachError.errorCode: Invalid value: -1: must be between 0 and 2147483647, inclusive
             "#]],
         );
-        check_update(&VolumeAttachment, good, &good.replace("\"n\"", "\"m\""), &expect![[r#"
+        check_update(
+            &VolumeAttachment,
+            good,
+            &good.replace("\"n\"", "\"m\""),
+            &expect![[r#"
             spec: Invalid value: {"attacher":"a.io","nodeName":"m","source":{"persistentVolumeName":"p"}}: field is immutable
-        "#]]);
+        "#]],
+        );
     }
 }

@@ -38,13 +38,22 @@ mod tests {
     fn classes() {
         let good = r#"{"driverName": "acme.io", "parameters": {"a": "b"}}"#;
         check(&VolumeAttributesClass, good, &expect![""]);
-        check(&VolumeAttributesClass, r#"{}"#, &expect![[r#"
+        check(
+            &VolumeAttributesClass,
+            r#"{}"#,
+            &expect![[r#"
             driverName: Required value
             parameters: Required value: must contain at least one key/value pair
-        "#]]);
-        check_update(&VolumeAttributesClass, good, r#"{}"#, &expect![[r#"
+        "#]],
+        );
+        check_update(
+            &VolumeAttributesClass,
+            good,
+            r#"{}"#,
+            &expect![[r#"
             driverName: Forbidden: updates to driverName are forbidden.
             parameters: Forbidden: updates to parameters are forbidden.
-        "#]]);
+        "#]],
+        );
     }
 }

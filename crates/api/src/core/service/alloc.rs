@@ -353,9 +353,8 @@ impl Taking<'_> {
     }
 
     fn any_port(&mut self) -> Result<i64, Failure> {
-        let port = pick::port(self.ranges, &self.changes.taken_ports, self.pools).ok_or_else(|| {
-            Failure::Internal("failed to allocate a nodePort: range is full".to_owned())
-        })?;
+        let port = pick::port(self.ranges, &self.changes.taken_ports, self.pools)
+            .ok_or_else(|| Failure::Internal("failed to allocate a nodePort: range is full".to_owned()))?;
         self.changes.taken_ports.push(port);
         Ok(port.into())
     }

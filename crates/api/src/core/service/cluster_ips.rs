@@ -3,9 +3,9 @@
 use serde_json::Value;
 
 use super::{is_headless, needs_cluster_ip, texts};
+use crate::core::rules;
 use crate::field::{Errors, Path};
 use crate::json::Json;
-use crate::core::rules;
 use crate::names;
 use crate::networking::ip;
 

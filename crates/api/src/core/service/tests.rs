@@ -213,7 +213,8 @@ fn updates() {
 #[test]
 fn status() {
     let mut obj = service(json!({}));
-    obj["status"] = json!({"loadBalancer": {"ingress": [{"ip": "1.2.3"}, {"hostname": "1.2.3.4", "ipMode": "VIP"}]}});
+    obj["status"] =
+        json!({"loadBalancer": {"ingress": [{"ip": "1.2.3"}, {"hostname": "1.2.3.4", "ipMode": "VIP"}]}});
     let mut errors = Errors::default();
     Service.validate_status(&obj, &obj, &mut errors);
     obj["spec"]["type"] = json!("LoadBalancer");

@@ -36,7 +36,9 @@ pub(super) fn drop_type_dependent_fields(new: &mut Value, old: &Value) {
         }
         if before.text("type") == "LoadBalancer" && after.text("type") != "LoadBalancer" {
             gone.extend(
-                ["allocateLoadBalancerNodePorts", "loadBalancerClass"].into_iter().filter(|field| same(field)),
+                ["allocateLoadBalancerNodePorts", "loadBalancerClass"]
+                    .into_iter()
+                    .filter(|field| same(field)),
             );
         }
         if is_externally_accessible(before)

@@ -2,9 +2,7 @@
 
 use serde_json::Value;
 
-use super::{
-    cluster_ips, is_externally_accessible, is_headless, needs_health_check, node_port, texts,
-};
+use super::{cluster_ips, is_externally_accessible, is_headless, needs_health_check, node_port, texts};
 use crate::core::rules;
 use crate::field::{Errors, Path, Reason};
 use crate::json::Json;

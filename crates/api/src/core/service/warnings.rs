@@ -52,8 +52,9 @@ pub(super) fn of(obj: &Value) -> Vec<String> {
         warnings.push("spec.externalName is ignored when spec.type is not \"ExternalName\"".to_owned());
     }
     if spec.text("trafficDistribution") == "PreferClose" {
-        warnings
-            .push("spec.trafficDistribution: \"PreferClose\" is deprecated; use \"PreferSameZone\"".to_owned());
+        warnings.push(
+            "spec.trafficDistribution: \"PreferClose\" is deprecated; use \"PreferSameZone\"".to_owned(),
+        );
     }
     warnings
 }

@@ -9,12 +9,7 @@ use std::ops::RangeInclusive;
 use super::{Family, Pools, Ranges};
 use crate::networking::ip::{self, Cidr};
 
-pub(super) fn ip(
-    family: Family,
-    ranges: &Ranges,
-    taken: &[IpAddr],
-    pools: &mut dyn Pools,
-) -> Option<IpAddr> {
+pub(super) fn ip(family: Family, ranges: &Ranges, taken: &[IpAddr], pools: &mut dyn Pools) -> Option<IpAddr> {
     let v6 = family == Family::IPv6;
     ranges.cidrs.iter().filter(|cidr| cidr.is_v6() == v6).find_map(|cidr| {
         let usable = usable(*cidr)?;

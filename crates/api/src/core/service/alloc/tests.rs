@@ -166,7 +166,10 @@ fn node_ports_asked_for_and_given() {
     let balancer = json!({"type": "LoadBalancer", "allocateLoadBalancerNodePorts": false,
                           "externalTrafficPolicy": "Local", "ports": [port(80, 0)]});
     let (new, _) = run(cluster, V4, None, balancer.clone());
-    assert_eq!((&new["spec"]["ports"][0]["nodePort"], &new["spec"]["healthCheckNodePort"]), (&json!(0), &json!(30088)));
+    assert_eq!(
+        (&new["spec"]["ports"][0]["nodePort"], &new["spec"]["healthCheckNodePort"]),
+        (&json!(0), &json!(30088))
+    );
     let mut asks = balancer;
     asks["healthCheckNodePort"] = json!(30088);
     assert_eq!(
@@ -182,7 +185,8 @@ fn updates_keep_what_they_do_not_mention() {
     let (stored, first) = run(cluster, V4, None, manifest.clone());
     assert_eq!(run(cluster, V4, Some(&stored), manifest).1, first);
 
-    let (stored, outcome) = run(cluster, V4, Some(&stored), json!({"type": "ClusterIP", "ports": [{"port": 80}]}));
+    let (stored, outcome) =
+        run(cluster, V4, Some(&stored), json!({"type": "ClusterIP", "ports": [{"port": 80}]}));
     assert_eq!(outcome, "10.0.0.17 IPv4 \"SingleStack\" []");
     assert!(cluster.ports.is_empty());
     let (stored, outcome) = run(cluster, V4, Some(&stored), json!({"type": "ExternalName"}));
