@@ -357,3 +357,6 @@ pub fn non_negative(value: &Value, path: &Path, errors: &mut Errors) {
         errors.invalid(path, value.clone(), "must be greater than or equal to 0");
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -508,3 +508,6 @@ fn parse_ipv4(value: &str) -> Option<Ipv4Addr> {
         .collect::<Option<_>>()?;
     <[u8; 4]>::try_from(octets).ok().map(Ipv4Addr::from)
 }
+
+#[cfg(test)]
+mod tests;
