@@ -153,7 +153,7 @@ fn merge_map<'t>(table: &'t Table, level: Level<'t>, mut original: Object, patch
     let ordered = lists::merge_ordered(table, level, &mut original, patch)?;
 
     for (key, change) in patch {
-        if key == RETAIN_KEYS || key.starts_with(SET_ORDER) || ordered.contains(&key.as_str()) {
+        if key == RETAIN_KEYS || key.starts_with(SET_ORDER) || ordered.contains(key.as_str()) {
             continue;
         }
         let deletes = key.starts_with(DELETE_FROM_LIST);

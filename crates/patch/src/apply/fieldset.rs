@@ -52,6 +52,23 @@ impl Set {
         set
     }
 
+    /// Of nodes in any order; those of one step are put together.
+    pub fn from_nodes(mut nodes: Vec<Node>) -> Set {
+        nodes.retain(|node| node.member || !node.children.is_empty());
+        nodes.sort_by(|a, b| a.element.cmp(&b.element));
+        let mut set = Set { nodes: Vec::with_capacity(nodes.len()) };
+        for node in nodes {
+            match set.nodes.last_mut() {
+                Some(last) if last.element == node.element => {
+                    last.member |= node.member;
+                    last.children.add(node.children);
+                }
+                _ => set.nodes.push(node),
+            }
+        }
+        set
+    }
+
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
@@ -100,8 +117,11 @@ impl Set {
     pub fn add(&mut self, other: Set) {
         if self.nodes.is_empty() {
             self.nodes = other.nodes;
-        } else {
-            other.nodes.into_iter().for_each(|node| self.attach(node.element, node.member, node.children));
+        } else if !other.nodes.is_empty() {
+            // Two sorted runs, which the sort merges without moving every node for every other.
+            let mut nodes = std::mem::take(&mut self.nodes);
+            nodes.extend(other.nodes);
+            *self = Set::from_nodes(nodes);
         }
     }
 

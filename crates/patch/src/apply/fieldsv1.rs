@@ -2,25 +2,25 @@
 
 use serde_json::{Map, Value};
 
-use super::fieldset::{PathElement, Set};
+use super::fieldset::{Node, PathElement, Set};
 use crate::go;
 
 /// Reads a set. Steps of a kind yet unknown are skipped, as upstream does.
 pub(crate) fn parse(fields: &Value) -> Result<Set, String> {
-    let mut set = Set::default();
     let fields = match fields {
         Value::Object(fields) => fields,
-        Value::Null => return Ok(set),
+        Value::Null => return Ok(Set::default()),
         other => return Err(format!("expected a map, got {}", go::json_kind(other))),
     };
+    let mut nodes = Vec::with_capacity(fields.len());
     for (key, below) in fields.iter().filter(|(key, _)| *key != ".") {
         let Some(element) = element(key)? else { continue };
         let children = parse(below)?;
         // A leaf is written `{}`, a path that also goes on has a dot.
         let member = children.is_empty() || below.get(".").is_some();
-        set.attach(element, member, children);
+        nodes.push(Node { element, member, children });
     }
-    Ok(set)
+    Ok(Set::from_nodes(nodes))
 }
 
 pub(crate) fn print(set: &Set) -> Value {

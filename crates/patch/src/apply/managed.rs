@@ -1,6 +1,6 @@
 //! `metadata.managedFields`: who owns which fields, read and written.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value};
 
@@ -93,11 +93,10 @@ impl Managed {
             })?;
         }
         // Of two entries of one owner the later counts.
-        let mut entries: Vec<Entry> = Vec::with_capacity(managed.entries.len());
-        for entry in managed.entries {
-            entries.retain(|earlier| !earlier.owner.is(&entry.owner));
-            entries.push(entry);
-        }
+        let mut seen = HashSet::new();
+        let mut entries: Vec<Entry> = managed.entries.into_iter().rev().collect();
+        entries.retain(|entry| seen.insert(entry.owner.sort_key()));
+        entries.reverse();
         Ok(Managed { entries })
     }
 
@@ -174,6 +173,11 @@ fn fold_oldest(updaters: Vec<Entry>) -> Vec<Entry> {
     let mut count = updaters.len();
     let mut slots: Vec<Option<Entry>> = updaters.into_iter().map(Some).collect();
     let mut first_of: HashMap<String, usize> = HashMap::new();
+    let ancient = slots.iter().enumerate().filter_map(|(at, slot)| {
+        let owner = &slot.as_ref()?.owner;
+        (owner.manager == ANCIENT && owner.subresource.is_empty()).then(|| (owner.api_version.clone(), at))
+    });
+    let mut buckets: HashMap<String, usize> = ancient.collect();
     for at in 0..slots.len() {
         if count <= MAX_UPDATERS {
             break;
@@ -189,8 +193,7 @@ fn fold_oldest(updaters: Vec<Entry>) -> Vec<Entry> {
             api_version: version,
             subresource: String::new(),
         };
-        let known = slots.iter().position(|slot| slot.as_ref().is_some_and(|entry| entry.owner.is(&bucket)));
-        let into = known.unwrap_or(first);
+        let into = *buckets.entry(bucket.api_version.clone()).or_insert(first);
         if into == at {
             continue;
         }
@@ -253,5 +256,66 @@ pub(crate) fn is_reset(entries: &Value) -> bool {
         Some([]) => true,
         Some([entry]) => entry.as_object().is_some_and(|fields| fields.values().all(Value::is_null)),
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folding_stays_within_versions() {
+        let entry = |n: usize| {
+            let version = if n.is_multiple_of(2) { "v1" } else { "v2" };
+            let owner = Owner {
+                operation: Operation::Update,
+                manager: format!("m{n}"),
+                api_version: version.to_owned(),
+                subresource: String::new(),
+            };
+            Entry::new(owner, Some(format!("2026-01-01T00:00:{n:02}Z")), Set::of(&[&[&format!("f{n}")]]))
+        };
+        let mut managed = Managed { entries: (0..12).rev().map(entry).collect() };
+        managed.cap_updaters();
+        let shown = |managed: &Managed| -> Vec<String> {
+            let entries = managed.entries.iter();
+            let mut shown: Vec<String> = entries
+                .map(|e| format!("{} {} {}", e.owner.manager, e.owner.api_version, e.set.paths().concat()))
+                .collect();
+            shown.sort();
+            shown
+        };
+        let folded = shown(&managed);
+        assert_eq!(folded[..2], ["ancient-changes v1 .f0.f2", "ancient-changes v2 .f1.f3"]);
+        assert_eq!(folded.len(), 10);
+        managed.cap_updaters();
+        assert_eq!(shown(&managed), folded);
+        managed.entries.push(entry(12));
+        managed.cap_updaters();
+        assert!(shown(&managed).contains(&"ancient-changes v1 .f0.f2.f4".to_owned()));
+    }
+
+    #[test]
+    fn unsound_entries() {
+        #[track_caller]
+        fn check(entry: Value, want: &str) {
+            let error = Managed::parse(&Value::from(vec![entry])).expect_err("unsound");
+            assert!(error.starts_with(want), "{error}");
+        }
+        use serde_json::json;
+        check(json!({}), "operation must be `Apply` or `Update`");
+        check(json!({"operation": "Update"}), "apiVersion must not be empty");
+        check(
+            json!({"operation": "Update", "apiVersion": "v1"}),
+            "missing fieldsType in managed fields entry 0",
+        );
+        check(
+            json!({"operation": "Update", "apiVersion": "v1", "fieldsType": "X"}),
+            "invalid fieldsType \"X\" in managed fields entry 0",
+        );
+        check(
+            json!({"operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {"x": {}}}),
+            "error decoding versioned set from map[",
+        );
     }
 }

@@ -360,6 +360,23 @@ fn times_alone_are_no_change() {
 }
 
 #[test]
+fn long_lists_are_handled_in_time() {
+    // In the order that makes inserting one by one slowest.
+    let names: Vec<String> = (0..30_000).rev().map(|n| format!("{n:06}")).collect();
+    let config = json!({"metadata": {"finalizers": names}});
+    let live = applied(None, "one", config.clone()).unwrap();
+    let both = applied(Some(&live), "two", config.clone()).unwrap();
+    assert_eq!(owners(&both).len(), 2);
+    let numbers: serde_json::Map<String, Value> =
+        (0..30_000).map(|n| (format!("v:-{n}"), json!({}))).collect();
+    let entry =
+        json!({"operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": numbers});
+    let sent = named(json!({"metadata": {"managedFields": [entry]}, "data": {"a": "b"}}));
+    let object = updated(Some(&named(json!({}))), "three", "2025-01-01T00:00:00Z", sent);
+    assert_eq!(owners(&object).len(), 2);
+}
+
+#[test]
 fn deep_values_are_safe() {
     let nested = |leaf: Value| (0..120).fold(leaf, |inner, _| json!({"nested": inner}));
     let free = |leaf: Value| (0..120).fold(leaf, |inner, _| json!({"raw": inner}));

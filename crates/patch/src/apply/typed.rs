@@ -1,6 +1,8 @@
 //! A value beside its schema: what each part of it is, how list items are told apart, whether the value
 //! fits, and which fields it sets.
 
+use std::collections::BTreeSet;
+
 use schema::{Field, ListKind, Shape, Table, Type, TypeId};
 use serde_json::{Map, Value};
 
@@ -189,7 +191,7 @@ fn check(typed: Typed, value: &Value, duplicates: bool, path: &mut Path, errors:
         (Atom::Opaque, _) | (_, Value::Null) => {}
         (Atom::Scalar(scalar), _) => errors.extend(scalar_error(scalar, value).map(|text| path.error(&text))),
         (Atom::List { item, kind }, Value::Array(items)) => {
-            let mut seen = Set::default();
+            let mut seen = BTreeSet::new();
             for (at, value) in items.iter().enumerate() {
                 let element = if *kind == ListKind::Atomic {
                     PathElement::Index(at as i64)
@@ -201,12 +203,12 @@ fn check(typed: Typed, value: &Value, duplicates: bool, path: &mut Path, errors:
                 };
                 path.steps.push(element.to_string());
                 if *kind != ListKind::Atomic {
-                    if !duplicates && seen.get(&element).is_some() {
+                    if !duplicates && seen.contains(&element) {
                         let step = path.steps.pop();
                         errors.push(path.error(&format!("duplicate entries for key {element}")));
                         path.steps.extend(step);
                     }
-                    seen.attach(element, true, Set::default());
+                    seen.insert(element);
                 }
                 check(item, value, duplicates, path, errors);
                 path.steps.pop();
@@ -265,21 +267,16 @@ fn collect(typed: Typed, value: &Value, set: &mut Set) -> bool {
     match (typed.atom(value), value) {
         (Atom::Opaque | Atom::Scalar(_), _) | (Atom::List { kind: ListKind::Atomic, .. }, _) => true,
         (Atom::List { item, kind }, Value::Array(items)) => {
-            let keyed: Vec<_> =
+            let mut keyed: Vec<_> =
                 items.iter().filter_map(|value| Some((item.item_key(kind, value).ok()?, value))).collect();
-            let mut seen = Set::default();
-            let mut twice = Set::default();
-            for (element, _) in &keyed {
-                let again = if seen.get(element).is_some() { &mut twice } else { &mut seen };
-                again.attach(element.clone(), true, Set::default());
-            }
-            for (element, value) in keyed {
+            keyed.sort_by(|a, b| a.0.cmp(&b.0));
+            for same in keyed.chunk_by(|a, b| a.0 == b.0) {
                 let mut below = Set::default();
                 // Items that cannot be told apart are owned together.
-                if twice.get(&element).is_none() {
+                if let [(_, value)] = same {
                     collect(item, value, &mut below);
                 }
-                set.attach(element, true, below);
+                set.attach(same[0].0.clone(), true, below);
             }
             false
         }

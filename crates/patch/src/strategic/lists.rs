@@ -20,8 +20,8 @@ pub(super) fn merge_ordered<'t, 'p>(
     level: Level<'t>,
     original: &mut Object,
     patch: &'p Object,
-) -> Merged<Vec<&'p str>> {
-    let mut done = Vec::new();
+) -> Merged<HashSet<&'p str>> {
+    let mut done = HashSet::new();
     for (key, order) in patch {
         if !key.starts_with(SET_ORDER) {
             continue;
@@ -44,7 +44,7 @@ pub(super) fn merge_ordered<'t, 'p>(
         let server = refilled(old, new, meta.merge_key);
         let sorted = in_order(merged, order, &server, meta.merge_key)?;
         original.insert(name.to_owned(), Value::Array(sorted));
-        done.push(name);
+        done.insert(name);
     }
     Ok(done)
 }
