@@ -19,6 +19,10 @@ impl Kind for Node {
         remove(new, "status", "config");
     }
 
+    fn keeps_status_on_create(&self) -> bool {
+        true
+    }
+
     fn prepare_update(&self, new: &mut Value, old: &Value) {
         if !old.at("spec").has("configSource") {
             remove(new, "spec", "configSource");

@@ -48,7 +48,9 @@ impl Kind for PersistentVolume {
         let (after, before) = (new.at("spec"), old.at("spec"));
         if !source::same(after, before) {
             let path = Path::new("spec.persistentvolumesource");
-            errors.forbidden(&path, "spec.persistentvolumesource is immutable after creation");
+            let difference = pod::unified(&source::of(before), &source::of(after));
+            let detail = format!("spec.persistentvolumesource is immutable after creation\n{difference}");
+            errors.forbidden(&path, &detail);
         }
         meta::immutable(after.at("volumeMode"), before.at("volumeMode"), &Path::new("volumeMode"), errors);
         let field = "nodeAffinity";
@@ -297,9 +299,18 @@ mod tests {
             GOOD,
             &GOOD.replace("/a", "/b").replace("Filesystem", "Block"),
             &expect![[r#"
-            spec.persistentvolumesource: Forbidden: spec.persistentvolumesource is immutable after creation
-            volumeMode: Invalid value: "Block": field is immutable
-        "#]],
+                spec.persistentvolumesource: Forbidden: spec.persistentvolumesource is immutable after creation
+                @@ -1,6 +1,6 @@
+                 {
+                  "hostPath": {
+                -  "path": "/a",
+                +  "path": "/b",
+                   "type": ""
+                  }
+                 }
+
+                volumeMode: Invalid value: "Block": field is immutable
+            "#]],
         );
         let affinity = |key: &str| {
             GOOD.replace(

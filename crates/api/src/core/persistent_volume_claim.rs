@@ -50,9 +50,13 @@ impl Kind for PersistentVolumeClaim {
             errors.invalid(&path, class, "field is immutable");
         }
         let free = changeable(new, old);
-        if !meta::same(&spec_without(new, &free), &spec_without(old, &free)) {
-            let detail = "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims";
-            errors.forbidden(&Path::new("spec"), detail);
+        let (new_spec, old_spec) = (spec_without(new, &free), spec_without(old, &free));
+        if !meta::same(&new_spec, &old_spec) {
+            let detail = format!(
+                "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims\n{}",
+                pod::unified(&old_spec, &new_spec)
+            );
+            errors.forbidden(&Path::new("spec"), &detail);
         }
         size_only_grows(new, old, errors);
         meta::immutable(after.at("volumeMode"), before.at("volumeMode"), &Path::new("volumeMode"), errors);
@@ -258,25 +262,52 @@ mod tests {
             &bound,
             &bound.replace("\"v\"", "\"w\"").replace("2Gi", "1Gi"),
             &expect![[r#"
-            spec: Forbidden: spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims
-            spec.resources.requests.storage: Forbidden: field can not be less than status.capacity
-        "#]],
+                spec: Forbidden: spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims
+                @@ -5,5 +5,5 @@
+                  "resources": {
+                   "requests": {}
+                  },
+                - "volumeName": "v"
+                + "volumeName": "w"
+                 }
+
+                spec.resources.requests.storage: Forbidden: field can not be less than status.capacity
+            "#]],
         );
         check_update(
             &PersistentVolumeClaim,
             &bound,
             &bound.replace(r#", "volumeName": "v""#, ""),
             &expect![[r#"
-            spec: Forbidden: spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims
-        "#]],
+                spec: Forbidden: spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims
+                @@ -4,6 +4,5 @@
+                  ],
+                  "resources": {
+                   "requests": {}
+                - },
+                - "volumeName": "v"
+                + }
+                 }
+
+            "#]],
         );
         check_update(
             &PersistentVolumeClaim,
             &pending,
             &pending.replace("2Gi", "3Gi"),
             &expect![[r#"
-            spec: Forbidden: spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims
-        "#]],
+                spec: Forbidden: spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims
+                @@ -4,7 +4,7 @@
+                  ],
+                  "resources": {
+                   "requests": {
+                -   "storage": "2Gi"
+                +   "storage": "3Gi"
+                   }
+                  }
+                 }
+
+            "#]],
         );
     }
 

@@ -18,7 +18,7 @@ mod spec;
 mod status;
 pub(crate) mod template;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod update;
 mod volumes;
 pub(crate) mod warnings;
@@ -31,6 +31,7 @@ use crate::json::Json;
 use crate::kind::Kind;
 
 pub(crate) use affinity::{node_selector, tolerations};
+pub(crate) use diff::unified;
 pub(crate) use prepare::drop_disabled;
 pub use qos::qos_class;
 pub use spec::{Options, validate_pod_spec};

@@ -49,6 +49,43 @@ impl Kind for Secret {
     fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
         vec![("type", obj.text("type").to_owned())]
     }
+
+    fn warnings(&self, new: &Value, _old: Option<&Value>) -> Vec<String> {
+        if new.text("type") != "kubernetes.io/tls" {
+            return Vec::new();
+        }
+        let data = new.at("data");
+        let wrong = pem_without(data.text("tls.crt"), "certificate", |label| label == "CERTIFICATE")
+            .or_else(|| pem_without(data.text("tls.key"), "key", |label| label.ends_with("PRIVATE KEY")));
+        wrong.into_iter().collect()
+    }
+}
+
+/// What is wrong with base64 of PEM that should hold a certificate or a key. Whether the two belong
+/// together is left to whoever serves with them.
+fn pem_without(encoded: &str, what: &str, is_wanted: fn(&str) -> bool) -> Option<String> {
+    let bytes = STANDARD.decode(encoded).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let labels: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.trim_end().strip_prefix("-----BEGIN ")?.strip_suffix("-----"))
+        .collect();
+    if labels.iter().any(|label| is_wanted(label)) {
+        return None;
+    }
+    if labels.is_empty() {
+        return Some(format!("tls: failed to find any PEM data in {what} input"));
+    }
+    let skipped = labels.join(" ");
+    Some(if what == "key" {
+        format!(
+            "tls: failed to find PEM block with type ending in \"PRIVATE KEY\" in key input after skipping PEM blocks of the following types: [{skipped}]"
+        )
+    } else {
+        format!(
+            "tls: failed to find \"CERTIFICATE\" PEM block in certificate input after skipping PEM blocks of the following types: [{skipped}]"
+        )
+    })
 }
 
 /// `stringData` is a way to write `data` without base64; it is never stored.
@@ -206,6 +243,22 @@ mod tests {
             let data = json!({".dockercfg": STANDARD.encode(content)});
             check(&Secret, &typed("kubernetes.io/dockercfg", data), &expected);
         }
+    }
+
+    #[test]
+    fn warns_of_what_is_no_pem() {
+        let warn = |cert: &str, key: &str| {
+            let data = json!({"tls.crt": STANDARD.encode(cert), "tls.key": STANDARD.encode(key)});
+            Secret.warnings(&json!({"type": "kubernetes.io/tls", "data": data}), None).join(";")
+        };
+        let (cert, key) = ("-----BEGIN CERTIFICATE-----\n", "-----BEGIN EC PRIVATE KEY-----\n");
+        assert_eq!(warn(cert, key), "");
+        assert_eq!(warn("x", key), "tls: failed to find any PEM data in certificate input");
+        assert_eq!(warn(cert, ""), "tls: failed to find any PEM data in key input");
+        assert_eq!(
+            warn(key, key),
+            "tls: failed to find \"CERTIFICATE\" PEM block in certificate input after skipping PEM blocks of the following types: [EC PRIVATE KEY]"
+        );
     }
 
     #[test]

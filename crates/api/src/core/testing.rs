@@ -10,11 +10,12 @@ pub(crate) fn lines(errors: &Errors) -> String {
     errors.0.iter().map(|error| format!("{}: {}\n", error.path, error.message)).collect()
 }
 
-/// What the kind says about an object.
+/// What the kind says about a new object.
 #[track_caller]
 pub(crate) fn check(kind: &dyn Kind, obj: &str, expected: &expect_test::Expect) {
     let mut errors = Errors::default();
     kind.validate(&parse(obj), &mut errors);
+    kind.validate_create(&parse(obj), &mut errors);
     expected.assert_eq(&lines(&errors));
 }
 

@@ -36,6 +36,10 @@ impl Kind for Event {
     fn validate(&self, obj: &Value, errors: &mut Errors) {
         let event = core_form(obj);
         makes_sense(&event, "reportingController", errors);
+    }
+
+    fn validate_create(&self, new: &Value, errors: &mut Errors) {
+        let event = core_form(new);
         series(&event, errors);
         if !event.has("eventTime") {
             errors.required(&Path::new("eventTime"), "");
@@ -58,6 +62,9 @@ impl Kind for Event {
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
         let (new, old) = (core_form(new), core_form(old));
+        if !meta::same(new.at("series"), old.at("series")) {
+            series(&new, errors);
+        }
         for (field, shown) in FIXED {
             meta::immutable(new.at(field), old.at(field), &Path::new(shown), errors);
         }

@@ -39,12 +39,15 @@ impl Kind for Ingress {
                 rules::name(secret, names::dns1123_subdomain, &path.at("secretName"), errors);
             }
         }
-        let class = spec.at("ingressClassName").as_str();
-        if let Some(class) = class {
+        if let Some(class) = spec.at("ingressClassName").as_str() {
             rules::name(class, names::dns1123_subdomain, &path.at("ingressClassName"), errors);
         }
+    }
+
+    fn validate_create(&self, new: &Value, errors: &mut Errors) {
+        let class = new.path("spec.ingressClassName").as_str();
         if let (Some(class), Some(annotation)) =
-            (class, rules::annotations(obj).at(CLASS_ANNOTATION).as_str())
+            (class, rules::annotations(new).at(CLASS_ANNOTATION).as_str())
             && class != annotation
         {
             let path = Path::new("annotations").at(CLASS_ANNOTATION);

@@ -102,6 +102,12 @@ pub(super) fn same(after: &Value, before: &Value) -> bool {
     })
 }
 
+/// The part of the spec that is a source.
+pub(super) fn of(spec: &Value) -> Value {
+    let sources = SOURCES.iter().filter(|source| spec.has(source.field));
+    sources.map(|source| (source.field.to_owned(), spec.at(source.field).clone())).collect()
+}
+
 fn no_backsteps(text: &str, path: &Path, errors: &mut Errors) {
     if text.split('/').any(|part| part == "..") {
         errors.invalid(path, text, "must not contain '..'");

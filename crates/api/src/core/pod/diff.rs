@@ -9,7 +9,7 @@ const CONTEXT: usize = 3;
 const MAX_LINES: usize = 1000;
 
 /// The lines that differ, with three lines around them.
-pub(super) fn unified(old: &Value, new: &Value) -> String {
+pub(crate) fn unified(old: &Value, new: &Value) -> String {
     let (old, new) = (lines(old), lines(new));
     let steps = steps(&old, &new);
     let mut out = String::new();
