@@ -278,14 +278,6 @@ pub fn ip_any_form(value: &str) -> Vec<String> {
     }
 }
 
-pub fn ipv4(value: &str) -> Vec<String> {
-    complain(matches!(parse_ip(value), Some(IpAddr::V4(_))), "must be a valid IPv4 address")
-}
-
-pub fn ipv6(value: &str) -> Vec<String> {
-    complain(matches!(parse_ip(value), Some(IpAddr::V6(_))), "must be a valid IPv6 address")
-}
-
 /// A network such as `10.9.8.0/24`, in canonical form.
 pub fn cidr(value: &str) -> Vec<String> {
     let wrong = cidr_any_form(value);
@@ -318,15 +310,6 @@ pub fn interface_address(value: &str) -> Vec<String> {
     };
     let canonical = format!("{ip}/{bits}");
     complain(canonical == value, &format!("must be in canonical form ({canonical:?})"))
-}
-
-/// `host:port` with an IP or a name as the host, as a webhook or log endpoint is written.
-pub fn socket_addr(value: &str) -> Vec<String> {
-    let fits = value.parse::<std::net::SocketAddr>().is_ok()
-        || value.rsplit_once(':').is_some_and(|(host, port)| {
-            (is_subdomain(host) || host.is_empty()) && port.parse::<u16>().is_ok()
-        });
-    complain(fits, "must be a valid socket address format, (e.g. 0.0.0.0:10254 or [::]:10254)")
 }
 
 /// An IP address, leading zeros and all, as old objects may hold.

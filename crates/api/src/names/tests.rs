@@ -35,7 +35,7 @@ fn dns_names() {
             "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')"
         ],
     );
-    check_good(dns1123_subdomain, &["a", "a.b", "1.2.3", &"a.".repeat(126).trim_end_matches('.')]);
+    check_good(dns1123_subdomain, &["a", "a.b", "1.2.3", "a.".repeat(126).trim_end_matches('.')]);
     check_bad(dns1123_subdomain, &["", ".", "a.", ".a", "a..b", "a.-b", "A.b"]);
     check(
         dns1123_subdomain,
@@ -205,7 +205,7 @@ proptest::proptest! {
     fn nothing_panics(value in "\\PC{0,20}|[0-9a-f:./%*-]{0,40}") {
         for rule in [
             dns1123_label, dns1123_subdomain, dns1035_label, qualified_name, label_value, config_map_key, port_name,
-            env_var_name, percent, ip, ip_any_form, cidr, interface_address, socket_addr, ipv4, ipv6,
+            env_var_name, percent, ip, ip_any_form, cidr, interface_address,
             wildcard_dns1123_subdomain, condition_reason, path_segment_name,
         ] {
             rule(&value);
