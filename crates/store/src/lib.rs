@@ -72,6 +72,15 @@ pub enum Event {
     Progress(Revision),
 }
 
+impl Event {
+    pub fn revision(&self) -> Revision {
+        match self {
+            Event::Put { entry, .. } => entry.revision,
+            Event::Delete { revision, .. } | Event::Progress(revision) => *revision,
+        }
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("key {key} already exists")]

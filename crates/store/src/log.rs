@@ -268,7 +268,4 @@ fn prepare(dir: &Path) -> Result<Lock, OpenError> {
 }
 
 #[cfg(test)]
-pub(crate) use self::memory::event_revision as revision_of;
-
-#[cfg(test)]
 mod tests;

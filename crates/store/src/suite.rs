@@ -22,6 +22,7 @@ pub async fn run(store: Arc<dyn Store>) {
     slow_watcher_misses_nothing(&*store).await;
     ttl(&*store).await;
     concurrent_writers(store.clone()).await;
+    watchers_at_any_pace(store.clone()).await;
     compaction(&*store).await;
 }
 
@@ -64,7 +65,7 @@ pub async fn events_until(watch: &mut Watch, until: Revision) -> Vec<Event> {
     loop {
         let mut reached = 0;
         for event in next_batch(watch).await.expect("the watch ended") {
-            reached = crate::log::revision_of(&event);
+            reached = event.revision();
             if !matches!(event, Event::Progress(_)) {
                 all.push(event);
             }
@@ -315,6 +316,55 @@ async fn concurrent_writers(store: Arc<dyn Store>) {
     assert_eq!((events.len(), counts.len()), (total, KEYS));
     let page = store.list("/many/", None, 0, None).await.unwrap();
     assert_eq!(page.entries, counts.into_values().collect::<Vec<_>>());
+}
+
+/// Watchers that begin anywhere, look at different keys and dawdle differently see just what was written.
+async fn watchers_at_any_pace(store: Arc<dyn Store>) {
+    const WRITES: u64 = 400;
+    let base = store.revision().await.unwrap();
+    let end = base + WRITES;
+    let keys = ["/pace/a/1", "/pace/a/2", "/pace/b/1", "/pacer"];
+    let mut watchers = tokio::task::JoinSet::new();
+    let mut written = Vec::new();
+    let mut last = BTreeMap::new();
+    for n in 0..WRITES {
+        let key = keys[(n * n / 3 % 4) as usize];
+        let expect = last.get(key).map_or(Expect::Absent, |revision| Expect::Revision(*revision));
+        let revision = store.write(put(key, &n.to_string(), expect)).await.unwrap();
+        last.insert(key, revision);
+        written.push((revision, key, n.to_string()));
+        if n % 20 == 0 {
+            let prefix = ["/pace/", "/pace/a/", "/pace/a/2", "/pacer", "/nothing/"][(n / 20 % 5) as usize];
+            // Now and then from the past.
+            let after = if n % 40 == 0 { revision } else { base + n / 2 };
+            let mut watch = store.watch(prefix, after).await.unwrap();
+            watchers.spawn(async move {
+                let (mut seen, mut reached) = (Vec::new(), after);
+                while reached < end {
+                    for _ in 0..n * 3 {
+                        tokio::task::yield_now().await;
+                    }
+                    for event in next_batch(&mut watch).await.expect("the watch ended") {
+                        reached = event.revision();
+                        if let Event::Put { entry, .. } = event {
+                            let value = String::from_utf8_lossy(&entry.value).into_owned();
+                            seen.push((entry.revision, entry.key.to_string(), value));
+                        }
+                    }
+                }
+                (prefix, after, seen)
+            });
+        }
+    }
+    while let Some(watcher) = watchers.join_next().await {
+        let (prefix, after, seen) = watcher.unwrap();
+        let expected: Vec<_> = written
+            .iter()
+            .filter(|(revision, key, _)| *revision > after && key.starts_with(prefix))
+            .map(|(revision, key, value)| (*revision, (*key).to_owned(), value.clone()))
+            .collect();
+        assert_eq!(seen, expected, "{prefix} after {after}");
+    }
 }
 
 fn number(value: &[u8]) -> usize {

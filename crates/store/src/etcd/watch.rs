@@ -87,10 +87,10 @@ async fn follow_once(
             continue;
         }
         let (mut events, reached) = translate(&response, prefix, *seen);
-        if events.is_empty() {
-            if reached <= *seen {
-                continue;
-            }
+        if events.is_empty() && reached <= *seen {
+            continue;
+        }
+        if events.last().is_none_or(|last| last.revision() < reached) {
             events.push(Event::Progress(reached));
         }
         *seen = reached;

@@ -86,7 +86,7 @@ impl Memory {
 
     /// The revision of the `n`th oldest event.
     pub fn history_at(&self, n: usize) -> Option<Revision> {
-        self.history.get(n).map(event_revision)
+        self.history.get(n).map(Event::revision)
     }
 
     pub fn current(&self, key: &str) -> Option<Entry> {
@@ -162,12 +162,12 @@ impl Memory {
 
     /// Events under `prefix` after `cursor`, at most `max`, and the revision they reach to.
     pub fn events_after(&self, cursor: Revision, prefix: &str, max: usize) -> (Vec<Event>, Revision) {
-        let start = self.history.partition_point(|event| event_revision(event) <= cursor);
+        let start = self.history.partition_point(|event| event.revision() <= cursor);
         let mut events = Vec::new();
         for event in self.history.range(start..) {
             if event_key(event).starts_with(prefix) {
                 if events.len() == max {
-                    return (events, event_revision(event) - 1);
+                    return (events, event.revision() - 1);
                 }
                 events.push(event.clone());
             }
@@ -232,7 +232,7 @@ impl Memory {
         let until = self.pins.keys().next().map_or(self.floor, |pin| self.floor.min(*pin));
         for _ in 0..max {
             match self.history.front() {
-                Some(event) if event_revision(event) <= until => {}
+                Some(event) if event.revision() <= until => {}
                 _ => return false,
             }
             let event = self.history.pop_front().expect("it was just looked at");
@@ -306,14 +306,6 @@ pub fn event_key(event: &Event) -> &str {
         Event::Put { entry, .. } => &entry.key,
         Event::Delete { key, .. } => key,
         Event::Progress(_) => "",
-    }
-}
-
-pub fn event_revision(event: &Event) -> Revision {
-    match event {
-        Event::Put { entry, .. } => entry.revision,
-        Event::Delete { revision, .. } => *revision,
-        Event::Progress(revision) => *revision,
     }
 }
 

@@ -196,7 +196,7 @@ async fn a_watcher_too_far_behind_is_ended() {
     let mut reached = 1;
     while let Some(events) = suite::next_batch(&mut stuck).await {
         for event in &events {
-            assert_eq!(revision_of(event), reached + 1, "no gap, no repetition");
+            assert_eq!(event.revision(), reached + 1, "no gap, no repetition");
             reached += 1;
         }
     }

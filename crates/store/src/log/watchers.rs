@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use super::memory::{Memory, event_key, event_revision};
+use super::memory::{Memory, event_key};
 use crate::{Error, Event, Revision, Watch};
 
 /// Batches that may wait in a watcher's channel.
@@ -106,9 +106,7 @@ impl Watchers {
                     break;
                 }
                 let (mut events, cursor) = memory.events_after(place.cursor, &watcher.prefix, CHUNK);
-                if events.is_empty() {
-                    events.push(Event::Progress(cursor));
-                }
+                close_with_progress(&mut events, cursor);
                 place.cursor = cursor;
                 permit.send(events);
                 if cursor == memory.revision() {
@@ -125,20 +123,26 @@ impl Watchers {
 impl Watcher {
     /// False when the channel has no room for it.
     fn offer(&self, place: &Place, batch: &[Event], revision: Revision) -> bool {
-        let events: Vec<Event> = batch
+        let mut events: Vec<Event> = batch
             .iter()
-            .filter(|event| {
-                event_revision(event) > place.cursor && event_key(event).starts_with(&*self.prefix)
-            })
+            .filter(|event| event.revision() > place.cursor && event_key(event).starts_with(&*self.prefix))
             .cloned()
             .collect();
         if !events.is_empty() {
+            close_with_progress(&mut events, revision);
             return self.sender.try_send(events).is_ok();
         }
         // Progress leaves half the channel to real events; a task then sends one notice for many batches.
         place.cursor >= revision
             || self.sender.capacity() > CAPACITY / 2
                 && self.sender.try_send(vec![Event::Progress(revision)]).is_ok()
+    }
+}
+
+/// Says how far the events reach, unless the last of them does.
+fn close_with_progress(events: &mut Vec<Event>, reached: Revision) {
+    if events.last().is_none_or(|last| last.revision() < reached) {
+        events.push(Event::Progress(reached));
     }
 }
 
