@@ -1,5 +1,7 @@
 //! Small hand-made schema tables for tests.
 
+use std::sync::LazyLock;
+
 use schema::{Field, Gvk, ListKind, Shape, Strategy, Table, Type, TypeId};
 use serde_json::Value;
 
@@ -40,7 +42,12 @@ pub(crate) fn thing() -> TypeId {
 }
 
 /// One kind, `Thing`, with a field of every sort.
-pub(crate) fn table() -> Table {
+pub(crate) fn table() -> &'static Table {
+    static TABLE: LazyLock<Table> = LazyLock::new(build);
+    &TABLE
+}
+
+fn build() -> Table {
     let ty = |name: &str, fields: Vec<Field>| Type {
         name: format!("test.{name}").into(),
         fields,

@@ -18,12 +18,12 @@ fn named(fields: Value) -> Value {
 }
 
 fn applied(live: Option<&Value>, manager: &str, config: Value) -> Result<Value, ApplyError> {
-    apply(&table(), thing(), live, &named(config), &writer(manager, "2026-01-01T00:00:00Z"), false)
+    apply(table(), thing(), live, &named(config), &writer(manager, "2026-01-01T00:00:00Z"), false)
 }
 
 fn updated(live: Option<&Value>, manager: &str, now: &str, object: Value) -> Value {
     let mut object = object;
-    track(&table(), thing(), live, &mut object, &writer(manager, now));
+    track(table(), thing(), live, &mut object, &writer(manager, now));
     object
 }
 
@@ -63,7 +63,7 @@ fn two_appliers_of_a_map() {
 
     let w = writer("two", "2026-01-01T00:00:00Z");
     let config = named(json!({"data": {"a": "2", "b": "2"}}));
-    let forced = apply(&table(), thing(), Some(&one), &config, &w, true).unwrap();
+    let forced = apply(table(), thing(), Some(&one), &config, &w, true).unwrap();
     assert_eq!(owners(&forced), [r#"two Apply {"f:data":{"f:a":{},"f:b":{}}}"#]);
     assert_eq!(forced["data"], json!({"a": "2", "b": "2"}));
 
@@ -176,7 +176,7 @@ fn conflicts_with_ordinary_writers() {
     let mut scaled = live.clone();
     scaled["spec"]["replicas"] = json!(3);
     let scaler = Writer { subresource: "scale", ..writer("hpa", "2025-01-01T00:00:01Z") };
-    track(&table(), thing(), Some(&live), &mut scaled, &scaler);
+    track(table(), thing(), Some(&live), &mut scaled, &scaler);
     let (text, _) = conflict(applied(Some(&scaled), "one", json!({"spec": {"replicas": 2}})));
     assert_eq!(
         text,
@@ -386,11 +386,11 @@ fn deep_values_are_safe() {
     other["spec"]["raw"] = free(json!(1));
     let other = updated(Some(&live), "two", "2025-01-01T00:00:00Z", other);
     conflict(applied(Some(&other), "one", config.clone()));
-    let back = apply(&table(), thing(), Some(&other), &named(config), &writer("one", "now"), true).unwrap();
+    let back = apply(table(), thing(), Some(&other), &named(config), &writer("one", "now"), true).unwrap();
     assert_eq!(back["spec"]["nested"], live["spec"]["nested"]);
     let mut doc = back.clone();
     let patch = json!({"spec": {"nested": other["spec"]["nested"]}});
-    crate::strategic(&table(), thing(), &mut doc, &patch).unwrap();
+    crate::strategic(table(), thing(), &mut doc, &patch).unwrap();
     assert_eq!(doc["spec"], other["spec"]);
 }
 
@@ -428,7 +428,7 @@ proptest! {
     #[test]
     fn applying_twice_is_applying_once(live in any_thing(), config in any_thing()) {
         let live = updated(None, "other", "2025-01-01T00:00:00Z", live);
-        let run = |live: &Value, now| apply(&table(), thing(), Some(live), &config, &writer("me", now), true);
+        let run = |live: &Value, now| apply(table(), thing(), Some(live), &config, &writer("me", now), true);
         let once = run(&live, "2026-01-01T00:00:00Z").unwrap();
         let twice = run(&once, "2026-01-02T00:00:00Z").unwrap();
         prop_assert_eq!(once, twice);
@@ -436,10 +436,9 @@ proptest! {
 
     #[test]
     fn an_applied_config_is_in_the_result(live in any_thing(), config in any_thing()) {
-        let result = apply(&table(), thing(), Some(&live), &config, &writer("me", "2026-01-01T00:00:00Z"), true).unwrap();
-        let set = super::typed::field_set(super::Typed::root(&table(), thing()), &config);
-        let table = table();
-        let typed = super::Typed::root(&table, thing());
+        let result = apply(table(), thing(), Some(&live), &config, &writer("me", "2026-01-01T00:00:00Z"), true).unwrap();
+        let set = super::typed::field_set(super::Typed::root(table(), thing()), &config);
+        let typed = super::Typed::root(table(), thing());
         let changes = super::compare::compare(typed, &config, &result);
         prop_assert!(changes.modified.intersection(&set).is_empty());
     }
@@ -447,9 +446,9 @@ proptest! {
     #[test]
     fn applying_nothing_takes_back_everything(config in any_thing()) {
         let now = "2026-01-01T00:00:00Z";
-        let once = apply(&table(), thing(), None, &config, &writer("me", now), false).unwrap();
+        let once = apply(table(), thing(), None, &config, &writer("me", now), false).unwrap();
         let empty = named(json!({}));
-        let gone = apply(&table(), thing(), Some(&once), &empty, &writer("me", now), false).unwrap();
+        let gone = apply(table(), thing(), Some(&once), &empty, &writer("me", now), false).unwrap();
         prop_assert!(gone.get("data").is_none(), "{}", gone);
         prop_assert!(gone["metadata"].get("finalizers").is_none(), "{}", gone);
     }
@@ -458,10 +457,10 @@ proptest! {
     fn random_input_never_panics(live in any_json(), mut new in any_json(), config in any_json(), record in any_json()) {
         let now = "2026-01-01T00:00:00Z";
         let tracked = named(json!({"metadata": {"managedFields": record}, "spec": live}));
-        let _ = apply(&table(), thing(), Some(&live), &config, &writer("me", now), true);
-        let _ = apply(&table(), thing(), Some(&tracked), &named(json!({"spec": config})), &writer("me", now), false);
-        track(&table(), thing(), Some(&live), &mut new, &writer("me", now));
-        track(&table(), thing(), Some(&tracked), &mut new, &writer("me", now));
+        let _ = apply(table(), thing(), Some(&live), &config, &writer("me", now), true);
+        let _ = apply(table(), thing(), Some(&tracked), &named(json!({"spec": config})), &writer("me", now), false);
+        track(table(), thing(), Some(&live), &mut new, &writer("me", now));
+        track(table(), thing(), Some(&tracked), &mut new, &writer("me", now));
         keep_times(&live, &mut new);
     }
 }

@@ -9,14 +9,14 @@ use crate::shapes::{table, thing};
 #[track_caller]
 fn check(spec: Value, patch: Value, want: Value) {
     let mut doc = json!({"spec": spec});
-    strategic(&table(), thing(), &mut doc, &json!({"spec": patch})).expect("the patch applies");
+    strategic(table(), thing(), &mut doc, &json!({"spec": patch})).expect("the patch applies");
     assert_eq!(doc, json!({"spec": want}));
 }
 
 #[track_caller]
 fn refused(spec: Value, patch: Value, want: &str) {
     let mut doc = json!({"spec": spec});
-    let error = strategic(&table(), thing(), &mut doc, &json!({"spec": patch})).expect_err("refused");
+    let error = strategic(table(), thing(), &mut doc, &json!({"spec": patch})).expect_err("refused");
     assert_eq!(error.to_string(), want);
 }
 
@@ -120,7 +120,7 @@ fn retain_keys() {
 fn sets_and_their_deletions() {
     let patched = |finalizers: Value, patch: Value| {
         let mut doc = json!({"metadata": {"finalizers": finalizers}});
-        strategic(&table(), thing(), &mut doc, &json!({"metadata": patch})).expect("applies");
+        strategic(table(), thing(), &mut doc, &json!({"metadata": patch})).expect("applies");
         doc["metadata"]["finalizers"].take()
     };
     assert_eq!(patched(json!(["a", "b"]), json!({"finalizers": ["c", "a"]})), json!(["c", "a", "b"]));
@@ -194,7 +194,7 @@ fn refusals() {
         json!({"selector": {"a": {}}}),
         "merging an object in json but data type is not struct, instead is: map",
     );
-    let error = strategic(&table(), thing(), &mut json!({}), &json!([])).expect_err("no object");
+    let error = strategic(table(), thing(), &mut json!({}), &json!([])).expect_err("no object");
     assert_eq!(error, StrategicError::BadRequest("invalid JSON document".to_owned()));
 }
 
@@ -204,7 +204,7 @@ fn a_long_list_is_merged_in_time() {
         (from..from + 50_000).map(|n| json!({"name": n.to_string()})).collect()
     };
     let mut doc = json!({"spec": {"containers": items(0)}});
-    strategic(&table(), thing(), &mut doc, &json!({"spec": {"containers": items(25_000)}})).expect("applies");
+    strategic(table(), thing(), &mut doc, &json!({"spec": {"containers": items(25_000)}})).expect("applies");
     assert_eq!(doc["spec"]["containers"].as_array().map(Vec::len), Some(75_000));
 }
 
@@ -236,7 +236,7 @@ fn any_thing() -> impl Strategy<Value = Value> {
 proptest! {
     #[test]
     fn random_patches_never_panic(mut doc in any_thing(), patch in any_thing(), junk in any_json()) {
-        let _ = strategic(&table(), thing(), &mut doc.clone(), &junk);
-        let _ = strategic(&table(), thing(), &mut doc, &patch);
+        let _ = strategic(table(), thing(), &mut doc.clone(), &junk);
+        let _ = strategic(table(), thing(), &mut doc, &patch);
     }
 }
