@@ -1,1 +1,213 @@
+//! Workloads in, complaints out.
 
+use expect_test::{Expect, expect};
+use serde_json::{Value, json};
+
+use super::daemon_set::DaemonSet;
+use super::deployment::Deployment;
+use super::replica_set::ReplicaSet;
+use super::stateful_set::StatefulSet;
+use crate::core::pod::tests::defaulted;
+use crate::core::replication_controller::ReplicationController;
+use crate::core::testing::lines;
+use crate::field::Errors;
+use crate::json::Json;
+use crate::kind::Kind;
+
+fn object(mut spec: Value) -> Value {
+    spec.default_to("selector", json!({"matchLabels": {"a": "b"}}));
+    spec.default_to("template", json!({"metadata": {"labels": {"a": "b"}}, "spec": {}}));
+    let pod = spec["template"]["spec"].take();
+    spec["template"]["spec"] = defaulted(pod);
+    json!({"metadata": {"name": "x"}, "spec": spec})
+}
+
+#[track_caller]
+fn check(kind: &dyn Kind, spec: Value, expected: Expect) {
+    let mut errors = Errors::default();
+    let mut new = object(spec);
+    kind.prepare_create(&mut new);
+    kind.validate(&new, &mut errors);
+    kind.validate_create(&new, &mut errors);
+    expected.assert_eq(&lines(&errors));
+}
+
+#[track_caller]
+fn check_update(kind: &dyn Kind, old: Value, new: Value, expected: Expect) {
+    let mut errors = Errors::default();
+    let (mut new, old) = (object(new), object(old));
+    kind.prepare_update(&mut new, &old);
+    kind.validate(&new, &mut errors);
+    kind.validate_update(&new, &old, &mut errors);
+    expected.assert_eq(&lines(&errors));
+}
+
+fn rolling(unavailable: Value, surge: Value) -> Value {
+    json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": unavailable, "maxSurge": surge}})
+}
+
+#[test]
+fn deployments() {
+    let fine = rolling(json!("25%"), json!("25%"));
+    check(&Deployment, json!({"strategy": fine}), expect![""]);
+    check(
+        &Deployment,
+        json!({"strategy": rolling(json!(0), json!(0))}),
+        expect![[r#"
+        spec.strategy.rollingUpdate.maxUnavailable: Invalid value: 0: may not be 0 when `maxSurge` is 0
+    "#]],
+    );
+    check(
+        &Deployment,
+        json!({"strategy": rolling(json!("101%"), json!("x"))}),
+        expect![[r#"
+        spec.strategy.rollingUpdate.maxSurge: Invalid value: "x": a valid percent string must be a numeric string followed by an ending '%' (e.g. '1%',  or '93%', regex used for validation is '[0-9]+%')
+        spec.strategy.rollingUpdate.maxUnavailable: Invalid value: "101%": must not be greater than 100%
+    "#]],
+    );
+    check(
+        &Deployment,
+        json!({"strategy": {"type": "BlueGreen"}}),
+        expect![[r#"
+        spec.strategy: Unsupported value: {"Type":"BlueGreen","RollingUpdate":null}: supported values: "Recreate", "RollingUpdate"
+    "#]],
+    );
+    check(
+        &Deployment,
+        json!({"strategy": fine, "replicas": -1, "progressDeadlineSeconds": 600, "minReadySeconds": 600}),
+        expect![[r#"
+            spec.replicas: Invalid value: -1: must be greater than or equal to 0
+            spec.progressDeadlineSeconds: Invalid value: 600: must be greater than minReadySeconds
+        "#]],
+    );
+    check(
+        &Deployment,
+        json!({"strategy": fine, "template": {"metadata": {"labels": {"a": "c"}}, "spec": {"restartPolicy": "Never"}}}),
+        expect![[r#"
+            spec.template.metadata.labels: Invalid value: {"a":"c"}: `selector` does not match template `labels`
+            spec.template.spec.restartPolicy: Unsupported value: "Never": supported values: "Always"
+        "#]],
+    );
+    check(
+        &Deployment,
+        json!({"strategy": fine, "selector": {}}),
+        expect![[r#"
+        spec.selector: Invalid value: {}: empty selector is invalid for deployment
+    "#]],
+    );
+}
+
+#[test]
+fn replica_sets_keep_their_selector() {
+    let selector = json!({"matchLabels": {"a": "other"},
+        "matchExpressions": [{"key": "tier", "operator": "In", "values": ["web", "api"]}, {"key": "canary", "operator": "DoesNotExist"}]});
+    check_update(
+        &ReplicaSet,
+        json!({}),
+        json!({"selector": selector}),
+        expect![[r#"
+        spec.template.metadata.labels: Invalid value: {"a":"b"}: `selector` does not match template `labels`
+        spec.selector: Invalid value: {"matchLabels":{"a":"other"},"matchExpressions":[{"key":"tier","operator":"In","values":["web","api"]},{"key":"canary","operator":"DoesNotExist"}]}: field is immutable
+    "#]],
+    );
+}
+
+#[test]
+fn daemon_sets() {
+    let strategy = rolling(json!(1), json!(0));
+    check(&DaemonSet, json!({"updateStrategy": strategy}), expect![""]);
+    check(
+        &DaemonSet,
+        json!({"updateStrategy": rolling(json!(1), json!(1))}),
+        expect![[r#"
+        spec.updateStrategy.rollingUpdate.maxSurge: Invalid value: 1: may not be set when maxUnavailable is non-zero
+    "#]],
+    );
+    check(
+        &DaemonSet,
+        json!({"updateStrategy": rolling(json!(0), json!(0))}),
+        expect![[r#"
+        spec.updateStrategy.rollingUpdate.maxUnavailable: Required value: cannot be 0 when maxSurge is 0
+    "#]],
+    );
+    check(
+        &DaemonSet,
+        json!({"updateStrategy": {"type": "Now"}}),
+        expect![[r#"
+        spec.updateStrategy: Unsupported value: {"Type":"Now","RollingUpdate":null}: supported values: "RollingUpdate", "OnDelete"
+    "#]],
+    );
+}
+
+#[test]
+fn daemon_sets_count_their_templates() {
+    let generation = |object: &Value| {
+        object["metadata"]["annotations"]["deprecated.daemonset.template.generation"].clone()
+    };
+    let mut old = object(json!({}));
+    DaemonSet.prepare_create(&mut old);
+    assert_eq!(generation(&old), "1");
+    let mut new = object(json!({"minReadySeconds": 1}));
+    DaemonSet.prepare_update(&mut new, &old);
+    assert_eq!(generation(&new), "1");
+    new["spec"]["template"]["spec"]["containers"][0]["image"] = json!("other");
+    DaemonSet.prepare_update(&mut new, &old);
+    assert_eq!(generation(&new), "2");
+}
+
+#[test]
+fn stateful_sets() {
+    let base = json!({"podManagementPolicy": "OrderedReady", "updateStrategy": {"type": "RollingUpdate"},
+        "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1"}}}}],
+        "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"volumeMounts": [{"name": "data", "mountPath": "/d"}]}]}}});
+    check(&StatefulSet, base.clone(), expect![""]);
+    check(
+        &StatefulSet,
+        json!({"podManagementPolicy": "Random", "updateStrategy": {"type": "Now", "rollingUpdate": {"partition": 1}}, "serviceName": "A",
+            "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Keep", "whenScaled": "Retain"}}),
+        expect![[r#"
+            spec.podManagementPolicy: Invalid value: "Random": must be 'OrderedReady' or 'Parallel'
+            spec.updateStrategy: Invalid value: {"Type":"Now","RollingUpdate":{"Partition":1,"MaxUnavailable":null}}: must be 'RollingUpdate' or 'OnDelete'
+            spec.persistentVolumeClaimRetentionPolicy.whenDeleted: Unsupported value: "Keep": supported values: "Retain", "Delete"
+            spec.serviceName: Invalid value: "A": a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')
+        "#]],
+    );
+    let mut changed = base.clone();
+    changed["replicas"] = json!(3);
+    check_update(&StatefulSet, base.clone(), changed.clone(), expect![""]);
+    changed["serviceName"] = json!("other");
+    check_update(
+        &StatefulSet,
+        base,
+        changed,
+        expect![[r#"
+        spec: Forbidden: updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', 'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are forbidden
+    "#]],
+    );
+}
+
+#[test]
+fn replication_controllers() {
+    check(&ReplicationController, json!({"selector": {"a": "b"}, "replicas": 1}), expect![""]);
+    check(
+        &ReplicationController,
+        json!({"selector": {"a": "c"}}),
+        expect![[r#"
+        spec.replicas: Required value
+        spec.template.metadata.labels: Invalid value: {"a":"b"}: `selector` does not match template `labels`
+    "#]],
+    );
+}
+
+#[test]
+fn counts_in_a_status() {
+    let mut errors = Errors::default();
+    let status = |count: i64| json!({"status": {"replicas": 1, "readyReplicas": 2, "availableReplicas": -1, "collisionCount": count}});
+    Deployment.validate_status(&status(1), &status(2), &mut errors);
+    expect![[r#"
+        status.availableReplicas: Invalid value: -1: must be greater than or equal to 0
+        status.readyReplicas: Invalid value: 2: cannot be greater than status.replicas
+        status.collisionCount: Invalid value: 1: cannot be decremented
+    "#]]
+    .assert_eq(&lines(&errors));
+}

@@ -1,1 +1,226 @@
+//! Jobs and schedules in, complaints out.
 
+use expect_test::{Expect, expect};
+use serde_json::{Value, json};
+
+use super::cron_job::CronJob;
+use super::job::Job;
+use super::schedule::Schedule;
+use crate::core::pod::tests::defaulted;
+use crate::core::testing::lines;
+use crate::field::Errors;
+use crate::json::Json;
+use crate::kind::Kind;
+
+fn spec(mut spec: Value) -> Value {
+    spec.default_to("template", json!({"spec": {"restartPolicy": "Never"}}));
+    let pod = spec["template"]["spec"].take();
+    spec["template"]["spec"] = defaulted(pod);
+    spec
+}
+
+fn job(job: Value) -> Value {
+    let mut job = json!({"metadata": {"name": "x", "uid": "u"}, "spec": spec(job)});
+    Job.prepare_create(&mut job);
+    job
+}
+
+#[track_caller]
+fn check(job_spec: Value, expected: Expect) {
+    let mut errors = Errors::default();
+    Job.validate(&job(job_spec), &mut errors);
+    expected.assert_eq(&lines(&errors));
+}
+
+#[test]
+fn jobs() {
+    check(json!({}), expect![""]);
+    check(
+        json!({"template": {"spec": {}}}),
+        expect![[r#"
+        spec.template.spec.restartPolicy: Required value: valid values: "OnFailure", "Never"
+    "#]],
+    );
+    check(
+        json!({"selector": {"matchLabels": {"a": "b"}}, "parallelism": -1, "managedBy": "me"}),
+        expect![[r#"
+        spec.selector: Invalid value: {"matchLabels":{"a":"b","batch.kubernetes.io/controller-uid":"u"}}: `selector` not auto-generated
+        spec.parallelism: Invalid value: -1: must be greater than or equal to 0
+        spec.managedBy: Invalid value: "me": must be a domain-prefixed path (such as "acme.io/foo")
+        spec.template.metadata.labels: Invalid value: {"batch.kubernetes.io/controller-uid":"u","batch.kubernetes.io/job-name":"x","controller-uid":"u","job-name":"x"}: `selector` does not match template `labels`
+    "#]],
+    );
+    check(
+        json!({"completionMode": "Indexed", "maxFailedIndexes": 1, "podReplacementPolicy": "Never"}),
+        expect![[r#"
+        spec.backoffLimitPerIndex: Required value: when maxFailedIndexes is specified
+        spec.completions: Required value: when completion mode is Indexed
+        spec.podReplacementPolicy: Unsupported value: "Never": supported values: "Failed", "TerminatingOrFailed"
+    "#]],
+    );
+    check(
+        json!({"podFailurePolicy": {"rules": [{"action": "FailIndex", "onExitCodes": {"operator": "In", "values": [2, 0, 2], "containerName": "z"}},
+            {"action": "", "onPodConditions": [{"type": "Ready", "status": ""}]}, {"action": "Ignore"}]}}),
+        expect![[r#"
+            spec.podFailurePolicy.rules[0].action: Invalid value: "FailIndex": requires the backoffLimitPerIndex to be set
+            spec.podFailurePolicy.rules[0].onExitCodes.containerName: Invalid value: "z": must be one of the container or initContainer names in the pod template
+            spec.podFailurePolicy.rules[0].onExitCodes.values[1]: Invalid value: 0: must not be 0 for the In operator
+            spec.podFailurePolicy.rules[0].onExitCodes.values[2]: Duplicate value: 2
+            spec.podFailurePolicy.rules[0].onExitCodes.values: Invalid value: [2,0,2]: must be ordered
+            spec.podFailurePolicy.rules[1].action: Required value: valid values: ["Count" "FailIndex" "FailJob" "Ignore"]
+            spec.podFailurePolicy.rules[1].onPodConditions[0].status: Required value: valid values: ["False" "True" "Unknown"]
+            spec.podFailurePolicy.rules[2]: Invalid value: specifying one of OnExitCodes and OnPodConditions is required
+        "#]],
+    );
+    check(
+        json!({"completionMode": "Indexed", "completions": 5, "successPolicy": {"rules": [{}, {"succeededIndexes": "1-2,2", "succeededCount": 6}, {"succeededIndexes": "0-3", "succeededCount": 5}]}}),
+        expect![[r#"
+            spec.successPolicy.rules[0]: Required value: at least one of succeededCount or succeededIndexes must be specified
+            spec.successPolicy.rules[1].succeededIndexes: Invalid value: "1-2,2": error parsing succeededIndexes: non-increasing order, previous: 2, current: 2
+            spec.successPolicy.rules[1].succeededCount: Invalid value: 6: must be less than or equal to 5 (the number of specified completions)
+            spec.successPolicy.rules[1].succeededCount: Invalid value: 6: must be less than or equal to 0 (the number of indexes in the specified succeededIndexes field)
+            spec.successPolicy.rules[2].succeededCount: Invalid value: 5: must be less than or equal to 4 (the number of indexes in the specified succeededIndexes field)
+        "#]],
+    );
+}
+
+#[track_caller]
+fn check_update(old: Value, change: impl Fn(&mut Value), expected: Expect) {
+    let old = job(old);
+    let mut new = old.clone();
+    change(&mut new["spec"]);
+    let mut errors = Errors::default();
+    Job.validate_update(&new, &old, &mut errors);
+    expected.assert_eq(&lines(&errors));
+}
+
+#[test]
+fn job_updates() {
+    check_update(
+        json!({"completions": 5}),
+        |spec| spec["completions"] = json!(7),
+        expect![[r#"
+        spec.completions: Invalid value: 7: field is immutable
+    "#]],
+    );
+    let indexed = json!({"completions": 5, "parallelism": 5, "completionMode": "Indexed"});
+    check_update(
+        indexed.clone(),
+        |spec| spec["completions"] = json!(7),
+        expect![[r#"
+        spec.completions: Invalid value: 7: can only be modified in tandem with spec.parallelism
+    "#]],
+    );
+    let both = |spec: &mut Value| (spec["completions"], spec["parallelism"]) = (json!(7), json!(7));
+    check_update(indexed, both, expect![""]);
+    let moved = |spec: &mut Value| spec["template"]["spec"]["nodeSelector"] = json!({"a": "b"});
+    check_update(json!({"suspend": true}), moved, expect![""]);
+    let resized = |spec: &mut Value| {
+        spec["template"]["spec"]["containers"][0]["resources"] = json!({"limits": {"cpu": "1"}})
+    };
+    check_update(json!({"suspend": true}), resized, expect![""]);
+    check_update(json!({}), |spec| spec["parallelism"] = json!(3), expect![""]);
+}
+
+#[test]
+fn job_status() {
+    #[track_caller]
+    fn check(old: Value, new: Value, expected: Expect) {
+        let with = |status: Value| {
+            let mut job = job(json!({"completions": 3, "completionMode": "Indexed"}));
+            job["status"] = status;
+            job
+        };
+        let mut errors = Errors::default();
+        Job.validate_status(&with(new), &with(old), &mut errors);
+        expected.assert_eq(&lines(&errors));
+    }
+    let done =
+        json!([{"type": "SuccessCriteriaMet", "status": "True"}, {"type": "Complete", "status": "True"}]);
+    let start = "2026-01-01T00:00:00Z";
+    check(
+        json!({"startTime": start}),
+        json!({"startTime": start, "completionTime": "2026-01-01T00:00:01Z", "conditions": done, "succeeded": 3, "completedIndexes": "0-2"}),
+        expect![""],
+    );
+    check(
+        json!({"succeeded": 2, "failed": 1}),
+        json!({"conditions": [{"type": "Complete", "status": "True"}], "active": 1, "ready": 2, "completedIndexes": "0-9"}),
+        expect![[r#"
+            status.completionTime: Required value: completionTime is required for Complete jobs
+            status.conditions: Invalid value: cannot set Complete=True condition without the SuccessCriteriaMet=true condition
+            status.active: Invalid value: 1: active>0 is invalid for finished job
+            status.startTime: Required value: startTime is required for finished job
+            status.completedIndexes: Invalid value: "0-9": error parsing completedIndexes: too large index: "9"
+            status.ready: Invalid value: 2: cannot set more ready pods than active
+            status.failed: Invalid value: 0: cannot decrease the failed counter
+            status.succeeded: Invalid value: 0: cannot decrease the succeeded counter
+        "#]],
+    );
+}
+
+#[test]
+fn cron_jobs() {
+    #[track_caller]
+    fn check(mut cron: Value, expected: Expect) {
+        cron.default_to("schedule", "* * * * *");
+        cron.default_to("concurrencyPolicy", "Allow");
+        cron.default_to("jobTemplate", json!({"spec": spec(json!({}))}));
+        let mut errors = Errors::default();
+        let cron = json!({"metadata": {"name": "x"}, "spec": cron});
+        CronJob.validate(&cron, &mut errors);
+        CronJob.validate_create(&cron, &mut errors);
+        expected.assert_eq(&lines(&errors));
+    }
+    check(json!({"timeZone": "Europe/Berlin"}), expect![""]);
+    check(
+        json!({"schedule": "every day", "concurrencyPolicy": "Sometimes"}),
+        expect![[r#"
+        spec.schedule: Invalid value: "every day": expected exactly 5 fields, found 2: [every day]
+        spec.concurrencyPolicy: Unsupported value: "Sometimes": supported values: "Allow", "Forbid", "Replace"
+    "#]],
+    );
+    check(
+        json!({"timeZone": "Mars/Olympus"}),
+        expect![[r#"
+        spec.timeZone: Invalid value: "Mars/Olympus": unknown time zone Mars/Olympus
+    "#]],
+    );
+    check(
+        json!({"timeZone": "europe/berlin"}),
+        expect![[r#"
+        spec.timeZone: Invalid value: "europe/berlin": unknown time zone europe/berlin
+    "#]],
+    );
+    check(
+        json!({"schedule": "TZ=UTC * * * * *", "timeZone": ""}),
+        expect![[r#"
+        spec.schedule: Invalid value: "TZ=UTC * * * * *": cannot use TZ or CRON_TZ in schedule, use timeZone field instead
+        spec.timeZone: Invalid value: "": timeZone must be nil or non-empty string
+    "#]],
+    );
+}
+
+#[test]
+fn schedules() {
+    #[track_caller]
+    fn check(text: &str, expected: &str) {
+        let found = Schedule::parse(text).map_or_else(|why| why, |_| "fine".to_owned());
+        assert_eq!(found, expected, "{text}");
+    }
+    for text in
+        ["* * * * *", "*/5 0-6 1,15 jan-mar MON", "0 0 ? * 6", "@daily", "@every 1h30m", "30/10 * * * *"]
+    {
+        check(text, "fine");
+    }
+    check("60 * * * *", "end of range (60) above maximum (59): 60");
+    check("* * 0 * *", "beginning of range (0) below minimum (1): 0");
+    check("5-1 * * * *", "beginning of range (5) beyond end of range (1): 5-1");
+    check("*/0 * * * *", "step of range should be a positive number: */0");
+    check("1-2-3 * * * *", "too many hyphens: 1-2-3");
+    check("1/2/3 * * * *", "too many slashes: 1/2/3");
+    check("x * * * *", "failed to parse int from x: strconv.Atoi: parsing \"x\": invalid syntax");
+    check("* * * * 7", "end of range (7) above maximum (6): 7");
+    check("@sometimes", "unrecognized descriptor: @sometimes");
+    check("@every 5", "failed to parse duration @every 5: time: missing unit in duration \"5\"");
+}

@@ -4,6 +4,7 @@ use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::core::testing::lines;
 
 /// Fills in what the defaults would, so that a case shows only what it is about.
 pub(crate) fn defaulted(mut spec: Value) -> Value {
@@ -38,17 +39,13 @@ fn pod(spec: Value) -> Value {
     json!({"metadata": {"name": "p", "namespace": "n"}, "spec": defaulted(spec)})
 }
 
-pub(crate) fn shown(errors: &Errors) -> String {
-    errors.0.iter().map(|one| format!("{}: {}\n", one.path, one.message)).collect()
-}
-
 #[track_caller]
 fn check(spec: Value, expected: Expect) {
     let mut errors = Errors::default();
     let pod = pod(spec);
     Pod.validate(&pod, &mut errors);
     Pod.validate_create(&pod, &mut errors);
-    expected.assert_eq(&shown(&errors));
+    expected.assert_eq(&lines(&errors));
 }
 
 #[track_caller]
@@ -347,4 +344,232 @@ fn dns_and_names() {
             spec.hostAliases[0].ip: Invalid value: "1.2.3": must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)
         "#]],
     );
+}
+
+fn merged(mut base: Value, change: &Value) -> Value {
+    let Some(fields) = change.as_object() else { return change.clone() };
+    for (name, value) in fields {
+        let before = base.get(name).cloned().unwrap_or(Value::Null);
+        base[name.as_str()] = merged(before, value);
+    }
+    base
+}
+
+#[track_caller]
+fn check_update(old: Value, change: Value, expected: Expect) {
+    let old = pod(old);
+    let new = merged(old.clone(), &json!({"spec": change}));
+    let mut errors = Errors::default();
+    Pod.validate_update(&new, &old, &mut errors);
+    expected.assert_eq(&lines(&errors));
+}
+
+#[test]
+fn updates() {
+    let image = json!({"containers": [{"name": "a", "image": "new", "terminationMessagePolicy": "File", "imagePullPolicy": "Always"}]});
+    check_update(json!({}), image, expect![""]);
+    check_update(
+        json!({}),
+        json!({"containers": []}),
+        expect![[r#"
+        spec.containers: Forbidden: pod updates may not add or remove containers
+    "#]],
+    );
+    check_update(json!({}), json!({"activeDeadlineSeconds": 5}), expect![""]);
+    check_update(
+        json!({"activeDeadlineSeconds": 5}),
+        json!({"activeDeadlineSeconds": 6}),
+        expect![[r#"
+        spec.activeDeadlineSeconds: Invalid value: 6: must be less than or equal to previous value
+    "#]],
+    );
+    let one = json!({"key": "a", "operator": "Exists", "effect": "NoExecute"});
+    let other = json!({"key": "b", "operator": "Exists"});
+    check_update(json!({"tolerations": [one]}), json!({"tolerations": [other, one]}), expect![""]);
+    check_update(
+        json!({"tolerations": [one]}),
+        json!({"tolerations": [other]}),
+        expect![[r#"
+        spec.tolerations: Forbidden: existing toleration can not be modified except its tolerationSeconds
+    "#]],
+    );
+    check_update(
+        json!({"schedulingGates": [{"name": "a"}]}),
+        json!({"schedulingGates": [{"name": "b"}], "nodeSelector": {"x": "y"}}),
+        expect![[r#"
+            spec.schedulingGates[0].name: Forbidden: only deletion is allowed, but found new scheduling gate 'b'
+        "#]],
+    );
+    check_update(
+        json!({"schedulingGates": [{"name": "a"}], "nodeSelector": {"x": "y"}}),
+        json!({"nodeSelector": {"x": "z"}}),
+        expect![[r#"
+            spec.nodeSelector: Invalid value: {"x":"z"}: only additions to spec.nodeSelector are allowed (no mutations or deletions)
+        "#]],
+    );
+    check_update(
+        json!({"terminationGracePeriodSeconds": -1}),
+        json!({"terminationGracePeriodSeconds": 1}),
+        expect![""],
+    );
+}
+
+#[test]
+fn status_updates() {
+    #[track_caller]
+    fn check(spec: Value, old: Value, new: Value, expected: Expect) {
+        let (mut before, mut after) = (pod(spec.clone()), pod(spec));
+        before["status"] = old;
+        after["status"] = new;
+        prepare_status_update(&mut after, &before);
+        let mut errors = Errors::default();
+        Pod.validate_status(&after, &before, &mut errors);
+        expected.assert_eq(&lines(&errors));
+    }
+    let ended = json!([{"name": "a", "state": {"terminated": {"exitCode": 1}}}]);
+    let running = json!([{"name": "a", "state": {"running": {}}}]);
+    check(json!({}), json!({"containerStatuses": ended}), json!({"containerStatuses": running}), expect![""]);
+    check(
+        json!({"restartPolicy": "Never"}),
+        json!({"containerStatuses": ended, "qosClass": "BestEffort"}),
+        json!({"containerStatuses": running}),
+        expect![[r#"
+            status.containerStatuses[0].state: Forbidden: may not be transitioned to non-terminated state
+        "#]],
+    );
+    check(
+        json!({"nodeName": "n"}),
+        json!({"qosClass": "Burstable"}),
+        json!({"qosClass": "Guaranteed", "nominatedNodeName": "m", "podIPs": [{"ip": "10.0.0.1"}, {"ip": "10.0.0.2"}],
+            "hostIP": "1.1.1.1", "hostIPs": [{"ip": "2.2.2.2"}], "conditions": [{"type": "a b", "observedGeneration": -1}]}),
+        expect![[r#"
+            status.conditions[0].observedGeneration: Invalid value: -1: must be a non-negative integer
+            status.conditions[0].Type: Invalid value: "a b": name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')
+            status.nominatedNodeName: Forbidden: may not be set on pods that are already bound to a node
+            status.qosClass: Invalid value: "Guaranteed": field is immutable
+            status.podIPs: Invalid value: [{"IP":"10.0.0.1"},{"IP":"10.0.0.2"}]: may specify no more than one IP for each IP family
+            status.hostIPs[0].ip: Invalid value: "2.2.2.2": must be equal to `hostIP`
+        "#]],
+    );
+}
+
+#[test]
+fn resizes() {
+    #[track_caller]
+    fn check(old: Value, new: Value, expected: Expect) {
+        let (old, mut new) = (pod(json!({"containers": [old]})), pod(json!({"containers": [new]})));
+        prepare_resize(&mut new, &old);
+        let mut errors = Errors::default();
+        validate_resize(&new, &old, &mut errors);
+        expected.assert_eq(&lines(&errors));
+    }
+    let small = json!({"resources": {"requests": {"cpu": "1"}}});
+    check(small.clone(), json!({"resources": {"requests": {"cpu": "2"}}}), expect![""]);
+    check(small.clone(), json!({"image": "other", "resources": {"requests": {"cpu": "2"}}}), expect![""]);
+    check(
+        small.clone(),
+        json!({"name": "b"}),
+        expect![[r#"
+        spec: Invalid value: "": Pod QOS Class may not change as a result of resizing
+        spec.containers[0].name: Forbidden: containers may not be renamed or reordered on resize
+    "#]],
+    );
+    check(
+        small.clone(),
+        json!({"resources": {"requests": {"memory": "1"}}}),
+        expect![[r#"
+        spec.containers[0].resources.requests: Forbidden: resource requests cannot be removed
+    "#]],
+    );
+    check(
+        small,
+        json!({"resources": {"requests": {"cpu": "1", "ephemeral-storage": "1"}}}),
+        expect![[r#"
+            spec: Forbidden: only cpu and memory resources are mutable
+        "#]],
+    );
+}
+
+#[test]
+fn ephemeral_containers_stay() {
+    let with = |containers: Value| pod(json!({"ephemeralContainers": containers}));
+    let mut errors = Errors::default();
+    validate_ephemeral_containers_update(&with(json!([])), &with(json!([{"name": "e"}])), &mut errors);
+    expect![[r#"
+        spec.ephemeralContainers: Forbidden: existing ephemeral containers "e" may not be removed
+
+    "#]]
+    .assert_eq(&lines(&errors));
+}
+
+#[test]
+fn quality_of_service() {
+    #[track_caller]
+    fn check(spec: Value, expected: &str) {
+        assert_eq!(qos_class(&pod(spec)), expected);
+    }
+    let both = json!({"cpu": "1", "memory": "1Gi"});
+    check(json!({}), "BestEffort");
+    check(json!({"containers": [{"resources": {"requests": {"cpu": "1"}}}]}), "Burstable");
+    check(json!({"containers": [{"resources": {"requests": both, "limits": both}}]}), "Guaranteed");
+    check(json!({"containers": [{"resources": {"requests": both, "limits": both}}, {}]}), "Burstable");
+    check(json!({"resources": {"requests": both, "limits": both}}), "Guaranteed");
+    check(json!({"resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "1"}}}), "Burstable");
+}
+
+#[test]
+fn grace_periods() {
+    #[track_caller]
+    fn check(node: &str, phase: &str, own: i64, requested: Option<i64>, expected: i64) {
+        let mut pod = pod(json!({"nodeName": node, "terminationGracePeriodSeconds": own}));
+        pod["status"] = json!({"phase": phase});
+        assert_eq!(grace_period(&pod, requested), expected);
+    }
+    check("n", "Running", 30, None, 30);
+    check("n", "Running", 30, Some(5), 5);
+    check("n", "Running", -5, None, 1);
+    check("n", "Succeeded", 30, None, 0);
+    check("", "Pending", 30, Some(5), 0);
+}
+
+#[test]
+fn a_new_pod_is_prepared() {
+    let mut new = pod(json!({"schedulingGates": [{"name": "g"}],
+        "topologySpreadConstraints": [{"matchLabelKeys": ["app"], "labelSelector": {}}],
+        "containers": [{"lifecycle": {"stopSignal": "SIGTERM"}}]}));
+    new["metadata"]["labels"] = json!({"app": "web"});
+    new["metadata"]["annotations"] =
+        json!({"container.apparmor.security.beta.kubernetes.io/a": "unconfined"});
+    Pod.prepare_create(&mut new);
+    assert_eq!(new["status"]["phase"], "Pending");
+    assert_eq!(new["status"]["qosClass"], "BestEffort");
+    assert_eq!(new["status"]["conditions"][0]["reason"], "SchedulingGated");
+    let container = &new["spec"]["containers"][0];
+    assert_eq!(container["lifecycle"], json!({}));
+    assert_eq!(container["securityContext"]["appArmorProfile"], json!({"type": "Unconfined"}));
+    let selector = &new["spec"]["topologySpreadConstraints"][0]["labelSelector"];
+    assert_eq!(*selector, json!({"matchExpressions": [{"key": "app", "operator": "In", "values": ["web"]}]}));
+}
+
+#[test]
+fn words_of_warning() {
+    let new = pod(
+        json!({"nodeSelector": {"beta.kubernetes.io/os": "linux"}, "terminationGracePeriodSeconds": -1,
+        "volumes": [{"name": "v", "gitRepo": {}}, {"name": "w", "secret": {"secretName": "s", "items": [{"key": "a", "path": "p"}, {"key": "b", "path": "p/q"}]}}],
+        "hostAliases": [{"ip": "1.1.1.1"}, {"ip": "1.1.1.1"}],
+        "containers": [{"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}, {"name": "A", "value": "$(A)3"}],
+            "ports": [{"containerPort": 80, "name": "x"}, {"containerPort": 80, "hostPort": 80, "name": "x"}],
+            "resources": {"limits": {"memory": "100m"}}}]}),
+    );
+    expect![[r#"
+        spec.nodeSelector[beta.kubernetes.io/os]: deprecated since v1.14; use "kubernetes.io/os" instead
+        spec.volumes[0].gitRepo: deprecated in v1.11, and disabled by default in v1.33+
+        volume "w" (Secret "s"): overlapping paths: "p/q" with "p"
+        spec.hostAliases[1].ip: duplicate ip "1.1.1.1"
+        spec.containers[0].resources.limits[memory]: fractional byte value "100m" is invalid, must be an integer
+        spec.containers[0].env[1]: hides previous definition of "A", which may be dropped when using apply
+        spec.containers[0].ports[1]: overlapping port definition with spec.containers[0].ports[0]
+        spec.containers[0].ports[1]: duplicate port name "x" with spec.containers[0].ports[0], services and probes that select ports by name will use spec.containers[0].ports[0]
+        spec.terminationGracePeriodSeconds: must be >= 0; negative values are invalid and will be treated as 1"#]]
+    .assert_eq(&Pod.warnings(&new, None).join("\n"));
 }
