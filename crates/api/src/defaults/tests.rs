@@ -494,3 +494,40 @@ fn other_groups() {
         }}),
     );
 }
+
+#[test]
+fn defaults_of_any_type_are_what_schema_would_write() {
+    let table = schema::kubernetes();
+    for (id, ty) in table.types() {
+        let mut object = json!({});
+        schema::normalize(table, id, &mut object).expect("an empty object");
+        set_defaults(table, id, &mut object);
+        let mut again = object.clone();
+        schema::normalize(table, id, &mut again).expect("a well-formed object");
+        assert_eq!(again, object, "{}", ty.name);
+    }
+}
+
+/// Nobody should send these here, but they must do no harm.
+#[test]
+fn objects_of_the_wrong_shape_are_left_alone() {
+    let table = schema::kubernetes();
+    let odd = [json!(null), json!(5), json!("x"), json!([]), json!([1, {}]), json!({"x": [null]})];
+    for (id, ty) in table.types() {
+        for value in &odd {
+            let fields = ty.fields.iter().map(|field| (field.name.to_string(), value.clone()));
+            let mut object = Value::Object(fields.collect());
+            set_defaults(table, id, &mut object);
+            set_defaults(table, id, &mut value.clone());
+            for field in &ty.fields {
+                let inner: Map<String, Value> =
+                    ["type", "ports", "spec", "limits", "labels", "resources", "containers"]
+                        .into_iter()
+                        .map(|name| (name.to_owned(), value.clone()))
+                        .collect();
+                let mut object = json!({ &*field.name: inner });
+                set_defaults(table, id, &mut object);
+            }
+        }
+    }
+}
