@@ -296,3 +296,47 @@ async fn a_backup_taken_while_writing_restores_to_one_moment() {
     }
     assert!(!dir.path().join("never").exists());
 }
+
+#[tokio::test]
+async fn writes_that_wait_share_one_sync_and_none_is_seen_before_it() {
+    let dir = directory();
+    let (entered, syncing) = mpsc::channel();
+    let (gate, go) = mpsc::channel::<()>();
+    let gates = Mutex::new((entered, go));
+    let armed = Arc::new(AtomicBool::new(false));
+    let on = armed.clone();
+    let faults: Faults = Arc::new(move |op| {
+        if op == Op::Sync && on.load(Ordering::SeqCst) {
+            let gates = gates.lock().unwrap();
+            gates.0.send(()).unwrap();
+            // An error means that the test is over.
+            let _ = gates.1.recv();
+        }
+        Ok(())
+    });
+    let store = Arc::new(LogStore::open(dir.path(), Config { faults, ..Config::default() }).unwrap());
+    armed.store(true, Ordering::SeqCst);
+    let writer = |n: usize| {
+        let store = store.clone();
+        tokio::spawn(async move { create(&*store, &format!("/{n}"), "").await })
+    };
+    let first = writer(0);
+    tokio::task::yield_now().await;
+    syncing.recv().unwrap();
+    let rest: Vec<_> = (1..50).map(writer).collect();
+    tokio::task::yield_now().await;
+    assert_eq!((store.revision().await.unwrap(), store.get("/0").await.unwrap()), (1, None));
+    assert!(!first.is_finished());
+    gate.send(()).unwrap();
+    assert_eq!(first.await.unwrap(), 2);
+    syncing.recv().unwrap();
+    assert_eq!(store.revision().await.unwrap(), 2);
+    gate.send(()).unwrap();
+    let mut revisions = Vec::new();
+    for write in rest {
+        revisions.push(write.await.unwrap());
+    }
+    assert_eq!(revisions, (3..52).collect::<Vec<_>>());
+    assert!(syncing.try_recv().is_err());
+    armed.store(false, Ordering::SeqCst);
+}
