@@ -30,7 +30,7 @@ pub struct CustomResourceDefinition;
 
 impl Kind for CustomResourceDefinition {
     fn prepare_create(&self, new: &mut Value) {
-        new["status"] = json!({});
+        new.set("status", json!({}));
         remember_storage_version(new);
     }
 

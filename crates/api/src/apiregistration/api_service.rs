@@ -14,7 +14,7 @@ pub struct APIService;
 
 impl Kind for APIService {
     fn prepare_create(&self, new: &mut Value) {
-        new["status"] = json!({});
+        new.set("status", json!({}));
         if new.at("spec").has("service") {
             return;
         }
@@ -27,9 +27,9 @@ impl Kind for APIService {
         });
         let created = new.path("metadata.creationTimestamp").clone();
         if !created.is_null() {
-            condition["lastTransitionTime"] = created;
+            condition.set("lastTransitionTime", created);
         }
-        new["status"]["conditions"] = json!([condition]);
+        new.set("status", json!({"conditions": [condition]}));
     }
 
     fn validate(&self, obj: &Value, errors: &mut Errors) {

@@ -11,6 +11,7 @@ pub struct TokenReview;
 impl Kind for TokenReview {}
 
 /// The token asked about.
+#[allow(clippy::result_large_err, reason = "a refusal is rare, and callers hand it on as it is")]
 pub fn token(review: &Value) -> Result<&str, Status> {
     match review.at("spec").text("token") {
         "" => Err(Status::bad_request("token is required for TokenReview in authentication")),

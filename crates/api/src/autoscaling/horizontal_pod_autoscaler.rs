@@ -155,10 +155,10 @@ fn scaling_rules(rules: &Value, path: &Path, errors: &mut Errors) {
     for (i, policy) in policies.iter().enumerate() {
         scaling_policy(policy, &path.at("policies").index(i), errors);
     }
-    if let Some(tolerance) = rules.at("tolerance").as_str() {
-        if Quantity::parse(tolerance).is_ok_and(|quantity| quantity.is_negative()) {
-            errors.invalid(&path.at("tolerance"), tolerance, "must be greater than or equal to 0");
-        }
+    if let Some(tolerance) = rules.at("tolerance").as_str()
+        && Quantity::parse(tolerance).is_ok_and(|quantity| quantity.is_negative())
+    {
+        errors.invalid(&path.at("tolerance"), tolerance, "must be greater than or equal to 0");
     }
 }
 

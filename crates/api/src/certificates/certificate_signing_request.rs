@@ -57,11 +57,11 @@ impl Kind for CertificateSigningRequest {
         for field in ["username", "uid", "groups", "extra"] {
             spec.remove(field);
         }
-        new["status"] = json!({});
+        new.set("status", json!({}));
     }
 
     fn prepare_update(&self, new: &mut Value, old: &Value) {
-        new["spec"] = old.at("spec").clone();
+        new.set("spec", old.at("spec").clone());
     }
 
     fn validate(&self, obj: &Value, errors: &mut Errors) {
@@ -113,7 +113,7 @@ pub fn set_requester(
 /// Before an update through `/status`: the request stays, and so do Approved and Denied as long as the client
 /// neither adds nor removes one (which validation then refuses). `now` is an RFC 3339 time.
 pub fn prepare_status(new: &mut Value, old: &Value, now: &str) {
-    new["spec"] = old.at("spec").clone();
+    new.set("spec", old.at("spec").clone());
     for kind in [APPROVED, DENIED] {
         let before: Vec<Value> = of_type(old, kind).cloned().collect();
         if of_type(new, kind).count() != before.len() {
@@ -130,8 +130,8 @@ pub fn prepare_status(new: &mut Value, old: &Value, now: &str) {
 pub fn prepare_approval(new: &mut Value, old: &Value, now: &str) {
     stamp_conditions(new, old, now);
     let conditions = new.path("status.conditions").clone();
-    new["spec"] = old.at("spec").clone();
-    new["status"] = old.at("status").clone();
+    new.set("spec", old.at("spec").clone());
+    new.set("status", old.at("status").clone());
     let status = new.object_mut("status");
     status.remove("conditions");
     if !conditions.is_null() {
@@ -256,7 +256,7 @@ fn signer_name(name: &str, path: &Path, errors: &mut Errors) {
 /// Complaining about the first is enough, for the others would read alike.
 fn first_bad_label(part: &str, check: fn(&str) -> Vec<String>, path: &Path, errors: &mut Errors) {
     let bad = part.split('.').map(|label| (label, check(label))).find(|(_, words)| !words.is_empty());
-    for (label, words) in bad {
+    if let Some((label, words)) = bad {
         for word in words {
             errors.invalid(path, part, &format!("validating label {label:?}: {word}"));
         }

@@ -35,11 +35,9 @@ impl Kind for PriorityLevelConfiguration {
 /// The levels `exempt` and `catch-all` must be as the server expects them.
 fn fixed(spec: &Value, name: &str, path: &Path, errors: &mut Errors) {
     match name {
-        "exempt" => {
-            if spec.text("type") != "Exempt" || spec.has("limited") {
-                let message = "spec of 'exempt' except the 'spec.exempt' field must equal the fixed value";
-                errors.invalid(path, spec.clone(), message);
-            }
+        "exempt" if spec.text("type") != "Exempt" || spec.has("limited") => {
+            let message = "spec of 'exempt' except the 'spec.exempt' field must equal the fixed value";
+            errors.invalid(path, spec.clone(), message);
         }
         "catch-all" => {
             let wanted = json!({

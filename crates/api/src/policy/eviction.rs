@@ -8,6 +8,7 @@ use crate::json::Json;
 
 /// Checks an Eviction of the pod `name`, where `dry_run` is the request's own `dryRun` parameter. On success
 /// gives the delete options to use.
+#[allow(clippy::result_large_err, reason = "a refusal is rare, and callers hand it on as it is")]
 pub fn delete_options(eviction: &Value, name: &str, dry_run: &[&str]) -> Result<Value, Status> {
     if eviction.at("metadata").text("name") != name {
         return Err(Status::bad_request("name in URL does not match name in Eviction object"));
@@ -29,7 +30,7 @@ pub fn delete_options(eviction: &Value, name: &str, dry_run: &[&str]) -> Result<
     let asked: Vec<&str> = options.items("dryRun").iter().filter_map(Value::as_str).collect();
     if asked.is_empty() {
         if !dry_run.is_empty() {
-            options["dryRun"] = dry_run.into();
+            options.set("dryRun", dry_run);
         }
     } else if !dry_run.is_empty() && asked != dry_run {
         let (asked, dry_run) = (asked.join(" "), dry_run.join(" "));

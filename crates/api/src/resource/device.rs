@@ -58,7 +58,7 @@ fn shortened(key: &str) -> String {
         return key.to_owned();
     }
     let remaining = MAX_KEY - 3;
-    let (head, tail) = ((remaining + 1) / 2, key.len() - remaining / 2);
+    let (head, tail) = (remaining.div_ceil(2), key.len() - remaining / 2);
     let cut = |i: usize| (i..key.len()).find(|i| key.is_char_boundary(*i)).unwrap_or(key.len());
     format!("{}...{}", &key[..cut(head)], &key[cut(tail)..])
 }
