@@ -257,6 +257,7 @@ impl fmt::Display for PathElement {
 fn shown(value: &Value) -> String {
     match value {
         Value::String(text) => go::quote(text),
+        Value::Number(n) if n.is_f64() => n.as_f64().unwrap_or(0.0).to_string(),
         Value::Array(items) => format!("[{}]", items.iter().map(shown).collect::<Vec<_>>().join(",")),
         Value::Object(fields) => {
             fields.iter().map(|(name, value)| format!("{name}={}", shown(value))).collect()
