@@ -10,7 +10,7 @@ pub struct Status {
     pub kind: &'static str,
     #[serde(rename = "apiVersion")]
     pub api_version: &'static str,
-    pub metadata: Empty,
+    pub metadata: ListMeta,
     pub status: &'static str,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
@@ -21,8 +21,12 @@ pub struct Status {
     pub code: u16,
 }
 
+/// Empty, except where a list has expired and may go on from a new token.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Empty {}
+pub struct ListMeta {
+    #[serde(rename = "continue", skip_serializing_if = "String::is_empty")]
+    pub token: String,
+}
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -43,7 +47,9 @@ pub struct Details {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Cause {
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub field: String,
@@ -58,7 +64,7 @@ impl Status {
         Status {
             kind: "Status",
             api_version: "v1",
-            metadata: Empty {},
+            metadata: ListMeta::default(),
             status: "Failure",
             message: message.into(),
             reason,
@@ -105,7 +111,11 @@ impl Status {
     }
 
     pub fn forbidden(group: &str, plural: &str, name: &str, why: &str) -> Status {
-        let message = format!("{} {} is forbidden: {why}", qualified(group, plural), quoted(name));
+        let message = match (plural, name) {
+            ("", _) => format!("forbidden: {why}"),
+            (_, "") => format!("{} is forbidden: {why}", qualified(group, plural)),
+            _ => format!("{} {} is forbidden: {why}", qualified(group, plural), quoted(name)),
+        };
         Status::failure(403, "Forbidden", message).about(group, plural, name)
     }
 
@@ -142,4 +152,80 @@ impl Status {
 
 fn qualified(group: &str, plural: &str) -> String {
     if group.is_empty() { plural.to_owned() } else { format!("{plural}.{group}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+    use crate::field::Path;
+
+    #[test]
+    fn invalid_objects() {
+        let mut errors = Errors::default();
+        let message = |errors: &Errors| Status::invalid("apps", "Deployment", "x", errors).message;
+        assert_eq!(message(&errors), "Deployment.apps \"x\" is invalid");
+        errors.required(&Path::new("spec.a"), "");
+        assert_eq!(message(&errors), "Deployment.apps \"x\" is invalid: spec.a: Required value");
+        errors.required(&Path::new("spec.a"), "");
+        errors.duplicate(&Path::new("spec.b"), "c");
+        let status = Status::invalid("apps", "Deployment", "x", &errors);
+        expect![[r#"
+            {
+              "kind": "Status",
+              "apiVersion": "v1",
+              "metadata": {},
+              "status": "Failure",
+              "message": "Deployment.apps \"x\" is invalid: [spec.a: Required value, spec.b: Duplicate value: \"c\"]",
+              "reason": "Invalid",
+              "details": {
+                "name": "x",
+                "group": "apps",
+                "kind": "Deployment",
+                "causes": [
+                  {
+                    "reason": "FieldValueRequired",
+                    "message": "Required value",
+                    "field": "spec.a"
+                  },
+                  {
+                    "reason": "FieldValueRequired",
+                    "message": "Required value",
+                    "field": "spec.a"
+                  },
+                  {
+                    "reason": "FieldValueDuplicate",
+                    "message": "Duplicate value: \"c\"",
+                    "field": "spec.b"
+                  }
+                ]
+              },
+              "code": 422
+            }"#]]
+        .assert_eq(&serde_json::to_string_pretty(&status).expect("JSON"));
+    }
+
+    #[test]
+    fn words() {
+        let messages = [
+            Status::not_found("", "pods", "a"),
+            Status::not_found("apps", "deployments", "a"),
+            Status::already_exists("", "pods", "a"),
+            Status::conflict("", "pods", "a", "why"),
+            Status::forbidden("", "pods", "a", "why"),
+            Status::forbidden("apps", "deployments", "", "why"),
+            Status::internal("why"),
+        ]
+        .map(|status| format!("{} {}: {}", status.code, status.reason, status.message));
+        expect![[r#"
+            404 NotFound: pods "a" not found
+            404 NotFound: deployments.apps "a" not found
+            409 AlreadyExists: pods "a" already exists
+            409 Conflict: Operation cannot be fulfilled on pods "a": why
+            403 Forbidden: pods "a" is forbidden: why
+            403 Forbidden: deployments.apps is forbidden: why
+            500 InternalError: Internal error occurred: why"#]]
+        .assert_eq(&messages.join("\n"));
+    }
 }
