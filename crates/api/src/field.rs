@@ -1,5 +1,6 @@
 //! Validation errors with upstream's field paths and words.
 
+use std::collections::HashSet;
 use std::fmt::{self, Write as _};
 
 use serde_json::Value;
@@ -86,6 +87,9 @@ pub struct Complaint {
     /// Everything after the path: `Invalid value: 0: must be between 1 and 65535, inclusive`.
     pub message: String,
 }
+
+/// A small request can be wrong in a million places; nobody reads on after this many.
+const MOST: usize = 10_000;
 
 /// The complaints about one object, in the order found.
 #[derive(Clone, Debug, Default)]
@@ -174,6 +178,9 @@ impl Errors {
     }
 
     pub fn push(&mut self, reason: Reason, path: &Path, message: String) {
+        if self.0.len() == MOST {
+            return;
+        }
         self.0.push(Complaint { reason, path: path.clone(), message });
     }
 }
@@ -181,13 +188,13 @@ impl Errors {
 /// All complaints in one line, each told once: `a: Required value`, or `[a: Required value, b: …]`.
 impl fmt::Display for Errors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut lines: Vec<String> = Vec::new();
-        for error in &self.0 {
-            let line = format!("{}: {}", error.path, error.message);
-            if !lines.contains(&line) {
-                lines.push(line);
-            }
-        }
+        let mut seen = HashSet::new();
+        let lines: Vec<String> = self
+            .0
+            .iter()
+            .filter(|error| seen.insert((error.path.as_str(), error.message.as_str())))
+            .map(|error| format!("{}: {}", error.path, error.message))
+            .collect();
         match lines.as_slice() {
             [one] => f.write_str(one),
             [] => Ok(()),

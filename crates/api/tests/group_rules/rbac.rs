@@ -115,3 +115,13 @@ fn the_role_of_a_binding_stays() {
     "#]],
     );
 }
+
+/// A few megabytes of nothing must not become gigabytes of complaints, nor take minutes to print.
+#[test]
+fn complaints_have_an_end() {
+    let obj = json!({"rules": vec![json!({}); 1_000_000]});
+    let mut errors = api::Errors::default();
+    super::rules("Role").validate(&obj, &mut errors);
+    assert_eq!(errors.0.len(), 10_000);
+    assert!(errors.to_string().len() < 2_000_000);
+}

@@ -360,18 +360,24 @@ fn map_items(item: &Value, keys: &Value, path: &Path, errors: &mut Errors) {
     let at_keys = path.at("x-kubernetes-list-map-keys");
     let list = keys.as_array().map_or(&[][..], Vec::as_slice);
     let mut seen = HashSet::new();
+    // Each of these shows the whole list, so it is enough to say it once.
+    let (mut unknown, mut twice) = (false, false);
     for key in list {
         let name = key.as_str().unwrap_or("");
         let property = item.at("properties").at(name);
         if property.is_null() {
-            errors.invalid(&at_keys, keys.clone(), "entries must all be names of item properties");
+            if !unknown {
+                errors.invalid(&at_keys, keys.clone(), "entries must all be names of item properties");
+            }
+            unknown = true;
         } else if matches!(property.text("type"), "array" | "object") {
             let path = at_items.at("properties").key(name).at("type");
             let message = "must be a scalar type if parent array's x-kubernetes-list-type is map";
             errors.invalid(&path, item.text("type"), message);
         }
-        if !seen.insert(name) {
+        if !seen.insert(name) && !twice {
             errors.invalid(&at_keys, keys.clone(), "must not contain duplicate entries");
+            twice = true;
         }
     }
 }
