@@ -7,7 +7,8 @@ mod status;
 use serde_json::Value;
 
 use crate::apps::workload;
-use crate::core::pod::rules::{immutable, invalid_as, non_negative, shown};
+use crate::core::pod::internal::compact;
+use crate::core::pod::rules::{IMMUTABLE, immutable, invalid_as, non_negative, shown};
 use crate::core::pod::template::name_warning;
 use crate::core::pod::{validate_pod_template_spec, warnings};
 use crate::field::{Errors, Path};
@@ -277,7 +278,10 @@ fn template(new: &Value, old: &Value, e: &mut Errors) {
         copy(&mut before["spec"]["affinity"], affinity, "nodeAffinity");
     }
     if !old.at("spec").flag("suspend") || !free {
-        return immutable(e, &path, now, &before);
+        if !same(now, &before) {
+            invalid_as(e, &path, &compact("PodTemplateSpec", now), IMMUTABLE);
+        }
+        return;
     }
     for list in ["containers", "initContainers"] {
         let (asked, kept) = (now.at("spec").items(list), before["spec"].get_mut(list));
@@ -288,7 +292,9 @@ fn template(new: &Value, old: &Value, e: &mut Errors) {
             }
         }
     }
-    immutable(e, &path.at("spec"), now.at("spec"), before.at("spec"));
+    if !same(now.at("spec"), before.at("spec")) {
+        invalid_as(e, &path.at("spec"), &compact("PodSpec", now.at("spec")), IMMUTABLE);
+    }
 }
 
 fn copy(to: &mut Value, from: &Value, field: &str) {

@@ -6,6 +6,7 @@ mod affinity;
 mod containers;
 mod diff;
 mod env;
+pub(crate) mod internal;
 mod overlap;
 mod prepare;
 mod probes;

@@ -1,17 +1,28 @@
-//! A unified diff of two values as indented JSON, as upstream puts it into a few complaints.
+//! A unified diff of two texts, as upstream puts it into a few complaints.
 
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
+use super::internal::lines;
+
 const CONTEXT: usize = 3;
 /// Above this many lines on either side the middle is shown as replaced rather than compared.
 const MAX_LINES: usize = 1000;
 
-/// The lines that differ, with three lines around them.
+/// The difference of two plain values as indented JSON.
 pub(crate) fn unified(old: &Value, new: &Value) -> String {
-    let (old, new) = (lines(old), lines(new));
-    let steps = steps(&old, &new);
+    of_type("n", old, new)
+}
+
+/// The difference of two values of one of upstream's types, as upstream shows them (see `internal`).
+pub(crate) fn of_type(name: &str, old: &Value, new: &Value) -> String {
+    of_lines(&lines(name, old), &lines(name, new))
+}
+
+/// The lines that differ, with three lines around them.
+fn of_lines(old: &[String], new: &[String]) -> String {
+    let steps = steps(old, new);
     let mut out = String::new();
     let mut i = 0;
     while let Some(change) = (i..steps.len()).find(|&at| steps[at] != Step::Both) {
@@ -24,7 +35,7 @@ pub(crate) fn unified(old: &Value, new: &Value) -> String {
             end = next + 1;
         }
         end = (end + CONTEXT).min(steps.len());
-        hunk(&mut out, &steps, start..end, &old, &new);
+        hunk(&mut out, &steps, start..end, old, new);
         i = end;
     }
     out
@@ -101,16 +112,4 @@ fn steps(old: &[String], new: &[String]) -> Vec<Step> {
     }
     steps.extend(vec![Step::Both; tail]);
     steps
-}
-
-/// Indented by one space.
-fn lines(value: &Value) -> Vec<String> {
-    let mut out = Vec::new();
-    let mut buffer = Vec::new();
-    let formatter = serde_json::ser::PrettyFormatter::with_indent(b" ");
-    let mut writer = serde_json::Serializer::with_formatter(&mut buffer, formatter);
-    if serde::Serialize::serialize(value, &mut writer).is_ok() {
-        out.extend(String::from_utf8_lossy(&buffer).lines().map(str::to_owned));
-    }
-    out
 }

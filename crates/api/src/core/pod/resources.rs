@@ -165,7 +165,7 @@ pub(super) fn pod_claims(e: &mut Errors, spec: &Value, meta: Option<&Value>, pat
             name if !seen.insert(name) => e.duplicate(&at.at("name"), name),
             name => label(e, &at.at("name"), name),
         }
-        let shown = super::rules::shown_as(claim, CLAIM_FIELDS);
+        let shown = super::internal::compact("PodResourceClaim", claim);
         match (claim.has("resourceClaimName"), claim.has("resourceClaimTemplateName")) {
             (true, true) => super::rules::invalid_as(
                 e,
@@ -188,12 +188,6 @@ pub(super) fn pod_claims(e: &mut Errors, spec: &Value, meta: Option<&Value>, pat
         }
     }
 }
-
-const CLAIM_FIELDS: &[(&str, &str)] = &[
-    ("Name", "name"),
-    ("ResourceClaimName", "resourceClaimName"),
-    ("ResourceClaimTemplateName", "resourceClaimTemplateName"),
-];
 
 /// What the containers add up to fits into what the pod asks for.
 fn consistency(e: &mut Errors, spec: &Value, path: &Path) {

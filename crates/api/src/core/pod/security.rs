@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
+use super::internal::compact;
 use super::rules::{annotation, descending_path, every_container, id, invalid_as, one_of};
 use super::windows;
 use crate::field::{Errors, Path};
@@ -51,7 +52,7 @@ pub(super) fn container(e: &mut Errors, context: &Value, path: &Path, host_users
     }
     seccomp(e, context.at("seccompProfile"), &path.at("seccompProfile"));
     if context.at("allowPrivilegeEscalation").as_bool() == Some(false) {
-        let shown = super::rules::shown_as(context, CONTEXT_FIELDS);
+        let shown = compact("SecurityContext", context);
         if context.flag("privileged") {
             let words = "cannot set `allowPrivilegeEscalation` to false and `privileged` to true";
             invalid_as(e, path, &shown, words);
@@ -65,21 +66,6 @@ pub(super) fn container(e: &mut Errors, context: &Value, path: &Path, host_users
     windows::options(e, context.at("windowsOptions"), &path.at("windowsOptions"));
     app_armor(e, context.at("appArmorProfile"), &path.at("appArmorProfile"));
 }
-
-const CONTEXT_FIELDS: &[(&str, &str)] = &[
-    ("Capabilities", "capabilities"),
-    ("Privileged", "privileged"),
-    ("SELinuxOptions", "seLinuxOptions"),
-    ("WindowsOptions", "windowsOptions"),
-    ("RunAsUser", "runAsUser"),
-    ("RunAsGroup", "runAsGroup"),
-    ("RunAsNonRoot", "runAsNonRoot"),
-    ("ReadOnlyRootFilesystem", "readOnlyRootFilesystem"),
-    ("AllowPrivilegeEscalation", "allowPrivilegeEscalation"),
-    ("ProcMount", "procMount"),
-    ("SeccompProfile", "seccompProfile"),
-    ("AppArmorProfile", "appArmorProfile"),
-];
 
 fn seccomp(e: &mut Errors, profile: &Value, path: &Path) {
     if profile.is_null() {
@@ -97,7 +83,7 @@ fn seccomp(e: &mut Errors, profile: &Value, path: &Path) {
         (false, Some(_)) => invalid_as(
             e,
             &at,
-            &super::rules::shown_as(profile, &[("Type", "type"), ("LocalhostProfile", "localhostProfile")]),
+            &compact("SeccompProfile", profile),
             "can only be set when seccomp type is Localhost",
         ),
         (false, None) => {}

@@ -137,7 +137,7 @@ fn pull_secrets(e: &mut Errors, spec: &Value, path: &Path) {
         // The type has no other field; strict decoding refuses more, lenient decoding drops it.
         let more = secret.as_object().is_some_and(|fields| fields.keys().any(|key| key != "name"));
         if more {
-            let shown = super::rules::shown_as(secret, &[("Name", "name")]);
+            let shown = super::internal::compact("LocalObjectReference", secret);
             invalid_as(e, &path.index(i), &shown, "only name may be set");
         }
     }

@@ -414,6 +414,42 @@ fn updates() {
     );
 }
 
+/// What a cluster stores for a small pod with one init container, and the tail of the complaint about it.
+#[test]
+fn a_refused_update_shows_the_difference() {
+    let access = json!([{"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}]}}]);
+    let mounts = json!([{"name": "prep", "mountPath": "/prep"},
+        {"name": "kube-api-access-x", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": true}]);
+    let toleration = |key: &str| json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300});
+    let spec = |greeting: &str| {
+        json!({"initContainers": [{"name": "prepare", "command": ["sh", "-c", "echo"], "volumeMounts": mounts}],
+        "containers": [{"name": "main", "command": ["sh", "-c", "cat"], "volumeMounts": mounts,
+            "env": [{"name": "GREETING", "value": greeting}, {"name": "POD_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}}],
+            "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}}}],
+        "volumes": [{"name": "prep", "emptyDir": {}}, {"name": "kube-api-access-x", "projected": {"sources": access, "defaultMode": 420}}],
+        "tolerations": [toleration("node.kubernetes.io/not-ready"), toleration("node.kubernetes.io/unreachable")]})
+    };
+    check_update(
+        spec("hello"),
+        defaulted(spec("bye")),
+        expect![[r#"
+            spec: Forbidden: pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)
+            @@ -196,7 +196,7 @@
+                "Env": [
+                 {
+                  "Name": "GREETING",
+            -     "Value": "hello",
+            +     "Value": "bye",
+                  "ValueFrom": null
+                 },
+                 {
+
+        "#]],
+    );
+}
+
 #[test]
 fn status_updates() {
     #[track_caller]

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use super::diff::unified;
+use super::diff;
 use super::rules::{MIRROR, annotation, in_range, invalid_as, is_sidecar};
 use super::{affinity, qos_class, security};
 use crate::field::{Errors, Path};
@@ -49,8 +49,10 @@ pub(super) fn update(e: &mut Errors, new: &Value, old: &Value) {
         gated(e, &mut munged, new, old, &path);
     }
     if !same(&munged, old) {
-        let words =
-            format!("pod updates may not change fields other than {UPDATABLE}\n{}", unified(old, &munged));
+        let words = format!(
+            "pod updates may not change fields other than {UPDATABLE}\n{}",
+            diff::of_type("PodSpec", old, &munged)
+        );
         e.forbidden(&path, &words);
     }
 }
@@ -208,7 +210,7 @@ pub fn validate_ephemeral_containers_update(new: &Value, old: &Value, e: &mut Er
                 e.forbidden(&path, &format!("existing ephemeral containers {name:?} may not be removed\n"));
             }
             Some(now) if !same(before, now) => {
-                let diff = unified(before, now);
+                let diff = diff::of_type("EphemeralContainer", before, now);
                 let words = format!("existing ephemeral containers {name:?} may not be changed\n{diff}");
                 e.forbidden(&path, &words);
             }

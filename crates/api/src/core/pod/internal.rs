@@ -1,0 +1,426 @@
+//! How upstream shows a pod's spec in a few complaints: with every field, in the order and under the names
+//! of its internal types. Users compare such texts, so the shape is kept, from a table.
+
+use serde_json::Value;
+
+use crate::field::quoted;
+use crate::json::Json;
+
+/// JSON whose fields keep their order.
+enum Node {
+    Leaf(String),
+    List(Vec<Node>),
+    Object(Vec<(String, Node)>),
+}
+
+/// The value, of the named type, as JSON indented by one space.
+pub(super) fn lines(of: &str, value: &Value) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    indent(&node(of, value, &Value::Null), 0, &mut lines);
+    lines
+}
+
+/// The value, of the named type, on one line.
+pub(crate) fn compact(of: &str, value: &Value) -> String {
+    let mut out = String::new();
+    write(&node(of, value, &Value::Null), &mut out);
+    out
+}
+
+/// `kind` is a type of the table, one of its letters, or one of them behind `*` or `[`.
+fn node(kind: &str, value: &Value, outer: &Value) -> Node {
+    let zero = |text: &str| if value.is_null() { Node::Leaf(text.to_owned()) } else { plain(value) };
+    match kind {
+        "n" => plain(value),
+        "s" => zero("\"\""),
+        "b" => zero("false"),
+        "q" => zero("\"0\""),
+        "i" | "x" => zero("0"),
+        // Upstream always has one, since it holds what the spec says about the host.
+        "*PodSecurityContext" => node("PodSecurityContext", value, outer),
+        _ if kind.starts_with(['*', '[']) && value.is_null() => plain(value),
+        _ if kind.starts_with('[') => {
+            let items = value.as_array().into_iter().flatten();
+            Node::List(items.map(|item| node(&kind[1..], item, value)).collect())
+        }
+        _ => fields(kind.trim_start_matches('*'), value, outer),
+    }
+}
+
+fn fields(of: &str, value: &Value, outer: &Value) -> Node {
+    match of {
+        "@LabelSelector" => return tagged(value, &["matchLabels", "matchExpressions"]),
+        "@ObjectMeta" => return tagged(value, METADATA),
+        _ => {}
+    }
+    let mut found = Vec::new();
+    let table = TYPES.iter().find(|(name, _)| *name == of).map_or("", |(_, fields)| fields);
+    for field in table.split_whitespace() {
+        let (names, kind) = field.split_once(':').unwrap_or((field, "n"));
+        let (name, json) = names.split_once('=').map_or_else(
+            || (names, format!("{}{}", names[..1].to_lowercase(), &names[1..])),
+            |(name, json)| (name, json.to_owned()),
+        );
+        if kind == "@ObjectMeta" {
+            // Embedded, so its fields stand beside the others.
+            if let Node::Object(inner) = fields(kind, value.at(&json), value) {
+                found.extend(inner);
+            }
+            continue;
+        }
+        let inner = match json.strip_prefix('^') {
+            Some(json) => outer.at(json),
+            None => value.at(&json),
+        };
+        found.push((name.to_owned(), node(kind, inner, value)));
+    }
+    Node::Object(found)
+}
+
+const METADATA: &[&str] = &["name", "generateName", "namespace", "labels", "annotations"];
+
+/// A type with JSON names of its own: fields that are there, in the given order.
+fn tagged(value: &Value, order: &[&str]) -> Node {
+    let there =
+        order.iter().filter(|field| !matches!(value.at(field), Value::Null) && *value.at(field) != "");
+    Node::Object(
+        there
+            .map(|field| {
+                let inner = match *field {
+                    "matchExpressions" => Node::List(
+                        value
+                            .items(field)
+                            .iter()
+                            .map(|one| tagged(one, &["key", "operator", "values"]))
+                            .collect(),
+                    ),
+                    _ => plain(value.at(field)),
+                };
+                ((*field).to_owned(), inner)
+            })
+            .collect(),
+    )
+}
+
+fn plain(value: &Value) -> Node {
+    match value {
+        Value::Array(items) => Node::List(items.iter().map(plain).collect()),
+        Value::Object(map) => {
+            Node::Object(map.iter().map(|(name, value)| (name.clone(), plain(value))).collect())
+        }
+        scalar => Node::Leaf(escaped(&scalar.to_string())),
+    }
+}
+
+fn escaped(json: &str) -> String {
+    json.replace('&', "\\u0026").replace('<', "\\u003c").replace('>', "\\u003e")
+}
+
+fn write(node: &Node, out: &mut String) {
+    match node {
+        Node::Leaf(text) => out.push_str(text),
+        Node::List(items) => {
+            out.push('[');
+            for (i, item) in items.iter().enumerate() {
+                out.push_str(if i > 0 { "," } else { "" });
+                write(item, out);
+            }
+            out.push(']');
+        }
+        Node::Object(fields) => {
+            out.push('{');
+            for (i, (name, value)) in fields.iter().enumerate() {
+                out.push_str(if i > 0 { "," } else { "" });
+                out.push_str(&escaped(&quoted(name)));
+                out.push(':');
+                write(value, out);
+            }
+            out.push('}');
+        }
+    }
+}
+
+/// Appends to the last line, and more lines after it.
+fn indent(node: &Node, depth: usize, lines: &mut Vec<String>) {
+    let (open, close, count) = match node {
+        Node::Leaf(text) => return push(lines, text),
+        Node::List(items) => ("[", "]", items.len()),
+        Node::Object(fields) => ("{", "}", fields.len()),
+    };
+    push(lines, open);
+    for i in 0..count {
+        lines.push(" ".repeat(depth + 1));
+        match node {
+            Node::List(items) => indent(&items[i], depth + 1, lines),
+            Node::Object(fields) => {
+                push(lines, &format!("{}: ", escaped(&quoted(&fields[i].0))));
+                indent(&fields[i].1, depth + 1, lines);
+            }
+            Node::Leaf(_) => {}
+        }
+        push(lines, if i + 1 < count { "," } else { "" });
+    }
+    if count > 0 {
+        lines.push(" ".repeat(depth));
+    }
+    push(lines, close);
+}
+
+fn push(lines: &mut [String], text: &str) {
+    if let Some(last) = lines.last_mut() {
+        last.push_str(text);
+    }
+}
+
+/// Every type below a pod template, and its fields as `Name=json:kind`; `=json` is left out where it is the
+/// name with a small first letter, and `^` looks one level up. Kinds: string, bool, int, quantity,
+/// int-or-string (`x`) and things that are null when absent (`n`).
+const TYPES: &[(&str, &str)] = &[
+    ("PodTemplateSpec", "ObjectMeta=metadata:@ObjectMeta Spec:PodSpec"),
+    (
+        "PodSpec",
+        "Volumes:[Volume InitContainers:[Container Containers:[Container \
+         EphemeralContainers:[EphemeralContainer RestartPolicy:s TerminationGracePeriodSeconds:n \
+         ActiveDeadlineSeconds:n DNSPolicy=dnsPolicy:s NodeSelector:n ServiceAccountName:s \
+         AutomountServiceAccountToken:n NodeName:s SecurityContext:*PodSecurityContext \
+         ImagePullSecrets:[LocalObjectReference Hostname:s Subdomain:s SetHostnameAsFQDN:n Affinity:*Affinity \
+         SchedulerName:s Tolerations:[Toleration HostAliases:[HostAlias PriorityClassName:s Priority:n \
+         PreemptionPolicy:n DNSConfig=dnsConfig:*PodDNSConfig ReadinessGates:[PodReadinessGate \
+         RuntimeClassName:n Overhead:n EnableServiceLinks:n \
+         TopologySpreadConstraints:[TopologySpreadConstraint OS=os:*PodOS SchedulingGates:[PodSchedulingGate \
+         ResourceClaims:[PodResourceClaim Resources:*ResourceRequirements HostnameOverride:n \
+         SchedulingGroup:*PodSchedulingGroup",
+    ),
+    (
+        "Volume",
+        "Name:s HostPath:*HostPathVolumeSource EmptyDir:*EmptyDirVolumeSource \
+         GCEPersistentDisk=gcePersistentDisk:*GCEPersistentDiskVolumeSource \
+         AWSElasticBlockStore=awsElasticBlockStore:*AWSElasticBlockStoreVolumeSource \
+         GitRepo:*GitRepoVolumeSource Secret:*SecretVolumeSource NFS=nfs:*NFSVolumeSource \
+         ISCSI=iscsi:*ISCSIVolumeSource Glusterfs:*GlusterfsVolumeSource \
+         PersistentVolumeClaim:*PersistentVolumeClaimVolumeSource RBD=rbd:*RBDVolumeSource \
+         Quobyte:*QuobyteVolumeSource FlexVolume:*FlexVolumeSource Cinder:*CinderVolumeSource \
+         CephFS=cephfs:*CephFSVolumeSource Flocker:*FlockerVolumeSource DownwardAPI:*DownwardAPIVolumeSource \
+         FC=fc:*FCVolumeSource AzureFile:*AzureFileVolumeSource ConfigMap:*ConfigMapVolumeSource \
+         VsphereVolume:*VsphereVirtualDiskVolumeSource AzureDisk:*AzureDiskVolumeSource \
+         PhotonPersistentDisk:*PhotonPersistentDiskVolumeSource Projected:*ProjectedVolumeSource \
+         PortworxVolume:*PortworxVolumeSource ScaleIO:*ScaleIOVolumeSource \
+         StorageOS=storageos:*StorageOSVolumeSource CSI=csi:*CSIVolumeSource Ephemeral:*EphemeralVolumeSource \
+         Image:*ImageVolumeSource",
+    ),
+    (
+        "Container",
+        "Name:s Image:s Command:n Args:n WorkingDir:s Ports:[ContainerPort EnvFrom:[EnvFromSource Env:[EnvVar \
+         Resources:ResourceRequirements ResizePolicy:[ContainerResizePolicy RestartPolicy:n \
+         RestartPolicyRules:[ContainerRestartRule VolumeMounts:[VolumeMount VolumeDevices:[VolumeDevice \
+         LivenessProbe:*Probe ReadinessProbe:*Probe StartupProbe:*Probe Lifecycle:*Lifecycle \
+         TerminationMessagePath:s TerminationMessagePolicy:s ImagePullPolicy:s \
+         SecurityContext:*SecurityContext Stdin:b StdinOnce:b TTY=tty:b",
+    ),
+    (
+        "EphemeralContainer",
+        "Name:s Image:s Command:n Args:n WorkingDir:s Ports:[ContainerPort EnvFrom:[EnvFromSource Env:[EnvVar \
+         Resources:ResourceRequirements ResizePolicy:[ContainerResizePolicy RestartPolicy:n \
+         RestartPolicyRules:[ContainerRestartRule VolumeMounts:[VolumeMount VolumeDevices:[VolumeDevice \
+         LivenessProbe:*Probe ReadinessProbe:*Probe StartupProbe:*Probe Lifecycle:*Lifecycle \
+         TerminationMessagePath:s TerminationMessagePolicy:s ImagePullPolicy:s \
+         SecurityContext:*SecurityContext Stdin:b StdinOnce:b TTY=tty:b TargetContainerName:s",
+    ),
+    (
+        "PodSecurityContext",
+        "HostNetwork=^hostNetwork:b HostPID=^hostPID:b HostIPC=^hostIPC:b \
+         ShareProcessNamespace=^shareProcessNamespace:n HostUsers=^hostUsers:n \
+         SELinuxOptions=seLinuxOptions:*SELinuxOptions WindowsOptions:*WindowsSecurityContextOptions \
+         RunAsUser:n RunAsGroup:n RunAsNonRoot:n SupplementalGroups:n SupplementalGroupsPolicy:n \
+         FSGroup=fsGroup:n FSGroupChangePolicy=fsGroupChangePolicy:n Sysctls:[Sysctl \
+         SeccompProfile:*SeccompProfile AppArmorProfile:*AppArmorProfile \
+         SELinuxChangePolicy=seLinuxChangePolicy:n",
+    ),
+    ("LocalObjectReference", "Name:s"),
+    ("Affinity", "NodeAffinity:*NodeAffinity PodAffinity:*PodAffinity PodAntiAffinity:*PodAntiAffinity"),
+    ("Toleration", "Key:s Operator:s Value:s Effect:s TolerationSeconds:n"),
+    ("HostAlias", "IP=ip:s Hostnames:n"),
+    ("PodDNSConfig", "Nameservers:n Searches:n Options:[PodDNSConfigOption"),
+    ("PodReadinessGate", "ConditionType:s"),
+    (
+        "TopologySpreadConstraint",
+        "MaxSkew:i TopologyKey:s WhenUnsatisfiable:s LabelSelector:*@LabelSelector MinDomains:n \
+         NodeAffinityPolicy:n NodeTaintsPolicy:n MatchLabelKeys:n",
+    ),
+    ("PodOS", "Name:s"),
+    ("PodSchedulingGate", "Name:s"),
+    ("PodResourceClaim", "Name:s ResourceClaimName:n ResourceClaimTemplateName:n"),
+    ("ResourceRequirements", "Limits:n Requests:n Claims:[ResourceClaim"),
+    ("PodSchedulingGroup", "PodGroupName:n"),
+    ("HostPathVolumeSource", "Path:s Type:n"),
+    ("EmptyDirVolumeSource", "Medium:s SizeLimit:n"),
+    ("GCEPersistentDiskVolumeSource", "PDName=pdName:s FSType=fsType:s Partition:i ReadOnly:b"),
+    ("AWSElasticBlockStoreVolumeSource", "VolumeID:s FSType=fsType:s Partition:i ReadOnly:b"),
+    ("GitRepoVolumeSource", "Repository:s Revision:s Directory:s"),
+    ("SecretVolumeSource", "SecretName:s Items:[KeyToPath DefaultMode:n Optional:n"),
+    ("NFSVolumeSource", "Server:s Path:s ReadOnly:b"),
+    (
+        "ISCSIVolumeSource",
+        "TargetPortal:s IQN=iqn:s Lun:i ISCSIInterface=iscsiInterface:s FSType=fsType:s ReadOnly:b Portals:n \
+         DiscoveryCHAPAuth=chapAuthDiscovery:b SessionCHAPAuth=chapAuthSession:b \
+         SecretRef:*LocalObjectReference InitiatorName:n",
+    ),
+    ("GlusterfsVolumeSource", "EndpointsName=endpoints:s Path:s ReadOnly:b"),
+    ("PersistentVolumeClaimVolumeSource", "ClaimName:s ReadOnly:b"),
+    (
+        "RBDVolumeSource",
+        "CephMonitors=monitors:n RBDImage=image:s FSType=fsType:s RBDPool=pool:s RadosUser=user:s Keyring:s \
+         SecretRef:*LocalObjectReference ReadOnly:b",
+    ),
+    ("QuobyteVolumeSource", "Registry:s Volume:s ReadOnly:b User:s Group:s Tenant:s"),
+    ("FlexVolumeSource", "Driver:s FSType=fsType:s SecretRef:*LocalObjectReference ReadOnly:b Options:n"),
+    ("CinderVolumeSource", "VolumeID:s FSType=fsType:s ReadOnly:b SecretRef:*LocalObjectReference"),
+    (
+        "CephFSVolumeSource",
+        "Monitors:n Path:s User:s SecretFile:s SecretRef:*LocalObjectReference ReadOnly:b",
+    ),
+    ("FlockerVolumeSource", "DatasetName:s DatasetUUID:s"),
+    ("DownwardAPIVolumeSource", "Items:[DownwardAPIVolumeFile DefaultMode:n"),
+    ("FCVolumeSource", "TargetWWNs:n Lun:n FSType=fsType:s ReadOnly:b WWIDs=wwids:n"),
+    ("AzureFileVolumeSource", "SecretName:s ShareName:s ReadOnly:b"),
+    ("ConfigMapVolumeSource", "Name:s Items:[KeyToPath DefaultMode:n Optional:n"),
+    ("VsphereVirtualDiskVolumeSource", "VolumePath:s FSType=fsType:s StoragePolicyName:s StoragePolicyID:s"),
+    (
+        "AzureDiskVolumeSource",
+        "DiskName:s DataDiskURI=diskURI:s CachingMode:n FSType=fsType:n ReadOnly:n Kind:n",
+    ),
+    ("PhotonPersistentDiskVolumeSource", "PdID:s FSType=fsType:s"),
+    ("ProjectedVolumeSource", "Sources:[VolumeProjection DefaultMode:n"),
+    ("PortworxVolumeSource", "VolumeID:s FSType=fsType:s ReadOnly:b"),
+    (
+        "ScaleIOVolumeSource",
+        "Gateway:s System:s SecretRef:*LocalObjectReference SSLEnabled=sslEnabled:b ProtectionDomain:s \
+         StoragePool:s StorageMode:s VolumeName:s FSType=fsType:s ReadOnly:b",
+    ),
+    (
+        "StorageOSVolumeSource",
+        "VolumeName:s VolumeNamespace:s FSType=fsType:s ReadOnly:b SecretRef:*LocalObjectReference",
+    ),
+    (
+        "CSIVolumeSource",
+        "Driver:s ReadOnly:n FSType=fsType:n VolumeAttributes:n NodePublishSecretRef:*LocalObjectReference",
+    ),
+    ("EphemeralVolumeSource", "VolumeClaimTemplate:*PersistentVolumeClaimTemplate"),
+    ("ImageVolumeSource", "Reference:s PullPolicy:s"),
+    ("ContainerPort", "Name:s HostPort:i ContainerPort:i Protocol:s HostIP:s"),
+    ("EnvFromSource", "Prefix:s ConfigMapRef:*ConfigMapEnvSource SecretRef:*SecretEnvSource"),
+    ("EnvVar", "Name:s Value:s ValueFrom:*EnvVarSource"),
+    ("ContainerResizePolicy", "ResourceName:s RestartPolicy:s"),
+    ("ContainerRestartRule", "Action:s ExitCodes:*ContainerRestartRuleOnExitCodes"),
+    (
+        "VolumeMount",
+        "Name:s ReadOnly:b RecursiveReadOnly:n MountPath:s SubPath:s MountPropagation:n SubPathExpr:s",
+    ),
+    ("VolumeDevice", "Name:s DevicePath:s"),
+    (
+        "Probe",
+        "Exec:*ExecAction HTTPGet=httpGet:*HTTPGetAction TCPSocket=tcpSocket:*TCPSocketAction \
+         GRPC=grpc:*GRPCAction InitialDelaySeconds:i TimeoutSeconds:i PeriodSeconds:i SuccessThreshold:i \
+         FailureThreshold:i TerminationGracePeriodSeconds:n",
+    ),
+    ("Lifecycle", "PostStart:*LifecycleHandler PreStop:*LifecycleHandler StopSignal:n"),
+    (
+        "SecurityContext",
+        "Capabilities:*Capabilities Privileged:n SELinuxOptions=seLinuxOptions:*SELinuxOptions \
+         WindowsOptions:*WindowsSecurityContextOptions RunAsUser:n RunAsGroup:n RunAsNonRoot:n \
+         ReadOnlyRootFilesystem:n AllowPrivilegeEscalation:n ProcMount:n SeccompProfile:*SeccompProfile \
+         AppArmorProfile:*AppArmorProfile",
+    ),
+    ("SELinuxOptions", "User:s Role:s Type:s Level:s"),
+    (
+        "WindowsSecurityContextOptions",
+        "GMSACredentialSpecName=gmsaCredentialSpecName:n GMSACredentialSpec=gmsaCredentialSpec:n \
+         RunAsUserName:n HostProcess:n",
+    ),
+    ("Sysctl", "Name:s Value:s"),
+    ("SeccompProfile", "Type:s LocalhostProfile:n"),
+    ("AppArmorProfile", "Type:s LocalhostProfile:n"),
+    (
+        "NodeAffinity",
+        "RequiredDuringSchedulingIgnoredDuringExecution:*NodeSelector \
+         PreferredDuringSchedulingIgnoredDuringExecution:[PreferredSchedulingTerm",
+    ),
+    (
+        "PodAffinity",
+        "RequiredDuringSchedulingIgnoredDuringExecution:[PodAffinityTerm \
+         PreferredDuringSchedulingIgnoredDuringExecution:[WeightedPodAffinityTerm",
+    ),
+    (
+        "PodAntiAffinity",
+        "RequiredDuringSchedulingIgnoredDuringExecution:[PodAffinityTerm \
+         PreferredDuringSchedulingIgnoredDuringExecution:[WeightedPodAffinityTerm",
+    ),
+    ("PodDNSConfigOption", "Name:s Value:n"),
+    ("ResourceClaim", "Name:s Request:s"),
+    ("KeyToPath", "Key:s Path:s Mode:n"),
+    (
+        "DownwardAPIVolumeFile",
+        "Path:s FieldRef:*ObjectFieldSelector ResourceFieldRef:*ResourceFieldSelector Mode:n",
+    ),
+    (
+        "VolumeProjection",
+        "Secret:*SecretProjection DownwardAPI:*DownwardAPIProjection ConfigMap:*ConfigMapProjection \
+         ServiceAccountToken:*ServiceAccountTokenProjection ClusterTrustBundle:*ClusterTrustBundleProjection \
+         PodCertificate:*PodCertificateProjection",
+    ),
+    ("PersistentVolumeClaimTemplate", "ObjectMeta=metadata:@ObjectMeta Spec:PersistentVolumeClaimSpec"),
+    ("ConfigMapEnvSource", "Name:s Optional:n"),
+    ("SecretEnvSource", "Name:s Optional:n"),
+    (
+        "EnvVarSource",
+        "FieldRef:*ObjectFieldSelector ResourceFieldRef:*ResourceFieldSelector \
+         ConfigMapKeyRef:*ConfigMapKeySelector SecretKeyRef:*SecretKeySelector FileKeyRef:*FileKeySelector",
+    ),
+    ("ContainerRestartRuleOnExitCodes", "Operator:s Values:n"),
+    ("ExecAction", "Command:n"),
+    ("HTTPGetAction", "Path:s Port:x Host:s Scheme:s HTTPHeaders=httpHeaders:[HTTPHeader"),
+    ("TCPSocketAction", "Port:x Host:s"),
+    ("GRPCAction", "Port:i Service:n"),
+    (
+        "LifecycleHandler",
+        "Exec:*ExecAction HTTPGet=httpGet:*HTTPGetAction TCPSocket=tcpSocket:*TCPSocketAction \
+         Sleep:*SleepAction",
+    ),
+    ("Capabilities", "Add:n Drop:n"),
+    ("NodeSelector", "NodeSelectorTerms:[NodeSelectorTerm"),
+    ("PreferredSchedulingTerm", "Weight:i Preference:NodeSelectorTerm"),
+    (
+        "PodAffinityTerm",
+        "LabelSelector:*@LabelSelector Namespaces:n TopologyKey:s NamespaceSelector:*@LabelSelector \
+         MatchLabelKeys:n MismatchLabelKeys:n",
+    ),
+    ("WeightedPodAffinityTerm", "Weight:i PodAffinityTerm:PodAffinityTerm"),
+    ("ObjectFieldSelector", "APIVersion=apiVersion:s FieldPath:s"),
+    ("ResourceFieldSelector", "ContainerName:s Resource:s Divisor:q"),
+    ("SecretProjection", "Name:s Items:[KeyToPath Optional:n"),
+    ("DownwardAPIProjection", "Items:[DownwardAPIVolumeFile"),
+    ("ConfigMapProjection", "Name:s Items:[KeyToPath Optional:n"),
+    ("ServiceAccountTokenProjection", "Audience:s ExpirationSeconds:i Path:s"),
+    ("ClusterTrustBundleProjection", "Name:n SignerName:n LabelSelector:*@LabelSelector Optional:n Path:s"),
+    (
+        "PodCertificateProjection",
+        "SignerName:s KeyType:s MaxExpirationSeconds:n CredentialBundlePath:s KeyPath:s \
+         CertificateChainPath:s UserAnnotations:n",
+    ),
+    (
+        "PersistentVolumeClaimSpec",
+        "AccessModes:n Selector:*@LabelSelector Resources:VolumeResourceRequirements VolumeName:s \
+         StorageClassName:n VolumeMode:n DataSource:*TypedLocalObjectReference \
+         DataSourceRef:*TypedObjectReference VolumeAttributesClassName:n",
+    ),
+    ("ConfigMapKeySelector", "Name:s Key:s Optional:n"),
+    ("SecretKeySelector", "Name:s Key:s Optional:n"),
+    ("FileKeySelector", "VolumeName:s Path:s Key:s Optional:n"),
+    ("HTTPHeader", "Name:s Value:s"),
+    ("SleepAction", "Seconds:i"),
+    ("NodeSelectorTerm", "MatchExpressions:[NodeSelectorRequirement MatchFields:[NodeSelectorRequirement"),
+    ("VolumeResourceRequirements", "Limits:n Requests:n"),
+    ("TypedLocalObjectReference", "APIGroup=apiGroup:n Kind:s Name:s"),
+    ("TypedObjectReference", "APIGroup=apiGroup:n Kind:s Name:s Namespace:n"),
+    ("NodeSelectorRequirement", "Key:s Operator:s Values:n"),
+];
