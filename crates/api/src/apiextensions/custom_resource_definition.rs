@@ -4,10 +4,15 @@
 //! reader finds at `spec.versions[0].schema` is complained about as `spec.validation`. [`Shared`] keeps that
 //! visible, since those paths are what people search the web for.
 
+mod approval;
 mod conversion;
+mod field_path;
+mod formats;
 mod inner;
+mod lists;
 mod schema;
 mod structural;
+mod version;
 
 use std::collections::HashSet;
 
@@ -19,12 +24,7 @@ use crate::kind::Kind;
 use crate::meta;
 use crate::names;
 
-const APPROVED: &str = "api-approved.kubernetes.io";
 const NAME_RULE: &str = "must be spec.names.plural+\".\"+spec.group";
-const MAX_SELECTABLE_FIELDS: usize = 8;
-const COLUMN_TYPES: [&str; 5] = ["boolean", "date", "integer", "number", "string"];
-const COLUMN_FORMATS: [&str; 8] =
-    ["byte", "date", "date-time", "double", "float", "int32", "int64", "password"];
 
 pub struct CustomResourceDefinition;
 
@@ -49,11 +49,11 @@ impl Kind for CustomResourceDefinition {
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
         // Once more, with an eye on what the stored object already had, in upstream's order.
-        let approval = Path::new("metadata.annotations").key(APPROVED);
+        let note = Path::new("metadata.annotations").key(approval::APPROVED);
         errors.0.retain(|complaint| {
             let path = complaint.path.as_str();
             let of_name = path == "metadata.name" && complaint.message.ends_with(NAME_RULE);
-            path.starts_with("metadata") && complaint.path != approval && !of_name
+            path.starts_with("metadata") && complaint.path != note && !of_name
         });
         definition(new, Some(old), errors);
     }
@@ -63,8 +63,8 @@ impl Kind for CustomResourceDefinition {
     }
 
     fn warnings(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
-        let known = old.map(schema::unrecognized_formats).unwrap_or_default();
-        schema::unrecognized_formats(new)
+        let known = old.map(formats::unrecognized_formats).unwrap_or_default();
+        formats::unrecognized_formats(new)
             .into_iter()
             .filter(|format| !known.contains(format))
             .map(|format| format!("unrecognized format {}", Value::from(format)))
@@ -149,7 +149,7 @@ fn definition(crd: &Value, old: Option<&Value>, errors: &mut Errors) {
     }
     accepted_names(crd, errors);
     stored_versions(crd, errors);
-    approval(crd, old, errors);
+    approval::approval(crd, old, errors);
     let old_preserved = old.is_some_and(|old| old.at("spec").flag("preserveUnknownFields"));
     if spec.flag("preserveUnknownFields") && !old_preserved {
         errors.invalid(
@@ -198,16 +198,16 @@ fn specification(spec: &Value, path: &Path, errors: &mut Errors) {
         let path = at_version(i);
         let name = version.text("name");
         joined(names::dns1035_label(name), name, "", &path.at("name"), errors);
-        deprecation(version, &path.at("deprecationWarning"), errors);
+        version::deprecation(version, &path.at("deprecationWarning"), errors);
         let validation = schemas.own(version, "schema");
         schema::validation(validation, has_status(version), &path.at("schema"), errors);
-        scale(subresources.own(version, "subresources"), &path.at("subresources"), errors);
-        printer_columns(
+        version::scale(subresources.own(version, "subresources"), &path.at("subresources"), errors);
+        version::printer_columns(
             columns.own(version, "additionalPrinterColumns"),
             &path.at("additionalPrinterColumns"),
             errors,
         );
-        selectable_fields(
+        version::selectable_fields(
             selectable.own(version, "selectableFields"),
             version.at("schema"),
             &path.at("selectableFields"),
@@ -224,10 +224,10 @@ fn specification(spec: &Value, path: &Path, errors: &mut Errors) {
     }
     resource_names(naming, &path.at("names"), errors);
     schema::validation(schemas.by_all(), versions.iter().any(has_status), &path.at("validation"), errors);
-    scale(subresources.by_all(), &path.at("subresources"), errors);
-    printer_columns(columns.by_all(), &path.at("additionalPrinterColumns"), errors);
+    version::scale(subresources.by_all(), &path.at("subresources"), errors);
+    version::printer_columns(columns.by_all(), &path.at("additionalPrinterColumns"), errors);
     let first = versions.first().map_or(&Value::Null, |version| version.at("schema"));
-    selectable_fields(selectable.by_all(), first, &path.at("selectableFields"), errors);
+    version::selectable_fields(selectable.by_all(), first, &path.at("selectableFields"), errors);
 
     let strategy = spec.at("conversion").text("strategy");
     if spec.has("conversion") && strategy != "None" && preserve {
@@ -286,119 +286,6 @@ fn version_list(versions: &[Value], path: &Path, errors: &mut Errors) {
     }
 }
 
-fn deprecation(version: &Value, path: &Path, errors: &mut Errors) {
-    let Some(warning) = version.at("deprecationWarning").as_str() else { return };
-    if !version.flag("deprecated") {
-        errors.invalid(path, warning, "can only be set for deprecated versions");
-        return;
-    }
-    if warning.len() > 256 {
-        errors.invalid(path, warning, "must be <= 256 characters long");
-    }
-    if warning.is_empty() {
-        errors.invalid(path, warning, "must not be an empty string");
-    }
-    if let Some((i, _)) = warning.char_indices().find(|(_, c)| !is_printable(*c)) {
-        let message = format!(
-            "must only contain printable UTF-8 characters; non-printable character found at index {i}"
-        );
-        errors.invalid(path, warning, &message);
-    }
-}
-
-/// Near enough to Unicode's letters, marks, numbers, punctuation, symbols and the ASCII space.
-fn is_printable(c: char) -> bool {
-    !c.is_control() && (c == ' ' || !c.is_whitespace()) && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{feff}')
-}
-
-fn scale(subresources: &Value, path: &Path, errors: &mut Errors) {
-    let scale = subresources.at("scale");
-    if scale.is_null() {
-        return;
-    }
-    let mut check = |field: &str, under: &[&str], whose: &str, required: bool| {
-        let (value, path) = (scale.text(field), path.at("scale").at(field));
-        if value.is_empty() {
-            if required {
-                errors.required(&path, "");
-            }
-        } else if !value.starts_with('.') {
-            errors.invalid(&path, value, "must be a simple json path starting with .");
-        } else if !under.iter().any(|prefix| value.starts_with(prefix)) {
-            errors.invalid(&path, value, &format!("should be a json path under {whose}"));
-        }
-    };
-    check("specReplicasPath", &[".spec."], ".spec", true);
-    check("statusReplicasPath", &[".status."], ".status", true);
-    check("labelSelectorPath", &[".spec.", ".status."], "either .spec or .status", false);
-}
-
-fn printer_columns(columns: &Value, path: &Path, errors: &mut Errors) {
-    for (i, column) in columns.as_array().into_iter().flatten().enumerate() {
-        let path = path.index(i);
-        if column.text("name").is_empty() {
-            errors.required(&path.at("name"), "");
-        }
-        let kind = column.text("type");
-        let known = format!("must be one of {}", COLUMN_TYPES.join(","));
-        if kind.is_empty() {
-            errors.required(&path.at("type"), &known);
-        } else if !COLUMN_TYPES.contains(&kind) {
-            errors.invalid(&path.at("type"), kind, &known);
-        }
-        let format = column.text("format");
-        if !format.is_empty() && !COLUMN_FORMATS.contains(&format) {
-            let known = format!("must be one of {}", COLUMN_FORMATS.join(","));
-            errors.invalid(&path.at("format"), format, &known);
-        }
-        let json_path = column.text("jsonPath");
-        if json_path.is_empty() {
-            errors.required(&path.at("JSONPath"), "");
-        } else if !json_path.starts_with('.') {
-            errors.invalid(&path.at("JSONPath"), json_path, "must be a simple json path starting with .");
-        }
-    }
-}
-
-fn selectable_fields(fields: &Value, validation: &Value, path: &Path, errors: &mut Errors) {
-    let fields = fields.as_array().map_or(&[][..], Vec::as_slice);
-    if fields.is_empty() || !validation.has("openAPIV3Schema") {
-        // A version without a schema has been complained about already.
-        return;
-    }
-    let mut seen = HashSet::new();
-    for (i, field) in fields.iter().enumerate() {
-        let (json_path, path) = (field.text("jsonPath"), path.index(i).at("jsonPath"));
-        if json_path.is_empty() {
-            errors.required(&path, "");
-            continue;
-        }
-        let found = match schema::field_at(json_path, validation.at("openAPIV3Schema"), false) {
-            Ok(found) => found,
-            Err(problem) => {
-                errors.invalid(&path, json_path, &format!("is an invalid path: {problem}"));
-                continue;
-            }
-        };
-        if json_path == ".metadata" || json_path.starts_with(".metadata.") {
-            errors.invalid(&path, json_path, "must not point to fields in metadata");
-        }
-        if !matches!(found.text("type"), "string" | "boolean" | "integer") {
-            errors.invalid(
-                &path,
-                json_path,
-                "must point to a field of type string, boolean or integer. Enum string fields and strings with formats are allowed.",
-            );
-        }
-        if !seen.insert(json_path) {
-            errors.duplicate(&path, json_path);
-        }
-    }
-    if seen.len() > MAX_SELECTABLE_FIELDS {
-        errors.too_many(path, seen.len(), MAX_SELECTABLE_FIELDS);
-    }
-}
-
 fn accepted_names(crd: &Value, errors: &mut Errors) {
     resource_names(crd.path("status.acceptedNames"), &Path::new("status.acceptedNames"), errors);
 }
@@ -450,59 +337,5 @@ fn stored_versions(crd: &Value, errors: &mut Errors) {
             );
             errors.invalid(&path.index(i), v, &message);
         }
-    }
-}
-
-#[derive(PartialEq)]
-enum Approval {
-    Missing,
-    Bypassed,
-    Approved,
-    Invalid,
-}
-
-impl Approval {
-    fn of(crd: &Value) -> Approval {
-        let note = crd.path("metadata.annotations").text(APPROVED);
-        let has_host = note.split_once("://").is_some_and(|(scheme, rest)| {
-            !scheme.is_empty()
-                && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
-                && !rest.is_empty()
-                && !rest.starts_with(['/', '?', '#'])
-                && !rest.contains(|c: char| c.is_ascii_control() || c == ' ')
-        });
-        match note {
-            "" => Approval::Missing,
-            _ if note.starts_with("unapproved") => Approval::Bypassed,
-            _ if has_host => Approval::Approved,
-            _ => Approval::Invalid,
-        }
-    }
-}
-
-/// Groups under `k8s.io` belong to the Kubernetes project, which wants a link to the review.
-fn approval(crd: &Value, old: Option<&Value>, errors: &mut Errors) {
-    const SEE: &str = "see https://github.com/kubernetes/enhancements/pull/1111";
-    let group = crd.at("spec").text("group");
-    let protected = ["k8s.io", "kubernetes.io"]
-        .iter()
-        .any(|domain| group.strip_suffix(domain).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')));
-    let state = Approval::of(crd);
-    if !protected || old.is_some_and(|old| Approval::of(old) == state) {
-        return;
-    }
-    let path = Path::new("metadata.annotations").key(APPROVED);
-    match state {
-        Approval::Missing => {
-            let why = format!("protected groups must have approval annotation \"{APPROVED}\", {SEE}");
-            errors.required(&path, &why);
-        }
-        Approval::Invalid => {
-            let why = format!(
-                "protected groups must have approval annotation \"{APPROVED}\" with either a URL or a reason starting with \"unapproved\", {SEE}"
-            );
-            errors.invalid(&path, crd.path("metadata.annotations").text(APPROVED), &why);
-        }
-        Approval::Bypassed | Approval::Approved => {}
     }
 }

@@ -1,13 +1,12 @@
-//! The OpenAPI schema of one version: what may be written in it at all, and finding one's way in it.
+//! The OpenAPI schema of one version: what may be written in it at all.
 //!
 //! Schemas are read as the JSON they arrive in. Nesting is bounded by the JSON parser, so recursion is safe.
-
-use std::collections::HashSet;
 
 use serde_json::Value;
 
 use super::super::values;
-use super::{inner, structural};
+use super::field_path::field_at;
+use super::{inner, lists, structural};
 use crate::field::{Errors, Path, Reason};
 use crate::json::Json;
 
@@ -230,8 +229,8 @@ fn walk(schema: &Value, path: &Path, root: bool, place: Place, errors: &mut Erro
         let path = path.at("x-kubernetes-preserve-unknown-fields");
         errors.invalid(&path, false, "must be true or undefined");
     }
-    map_type(schema, path, errors);
-    list_type(schema, path, errors);
+    lists::map_type(schema, path, errors);
+    lists::list_type(schema, path, errors);
     rules(schema, path, errors);
 }
 
@@ -269,150 +268,6 @@ fn keywords(schema: &Value, path: &Path, place: Place, errors: &mut Errors) {
     if place.meta && schema.flag("x-kubernetes-embedded-resource") {
         let path = path.at("x-kubernetes-embedded-resource");
         errors.forbidden(&path, "must not be used inside of resource meta");
-    }
-}
-
-fn needs_type(schema: &Value, wanted: &str, keyword: &str, path: &Path, errors: &mut Errors) {
-    let kind = schema.text("type");
-    let message = format!("must be {wanted} if {keyword} is specified");
-    if kind.is_empty() {
-        errors.required(&path.at("type"), &message);
-    } else if kind != wanted {
-        errors.invalid(&path.at("type"), kind, &message);
-    }
-}
-
-fn map_type(schema: &Value, path: &Path, errors: &mut Errors) {
-    const KEYWORD: &str = "x-kubernetes-map-type";
-    let Some(kind) = schema.at(KEYWORD).as_str() else { return };
-    needs_type(schema, "object", KEYWORD, path, errors);
-    if !matches!(kind, "atomic" | "granular") {
-        errors.not_supported(&path.at(KEYWORD), kind, &["atomic", "granular"]);
-    }
-}
-
-fn list_type(schema: &Value, path: &Path, errors: &mut Errors) {
-    const KEYWORD: &str = "x-kubernetes-list-type";
-    const KEYS: &str = "x-kubernetes-list-map-keys";
-    let list_type = schema.at(KEYWORD).as_str();
-    let item = schema.at("items");
-    if list_type.is_some() {
-        let before = errors.0.len();
-        needs_type(schema, "array", KEYWORD, path, errors);
-        if errors.0.len() == before && list_type == Some("set") {
-            atomic_items(item, &path.at("items"), errors);
-        }
-    }
-    if let Some(kind) = list_type.filter(|kind| !matches!(*kind, "atomic" | "set" | "map")) {
-        errors.not_supported(&path.at(KEYWORD), kind, &["atomic", "set", "map"]);
-    }
-    let keys = schema.items(KEYS);
-    if !keys.is_empty() && list_type != Some("map") {
-        const MESSAGE: &str = "must be map if x-kubernetes-list-map-keys is non-empty";
-        match list_type {
-            None => errors.required(&path.at(KEYWORD), MESSAGE),
-            Some(kind) => errors.invalid(&path.at(KEYWORD), kind, MESSAGE),
-        }
-    }
-    if list_type == Some("map") {
-        if keys.is_empty() {
-            errors.required(&path.at(KEYS), "must not be empty if x-kubernetes-list-type is map");
-        }
-        map_items(item, schema.at(KEYS), path, errors);
-    }
-    if matches!(list_type, Some("map" | "set")) && item.is_object() {
-        keyed_items(schema, item, path, errors);
-    }
-}
-
-/// Members of a set are compared as a whole.
-fn atomic_items(item: &Value, path: &Path, errors: &mut Errors) {
-    const MESSAGE: &str = "must be atomic as item of a list with x-kubernetes-list-type=set";
-    let (list, map) = (item.at("x-kubernetes-list-type"), item.at("x-kubernetes-map-type"));
-    match item.text("type") {
-        "array" if !list.is_null() && list != "atomic" => {
-            errors.invalid(&path.at("x-kubernetes-list-type"), list.clone(), MESSAGE);
-        }
-        // Upstream prints the list type here too.
-        "object" if map != "atomic" => {
-            errors.invalid(&path.at("x-kubernetes-map-type"), list.clone(), MESSAGE);
-        }
-        _ => {}
-    }
-}
-
-fn map_items(item: &Value, keys: &Value, path: &Path, errors: &mut Errors) {
-    let at_items = path.at("items");
-    if item.is_null() {
-        errors.required(&at_items, "must have a schema if x-kubernetes-list-type is map");
-        return;
-    }
-    if item.is_array() {
-        let message = "must only have a single schema if x-kubernetes-list-type is map";
-        errors.invalid(&at_items, item.clone(), message);
-        return;
-    }
-    if item.text("type") != "object" {
-        let message = "must be object if parent array's x-kubernetes-list-type is map";
-        errors.invalid(&at_items.at("type"), item.text("type"), message);
-        return;
-    }
-    let at_keys = path.at("x-kubernetes-list-map-keys");
-    let list = keys.as_array().map_or(&[][..], Vec::as_slice);
-    let mut seen = HashSet::new();
-    // Each of these shows the whole list, so it is enough to say it once.
-    let (mut unknown, mut twice) = (false, false);
-    for key in list {
-        let name = key.as_str().unwrap_or("");
-        let property = item.at("properties").at(name);
-        if property.is_null() {
-            if !unknown {
-                errors.invalid(&at_keys, keys.clone(), "entries must all be names of item properties");
-            }
-            unknown = true;
-        } else if matches!(property.text("type"), "array" | "object") {
-            let path = at_items.at("properties").key(name).at("type");
-            let message = "must be a scalar type if parent array's x-kubernetes-list-type is map";
-            errors.invalid(&path, item.text("type"), message);
-        }
-        if !seen.insert(name) && !twice {
-            errors.invalid(&at_keys, keys.clone(), "must not contain duplicate entries");
-            twice = true;
-        }
-    }
-}
-
-/// Items of a set or map are always there, and so are the keys of a map.
-fn keyed_items(schema: &Value, item: &Value, path: &Path, errors: &mut Errors) {
-    let kind = schema.text("x-kubernetes-list-type");
-    let path = path.at("items");
-    if item.flag("nullable") {
-        let message = format!("cannot be nullable when x-kubernetes-list-type is {kind}");
-        errors.forbidden(&path.at("nullable"), &message);
-    }
-    if kind != "map" {
-        return;
-    }
-    let required: HashSet<&str> = item.items("required").iter().filter_map(Value::as_str).collect();
-    for key in schema.items("x-kubernetes-list-map-keys") {
-        let name = key.as_str().unwrap_or("");
-        let property = item.at("properties").at(name);
-        if property.is_null() {
-            continue;
-        }
-        let path = path.at("properties").key(name);
-        if !required.contains(name) && !property.has("default") {
-            errors.required(
-                &path.at("default"),
-                "this property is in x-kubernetes-list-map-keys, so it must have a default or be a required property",
-            );
-        }
-        if property.flag("nullable") {
-            errors.forbidden(
-                &path.at("nullable"),
-                "this property is in x-kubernetes-list-map-keys, so it cannot be nullable",
-            );
-        }
     }
 }
 
@@ -460,127 +315,3 @@ fn rules(schema: &Value, path: &Path, errors: &mut Errors) {
         }
     }
 }
-
-/// Follows `.spec.ports['http']` through a schema.
-pub(super) fn field_at<'a>(path: &str, schema: &'a Value, brackets: bool) -> Result<&'a Value, String> {
-    let mut tokens = Tokens(path);
-    let mut schema = schema;
-    while let Some(token) = tokens.next() {
-        let end = || "unexpected end of JSON path".to_owned();
-        let name = match token {
-            "[" if !brackets => return Err("array notation is not allowed".to_owned()),
-            "[" => {
-                let quoted = tokens.next().ok_or_else(end)?;
-                let inside = quoted.strip_prefix('\'').and_then(|rest| rest.strip_suffix('\''));
-                let Some(inside) = inside else {
-                    return Err(format!("expected single quoted string but got {quoted}"));
-                };
-                let close = tokens.next().ok_or_else(end)?;
-                if close != "]" {
-                    return Err(format!("expected ] but got {close}"));
-                }
-                inside.replace("\\'", "'").replace("\\\\", "\\")
-            }
-            "." => tokens.next().ok_or_else(end)?.to_owned(),
-            other => return Err(format!("expected [ or . but got: {other}")),
-        };
-        let nowhere = || "does not refer to a valid field".to_owned();
-        schema = if schema.entries("properties").next().is_some() {
-            schema.at("properties").get(&name).ok_or_else(nowhere)?
-        } else if schema.has("additionalProperties") {
-            schema.at("additionalProperties")
-        } else {
-            return Err(nowhere());
-        };
-    }
-    Ok(schema)
-}
-
-/// Splits a path at `.`, `[` and `]`, which are tokens themselves; quoted text is one token.
-struct Tokens<'a>(&'a str);
-
-impl<'a> Iterator for Tokens<'a> {
-    type Item = &'a str;
-
-    fn next(&mut self) -> Option<&'a str> {
-        let length = if self.0.starts_with('\'') {
-            let mut escaped = false;
-            let closing = self.0.char_indices().skip(1).find(|(_, c)| {
-                let closes = *c == '\'' && !escaped;
-                escaped = *c == '\\';
-                closes
-            });
-            closing.map_or(self.0.len(), |(i, _)| i + 1)
-        } else {
-            match self.0.find(['.', '[', ']']) {
-                Some(0) => 1,
-                Some(i) => i,
-                None => self.0.len(),
-            }
-        };
-        let (token, rest) = self.0.split_at(length);
-        self.0 = rest;
-        (!token.is_empty()).then_some(token)
-    }
-}
-
-/// Formats in the definition's schemas that nothing checks.
-pub(super) fn unrecognized_formats(crd: &Value) -> Vec<String> {
-    let mut found = Vec::new();
-    let versions = crd.at("spec").items("versions");
-    let schemas: Vec<&Value> = match super::Shared::of(versions, "schema") {
-        super::Shared::ByAll(shared) => vec![shared.at("openAPIV3Schema")],
-        super::Shared::Apart => {
-            versions.iter().map(|version| version.path("schema.openAPIV3Schema")).collect()
-        }
-    };
-    for schema in schemas {
-        collect_formats(schema, &mut found);
-    }
-    found
-}
-
-fn collect_formats(schema: &Value, found: &mut Vec<String>) {
-    let format = schema.text("format");
-    let known = match schema.text("type") {
-        "" | "string" => STRING_FORMATS.contains(&format.replace('-', "").as_str()),
-        "integer" => matches!(format, "int32" | "int64"),
-        "number" => matches!(format, "float" | "double"),
-        _ => false,
-    };
-    if !format.is_empty() && !known {
-        found.push(format.to_owned());
-    }
-    for child in children(schema) {
-        collect_formats(child, found);
-    }
-}
-
-const STRING_FORMATS: [&str; 26] = [
-    "bsonobjectid",
-    "uri",
-    "email",
-    "hostname",
-    "ipv4",
-    "ipv6",
-    "cidr",
-    "mac",
-    "uuid",
-    "uuid3",
-    "uuid4",
-    "uuid5",
-    "isbn",
-    "isbn10",
-    "isbn13",
-    "creditcard",
-    "ssn",
-    "hexcolor",
-    "rgbcolor",
-    "byte",
-    "password",
-    "date",
-    "duration",
-    "datetime",
-    "k8sshortname",
-    "k8slongname",
-];

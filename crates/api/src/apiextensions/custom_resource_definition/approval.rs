@@ -1,0 +1,62 @@
+//! The note that a group of the Kubernetes project has been reviewed.
+
+use serde_json::Value;
+
+use crate::field::{Errors, Path};
+use crate::json::Json;
+
+pub(super) const APPROVED: &str = "api-approved.kubernetes.io";
+
+#[derive(PartialEq)]
+enum Approval {
+    Missing,
+    Bypassed,
+    Approved,
+    Invalid,
+}
+
+impl Approval {
+    fn of(crd: &Value) -> Approval {
+        let note = crd.path("metadata.annotations").text(APPROVED);
+        let has_host = note.split_once("://").is_some_and(|(scheme, rest)| {
+            !scheme.is_empty()
+                && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
+                && !rest.is_empty()
+                && !rest.starts_with(['/', '?', '#'])
+                && !rest.contains(|c: char| c.is_ascii_control() || c == ' ')
+        });
+        match note {
+            "" => Approval::Missing,
+            _ if note.starts_with("unapproved") => Approval::Bypassed,
+            _ if has_host => Approval::Approved,
+            _ => Approval::Invalid,
+        }
+    }
+}
+
+/// Groups under `k8s.io` belong to the Kubernetes project, which wants a link to the review.
+pub(super) fn approval(crd: &Value, old: Option<&Value>, errors: &mut Errors) {
+    const SEE: &str = "see https://github.com/kubernetes/enhancements/pull/1111";
+    let group = crd.at("spec").text("group");
+    let protected = ["k8s.io", "kubernetes.io"]
+        .iter()
+        .any(|domain| group.strip_suffix(domain).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')));
+    let state = Approval::of(crd);
+    if !protected || old.is_some_and(|old| Approval::of(old) == state) {
+        return;
+    }
+    let path = Path::new("metadata.annotations").key(APPROVED);
+    match state {
+        Approval::Missing => {
+            let why = format!("protected groups must have approval annotation \"{APPROVED}\", {SEE}");
+            errors.required(&path, &why);
+        }
+        Approval::Invalid => {
+            let why = format!(
+                "protected groups must have approval annotation \"{APPROVED}\" with either a URL or a reason starting with \"unapproved\", {SEE}"
+            );
+            errors.invalid(&path, crd.path("metadata.annotations").text(APPROVED), &why);
+        }
+        Approval::Bypassed | Approval::Approved => {}
+    }
+}
