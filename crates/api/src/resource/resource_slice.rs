@@ -57,6 +57,15 @@ impl Kind for ResourceSlice {
     }
 }
 
+/// Taints are dated; `now` is an RFC 3339 time, for those that are not. To be called with the other defaults.
+pub fn stamp_taints(slice: &mut Value, now: &str) {
+    let devices = slice.pointer_mut("/spec/devices").and_then(Value::as_array_mut);
+    for device in devices.into_iter().flatten() {
+        let taints = device.get_mut("taints").and_then(Value::as_array_mut);
+        taints.into_iter().flatten().for_each(|taint| taint.default_to("timeAdded", now));
+    }
+}
+
 /// Fields of features that are off.
 fn drop_disabled(slice: &mut Value) {
     let devices = slice.pointer_mut("/spec/devices").and_then(Value::as_array_mut);

@@ -1,4 +1,5 @@
 use api::resource::resource_claim::prepare_status;
+use api::resource::resource_slice::stamp_taints;
 use expect_test::expect;
 use serde_json::{Value, json};
 
@@ -255,4 +256,14 @@ fn alpha_fields_of_a_slice_are_dropped() {
     obj["spec"]["devices"][0]["nodeAllocatableResourceMappings"] = json!({});
     rules("ResourceSlice").prepare_create(&mut obj);
     assert_eq!(obj, slice());
+}
+
+#[test]
+fn taints_are_dated() {
+    let mut obj = slice();
+    obj["spec"]["devices"][0]["taints"] =
+        json!([{"key": "a"}, {"key": "b", "timeAdded": "2020-01-01T00:00:00Z"}]);
+    stamp_taints(&mut obj, "2026-01-02T03:04:05Z");
+    let times: Vec<&Value> = (0..2).map(|i| &obj["spec"]["devices"][0]["taints"][i]["timeAdded"]).collect();
+    assert_eq!(times, ["2026-01-02T03:04:05Z", "2020-01-01T00:00:00Z"]);
 }
