@@ -2,14 +2,13 @@
 //! being written and read again.
 
 use std::collections::BTreeSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 
 use api::defaults::set_defaults;
 use api::meta::validate_object_meta;
 use api::table::Storage;
 use api::{Errors, Path, RESOURCES, Resource, convert};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/manifests")
@@ -94,65 +93,4 @@ fn an_empty_object_is_wrong_for_most_kinds() {
         .map(|row| row.kind)
         .collect();
     assert!(silent.len() < RESOURCES.len() / 2, "{silent:?}");
-}
-
-/// The rules trust `schema` with the shape of an object, but not with their lives.
-#[test]
-fn no_value_makes_the_rules_panic() {
-    let values = [
-        json!(null),
-        json!(true),
-        json!(-1),
-        json!(i64::MAX),
-        json!(1.5),
-        json!(""),
-        json!("é/é/-.%"),
-        json!("99999999999999999999%"),
-        json!([]),
-        json!([null, {}, "x", ["x"]]),
-        json!({}),
-        json!({"": null, "é": {"x": [{}]}}),
-    ];
-    for row in RESOURCES {
-        let bytes = std::fs::read(folder().join(file_name(row))).expect("a manifest");
-        let obj = read(row, &bytes);
-        let mut pointers = Vec::new();
-        places(&obj, String::new(), &mut pointers);
-        for pointer in &pointers {
-            for value in &values {
-                let mut odd = obj.clone();
-                *odd.pointer_mut(pointer).expect("a place in the object") = value.clone();
-                let outcome = catch_unwind(AssertUnwindSafe(|| use_rules(row, &obj, odd)));
-                assert!(outcome.is_ok(), "{} with {value} at {pointer}", file_name(row));
-            }
-        }
-    }
-}
-
-fn places(value: &Value, at: String, found: &mut Vec<String>) {
-    match value {
-        Value::Object(map) => map.iter().for_each(|(name, child)| {
-            let name = name.replace('~', "~0").replace('/', "~1");
-            places(child, format!("{at}/{name}"), found);
-        }),
-        Value::Array(items) => {
-            items.iter().enumerate().for_each(|(i, child)| places(child, format!("{at}/{i}"), found));
-        }
-        _ => {}
-    }
-    found.push(at);
-}
-
-fn use_rules(row: &'static Resource, obj: &Value, odd: Value) {
-    let rules = stored(row).rules;
-    let mut errors = Errors::default();
-    for (mut new, old) in [(odd.clone(), obj), (obj.clone(), &odd)] {
-        rules.prepare_create(&mut new.clone());
-        rules.prepare_update(&mut new, old);
-        rules.validate(&new, &mut errors);
-        rules.validate_update(&new, old, &mut errors);
-        rules.validate_status(&new, old, &mut errors);
-        rules.selectable(&new);
-        rules.warnings(&new, Some(old));
-    }
 }
