@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::deployment::shown_strategy;
 use super::workload;
+use crate::core::pod::internal;
 use crate::core::pod::rules::{immutable, invalid_as, non_negative};
 use crate::core::pod::template::{keeps_running, validate_pod_template_spec};
 use crate::core::pod::warnings;
@@ -27,7 +28,8 @@ impl Kind for DaemonSet {
 
     fn prepare_update(&self, new: &mut Value, old: &Value) {
         workload::prepare_template(new, &["spec", "template"]);
-        let changed = !same(new.path("spec.template"), old.path("spec.template"));
+        let changed =
+            !internal::same("PodTemplateSpec", new.path("spec.template"), old.path("spec.template"));
         set_template_generation(new, template_generation(old).saturating_add(i64::from(changed)));
     }
 

@@ -7,7 +7,7 @@ mod status;
 use serde_json::Value;
 
 use crate::apps::workload;
-use crate::core::pod::internal::compact;
+use crate::core::pod::internal::{self, compact};
 use crate::core::pod::rules::{IMMUTABLE, immutable, invalid_as, non_negative, shown};
 use crate::core::pod::template::name_warning;
 use crate::core::pod::{validate_pod_template_spec, warnings};
@@ -278,7 +278,7 @@ fn template(new: &Value, old: &Value, e: &mut Errors) {
         copy(&mut before["spec"]["affinity"], affinity, "nodeAffinity");
     }
     if !old.at("spec").flag("suspend") || !free {
-        if !same(now, &before) {
+        if !internal::same("PodTemplateSpec", now, &before) {
             invalid_as(e, &path, &compact("PodTemplateSpec", now), IMMUTABLE);
         }
         return;
@@ -292,7 +292,7 @@ fn template(new: &Value, old: &Value, e: &mut Errors) {
             }
         }
     }
-    if !same(now.at("spec"), before.at("spec")) {
+    if !internal::same("PodSpec", now.at("spec"), before.at("spec")) {
         invalid_as(e, &path.at("spec"), &compact("PodSpec", now.at("spec")), IMMUTABLE);
     }
 }

@@ -51,11 +51,9 @@ fn failure(spec: &Value, path: &Path, e: &mut Errors) {
         let at = path.index(i);
         match rule.text("action") {
             "" => e.required(&at.at("action"), &valid_values(ACTIONS)),
-            "FailIndex" => {
-                if !spec.has("backoffLimitPerIndex") {
-                    let words = "requires the backoffLimitPerIndex to be set";
-                    e.invalid(&at.at("action"), "FailIndex", words);
-                }
+            "FailIndex" if !spec.has("backoffLimitPerIndex") => {
+                let words = "requires the backoffLimitPerIndex to be set";
+                e.invalid(&at.at("action"), "FailIndex", words);
             }
             action if !ACTIONS.contains(&action) => e.not_supported(&at.at("action"), action, ACTIONS),
             _ => {}

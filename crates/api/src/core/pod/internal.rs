@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use crate::field::quoted;
 use crate::json::Json;
+use crate::meta;
 
 /// JSON whose fields keep their order.
 enum Node {
@@ -25,6 +26,28 @@ pub(crate) fn compact(of: &str, value: &Value) -> String {
     let mut out = String::new();
     write(&node(of, value, &Value::Null), &mut out);
     out
+}
+
+/// Whether two values of the named type are the same to upstream, where a field that is left out and one set
+/// to its zero are one.
+pub(crate) fn same(of: &str, a: &Value, b: &Value) -> bool {
+    meta::same(a, b) || equal(&node(of, a, &Value::Null), &node(of, b, &Value::Null))
+}
+
+fn equal(a: &Node, b: &Node) -> bool {
+    let empty = |node: &Node| match node {
+        Node::Leaf(text) => text == "null",
+        Node::List(items) => items.is_empty(),
+        Node::Object(fields) => fields.is_empty(),
+    };
+    match (a, b) {
+        (Node::Leaf(a), Node::Leaf(b)) => a == b,
+        (Node::List(a), Node::List(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| equal(a, b)),
+        (Node::Object(a), Node::Object(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.0 == b.0 && equal(&a.1, &b.1))
+        }
+        _ => empty(a) && empty(b),
+    }
 }
 
 /// `kind` is a type of the table, one of its letters, or one of them behind `*` or `[`.

@@ -375,6 +375,7 @@ fn updates() {
         spec.containers: Forbidden: pod updates may not add or remove containers
     "#]],
     );
+    check_update(json!({}), json!({"hostNetwork": false, "nodeName": "", "volumes": []}), expect![""]);
     check_update(json!({}), json!({"activeDeadlineSeconds": 5}), expect![""]);
     check_update(
         json!({"activeDeadlineSeconds": 5}),

@@ -4,11 +4,12 @@
 use serde_json::{Map, Value};
 
 use super::diff;
+use super::internal::same;
 use super::rules::{MIRROR, annotation, in_range, invalid_as, is_sidecar};
 use super::{affinity, qos_class, security};
 use crate::field::{Errors, Path};
 use crate::json::Json;
-use crate::meta::same;
+use crate::meta;
 
 const UPDATABLE: &str = "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,\
 `spec.tolerations` (only additions to existing tolerations),\
@@ -28,7 +29,7 @@ pub(super) fn update(e: &mut Errors, new: &Value, old: &Value) {
     }
     added_tolerations(e, new, old, &path.at("tolerations"));
     removed_gates(e, new, old, &path.at("schedulingGates"));
-    if same(new, old) {
+    if same("PodSpec", new, old) {
         return;
     }
     let mut munged = new.clone();
@@ -48,7 +49,7 @@ pub(super) fn update(e: &mut Errors, new: &Value, old: &Value) {
     if !old.items("schedulingGates").is_empty() {
         gated(e, &mut munged, new, old, &path);
     }
-    if !same(&munged, old) {
+    if !same("PodSpec", &munged, old) {
         let words = format!(
             "pod updates may not change fields other than {UPDATABLE}\n{}",
             diff::of_type("PodSpec", old, &munged)
@@ -130,7 +131,7 @@ fn gated(e: &mut Errors, munged: &mut Value, new: &Value, old: &Value, path: &Pa
     }
     copy(munged, old, "nodeSelector");
     let (before, after) = (old.path("affinity.nodeAffinity"), new.path("affinity.nodeAffinity"));
-    if same(before, after) {
+    if meta::same(before, after) {
         return;
     }
     node_affinity_additions(e, after, before, &path.at("affinity.nodeAffinity"));
@@ -209,7 +210,7 @@ pub fn validate_ephemeral_containers_update(new: &Value, old: &Value, e: &mut Er
             None => {
                 e.forbidden(&path, &format!("existing ephemeral containers {name:?} may not be removed\n"));
             }
-            Some(now) if !same(before, now) => {
+            Some(now) if !same("EphemeralContainer", before, now) => {
                 let diff = diff::of_type("EphemeralContainer", before, now);
                 let words = format!("existing ephemeral containers {name:?} may not be changed\n{diff}");
                 e.forbidden(&path, &words);
@@ -323,17 +324,17 @@ pub fn validate_resize(new: &Value, old: &Value, e: &mut Errors) {
             container.object_mut("resources").clone_from(&resources);
             let (container, asked) = (&munged[list][i], &new.items(list)[i]);
             if list == "containers" {
-                if !same(container, before) {
+                if !same("Container", container, before) {
                     e.forbidden(&path, ONLY_RESOURCES);
                 }
                 continue;
             }
             let at = path.at(list).index(i);
-            if !same(container, before) {
+            if !same("Container", container, before) {
                 let words = "only cpu and memory resources for init or sidecar containers are mutable";
                 e.forbidden(&at, words);
             }
-            if !same(asked, before) && !is_sidecar(asked) {
+            if !same("Container", asked, before) && !is_sidecar(asked) {
                 let policies = asked.items("resizePolicy").iter();
                 for _ in policies.filter(|policy| policy.text("restartPolicy") == "RestartContainer") {
                     let words = "non-sidecar init containers with a resize policy of RestartContainer cannot be resized";
@@ -342,7 +343,7 @@ pub fn validate_resize(new: &Value, old: &Value, e: &mut Errors) {
             }
         }
     }
-    if e.is_empty() && !same(&munged, old) {
+    if e.is_empty() && !same("PodSpec", &munged, old) {
         e.forbidden(&path, ONLY_RESOURCES);
     }
 }
@@ -362,7 +363,7 @@ fn pod_resize(e: &mut Errors, munged: &mut Value, new: &Value, old: &Value, path
     }
     let resources = restored(now, before);
     munged["resources"] = if resources.is_empty() { Value::Null } else { Value::Object(resources) };
-    if !same(munged.at("resources"), before) {
+    if !meta::same(munged.at("resources"), before) {
         e.forbidden(path, "only cpu and memory resources are mutable at pod-level");
     }
 }
