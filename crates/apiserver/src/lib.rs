@@ -1,1 +1,130 @@
-//! apiserver
+//! The API server: every kind behind one pipeline, served from one cache over one store.
+//!
+//! A request is routed (`request`), authorized (`access`) and handled: reads come from the `cache`, writes
+//! go through defaults, rules and `write` into the store, and the cache learns of them by watching it.
+//! Knows no kind by name except where upstream's behaviour does (`special`, `services`, `delete`).
+//! Read [`server::Server::answer`] first, then `create` and `watch`.
+
+mod access;
+mod body;
+mod bootstrap;
+mod cache;
+mod codec;
+mod create;
+mod delete;
+mod discovery;
+mod door;
+mod metrics;
+mod negotiate;
+mod object;
+mod openapi;
+mod options;
+mod other;
+mod patching;
+mod read;
+mod registry;
+mod render;
+mod request;
+mod review;
+mod serve;
+mod server;
+mod services;
+mod special;
+mod subresource;
+mod update;
+mod watch;
+mod write;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use api::core::service::alloc::Ranges;
+use api::networking::ip::{self, Cidr};
+use store::Store;
+use tokio::net::TcpListener;
+use tokio::sync::watch as channel;
+
+pub use registry::RuntimeConfigError;
+
+/// What the API server needs to know.
+pub struct Config {
+    pub listener: std::net::TcpListener,
+    /// The address other machines and pods reach this server at, where there is one.
+    pub advertise: Option<IpAddr>,
+    pub service_cidrs: Vec<String>,
+    pub node_ports: std::ops::RangeInclusive<u16>,
+    /// `--runtime-config` entries.
+    pub runtime_config: Vec<String>,
+    pub tls: rustls::ServerConfig,
+    /// The certificate of the authority that signed the serving certificate.
+    pub ca_pem: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    RuntimeConfig(#[from] RuntimeConfigError),
+    #[error("service network {0:?} is not a CIDR with room for addresses")]
+    ServiceCidr(String),
+    #[error("cannot read the store")]
+    Store(#[from] store::Error),
+    #[error("cannot listen")]
+    Listen(#[from] std::io::Error),
+    #[error("cannot make the first objects: {0}")]
+    FirstObjects(String),
+}
+
+/// Serves until `shutdown` turns true. `ready` turns true once clients can work.
+pub async fn run(
+    config: Config,
+    store: Arc<dyn Store>,
+    shutdown: channel::Receiver<bool>,
+    ready: channel::Sender<bool>,
+) -> Result<(), Error> {
+    let registry = registry::Registry::new(&config.runtime_config)?;
+    let (ranges, service_ip) = service_ranges(&config)?;
+    let cache = cache::Cache::new();
+    cache.start(store.clone(), shutdown.clone()).await?;
+    let server = Arc::new(server::Server::new(
+        store,
+        cache,
+        registry,
+        services::Allocations::new(ranges),
+        config.ca_pem,
+        (shutdown.clone(), ready.subscribe()),
+    ));
+    config.listener.set_nonblocking(true)?;
+    let listener = TcpListener::from_std(config.listener)?;
+    let address: SocketAddr = listener.local_addr()?;
+    let cluster = bootstrap::Cluster {
+        address: config.advertise,
+        port: address.port(),
+        service_ip,
+        service_cidrs: config.service_cidrs,
+    };
+    bootstrap::first_objects(&server, &cluster)
+        .await
+        .map_err(|status| Error::FirstObjects(status.message))?;
+    let furnisher = tokio::spawn(bootstrap::furnish_namespaces(server.clone(), shutdown.clone()));
+    ready.send_replace(true);
+    serve::serve(server, listener, config.tls, shutdown).await;
+    furnisher.abort();
+    Ok(())
+}
+
+/// The address of the `kubernetes` Service: the first of its network.
+pub fn service_ip(cidr: &str) -> Option<IpAddr> {
+    let network = Cidr::parse(cidr)?;
+    let first = ip::from_number(ip::to_number(network.first()) + 1, network.is_v6());
+    network.contains(first).then_some(first)
+}
+
+fn service_ranges(config: &Config) -> Result<(Ranges, IpAddr), Error> {
+    let mut cidrs = Vec::new();
+    for text in &config.service_cidrs {
+        cidrs.push(Cidr::parse(text).ok_or_else(|| Error::ServiceCidr(text.clone()))?);
+    }
+    let first = config.service_cidrs.first().and_then(|cidr| service_ip(cidr));
+    let service_ip = first.ok_or_else(|| Error::ServiceCidr(config.service_cidrs.join(",")))?;
+    Ok((Ranges::new(cidrs, config.node_ports.clone()), service_ip))
+}

@@ -1,1 +1,39 @@
-fn main() {}
+//! The one program: reads flags, wires the roles together, runs until told to stop.
+
+mod address;
+mod config;
+mod flags;
+mod server;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use flags::{Command, Flags};
+
+fn main() -> ExitCode {
+    let arguments = match config::expand(std::env::args().collect()) {
+        Ok(arguments) => arguments,
+        Err(error) => return fail(&error),
+    };
+    let flags = Flags::parse_from(arguments);
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(flags.log.as_str())
+        .with_target(false)
+        .init();
+    let result = match flags.command {
+        Command::Server(flags) => server::run(flags),
+        Command::Backup(flags) => server::backup(&flags),
+        Command::Restore(flags) => server::restore(&flags),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error),
+    }
+}
+
+fn fail(error: &anyhow::Error) -> ExitCode {
+    eprintln!("skiff: {error:#}");
+    ExitCode::FAILURE
+}

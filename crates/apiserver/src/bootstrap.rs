@@ -1,0 +1,219 @@
+//! What a cluster has from its first second: its namespaces, the `kubernetes` Service, and in every
+//! namespace a default service account and the cluster's certificate.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use api::json::Json as _;
+use api::{Resource, Status};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use crate::cache::{Batch, stopped};
+use crate::registry::prefix;
+use crate::request::Target;
+use crate::server::Server;
+use crate::update::Change;
+use crate::write::WriteOptions;
+
+/// Where clients reach this server, and the networks it hands out.
+pub struct Cluster {
+    /// `None` on a machine without a network: the Service then has no endpoints.
+    pub address: Option<IpAddr>,
+    pub port: u16,
+    /// The first address of the service network: the `kubernetes` Service.
+    pub service_ip: IpAddr,
+    pub service_cidrs: Vec<String>,
+}
+
+const NAMESPACES: &[&str] = &["default", "kube-system", "kube-public", "kube-node-lease"];
+
+/// Makes what is missing; what is there is left alone.
+pub async fn first_objects(server: &Server, cluster: &Cluster) -> Result<(), Status> {
+    for name in NAMESPACES {
+        ensure(server, row("", "namespaces"), "", name, json!({})).await?;
+    }
+    let cidrs = json!({"spec": {"cidrs": cluster.service_cidrs}});
+    ensure(server, row("networking.k8s.io", "servicecidrs"), "", "kubernetes", cidrs).await?;
+    ready_service_cidr(server).await?;
+    let service = json!({
+        "metadata": {"labels": {"component": "apiserver", "provider": "kubernetes"}},
+        "spec": {
+            "type": "ClusterIP", "clusterIP": cluster.service_ip.to_string(), "clusterIPs": [cluster.service_ip.to_string()],
+            "ipFamilyPolicy": "SingleStack", "sessionAffinity": "None",
+            "ports": [{"name": "https", "port": 443, "protocol": "TCP", "targetPort": cluster.port}],
+        },
+    });
+    ensure(server, row("", "services"), "default", "kubernetes", service).await?;
+    publish_endpoints(server, cluster).await
+}
+
+fn row(group: &str, plural: &str) -> &'static Resource {
+    api::table::find(group, "v1", plural).expect("the first objects' kinds are in the table")
+}
+
+async fn ensure(
+    server: &Server,
+    resource: &'static Resource,
+    namespace: &str,
+    name: &str,
+    mut value: Value,
+) -> Result<(), Status> {
+    let collection = Target::collection(resource, namespace);
+    let target = Target { name: name.to_owned(), ..collection.clone() };
+    if server.current(&target).await?.is_some() {
+        return Ok(());
+    }
+    crate::codec::set_type_meta(&mut value, resource.group, resource.version, resource.kind);
+    value.object_mut("metadata").insert("name".into(), name.into());
+    let options = WriteOptions::internal(Timestamp::now());
+    match server.create_object(&collection, value, &options, None).await {
+        Err(status) if status.reason == "AlreadyExists" => Ok(()),
+        other => other.map(drop),
+    }
+}
+
+async fn ready_service_cidr(server: &Server) -> Result<(), Status> {
+    let collection = Target::collection(row("networking.k8s.io", "servicecidrs"), "");
+    let target = Target { name: "kubernetes".into(), subresource: "status".into(), ..collection };
+    let options = WriteOptions::internal(Timestamp::now());
+    let now = options.timestamp();
+    let ready = |before: &Value| {
+        let mut after = before.clone();
+        if before.path("status.conditions").as_array().is_none_or(Vec::is_empty) {
+            after["status"] = json!({"conditions": [{
+                "type": "Ready", "status": "True", "reason": "", "message": "Kubernetes Service CIDR is ready",
+                "lastTransitionTime": now,
+            }]});
+        }
+        Ok(Change::replace(after))
+    };
+    server.change(&target, &options, ready).await.map(drop)
+}
+
+/// Endpoints and EndpointSlice of the `kubernetes` Service follow the server's address.
+async fn publish_endpoints(server: &Server, cluster: &Cluster) -> Result<(), Status> {
+    let Some(ip) = cluster.address else { return Ok(()) };
+    let address = ip.to_string();
+    let endpoints = json!({
+        "metadata": {"labels": {"endpointslice.kubernetes.io/skip-mirror": "true"}},
+        "subsets": [{
+            "addresses": [{"ip": address}],
+            "ports": [{"name": "https", "port": cluster.port, "protocol": "TCP"}],
+        }],
+    });
+    set(server, row("", "endpoints"), "kubernetes", endpoints, "subsets").await?;
+    let slice = json!({
+        "metadata": {"labels": {"kubernetes.io/service-name": "kubernetes"}},
+        "addressType": if ip.is_ipv4() { "IPv4" } else { "IPv6" },
+        "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
+        "ports": [{"name": "https", "port": cluster.port, "protocol": "TCP"}],
+    });
+    set(server, row("discovery.k8s.io", "endpointslices"), "kubernetes", slice.clone(), "endpoints").await?;
+    set(server, row("discovery.k8s.io", "endpointslices"), "kubernetes", slice, "ports").await
+}
+
+/// Makes an object in `default`, or brings one field of it up to date.
+async fn set(
+    server: &Server,
+    resource: &'static Resource,
+    name: &str,
+    value: Value,
+    field: &str,
+) -> Result<(), Status> {
+    ensure(server, resource, "default", name, value.clone()).await?;
+    let target = Target { name: name.to_owned(), ..Target::collection(resource, "default") };
+    let options = WriteOptions::internal(Timestamp::now());
+    let change = |before: &Value| {
+        let mut after = before.clone();
+        after[field] = value.at(field).clone();
+        crate::create::defaulted(resource, after).map(Change::replace)
+    };
+    server.change(&target, &options, change).await.map(drop)
+}
+
+/// Gives every namespace its default service account and the cluster's certificate, and gives them again
+/// when somebody deletes them. Sleeps until something happens to one of the three kinds.
+pub async fn furnish_namespaces(server: Arc<Server>, mut shutdown: watch::Receiver<bool>) {
+    let kinds = [row("", "namespaces"), row("", "serviceaccounts"), row("", "configmaps")];
+    let shards = kinds.map(|kind| server.shard(kind));
+    let mut news = shards.each_ref().map(|shard| shard.subscribe());
+    let mut positions = shards.each_ref().map(|shard| shard.position_after(u64::MAX).unwrap_or(0));
+    furnish_all(&server).await;
+    loop {
+        let [namespaces, accounts, maps] = &mut news;
+        tokio::select! {
+            _ = namespaces.changed() => {}
+            _ = accounts.changed() => {}
+            _ = maps.changed() => {}
+            () = stopped(&mut shutdown) => return,
+        }
+        for (i, shard) in shards.iter().enumerate() {
+            match shard.events_from(positions[i], usize::MAX) {
+                Batch::Lost => {
+                    positions[i] = shard.position_after(u64::MAX).unwrap_or(0);
+                    furnish_all(&server).await;
+                }
+                Batch::Events(events) => {
+                    positions[i] += events.len() as u64;
+                    for event in events {
+                        match i {
+                            0 if !event.deleted => furnish(&server, event.object.name()).await,
+                            1 if event.deleted && event.object.name() == "default" => {
+                                furnish(&server, event.object.namespace()).await
+                            }
+                            2 if event.object.name() == ROOT_CA => {
+                                furnish(&server, event.object.namespace()).await
+                            }
+                            _ => {}
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+const ROOT_CA: &str = "kube-root-ca.crt";
+
+async fn furnish_all(server: &Server) {
+    let namespaces = row("", "namespaces");
+    for namespace in server.shard(namespaces).snapshot(&prefix(namespaces), 0).objects {
+        furnish(server, namespace.name()).await;
+    }
+}
+
+async fn furnish(server: &Server, namespace: &str) {
+    let target = Target { name: namespace.to_owned(), ..Target::collection(row("", "namespaces"), "") };
+    let Some(object) = server.find(&target) else { return };
+    if object.value().at("metadata").has("deletionTimestamp") {
+        return;
+    }
+    let data = json!({"ca.crt": server.ca_pem});
+    let annotations = json!({"kubernetes.io/description": "Contains a CA bundle that can be used to verify the kube-apiserver when using internal endpoints such as the internal service IP or kubernetes.default.svc. No other usage is guaranteed across distributions of Kubernetes clusters."});
+    let map = json!({"metadata": {"annotations": annotations}, "data": data});
+    for result in [
+        ensure(server, row("", "serviceaccounts"), namespace, "default", json!({})).await,
+        ensure(server, row("", "configmaps"), namespace, ROOT_CA, map).await,
+        restore_root_ca(server, namespace, &data).await,
+    ] {
+        // A namespace that went away meanwhile needs no furniture.
+        if let Err(status) = result
+            && !matches!(status.code, 403 | 404)
+        {
+            tracing::warn!(namespace, error = status.message, "cannot furnish the namespace");
+        }
+    }
+}
+
+async fn restore_root_ca(server: &Server, namespace: &str, data: &Value) -> Result<(), Status> {
+    let target = Target { name: ROOT_CA.into(), ..Target::collection(row("", "configmaps"), namespace) };
+    let options = WriteOptions::internal(Timestamp::now());
+    let change = |before: &Value| {
+        let mut after = before.clone();
+        after["data"] = data.clone();
+        Ok(Change::replace(after))
+    };
+    server.change(&target, &options, change).await.map(drop)
+}

@@ -1,0 +1,377 @@
+//! Every object and its recent changes, in memory, fed by one watch on the store (DESIGN D2).
+//!
+//! A [`Shard`] holds one stored kind. Reads never block on the store except to learn how fresh they must
+//! be; watchers read the shard's ring of events at their own pace, so a slow one costs the others nothing.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Bound;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::RwLock;
+use store::{Revision, Store};
+use tokio::sync::watch;
+
+use crate::object::{Object, Place};
+
+/// Events kept per kind for watchers that resume or lag; whichever limit is met first.
+const RING_EVENTS: usize = 20_000;
+const RING_BYTES: usize = 24 << 20;
+
+/// How long a read waits for the cache to reach the revision it needs.
+const FRESHNESS_DEADLINE: Duration = Duration::from_secs(3);
+
+pub struct Cache {
+    shards: RwLock<HashMap<Arc<str>, Arc<Shard>>>,
+    revision: watch::Sender<Revision>,
+}
+
+/// The objects of one stored kind.
+pub struct Shard {
+    state: RwLock<State>,
+    /// The sequence number of the newest event, plus one.
+    newest: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct State {
+    objects: BTreeMap<Arc<str>, Arc<Object>>,
+    ring: VecDeque<Arc<Event>>,
+    ring_bytes: usize,
+    /// The sequence number of the ring's first event.
+    first: u64,
+    /// Every change after this revision is in the ring.
+    floor: Revision,
+    /// The revision of the newest change.
+    last: Revision,
+}
+
+/// One change to one object.
+#[derive(Debug)]
+pub struct Event {
+    pub revision: Revision,
+    /// The state after the change; for a deletion, the last state.
+    pub object: Arc<Object>,
+    /// The state before; `None` when the object is new.
+    pub previous: Option<Arc<Object>>,
+    pub deleted: bool,
+    /// The event as a line of JSON for watchers without a selector, built once for all of them.
+    line: OnceLock<Bytes>,
+}
+
+/// The objects of a shard as of one revision.
+pub struct Snapshot {
+    pub objects: Vec<Arc<Object>>,
+    pub revision: Revision,
+}
+
+#[derive(Debug, thiserror::Error, PartialEq)]
+pub enum CacheError {
+    #[error("too old resource version: {asked} ({oldest})")]
+    TooOld { asked: Revision, oldest: Revision },
+    #[error("Too large resource version: {asked}, current: {current}")]
+    TooLarge { asked: Revision, current: Revision },
+}
+
+/// What a watcher got from the ring.
+pub enum Batch {
+    Events(Vec<Arc<Event>>),
+    /// The ring has moved past the watcher's position.
+    Lost,
+}
+
+impl Cache {
+    pub fn new() -> Arc<Cache> {
+        Arc::new(Cache { shards: RwLock::default(), revision: watch::Sender::new(0) })
+    }
+
+    /// Loads everything, then follows the store until `shutdown`; answers once loaded.
+    pub async fn start(
+        self: &Arc<Cache>,
+        store: Arc<dyn Store>,
+        shutdown: watch::Receiver<bool>,
+    ) -> Result<(), store::Error> {
+        let watch = self.load(&*store).await?;
+        tokio::spawn(follow(self.clone(), store, watch, shutdown));
+        Ok(())
+    }
+
+    pub fn revision(&self) -> Revision {
+        *self.revision.borrow()
+    }
+
+    /// The shard of the stored kind under `prefix` (`/registry/pods/`), made if there is none yet.
+    pub fn shard(&self, prefix: &str) -> Arc<Shard> {
+        if let Some(shard) = self.shards.read().get(prefix) {
+            return shard.clone();
+        }
+        let floor = self.revision();
+        let mut shards = self.shards.write();
+        shards.entry(prefix.into()).or_insert_with(|| Arc::new(Shard::new(floor))).clone()
+    }
+
+    /// Waits until every change up to `revision` is in the cache.
+    pub async fn reached(&self, revision: Revision) -> Result<(), CacheError> {
+        let mut seen = self.revision.subscribe();
+        let wait = seen.wait_for(|seen| *seen >= revision);
+        match tokio::time::timeout(FRESHNESS_DEADLINE, wait).await {
+            Ok(Ok(_)) => Ok(()),
+            _ => Err(CacheError::TooLarge { asked: revision, current: self.revision() }),
+        }
+    }
+
+    async fn load(&self, store: &dyn Store) -> Result<store::Watch, store::Error> {
+        let mut objects: HashMap<Arc<str>, BTreeMap<Arc<str>, Arc<Object>>> = HashMap::new();
+        let mut from: Option<String> = None;
+        let mut at = None;
+        let revision = loop {
+            let page = store.list(REGISTRY, from.as_deref(), 5_000, at).await?;
+            at = Some(page.revision);
+            // The smallest key after the last one.
+            from = page.entries.last().map(|entry| format!("{}\0", entry.key));
+            for entry in page.entries {
+                let Some(prefix) = prefix_of(&entry.key).map(str::to_owned) else { continue };
+                if let Some(object) = object_of(entry) {
+                    objects.entry(prefix.into()).or_default().insert(object.key.clone(), object);
+                }
+            }
+            if page.remaining == 0 {
+                break page.revision;
+            }
+        };
+        let watch = store.watch(REGISTRY, revision).await?;
+        for (prefix, shard) in self.shards.read().iter() {
+            // A reload: whoever watches has missed something and is sent away.
+            shard.reset(objects.remove(prefix).unwrap_or_default(), revision);
+        }
+        for (prefix, objects) in objects {
+            self.shard(&prefix).reset(objects, revision);
+        }
+        self.revision.send_replace(revision);
+        Ok(watch)
+    }
+
+    fn apply(&self, batch: Vec<store::Event>) {
+        let mut reached = 0;
+        for event in batch {
+            reached = match event {
+                store::Event::Progress(revision) => revision,
+                store::Event::Put { entry, .. } => {
+                    let revision = entry.revision;
+                    let prefix = prefix_of(&entry.key).map(str::to_owned);
+                    if let (Some(prefix), Some(object)) = (prefix, object_of(entry)) {
+                        self.shard(&prefix).put(object);
+                    }
+                    revision
+                }
+                store::Event::Delete { key, revision } => {
+                    if let Some(prefix) = prefix_of(&key) {
+                        self.shard(prefix).delete(&key, revision);
+                    }
+                    revision
+                }
+            };
+        }
+        self.revision.send_if_modified(|revision| {
+            let newer = reached > *revision;
+            *revision = reached.max(*revision);
+            newer
+        });
+    }
+}
+
+/// Where all objects live in the store.
+pub const REGISTRY: &str = "/registry/";
+
+async fn follow(
+    cache: Arc<Cache>,
+    store: Arc<dyn Store>,
+    mut watch: store::Watch,
+    mut shutdown: watch::Receiver<bool>,
+) {
+    loop {
+        tokio::select! {
+            batch = watch.events.recv() => match batch {
+                Some(batch) => cache.apply(batch),
+                None => match cache.load(&*store).await {
+                    Ok(again) => watch = again,
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot follow the store, trying again");
+                        tokio::time::sleep(Duration::from_millis(500)).await;
+                    }
+                },
+            },
+            () = stopped(&mut shutdown) => return,
+        }
+    }
+}
+
+/// Waits until the server is told to stop.
+pub async fn stopped(shutdown: &mut watch::Receiver<bool>) {
+    // An error means that nobody can tell any more, which is as good as being told.
+    let _ = shutdown.wait_for(|stop| *stop).await;
+}
+
+/// The stored kind a key belongs to: `/registry/pods/` or `/registry/apps/deployments/`.
+///
+/// Core kinds have no group in their key; their plurals are never also group names.
+fn prefix_of(key: &str) -> Option<&str> {
+    let rest = key.strip_prefix(REGISTRY)?;
+    let (first, after) = rest.split_once('/')?;
+    let core = api::RESOURCES.iter().any(|row| row.group.is_empty() && row.plural == first);
+    let length = if core { first.len() + 1 } else { first.len() + 1 + after.find('/')? + 1 };
+    key.get(..REGISTRY.len() + length)
+}
+
+fn object_of(entry: store::Entry) -> Option<Arc<Object>> {
+    match Object::new(entry.key, entry.value, entry.revision) {
+        Ok(object) => Some(Arc::new(object)),
+        Err(error) => {
+            tracing::error!(%error, "left out of every answer");
+            None
+        }
+    }
+}
+
+impl Shard {
+    fn new(floor: Revision) -> Shard {
+        Shard {
+            state: RwLock::new(State { floor, last: floor, ..State::default() }),
+            newest: watch::Sender::new(0),
+        }
+    }
+
+    pub fn get(&self, key: &str) -> Option<Arc<Object>> {
+        self.state.read().objects.get(key).cloned()
+    }
+
+    pub fn len(&self) -> usize {
+        self.state.read().objects.len()
+    }
+
+    /// All objects whose key starts with `prefix`; `known` is a revision the cache had reached before.
+    pub fn snapshot(&self, prefix: &str, known: Revision) -> Snapshot {
+        let state = self.state.read();
+        Snapshot { objects: state.under(prefix), revision: known.max(state.last) }
+    }
+
+    /// Like `snapshot`, with the position from which a watch continues without a gap.
+    pub fn snapshot_and_position(&self, prefix: &str, known: Revision) -> (Snapshot, u64) {
+        let state = self.state.read();
+        let snapshot = Snapshot { objects: state.under(prefix), revision: known.max(state.last) };
+        (snapshot, state.first + state.ring.len() as u64)
+    }
+
+    /// The position of the first event after `revision`.
+    pub fn position_after(&self, revision: Revision) -> Result<u64, CacheError> {
+        let state = self.state.read();
+        if revision < state.floor {
+            return Err(CacheError::TooOld { asked: revision, oldest: state.floor });
+        }
+        let older = state.ring.partition_point(|event| event.revision <= revision);
+        Ok(state.first + older as u64)
+    }
+
+    pub fn subscribe(&self) -> watch::Receiver<u64> {
+        self.newest.subscribe()
+    }
+
+    /// At most `limit` events from `position` on.
+    pub fn events_from(&self, position: u64, limit: usize) -> Batch {
+        let state = self.state.read();
+        let Some(skip) = position.checked_sub(state.first) else { return Batch::Lost };
+        Batch::Events(state.ring.iter().skip(skip as usize).take(limit).cloned().collect())
+    }
+
+    fn put(&self, object: Arc<Object>) {
+        let mut state = self.state.write();
+        let previous = state.objects.insert(object.key.clone(), object.clone());
+        state.push(Event {
+            revision: object.revision,
+            object,
+            previous,
+            deleted: false,
+            line: OnceLock::new(),
+        });
+        self.announce(&state);
+    }
+
+    fn delete(&self, key: &str, revision: Revision) {
+        let mut state = self.state.write();
+        if let Some(object) = state.objects.remove(key) {
+            let previous = Some(object.clone());
+            state.push(Event { revision, object, previous, deleted: true, line: OnceLock::new() });
+            self.announce(&state);
+        }
+    }
+
+    /// Replaces everything and sends away all watchers.
+    fn reset(&self, objects: BTreeMap<Arc<str>, Arc<Object>>, revision: Revision) {
+        let mut state = self.state.write();
+        // A gap in the numbering, so that no position a watcher may hold is valid any more.
+        let first = state.first + state.ring.len() as u64 + 1;
+        *state = State { objects, first, floor: revision, last: revision, ..State::default() };
+        self.announce(&state);
+    }
+
+    fn announce(&self, state: &State) {
+        self.newest.send_replace(state.first + state.ring.len() as u64);
+    }
+}
+
+impl State {
+    fn under(&self, prefix: &str) -> Vec<Arc<Object>> {
+        let range = (Bound::Included(prefix), Bound::Unbounded);
+        self.objects
+            .range::<str, _>(range)
+            .take_while(|(key, _)| key.starts_with(prefix))
+            .map(|(_, object)| object.clone())
+            .collect()
+    }
+
+    fn push(&mut self, event: Event) {
+        self.last = event.revision;
+        self.ring_bytes += event.weight();
+        self.ring.push_back(Arc::new(event));
+        while self.ring.len() > RING_EVENTS || self.ring_bytes > RING_BYTES && self.ring.len() > 1 {
+            if let Some(old) = self.ring.pop_front() {
+                self.ring_bytes -= old.weight();
+                self.first += 1;
+                self.floor = old.revision;
+            }
+        }
+    }
+}
+
+impl Event {
+    /// The memory an event may pin: an old version and the line built for watchers.
+    fn weight(&self) -> usize {
+        2 * self.object.size() + 256
+    }
+
+    /// What happened, to a watcher without a selector.
+    pub fn kind(&self) -> &'static str {
+        match (self.deleted, &self.previous) {
+            (true, _) => "DELETED",
+            (false, None) => "ADDED",
+            (false, Some(_)) => "MODIFIED",
+        }
+    }
+
+    /// The JSON line for a watcher without a selector.
+    pub fn line(&self) -> Bytes {
+        self.line.get_or_init(|| json_line(self.kind(), &self.object, self.revision)).clone()
+    }
+}
+
+/// `{"type":"ADDED","object":{…}}` and a newline.
+pub fn json_line(kind: &str, object: &Object, revision: Revision) -> Bytes {
+    let mut line = Vec::with_capacity(object.size() + 80);
+    line.extend_from_slice(b"{\"type\":\"");
+    line.extend_from_slice(kind.as_bytes());
+    line.extend_from_slice(b"\",\"object\":");
+    object.write_json(Place::Whole, revision, &mut line);
+    line.extend_from_slice(b"}\n");
+    line.into()
+}

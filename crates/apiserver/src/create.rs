@@ -1,0 +1,269 @@
+//! POST: a new object.
+
+use api::json::Json as _;
+use api::{Errors, Path, Resource, Status};
+use http::{Response, StatusCode};
+use serde_json::{Value, json};
+
+use crate::body::Body;
+use crate::codec::{self, row_type, to_stored_version};
+use crate::door::Door;
+use crate::registry::stored_as;
+use crate::render::Renderer;
+use crate::request::Target;
+use crate::server::{Call, Server};
+use crate::write::{Outcome, WriteOptions, with_warnings};
+
+/// How often a generated name may already be taken.
+const NAME_TRIES: usize = 8;
+
+pub async fn create(
+    server: &Server,
+    call: &Call,
+    target: &Target,
+    renderer: &Renderer,
+) -> Result<Response<Body>, Status> {
+    let row = target.resource;
+    let options = WriteOptions::parse(call, "CreateOptions")?;
+    let media = codec::body_media(&call.headers)?;
+    let decoded = codec::decode(media, &call.body, (row.group, row.version, row.kind), options.validation)?;
+    let mut warnings = decoded.warnings;
+    let (outcome, more) = server.create_object(target, decoded.value, &options, Some(call)).await?;
+    warnings.extend(more);
+    Ok(with_warnings(Door::Main.rendered(renderer, StatusCode::CREATED, outcome), &warnings))
+}
+
+impl Server {
+    /// Runs a new object, in the version of the target's row, through defaults, admission, rules and into
+    /// the store.
+    pub async fn create_object(
+        &self,
+        target: &Target,
+        value: Value,
+        options: &WriteOptions,
+        call: Option<&Call>,
+    ) -> Result<(Outcome, Vec<String>), Status> {
+        self.create_tracked(target, value, options, call, None).await
+    }
+
+    /// The same with managedFields that are already worked out (server-side apply).
+    pub async fn create_tracked(
+        &self,
+        target: &Target,
+        mut value: Value,
+        options: &WriteOptions,
+        call: Option<&Call>,
+        tracked: Option<Value>,
+    ) -> Result<(Outcome, Vec<String>), Status> {
+        let row = target.resource;
+        place(&mut value, target)?;
+        value = defaulted(row, value)?;
+        let stored = stored_as(row);
+        if row.namespaced {
+            self.admit_into_namespace(target, value.path("metadata.name").as_str().unwrap_or("")).await?;
+        }
+        if !value.path("metadata.resourceVersion").as_str().unwrap_or("").is_empty() {
+            return Err(Status::failure(
+                500,
+                "",
+                "resourceVersion should not be set on objects to be created",
+            ));
+        }
+        let client_fields = value.path("metadata.managedFields").clone();
+        fill_in(&mut value, stored, options);
+        crate::special::before_create(stored, &mut value, call);
+        let generated = !value.path("metadata.generateName").as_str().unwrap_or("").is_empty()
+            && value.path("metadata.name").as_str().unwrap_or("").is_empty();
+        let mut tries = 0;
+        loop {
+            let mut attempt = value.clone();
+            if generated {
+                generate_name(&mut attempt, || self.random());
+            }
+            let claim = self.allocations.claim(self, stored, &mut attempt, None).await?;
+            stored.rules.prepare_create(&mut attempt);
+            validate_new(stored, &attempt)?;
+            let warnings = stored.rules.warnings(&attempt, None);
+            match &tracked {
+                Some(fields) => {
+                    drop(attempt.object_mut("metadata").insert("managedFields".into(), fields.clone()))
+                }
+                None => track(row, None, &mut attempt, &client_fields, options, "")?,
+            }
+            if options.dry_run {
+                return Ok((Outcome::Imagined(attempt), warnings));
+            }
+            let name = attempt.path("metadata.name").as_str().unwrap_or("").to_owned();
+            match self.put(row, attempt, None).await? {
+                Some(object) => {
+                    // Boxed, since keeping a claim may itself create an object.
+                    Box::pin(claim.keep(self, &object.value())).await;
+                    return Ok((Outcome::Stored(object), warnings));
+                }
+                None if generated && tries < NAME_TRIES => tries += 1,
+                None => return Err(already_exists(row, &name, generated)),
+            }
+        }
+    }
+
+    /// Objects are made only in namespaces that exist and are not going away.
+    pub async fn admit_into_namespace(&self, target: &Target, name: &str) -> Result<(), Status> {
+        let namespaces = api::table::find("", "v1", "namespaces").expect("namespaces are in the table");
+        let place = Target { name: target.namespace.clone(), ..Target::collection(namespaces, "") };
+        let found = match self.find(&place) {
+            Some(object) => Some(object),
+            None => self.current(&place).await?,
+        };
+        let Some(namespace) = found else { return Err(place.not_found()) };
+        let namespace = namespace.value();
+        if namespace.path("status.phase") == "Terminating"
+            || namespace.path("metadata").has("deletionTimestamp")
+        {
+            let row = target.resource;
+            let why = format!(
+                "unable to create new content in namespace {} because it is being terminated",
+                target.namespace
+            );
+            let mut status = Status::forbidden(row.group, row.plural, name, &why);
+            status.details.get_or_insert_default().causes.push(api::status::Cause {
+                reason: "NamespaceTerminating".into(),
+                message: format!("namespace {} is being terminated", target.namespace),
+                field: "metadata.namespace".into(),
+            });
+            return Err(status);
+        }
+        Ok(())
+    }
+}
+
+fn already_exists(row: &Resource, name: &str, generated: bool) -> Status {
+    let mut status = Status::already_exists(row.group, row.plural, name);
+    if generated {
+        status.message =
+            format!("{}, the server was not able to generate a unique name for the object", status.message);
+        status.details.get_or_insert_default().retry_after_seconds = 1;
+    }
+    status
+}
+
+/// The namespace of the path and of the object must agree; the object gets the path's.
+pub fn place(value: &mut Value, target: &Target) -> Result<(), Status> {
+    let metadata = value.object_mut("metadata");
+    let said = metadata.get("namespace").and_then(Value::as_str).unwrap_or("");
+    if !said.is_empty() && said != target.namespace {
+        return Err(Status::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        ));
+    }
+    if target.namespace.is_empty() {
+        metadata.remove("namespace");
+    } else {
+        metadata.insert("namespace".into(), target.namespace.clone().into());
+    }
+    Ok(())
+}
+
+/// Sets the defaults of the version sent, converts to the stored version, and sets that one's.
+pub fn defaulted(row: &'static Resource, mut value: Value) -> Result<Value, Status> {
+    let table = schema::kubernetes();
+    api::defaults::set_defaults(table, row_type(row)?, &mut value);
+    let stored = stored_as(row);
+    if !std::ptr::eq(stored, row) {
+        value = to_stored_version(row, value);
+        codec::set_type_meta(&mut value, stored.group, stored.version, stored.kind);
+        api::defaults::set_defaults(table, row_type(stored)?, &mut value);
+    }
+    Ok(value)
+}
+
+/// What the server alone decides about a new object.
+fn fill_in(value: &mut Value, stored: &Resource, options: &WriteOptions) {
+    let metadata = value.object_mut("metadata");
+    for name in
+        ["deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "resourceVersion", "managedFields"]
+    {
+        metadata.remove(name);
+    }
+    metadata.insert("uid".into(), uuid::Uuid::new_v4().to_string().into());
+    metadata.insert("creationTimestamp".into(), options.timestamp().into());
+    if stored.generation {
+        metadata.insert("generation".into(), 1.into());
+    } else {
+        metadata.remove("generation");
+    }
+    if has_status(stored) && !stored.rules.keeps_status_on_create() {
+        value["status"] = json!({});
+    }
+}
+
+pub fn has_status(row: &Resource) -> bool {
+    row.subresources.iter().any(|sub| sub.name == "status")
+}
+
+fn validate_new(stored: &Resource, value: &Value) -> Result<(), Status> {
+    let mut errors = Errors::default();
+    let rule = stored.rules.name_rule();
+    api::meta::validate_object_meta(
+        value.at("metadata"),
+        stored.namespaced,
+        rule,
+        &Path::new("metadata"),
+        &mut errors,
+    );
+    stored.rules.validate(value, &mut errors);
+    stored.rules.validate_create(value, &mut errors);
+    invalid(stored, value.path("metadata.name").as_str().unwrap_or(""), &errors)
+}
+
+pub fn invalid(row: &Resource, name: &str, errors: &Errors) -> Result<(), Status> {
+    if errors.is_empty() { Ok(()) } else { Err(Status::invalid(row.group, row.kind, name, errors)) }
+}
+
+/// A name from the letters that spell no words, as upstream draws them.
+fn generate_name(value: &mut Value, random: impl Fn() -> f64) {
+    const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+    let metadata = value.object_mut("metadata");
+    let mut name: String =
+        metadata.get("generateName").and_then(Value::as_str).unwrap_or("").chars().take(58).collect();
+    for _ in 0..5 {
+        name.push(LETTERS[(random() * LETTERS.len() as f64) as usize % LETTERS.len()] as char);
+    }
+    metadata.insert("name".into(), name.into());
+}
+
+/// Writes down which manager owns which fields.
+pub fn track(
+    row: &'static Resource,
+    old: Option<&Value>,
+    new: &mut Value,
+    client_fields: &Value,
+    options: &WriteOptions,
+    subresource: &str,
+) -> Result<(), Status> {
+    let stored = stored_as(row);
+    let api_version = codec::api_version(stored.group, stored.version);
+    let now = options.timestamp();
+    let writer = patch::apply::Writer {
+        manager: &options.manager,
+        api_version: &api_version,
+        subresource,
+        now: &now,
+        ignore: ignored(stored, subresource),
+    };
+    let metadata = new.object_mut("metadata");
+    match client_fields {
+        Value::Null => drop(metadata.remove("managedFields")),
+        fields => drop(metadata.insert("managedFields".into(), fields.clone())),
+    }
+    patch::apply::track(schema::kubernetes(), row_type(stored)?, old, new, &writer);
+    Ok(())
+}
+
+/// Fields that a write through this door does not change, and so does not own.
+pub fn ignored(stored: &Resource, subresource: &str) -> &'static [&'static [&'static str]] {
+    match subresource {
+        "" if has_status(stored) => &[&["status"]],
+        "status" => &[&["spec"], &["metadata", "labels"]],
+        _ => &[],
+    }
+}

@@ -1,0 +1,225 @@
+//! What can be asked for: `/api`, `/apis` and below, aggregated or group by group.
+
+use api::{Resource, Status};
+use http::{Response, StatusCode, header};
+use serde_json::{Value, json};
+
+use crate::body::Body;
+use crate::negotiate::Format;
+use crate::registry::Registry;
+use crate::render::encoded;
+use crate::server::{Call, Server};
+
+pub fn answer(server: &Server, call: &Call, segments: &[String]) -> Result<Response<Body>, Status> {
+    let registry = &server.registry;
+    let parts: Vec<&str> = segments.iter().map(String::as_str).collect();
+    if let (["api"] | ["apis"], Some(version)) = (parts.as_slice(), wants_aggregated(call)) {
+        return Ok(aggregated(registry, parts[0] == "api", version, &call.format));
+    }
+    let value = match parts.as_slice() {
+        ["api"] => json!({
+            "kind": "APIVersions", "versions": ["v1"],
+            "serverAddressByClientCIDRs": [{"clientCIDR": "0.0.0.0/0", "serverAddress": call.header(header::HOST)}],
+        }),
+        ["apis"] => json!({
+            "kind": "APIGroupList", "apiVersion": "v1",
+            "groups": groups(registry).iter().filter(|group| !group.is_empty()).map(|group| group_of(registry, group)).collect::<Vec<_>>(),
+        }),
+        ["api", version] => resources(registry, "", version)?,
+        ["apis", group] if groups(registry).contains(group) && !group.is_empty() => {
+            let mut value = group_of(registry, group);
+            value["kind"] = json!("APIGroup");
+            value["apiVersion"] = json!("v1");
+            value
+        }
+        ["apis", group, version] if !group.is_empty() => resources(registry, group, version)?,
+        _ => return Err(Status::no_such_path()),
+    };
+    Ok(encoded(StatusCode::OK, &call.format, value))
+}
+
+/// The groups in upstream's order, core first.
+fn groups(registry: &Registry) -> Vec<&'static str> {
+    let mut groups: Vec<&'static str> = Vec::new();
+    for row in registry.rows() {
+        if !groups.contains(&row.group) {
+            groups.push(row.group);
+        }
+    }
+    groups.sort_by_key(|group| (ORDER.iter().position(|known| known == group).unwrap_or(usize::MAX), *group));
+    groups
+}
+
+/// The order in which upstream lists its groups, which decides what a short name means.
+const ORDER: &[&str] = &[
+    "",
+    "apiregistration.k8s.io",
+    "apps",
+    "events.k8s.io",
+    "authentication.k8s.io",
+    "authorization.k8s.io",
+    "autoscaling",
+    "batch",
+    "certificates.k8s.io",
+    "networking.k8s.io",
+    "policy",
+    "rbac.authorization.k8s.io",
+    "storage.k8s.io",
+    "admissionregistration.k8s.io",
+    "apiextensions.k8s.io",
+    "scheduling.k8s.io",
+    "coordination.k8s.io",
+    "node.k8s.io",
+    "discovery.k8s.io",
+    "resource.k8s.io",
+    "flowcontrol.apiserver.k8s.io",
+];
+
+/// A group's versions, the preferred one first (as the table lists them).
+fn versions(registry: &Registry, group: &str) -> Vec<&'static str> {
+    let mut versions: Vec<&'static str> = Vec::new();
+    for row in registry.rows().iter().filter(|row| row.group == group) {
+        if !versions.contains(&row.version) {
+            versions.push(row.version);
+        }
+    }
+    versions
+}
+
+fn group_of(registry: &Registry, group: &str) -> Value {
+    let entry = |version: &&str| json!({"groupVersion": format!("{group}/{version}"), "version": version});
+    let versions: Vec<Value> = versions(registry, group).iter().map(entry).collect();
+    json!({"name": group, "preferredVersion": versions.first(), "versions": versions})
+}
+
+fn rows_of<'a>(registry: &'a Registry, group: &'a str, version: &'a str) -> Vec<&'static Resource> {
+    let mut rows: Vec<&'static Resource> =
+        registry.rows().iter().copied().filter(|row| row.group == group && row.version == version).collect();
+    rows.sort_by_key(|row| row.plural);
+    rows
+}
+
+fn resources(registry: &Registry, group: &str, version: &str) -> Result<Value, Status> {
+    let rows = rows_of(registry, group, version);
+    if rows.is_empty() {
+        return Err(Status::no_such_path());
+    }
+    let mut list = Vec::new();
+    for row in rows {
+        let mut entry = json!({
+            "name": row.plural, "singularName": row.singular(), "namespaced": row.namespaced,
+            "kind": row.kind, "verbs": row.verb_names(),
+        });
+        if !row.short_names.is_empty() {
+            entry["shortNames"] = json!(row.short_names);
+        }
+        if !row.categories.is_empty() {
+            entry["categories"] = json!(row.categories);
+        }
+        if row.storage != api::table::Storage::None {
+            entry["storageVersionHash"] = json!(storage_hash(row));
+        }
+        list.push(entry);
+        for sub in row.subresources {
+            let mut entry = json!({
+                "name": format!("{}/{}", row.plural, sub.name), "singularName": "", "namespaced": row.namespaced,
+                "kind": if sub.kind.is_empty() { row.kind } else { sub.kind }, "verbs": sub.verbs,
+            });
+            if let Some((group, version)) = sub.group_version {
+                entry["group"] = json!(group);
+                entry["version"] = json!(version);
+            }
+            list.push(entry);
+        }
+    }
+    let group_version = crate::codec::api_version(group, version);
+    Ok(
+        json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": list}),
+    )
+}
+
+/// Tells clients when the stored form of a kind changes: upstream hashes group, version and kind.
+fn storage_hash(row: &'static Resource) -> String {
+    use base64::Engine as _;
+    use sha2::Digest as _;
+    let stored = crate::registry::stored_as(row);
+    let name = format!("{}/{}/{}", stored.group, stored.version, stored.kind);
+    let digest = sha2::Sha256::digest(name.as_bytes());
+    base64::engine::general_purpose::STANDARD.encode(&digest[..8])
+}
+
+/// The version of aggregated discovery a client would like best, if any.
+fn wants_aggregated(call: &Call) -> Option<&'static str> {
+    let accept = call.header(header::ACCEPT);
+    accept.split(',').find_map(|clause| {
+        let asks = clause.contains("as=APIGroupDiscoveryList") && clause.contains("g=apidiscovery.k8s.io");
+        match clause {
+            clause if asks && clause.contains("v=v2beta1") => Some("v2beta1"),
+            clause if asks && clause.contains("v=v2") => Some("v2"),
+            _ => None,
+        }
+    })
+}
+
+fn aggregated(registry: &Registry, core: bool, version: &str, format: &Format) -> Response<Body> {
+    let groups = groups(registry).into_iter().filter(|group| group.is_empty() == core);
+    let items: Vec<Value> = groups.map(|group| aggregated_group(registry, group)).collect();
+    let list = json!({
+        "kind": "APIGroupDiscoveryList", "apiVersion": format!("apidiscovery.k8s.io/{version}"),
+        "metadata": {}, "items": items,
+    });
+    let mut response =
+        encoded(StatusCode::OK, &Format { media: crate::negotiate::Media::Json, ..*format }, list);
+    let media = format!("application/json;g=apidiscovery.k8s.io;v={version};as=APIGroupDiscoveryList");
+    if let Ok(value) = media.parse() {
+        response.headers_mut().insert(header::CONTENT_TYPE, value);
+    }
+    response.headers_mut().insert(header::VARY, header::HeaderValue::from_static("Accept"));
+    response
+}
+
+fn aggregated_group(registry: &Registry, group: &'static str) -> Value {
+    let versions: Vec<Value> = versions(registry, group)
+        .into_iter()
+        .map(|version| {
+            let resources: Vec<Value> =
+                rows_of(registry, group, version).into_iter().map(aggregated_resource).collect();
+            json!({"version": version, "freshness": "Current", "resources": resources})
+        })
+        .collect();
+    let metadata = if group.is_empty() {
+        json!({"creationTimestamp": null})
+    } else {
+        json!({"name": group, "creationTimestamp": null})
+    };
+    json!({"metadata": metadata, "versions": versions})
+}
+
+fn aggregated_resource(row: &'static Resource) -> Value {
+    let kind =
+        |group: &str, version: &str, kind: &str| json!({"group": group, "version": version, "kind": kind});
+    let mut entry = json!({
+        "resource": row.plural, "responseKind": kind("", "", row.kind),
+        "scope": if row.namespaced { "Namespaced" } else { "Cluster" },
+        "singularResource": row.singular(), "verbs": row.verb_names(),
+    });
+    if !row.short_names.is_empty() {
+        entry["shortNames"] = json!(row.short_names);
+    }
+    if !row.categories.is_empty() {
+        entry["categories"] = json!(row.categories);
+    }
+    let subresources: Vec<Value> = row
+        .subresources
+        .iter()
+        .map(|sub| {
+            let (group, version) = sub.group_version.unwrap_or(("", ""));
+            let name = if sub.kind.is_empty() { row.kind } else { sub.kind };
+            json!({"subresource": sub.name, "responseKind": kind(group, version, name), "verbs": sub.verbs})
+        })
+        .collect();
+    if !subresources.is_empty() {
+        entry["subresources"] = json!(subresources);
+    }
+    entry
+}

@@ -1,0 +1,96 @@
+//! OpenAPI documents, derived from the rows of the table of kinds and the schema's definitions.
+//!
+//! A document is a function of the rows, made when asked for and not kept: they are megabytes that clients
+//! fetch once and cache by hash. Only the hashes are remembered, since the index lists them all.
+
+mod gnostic;
+mod operations;
+mod parameters;
+#[cfg(test)]
+mod tests;
+mod v2;
+mod v3;
+
+use std::collections::{BTreeSet, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use api::Resource;
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha512};
+
+const JSON: &str = "application/json";
+const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
+
+pub struct Document {
+    pub bytes: Vec<u8>,
+    pub content_type: &'static str,
+    /// Of the contents, as upstream computes it.
+    pub hash: String,
+}
+
+/// Everything in one document. Old clients ask for it as protobuf.
+pub fn v2_document(rows: &[&'static Resource], protobuf: bool) -> Document {
+    let value = v2::document(rows);
+    match protobuf {
+        true => Document::new(gnostic::document(&value), PROTOBUF),
+        false => Document::new(value.to_string().into_bytes(), JSON),
+    }
+}
+
+/// The documents there are and where they are found: `apis/apps/v1` and the like.
+pub fn v3_index(rows: &[&'static Resource]) -> Value {
+    let paths: Map<String, Value> = names(rows)
+        .into_iter()
+        .map(|name| {
+            let url = format!("/openapi/v3/{name}?hash={}", hash(rows, &name));
+            (name, json!({ "serverRelativeURL": url }))
+        })
+        .collect();
+    json!({ "paths": paths })
+}
+
+/// One of the documents of the index.
+pub fn v3_document(rows: &[&'static Resource], name: &str) -> Option<Document> {
+    if !names(rows).contains(name) {
+        return None;
+    }
+    Some(Document::new(v3::document(rows, name).to_string().into_bytes(), JSON))
+}
+
+impl Document {
+    fn new(bytes: Vec<u8>, content_type: &'static str) -> Document {
+        let hash = Sha512::digest(&bytes).iter().map(|byte| format!("{byte:02X}")).collect();
+        Document { bytes, content_type, hash }
+    }
+}
+
+fn names(rows: &[&'static Resource]) -> BTreeSet<String> {
+    let mut names = BTreeSet::from(["api", "apis", "version"].map(str::to_owned));
+    for row in rows {
+        match row.group {
+            "" => names.insert(format!("api/{}", row.version)),
+            group => {
+                names.insert(format!("apis/{group}"));
+                names.insert(format!("apis/{group}/{}", row.version))
+            }
+        };
+    }
+    names
+}
+
+/// The hash of a document, remembered: rows never change their meaning while the program runs.
+fn hash(rows: &[&'static Resource], name: &str) -> String {
+    static KNOWN: LazyLock<Mutex<HashMap<(u64, String), String>>> = LazyLock::new(Mutex::default);
+    let mut hasher = DefaultHasher::new();
+    for row in rows {
+        (row.group, row.version, row.plural).hash(&mut hasher);
+    }
+    let key = (hasher.finish(), name.to_owned());
+    let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+    known.unwrap_or_else(|| {
+        let hash = Document::new(v3::document(rows, name).to_string().into_bytes(), JSON).hash;
+        KNOWN.lock().unwrap_or_else(PoisonError::into_inner).insert(key, hash.clone());
+        hash
+    })
+}

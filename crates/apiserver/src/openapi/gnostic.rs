@@ -1,0 +1,3 @@
+pub fn document(_value: &serde_json::Value) -> Vec<u8> {
+    Vec::new()
+}

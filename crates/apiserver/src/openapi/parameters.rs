@@ -1,0 +1,120 @@
+//! The parameters of operations: those in the path, and the fields of the options types.
+
+use schema::openapi::Definitions;
+use schema::{Shape, kubernetes};
+
+const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    pub name: String,
+    pub place: Place,
+    pub description: String,
+    pub kind: &'static str,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    Path,
+    Query,
+}
+
+impl Place {
+    pub fn word(self) -> &'static str {
+        match self {
+            Place::Path => "path",
+            Place::Query => "query",
+        }
+    }
+}
+
+/// What operations ask for beside a body.
+pub struct Parameters<'d> {
+    pub definitions: &'d Definitions,
+}
+
+impl Parameters<'_> {
+    pub fn name_of(kind: &str) -> Parameter {
+        path("name", &format!("name of the {kind}"))
+    }
+
+    pub fn namespace() -> Parameter {
+        path("namespace", "object name and auth scope, such as for teams and projects")
+    }
+
+    pub fn proxy_path() -> Parameter {
+        path("path", "path to the resource")
+    }
+
+    pub fn pretty() -> Parameter {
+        Parameter {
+            name: "pretty".into(),
+            place: Place::Query,
+            description: "If 'true', then the output is pretty printed. Defaults to 'false' unless the \
+                          user-agent indicates a browser or command-line HTTP tool (curl and wget)."
+                .into(),
+            kind: "string",
+        }
+    }
+
+    pub fn create(&self) -> Vec<Parameter> {
+        self.options(&format!("{META}.CreateOptions"))
+    }
+
+    pub fn update(&self) -> Vec<Parameter> {
+        self.options(&format!("{META}.UpdateOptions"))
+    }
+
+    pub fn patch(&self) -> Vec<Parameter> {
+        self.options(&format!("{META}.PatchOptions"))
+    }
+
+    pub fn delete(&self) -> Vec<Parameter> {
+        self.options(&format!("{META}.DeleteOptions"))
+    }
+
+    pub fn list(&self) -> Vec<Parameter> {
+        self.options(&format!("{META}.ListOptions"))
+    }
+
+    pub fn delete_collection(&self) -> Vec<Parameter> {
+        let mut parameters = self.delete();
+        let watch = |name: &str| name == "watch" || name == "allowWatchBookmarks";
+        parameters.extend(self.list().into_iter().filter(|parameter| !watch(&parameter.name)));
+        parameters
+    }
+
+    /// The fields of an options type that fit into a query.
+    pub fn options(&self, name: &str) -> Vec<Parameter> {
+        let Some(id) = kubernetes().named(name) else { return Vec::new() };
+        let fields = kubernetes().get(id).fields.iter();
+        let fields = fields.filter(|field| &*field.name != "kind" && &*field.name != "apiVersion");
+        fields
+            .filter_map(|field| {
+                let kind = match &field.shape {
+                    Shape::List { item, .. } => word(item)?,
+                    shape => word(shape)?,
+                };
+                Some(Parameter {
+                    name: field.name.to_string(),
+                    place: Place::Query,
+                    description: self.definitions.describe(name, Some(&field.name)),
+                    kind,
+                })
+            })
+            .collect()
+    }
+}
+
+fn word(shape: &Shape) -> Option<&'static str> {
+    Some(match shape {
+        Shape::String => "string",
+        Shape::Bool => "boolean",
+        Shape::Int32 | Shape::Int64 => "integer",
+        _ => return None,
+    })
+}
+
+fn path(name: &str, description: &str) -> Parameter {
+    Parameter { name: name.into(), place: Place::Path, description: description.into(), kind: "string" }
+}

@@ -1,0 +1,186 @@
+//! The options of lists and watches, and the selection of objects they make.
+
+use std::time::Duration;
+
+use api::field::Errors;
+use api::selector::{FieldSelector, LabelSelector};
+use api::{Path, Resource, Status};
+use store::Revision;
+
+use crate::object::Object;
+use crate::request::{Query, Target};
+
+pub struct ListOptions {
+    pub selection: Selection,
+    /// 0: no limit.
+    pub limit: usize,
+    /// The opaque token of the page before; empty for the first page.
+    pub token: String,
+    pub version: Version,
+    pub bookmarks: bool,
+    pub send_initial_events: Option<bool>,
+    pub timeout: Option<Duration>,
+}
+
+/// Which state of the world the client wants (`resourceVersion` and `resourceVersionMatch`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// Unset: nothing acknowledged before the request may be missing.
+    MostRecent,
+    /// `0`: whatever is at hand.
+    Any,
+    NotOlderThan(Revision),
+    Exact(Revision),
+}
+
+/// Which objects of a kind are meant.
+pub struct Selection {
+    resource: &'static Resource,
+    /// The one object a watch on an object's own path is about; empty for all.
+    name: String,
+    labels: LabelSelector,
+    fields: FieldSelector,
+}
+
+impl ListOptions {
+    pub fn parse(query: &Query, target: &Target) -> Result<ListOptions, Status> {
+        let watch = query.flag("watch").unwrap_or(false) || target.watch;
+        let limit = query.int("limit")?.unwrap_or(0).max(0) as usize;
+        let seconds = query.int("timeoutSeconds")?.unwrap_or(0).max(0) as u64;
+        let send_initial_events = query.flag("sendInitialEvents");
+        let matching = query.get("resourceVersionMatch");
+        check_combination(query, watch, send_initial_events)?;
+        let version = match (parse_version(query.get("resourceVersion"))?, matching) {
+            (None, _) => Version::MostRecent,
+            (Some(0), _) => Version::Any,
+            (Some(revision), "Exact") => Version::Exact(revision),
+            // A first page without a word on matching is exact, as it always was.
+            (Some(revision), "") if limit > 0 && !watch => Version::Exact(revision),
+            (Some(revision), _) => Version::NotOlderThan(revision),
+        };
+        Ok(ListOptions {
+            selection: Selection::parse(query, target)?,
+            limit,
+            token: query.get("continue").to_owned(),
+            version,
+            bookmarks: query.flag("allowWatchBookmarks").unwrap_or(false),
+            send_initial_events,
+            timeout: (seconds > 0).then(|| Duration::from_secs(seconds)),
+        })
+    }
+}
+
+/// A revision as clients send it; empty is `None`.
+pub fn parse_version(text: &str) -> Result<Option<Revision>, Status> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|_| {
+        Status::bad_request(format!(
+            "resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"
+        ))
+    })
+}
+
+fn check_combination(query: &Query, watch: bool, send_initial_events: Option<bool>) -> Result<(), Status> {
+    let mut errors = Errors::default();
+    let matching = query.get("resourceVersionMatch");
+    let path = Path::new("resourceVersionMatch");
+    if watch {
+        if send_initial_events.is_some() && matching != "NotOlderThan" {
+            errors
+                .forbidden(&path, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan");
+        }
+        if !matching.is_empty() {
+            if send_initial_events.is_none() {
+                errors.forbidden(
+                    &path,
+                    "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
+                );
+            }
+            if matching != "NotOlderThan" {
+                errors.not_supported(&path, matching, &["NotOlderThan"]);
+            }
+            if !query.get("continue").is_empty() {
+                errors.forbidden(&path, "resourceVersionMatch is forbidden when continue is provided");
+            }
+        }
+    } else {
+        if !matching.is_empty() {
+            if query.get("resourceVersion").is_empty() {
+                errors
+                    .forbidden(&path, "resourceVersionMatch is forbidden unless resourceVersion is provided");
+            }
+            if !query.get("continue").is_empty() {
+                errors.forbidden(&path, "resourceVersionMatch is forbidden when continue is provided");
+            }
+            if matching != "Exact" && matching != "NotOlderThan" {
+                errors.not_supported(&path, matching, &["Exact", "NotOlderThan", ""]);
+            }
+            if matching == "Exact" && query.get("resourceVersion") == "0" {
+                errors.forbidden(
+                    &path,
+                    "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
+                );
+            }
+        }
+        if send_initial_events.is_some() {
+            errors.forbidden(&Path::new("sendInitialEvents"), "sendInitialEvents is forbidden for list");
+        }
+    }
+    if errors.is_empty() { Ok(()) } else { Err(Status::invalid("meta.k8s.io", "ListOptions", "", &errors)) }
+}
+
+impl Selection {
+    pub fn parse(query: &Query, target: &Target) -> Result<Selection, Status> {
+        let bad = |error: String| Status::bad_request(error);
+        let labels = LabelSelector::parse(query.get("labelSelector")).map_err(|e| bad(e.to_string()))?;
+        let fields = FieldSelector::parse(query.get("fieldSelector")).map_err(|e| bad(e.to_string()))?;
+        let resource = target.resource;
+        check_fields(resource, &fields)?;
+        if !target.name.is_empty() && fields.exact("metadata.name").is_some_and(|name| name != target.name) {
+            return Err(Status::bad_request("fieldSelector metadata.name doesn't match requested name"));
+        }
+        Ok(Selection { resource, name: target.name.clone(), labels, fields })
+    }
+
+    pub fn is_everything(&self) -> bool {
+        self.name.is_empty() && self.labels.is_everything() && self.fields.is_everything()
+    }
+
+    pub fn matches(&self, object: &Object) -> bool {
+        (self.name.is_empty() || self.name == object.name())
+            && (self.labels.is_everything() || self.labels.matches(|name| object.label(name)))
+            && self.fields.matches(|name| Some(self.field(object, name)))
+    }
+
+    fn field<'a>(&self, object: &'a Object, name: &str) -> &'a str {
+        match name {
+            "metadata.name" => object.name(),
+            "metadata.namespace" if self.resource.namespaced => object.namespace(),
+            "metadata.namespace" => "",
+            name => {
+                let rules = crate::registry::stored_as(self.resource).rules;
+                object.fields(rules).iter().find(|(field, _)| *field == name).map_or("", |(_, value)| value)
+            }
+        }
+    }
+}
+
+fn check_fields(resource: &'static Resource, fields: &FieldSelector) -> Result<(), Status> {
+    let known = resource.rules.selectable(&serde_json::Value::Null);
+    for term in fields.terms() {
+        let name = term.field.as_str();
+        if matches!(name, "metadata.name" | "metadata.namespace")
+            || known.iter().any(|(field, _)| *field == name)
+        {
+            continue;
+        }
+        return Err(Status::bad_request(if known.is_empty() {
+            format!("{name:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\"")
+        } else {
+            format!("field label not supported: {name}")
+        }));
+    }
+    Ok(())
+}

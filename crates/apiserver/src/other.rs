@@ -1,0 +1,180 @@
+//! Paths that are not about objects: health, version, metrics and the schemas.
+
+use api::Status;
+use bytes::Bytes;
+use http::{Response, StatusCode, header};
+use serde_json::{Value, json};
+
+use crate::body::Body;
+use crate::negotiate::{Format, Media};
+use crate::openapi;
+use crate::render::encoded;
+use crate::server::{Call, Server, method_not_allowed};
+
+/// The version clients are told: upstream's, whose API this is.
+pub const VERSION: &str = "v1.36.4";
+
+pub async fn answer(server: &Server, call: &Call) -> Result<Response<Body>, Status> {
+    if !matches!(call.method.as_str(), "GET" | "HEAD") {
+        return Err(method_not_allowed());
+    }
+    let json = Format { media: Media::Json, pretty: call.format.pretty, ..Format::JSON };
+    let path = call.path.trim_end_matches('/');
+    let (base, check) = match path.strip_prefix('/').and_then(|rest| rest.split_once('/')) {
+        Some((base, check)) => (format!("/{base}"), Some(check)),
+        None => (path.to_owned(), None),
+    };
+    match (base.as_str(), check) {
+        ("/healthz" | "/livez" | "/readyz", check) => health(server, call, &base[1..], check),
+        ("/version", None) => Ok(encoded(StatusCode::OK, &json, version())),
+        ("/metrics", None) => {
+            Ok(text(StatusCode::OK, server.metrics.print(server), "text/plain; version=0.0.4; charset=utf-8"))
+        }
+        ("/openapi", Some("v2")) => Ok(openapi_v2(server, call)),
+        ("/openapi", Some("v3")) => Ok(openapi_v3_index(server, call)),
+        ("/openapi", Some(rest)) => {
+            let group_version = rest.strip_prefix("v3/").ok_or_else(Status::no_such_path)?;
+            openapi_v3(server, call, group_version)
+        }
+        ("", None) => Ok(encoded(StatusCode::OK, &json, json!({"paths": paths(server)}))),
+        _ => Err(Status::no_such_path()),
+    }
+}
+
+pub fn version() -> Value {
+    json!({
+        "major": "1", "minor": "36", "emulationMajor": "1", "emulationMinor": "36",
+        "minCompatibilityMajor": "1", "minCompatibilityMinor": "35",
+        "gitVersion": VERSION, "gitCommit": "b16731bd963a0f0b4ca934ffbd7e56cef33df20e", "gitTreeState": "clean",
+        "buildDate": "2026-01-01T00:00:00Z", "goVersion": "go1.26", "compiler": "gc",
+        "platform": format!("linux/{}", if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" }),
+    })
+}
+
+fn text(code: StatusCode, text: String, content_type: &'static str) -> Response<Body> {
+    let mut response = Response::new(Body::from(Bytes::from(text)));
+    *response.status_mut() = code;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(content_type));
+    headers.insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-cache, private"));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, header::HeaderValue::from_static("nosniff"));
+    response
+}
+
+/// One check of health, by name; `Err` says what is wrong.
+fn check_health(server: &Server, name: &str) -> Option<Result<(), &'static str>> {
+    let good = |good: bool, why| if good { Ok(()) } else { Err(why) };
+    Some(match name {
+        "ping" | "log" => Ok(()),
+        "etcd" | "informer-sync" => good(server.cache.revision() > 0, "the store has not been read yet"),
+        "poststarthook/start-system-namespaces" => {
+            good(*server.ready.borrow(), "the first objects are not there yet")
+        }
+        "shutdown" => good(!*server.shutdown.borrow(), "the server is shutting down"),
+        _ => return None,
+    })
+}
+
+fn health(server: &Server, call: &Call, endpoint: &str, one: Option<&str>) -> Result<Response<Body>, Status> {
+    let names: &[&str] = match endpoint {
+        "readyz" => {
+            &["ping", "log", "etcd", "informer-sync", "poststarthook/start-system-namespaces", "shutdown"]
+        }
+        _ => &["ping", "log", "etcd", "poststarthook/start-system-namespaces"],
+    };
+    const PLAIN: &str = "text/plain; charset=utf-8";
+    if let Some(name) = one {
+        return match check_health(server, name).filter(|_| names.contains(&name)) {
+            None => Err(Status::no_such_path()),
+            Some(Ok(())) => Ok(text(StatusCode::OK, "ok".into(), PLAIN)),
+            Some(Err(why)) => {
+                Ok(text(StatusCode::INTERNAL_SERVER_ERROR, format!("internal server error: {why}\n"), PLAIN))
+            }
+        };
+    }
+    let excluded: Vec<&str> = call.query.all("exclude").collect();
+    let mut lines = String::new();
+    let mut failed = false;
+    for name in names {
+        if excluded.contains(name) {
+            lines += &format!("[+]{name} excluded: ok\n");
+            continue;
+        }
+        match check_health(server, name) {
+            Some(Err(_)) => {
+                failed = true;
+                lines += &format!("[-]{name} failed: reason withheld\n");
+            }
+            _ => lines += &format!("[+]{name} ok\n"),
+        }
+    }
+    let unknown: Vec<String> =
+        excluded.iter().filter(|name| !names.contains(name)).map(|name| format!("{name:?}")).collect();
+    if !unknown.is_empty() {
+        lines +=
+            &format!("warn: some health checks cannot be excluded: no matches for {}\n", unknown.join(", "));
+    }
+    Ok(match (failed, call.query.has("verbose")) {
+        (true, _) => {
+            text(StatusCode::INTERNAL_SERVER_ERROR, format!("{lines}{endpoint} check failed\n"), PLAIN)
+        }
+        (false, true) => text(StatusCode::OK, format!("{lines}{endpoint} check passed\n"), PLAIN),
+        (false, false) => text(StatusCode::OK, "ok".into(), PLAIN),
+    })
+}
+
+fn paths(server: &Server) -> Vec<String> {
+    let mut paths = vec!["/api".to_owned(), "/api/v1".to_owned(), "/apis".to_owned()];
+    for row in server.registry.rows().iter().filter(|row| !row.group.is_empty()) {
+        paths.push(format!("/apis/{}", row.group));
+        paths.push(format!("/apis/{}/{}", row.group, row.version));
+    }
+    paths.extend(
+        ["/healthz", "/livez", "/metrics", "/openapi/v2", "/openapi/v3", "/readyz", "/version"]
+            .map(str::to_owned),
+    );
+    paths.sort();
+    paths.dedup();
+    paths
+}
+
+fn openapi_v2(server: &Server, call: &Call) -> Response<Body> {
+    let protobuf = call.header(header::ACCEPT).contains("openapi.spec.v2@v1.0+protobuf");
+    let document = openapi::v2_document(server.registry.rows(), protobuf);
+    conditional(call, document, None)
+}
+
+fn openapi_v3_index(server: &Server, call: &Call) -> Response<Body> {
+    let mut response = encoded(StatusCode::OK, &Format::JSON, openapi::v3_index(server.registry.rows()));
+    response
+        .headers_mut()
+        .insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-cache, private"));
+    let _ = call;
+    response
+}
+
+fn openapi_v3(server: &Server, call: &Call, group_version: &str) -> Result<Response<Body>, Status> {
+    let document =
+        openapi::v3_document(server.registry.rows(), group_version).ok_or_else(Status::no_such_path)?;
+    Ok(conditional(call, document, Some(call.query.get("hash"))))
+}
+
+/// A document with its hash: unchanged ones are not sent again, and one asked for by its hash never changes.
+fn conditional(call: &Call, document: openapi::Document, asked: Option<&str>) -> Response<Body> {
+    let etag = format!("\"{}\"", document.hash);
+    let same = call.header(header::IF_NONE_MATCH).split(',').any(|tag| tag.trim() == etag);
+    let mut response = Response::new(if same { Body::empty() } else { Body::from(document.bytes) });
+    if same {
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
+    }
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(document.content_type));
+    headers.insert(header::VARY, header::HeaderValue::from_static("Accept"));
+    let immutable = asked.is_some_and(|hash| hash == document.hash);
+    let control = if immutable { "public, immutable, max-age=31536000" } else { "no-cache, private" };
+    headers.insert(header::CACHE_CONTROL, header::HeaderValue::from_static(control));
+    if let Ok(value) = etag.parse() {
+        headers.insert(header::ETAG, value);
+    }
+    response
+}

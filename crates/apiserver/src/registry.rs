@@ -1,0 +1,120 @@
+//! The kinds this server serves: the rows of `api::RESOURCES` that are switched on.
+
+use api::Resource;
+use api::table::Storage;
+
+use crate::cache::REGISTRY;
+
+pub struct Registry {
+    rows: Vec<&'static Resource>,
+}
+
+#[derive(Debug, thiserror::Error, PartialEq)]
+pub enum RuntimeConfigError {
+    #[error(
+        "runtime-config {0:?} is not of the form group/version[/resource]=true|false or api/all|ga=true|false"
+    )]
+    Form(String),
+    #[error("runtime-config {0:?} names no known group and version")]
+    Unknown(String),
+}
+
+impl Registry {
+    /// `switches` are upstream's `--runtime-config` entries: `batch/v1=false`, `api/all=true`,
+    /// `apps/v1/deployments=false`. Later entries win over earlier ones.
+    pub fn new(switches: &[String]) -> Result<Registry, RuntimeConfigError> {
+        let mut rows: Vec<(&'static Resource, bool)> = api::RESOURCES.iter().map(|row| (row, true)).collect();
+        for switch in switches {
+            let form = || RuntimeConfigError::Form(switch.clone());
+            let (name, value) = switch.split_once('=').unwrap_or((switch, "true"));
+            let on: bool = value.parse().map_err(|_| form())?;
+            let parts: Vec<&str> = name.split('/').collect();
+            let matches = |row: &Resource| match parts.as_slice() {
+                ["api", "all" | "ga"] => Some(true),
+                ["api", "beta" | "alpha"] => Some(false),
+                ["v1"] | ["api", "v1"] => Some(row.group.is_empty()),
+                [group, version] => Some(row.group == *group && row.version == *version),
+                [group, version, plural] => {
+                    Some(row.group == *group && row.version == *version && row.plural == *plural)
+                }
+                _ => None,
+            };
+            let mut found = name == "api/beta" || name == "api/alpha";
+            for (row, enabled) in &mut rows {
+                if matches(row).ok_or_else(form)? {
+                    *enabled = on;
+                    found = true;
+                }
+            }
+            if !found {
+                return Err(RuntimeConfigError::Unknown(switch.clone()));
+            }
+        }
+        Ok(Registry { rows: rows.into_iter().filter(|(_, on)| *on).map(|(row, _)| row).collect() })
+    }
+
+    pub fn find(&self, group: &str, version: &str, plural: &str) -> Option<&'static Resource> {
+        self.rows
+            .iter()
+            .copied()
+            .find(|row| row.plural == plural && row.group == group && row.version == version)
+    }
+
+    pub fn rows(&self) -> &[&'static Resource] {
+        &self.rows
+    }
+
+    /// The stored kinds, each once.
+    pub fn stored(&self) -> impl Iterator<Item = &'static Resource> + '_ {
+        self.rows.iter().copied().filter(|row| row.storage == Storage::Own)
+    }
+}
+
+/// The row in whose form objects of `row` are stored.
+pub fn stored_as(row: &'static Resource) -> &'static Resource {
+    match row.storage {
+        Storage::As(group, version, plural) => api::RESOURCES
+            .iter()
+            .find(|other| other.group == group && other.version == version && other.plural == plural)
+            .expect("the table names an existing row as storage"),
+        _ => row,
+    }
+}
+
+/// The store's prefix for objects of `row`, with a slash at the end.
+pub fn prefix(row: &'static Resource) -> String {
+    let row = stored_as(row);
+    if row.group.is_empty() {
+        format!("{REGISTRY}{}/", row.plural)
+    } else {
+        format!("{REGISTRY}{}/{}/", row.group, row.plural)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn switched(switches: &[&str]) -> Result<Registry, RuntimeConfigError> {
+        Registry::new(&switches.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn runtime_config_switches_groups_versions_and_resources() {
+        let registry = switched(&["batch/v1=false", "apps/v1/deployments=false"]).unwrap();
+        assert!(registry.find("batch", "v1", "jobs").is_none());
+        assert!(registry.find("apps", "v1", "deployments").is_none());
+        assert!(registry.find("apps", "v1", "replicasets").is_some());
+        let only_core = switched(&["api/all=false", "v1=true"]).unwrap();
+        assert!(only_core.rows().iter().all(|row| row.group.is_empty()));
+        assert!(matches!(switched(&["nope/v1=true"]), Err(RuntimeConfigError::Unknown(_))));
+        assert!(matches!(switched(&["batch/v1=maybe"]), Err(RuntimeConfigError::Form(_))));
+    }
+
+    #[test]
+    fn every_row_finds_its_storage() {
+        for row in api::RESOURCES {
+            assert!(prefix(row).starts_with(REGISTRY) && prefix(row).ends_with('/'), "{}", row.plural);
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! The listener: TLS, HTTP/1.1 and HTTP/2, and an orderly end.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::server::graceful::GracefulShutdown;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+
+use crate::access::User;
+use crate::cache::stopped;
+use crate::server::Server;
+
+/// How long a client may take to shake hands.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long requests may go on after the server was told to stop.
+const DRAIN: Duration = Duration::from_secs(10);
+/// Streams a client may open on one HTTP/2 connection, as upstream allows.
+const MAX_STREAMS: u32 = 1000;
+
+pub async fn serve(
+    server: Arc<Server>,
+    listener: TcpListener,
+    tls: rustls::ServerConfig,
+    mut shutdown: watch::Receiver<bool>,
+) {
+    let acceptor = TlsAcceptor::from(Arc::new(tls));
+    let graceful = Arc::new(GracefulShutdown::new());
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    let connection = connection(server.clone(), acceptor.clone(), stream, graceful.watcher());
+                    tokio::spawn(connection);
+                }
+                Err(error) => {
+                    // Out of file descriptors, most likely: let some be closed first.
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            },
+            () = stopped(&mut shutdown) => break,
+        }
+    }
+    drop(listener);
+    let Ok(graceful) = Arc::try_unwrap(graceful) else { return };
+    if tokio::time::timeout(DRAIN, graceful.shutdown()).await.is_err() {
+        tracing::warn!("some requests did not end in time");
+    }
+}
+
+async fn connection(
+    server: Arc<Server>,
+    acceptor: TlsAcceptor,
+    stream: TcpStream,
+    watcher: hyper_util::server::graceful::Watcher,
+) {
+    let _ = stream.set_nodelay(true);
+    let stream = match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake failed"),
+        Err(_) => return tracing::debug!("TLS handshake took too long"),
+    };
+    let user = user_of(stream.get_ref().1.peer_certificates());
+    let service = service_fn(move |request| {
+        let (server, user) = (server.clone(), user.clone());
+        async move { Ok::<_, Infallible>(server.answer(request, user).await) }
+    });
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(Duration::from_secs(30));
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(64 << 10)
+        .keep_alive_interval(Duration::from_secs(30))
+        .keep_alive_timeout(Duration::from_secs(15));
+    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+    if let Err(error) = watcher.watch(connection.into_owned()).await {
+        tracing::debug!(%error, "connection ended");
+    }
+}
+
+/// The certificate has been verified by TLS; here it only says who it is.
+fn user_of(certificates: Option<&[rustls::pki_types::CertificateDer<'_>]>) -> User {
+    let identity = certificates.and_then(|chain| chain.first()).map(|leaf| pki::identity_of(leaf.as_ref()));
+    match identity {
+        Some(Ok(identity)) => User::from_certificate(identity),
+        _ => User::anonymous(),
+    }
+}

@@ -1,0 +1,226 @@
+//! What every handler shares, and the one pipeline every request runs through.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use api::Status;
+use bytes::Bytes;
+use http::{Method, Request, Response, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use jiff::Timestamp;
+use store::Store;
+use tokio::sync::watch;
+
+use crate::access::{self, User};
+use crate::body::Body;
+use crate::cache::Cache;
+use crate::door::Door;
+use crate::metrics::Metrics;
+use crate::negotiate::{Format, negotiate};
+use crate::options::ListOptions;
+use crate::registry::Registry;
+use crate::render::{Include, Renderer, failure};
+use crate::request::{Query, Route, Target, route, verb};
+use crate::services::Allocations;
+
+/// Upstream's limit on request bodies.
+const BODY_LIMIT: usize = 3 << 20;
+/// Bodies smaller than this are not worth compressing.
+const GZIP_FROM: usize = 128 << 10;
+
+pub struct Server {
+    pub store: Arc<dyn Store>,
+    pub cache: Arc<Cache>,
+    pub registry: Registry,
+    pub metrics: Metrics,
+    pub allocations: Allocations,
+    pub shutdown: watch::Receiver<bool>,
+    /// The certificate of the cluster's authority, published to every namespace.
+    pub ca_pem: String,
+    /// `true` once the first objects are there.
+    pub ready: watch::Receiver<bool>,
+    seed: AtomicU64,
+}
+
+/// One request, read and authenticated.
+pub struct Call {
+    pub method: Method,
+    pub path: String,
+    pub query: Query,
+    pub headers: http::HeaderMap,
+    pub body: Bytes,
+    pub user: User,
+    pub format: Format,
+    pub now: Timestamp,
+}
+
+impl Call {
+    /// A header's text, or `""`.
+    pub fn header(&self, name: impl header::AsHeaderName) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
+    }
+
+    pub fn renderer(&self, target: &Target) -> Result<Renderer, Status> {
+        let include = Include::parse(self.query.get("includeObject"))?;
+        Ok(Renderer { resource: target.resource, format: self.format, include, now: self.now })
+    }
+}
+
+impl Server {
+    pub fn new(
+        store: Arc<dyn Store>,
+        cache: Arc<Cache>,
+        registry: Registry,
+        allocations: Allocations,
+        ca_pem: String,
+        (shutdown, ready): (watch::Receiver<bool>, watch::Receiver<bool>),
+    ) -> Server {
+        let seed = AtomicU64::new(uuid::Uuid::new_v4().as_u64_pair().0);
+        Server {
+            store,
+            cache,
+            registry,
+            metrics: Metrics::default(),
+            allocations,
+            shutdown,
+            ca_pem,
+            ready,
+            seed,
+        }
+    }
+
+    /// A number in `0.0..1.0`, good enough to spread things out.
+    pub fn random(&self) -> f64 {
+        // SplitMix64.
+        let mut z = self.seed.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Answers one request; never fails, a failure is an answer too.
+    pub async fn answer(self: &Arc<Server>, request: Request<Incoming>, user: User) -> Response<Body> {
+        let gzip = accepts_gzip(&request);
+        let head = *request.method() == Method::HEAD;
+        let audit_id = audit_id(&request);
+        let query = Query::parse(request.uri().query().unwrap_or(""));
+        // A failure to negotiate is told in JSON.
+        let format = negotiate(request.headers(), &query).unwrap_or(Format::JSON);
+        let mut response = match self.handle(request, query, user).await {
+            Ok(response) => response,
+            Err(status) => failure(&format, &status),
+        };
+        let headers = response.headers_mut();
+        if let Ok(value) = audit_id.parse() {
+            headers.insert("audit-id", value);
+        }
+        let worth_it = response.body().size().is_none_or(|size| size >= GZIP_FROM);
+        let stream = matches!(response.body(), Body::Stream(_));
+        if gzip && worth_it && !stream && !response.headers().contains_key(header::CONTENT_ENCODING) {
+            response.headers_mut().insert(header::CONTENT_ENCODING, header::HeaderValue::from_static("gzip"));
+            response.headers_mut().insert(header::VARY, header::HeaderValue::from_static("Accept-Encoding"));
+            response = response.map(Body::gzip);
+        }
+        if head { response.map(|_| Body::empty()) } else { response }
+    }
+
+    async fn handle(
+        self: &Arc<Server>,
+        request: Request<Incoming>,
+        query: Query,
+        user: User,
+    ) -> Result<Response<Body>, Status> {
+        let path = request.uri().path().to_owned();
+        let (parts, body) = request.into_parts();
+        let route = route(&self.registry, &path);
+        let asks = match &route {
+            Ok(Route::Resource(target)) => {
+                let watch = query.flag("watch").unwrap_or(false) || target.watch;
+                access::Asks::Resource(verb(&parts.method, target, watch), target)
+            }
+            _ => access::Asks::Path(parts.method.as_str(), &path),
+        };
+        access::authorize(&user, &asks)?;
+        let format = negotiate(&parts.headers, &query)?;
+        let body = read(body).await?;
+        let now = Timestamp::now();
+        let call =
+            Call { method: parts.method, path, query, headers: parts.headers, body, user, format, now };
+        match route? {
+            Route::Resource(target) => {
+                self.metrics.count(&call, &target);
+                self.resource(&call, target).await
+            }
+            Route::Discovery(segments) => crate::discovery::answer(self, &call, &segments),
+            Route::Other => crate::other::answer(self, &call).await,
+        }
+    }
+
+    async fn resource(self: &Arc<Server>, call: &Call, target: Target) -> Result<Response<Body>, Status> {
+        if !target.subresource.is_empty() {
+            return crate::subresource::answer(self, call, &target).await;
+        }
+        if target.resource.storage == api::table::Storage::None {
+            return crate::review::answer(self, call, &target).await;
+        }
+        let renderer = call.renderer(&target)?;
+        let collection = target.name.is_empty();
+        match (call.method.as_str(), collection) {
+            ("GET" | "HEAD", _) => {
+                let watch = call.query.flag("watch").unwrap_or(false) || target.watch;
+                if watch {
+                    let options = ListOptions::parse(&call.query, &target)?;
+                    return crate::watch::watch(self, &target, options, renderer).await;
+                }
+                if collection {
+                    let options = ListOptions::parse(&call.query, &target)?;
+                    return crate::read::list(self, &target, &options, &renderer).await;
+                }
+                crate::read::get(self, &target, &call.query, &renderer).await
+            }
+            ("POST", true) => crate::create::create(self, call, &target, &renderer).await,
+            ("PUT", false) => crate::update::update(self, call, &target, Door::Main, &renderer).await,
+            ("PATCH", false) => crate::patching::patch(self, call, &target, Door::Main, &renderer).await,
+            ("DELETE", false) => crate::delete::delete(self, call, &target, &renderer).await,
+            ("DELETE", true) => crate::delete::delete_collection(self, call, &target, &renderer).await,
+            _ => Err(method_not_allowed()),
+        }
+    }
+}
+
+pub fn method_not_allowed() -> Status {
+    let mut status = Status::failure(
+        405,
+        "MethodNotAllowed",
+        "the server does not allow this method on the requested resource",
+    );
+    status.details = Some(api::status::Details::default());
+    status
+}
+
+async fn read(body: Incoming) -> Result<Bytes, Status> {
+    match Limited::new(body, BODY_LIMIT).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(Status::failure(
+            413,
+            "RequestEntityTooLarge",
+            format!("Request entity too large: limit is {BODY_LIMIT}"),
+        )),
+        Err(error) => Err(Status::bad_request(format!("cannot read the request body: {error}"))),
+    }
+}
+
+fn accepts_gzip(request: &Request<Incoming>) -> bool {
+    let accepted = request.headers().get(header::ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
+    accepted.is_some_and(|text| text.split(',').any(|coding| coding.trim().split(';').next() == Some("gzip")))
+}
+
+/// The client's id for the request, or one of ours.
+fn audit_id(request: &Request<Incoming>) -> String {
+    let given = request.headers().get("audit-id").and_then(|value| value.to_str().ok());
+    match given {
+        Some(id) if !id.is_empty() && id.len() <= 64 => id.to_owned(),
+        _ => uuid::Uuid::new_v4().to_string(),
+    }
+}

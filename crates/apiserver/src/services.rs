@@ -1,0 +1,169 @@
+//! Cluster IPs and node ports: what is taken, and the claims of Services on the rest.
+//!
+//! One lock spans the choice and the write of a Service, so two can never get the same address. Each
+//! cluster IP is also shown as an IPAddress object, as upstream shows it.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use api::core::service::alloc::{self, Changes, Failure, Pools, Ranges};
+use api::json::Json as _;
+use api::{Resource, Status};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use tokio::sync::{Mutex, OwnedMutexGuard};
+
+use crate::request::Target;
+use crate::server::Server;
+use crate::write::WriteOptions;
+
+pub struct Allocations {
+    ranges: Ranges,
+    /// `None` until the first Service asks, when the cache tells what is taken.
+    used: Arc<Mutex<Option<Used>>>,
+}
+
+#[derive(Default)]
+struct Used {
+    ips: HashSet<IpAddr>,
+    ports: HashSet<u16>,
+}
+
+/// What a write will take and give back; dropped without `keep`, nothing happens.
+#[derive(Default)]
+pub struct Claim(Option<(OwnedMutexGuard<Option<Used>>, Changes)>);
+
+impl Allocations {
+    pub fn new(ranges: Ranges) -> Allocations {
+        Allocations { ranges, used: Arc::default() }
+    }
+
+    /// Fills in the allocated fields of a Service; other kinds claim nothing.
+    pub async fn claim(
+        &self,
+        server: &Server,
+        stored: &Resource,
+        new: &mut Value,
+        old: Option<&Value>,
+    ) -> Result<Claim, Status> {
+        if !is_service(stored) {
+            return Ok(Claim::default());
+        }
+        let mut guard = self.used.clone().lock_owned().await;
+        let used = guard.get_or_insert_with(|| taken(server));
+        let mut pools = View { used, server };
+        match alloc::allocate(new, old, &self.ranges, &mut pools) {
+            Ok(changes) => Ok(Claim(Some((guard, changes)))),
+            Err(Failure::Invalid(errors)) => {
+                let name = new.path("metadata.name").as_str().unwrap_or("");
+                Err(Status::invalid(stored.group, stored.kind, name, &errors))
+            }
+            Err(Failure::Internal(why)) => Err(Status::internal(why)),
+        }
+    }
+
+    /// Gives back everything a deleted Service held.
+    pub async fn release(&self, server: &Server, stored: &Resource, service: &Value) {
+        if !is_service(stored) {
+            return;
+        }
+        let mut guard = self.used.clone().lock_owned().await;
+        guard.get_or_insert_with(|| taken(server));
+        let (ips, ports) = alloc::held(service);
+        let changes = Changes { freed_ips: ips, freed_ports: ports, ..Changes::default() };
+        Claim(Some((guard, changes))).keep(server, service).await;
+    }
+}
+
+impl Claim {
+    /// The write has happened.
+    pub async fn keep(self, server: &Server, service: &Value) {
+        let Some((mut guard, changes)) = self.0 else { return };
+        if let Some(used) = guard.as_mut() {
+            used.ips.extend(&changes.taken_ips);
+            used.ports.extend(&changes.taken_ports);
+            used.ips.retain(|ip| !changes.freed_ips.contains(ip));
+            used.ports.retain(|port| !changes.freed_ports.contains(port));
+        }
+        drop(guard);
+        for ip in &changes.taken_ips {
+            show(server, *ip, service).await;
+        }
+        for ip in &changes.freed_ips {
+            hide(server, *ip).await;
+        }
+    }
+}
+
+fn is_service(stored: &Resource) -> bool {
+    stored.group.is_empty() && stored.plural == "services"
+}
+
+fn taken(server: &Server) -> Used {
+    let services = api::table::find("", "v1", "services").expect("services are in the table");
+    let mut used = Used::default();
+    for service in server.shard(services).snapshot(&crate::registry::prefix(services), 0).objects {
+        let (ips, ports) = alloc::held(&service.value());
+        used.ips.extend(ips);
+        used.ports.extend(ports);
+    }
+    used
+}
+
+struct View<'a> {
+    used: &'a Used,
+    server: &'a Server,
+}
+
+impl Pools for View<'_> {
+    fn ip_in_use(&self, ip: IpAddr) -> bool {
+        self.used.ips.contains(&ip)
+    }
+
+    fn port_in_use(&self, port: u16) -> bool {
+        self.used.ports.contains(&port)
+    }
+
+    fn random(&mut self, bound: u64) -> u64 {
+        ((self.server.random() * bound as f64) as u64).min(bound - 1)
+    }
+}
+
+fn address(ip: IpAddr) -> Target {
+    let resource =
+        api::table::find("networking.k8s.io", "v1", "ipaddresses").expect("ipaddresses are in the table");
+    Target { name: ip.to_string(), ..Target::collection(resource, "") }
+}
+
+async fn show(server: &Server, ip: IpAddr, service: &Value) {
+    let target = address(ip);
+    let metadata = service.at("metadata");
+    let value = json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "IPAddress",
+        "metadata": {
+            "name": target.name,
+            "labels": {
+                "ipaddress.kubernetes.io/ip-family": if ip.is_ipv4() { "IPv4" } else { "IPv6" },
+                "ipaddress.kubernetes.io/managed-by": "ipallocator.k8s.io",
+            },
+        },
+        "spec": {"parentRef": {
+            "resource": "services", "namespace": metadata.text("namespace"), "name": metadata.text("name"),
+        }},
+    });
+    let collection = Target::collection(target.resource, "");
+    let options = WriteOptions::internal(Timestamp::now());
+    if let Err(status) = server.create_object(&collection, value, &options, None).await {
+        tracing::warn!(%ip, error = status.message, "cannot show a cluster IP as an IPAddress");
+    }
+}
+
+async fn hide(server: &Server, ip: IpAddr) {
+    let target = address(ip);
+    while let Ok(Some(object)) = server.current(&target).await {
+        if !matches!(server.remove(&object).await, Ok(None)) {
+            return;
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! What create, update, patch and delete have in common: their options, and the step into the store.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::json::Json as _;
+use api::{Errors, Path, Resource, Status};
+use http::{HeaderValue, Response};
+use jiff::Timestamp;
+use serde_json::Value;
+use store::{Expect, Write};
+
+use crate::body::Body;
+use crate::codec::FieldValidation;
+use crate::object::{Object, to_stored};
+use crate::registry::stored_as;
+use crate::request::Target;
+use crate::server::{Call, Server};
+
+/// How long Events are kept.
+const EVENT_TTL: Duration = Duration::from_secs(3600);
+
+/// The options of a write, from its query.
+#[derive(Clone, Debug)]
+pub struct WriteOptions {
+    pub dry_run: bool,
+    /// Who owns the fields this write sets.
+    pub manager: String,
+    pub validation: FieldValidation,
+    pub now: Timestamp,
+}
+
+/// What a write led to.
+pub enum Outcome {
+    Stored(Arc<Object>),
+    /// A dry run: the object as it would have been.
+    Imagined(Value),
+}
+
+impl WriteOptions {
+    pub fn parse(call: &Call, kind: &str) -> Result<WriteOptions, Status> {
+        let dry_run = parse_dry_run(call.query.all("dryRun"), kind)?;
+        let given = call.query.get("fieldManager");
+        check_manager(given, kind)?;
+        let manager = match given {
+            "" => default_manager(call.header(http::header::USER_AGENT)),
+            given => given.to_owned(),
+        };
+        let validation = FieldValidation::parse(call.query.get("fieldValidation"))?;
+        Ok(WriteOptions { dry_run, manager, validation, now: call.now })
+    }
+
+    /// For the server's own writes.
+    pub fn internal(now: Timestamp) -> WriteOptions {
+        WriteOptions { dry_run: false, manager: "skiff".into(), validation: FieldValidation::Ignore, now }
+    }
+
+    pub fn timestamp(&self) -> String {
+        self.now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+    }
+}
+
+pub fn parse_dry_run<'a>(values: impl Iterator<Item = &'a str>, kind: &str) -> Result<bool, Status> {
+    let values: Vec<&str> = values.collect();
+    if let Some(wrong) = values.iter().find(|value| **value != "All") {
+        let mut errors = Errors::default();
+        errors.not_supported(&Path::new("dryRun"), *wrong, &["All"]);
+        return Err(Status::invalid("meta.k8s.io", kind, "", &errors));
+    }
+    Ok(!values.is_empty())
+}
+
+fn check_manager(manager: &str, kind: &str) -> Result<(), Status> {
+    let path = Path::new("fieldManager");
+    let mut errors = Errors::default();
+    if manager.len() > 128 {
+        errors.too_long(&path, 128);
+    }
+    if let Some((i, c)) = manager.char_indices().find(|(_, c)| c.is_control()) {
+        errors.invalid(&path, manager, &format!("invalid character {c:?} at position {i}"));
+    }
+    if errors.is_empty() { Ok(()) } else { Err(Status::invalid("meta.k8s.io", kind, "", &errors)) }
+}
+
+/// The program's name from its user agent.
+fn default_manager(agent: &str) -> String {
+    let name = agent.split('/').next().unwrap_or("");
+    if name.is_empty() { "unknown".to_owned() } else { name.chars().take(128).collect() }
+}
+
+impl Server {
+    /// Stores `value` in place of `old`, or as a new object. `None`: something else changed it meanwhile.
+    pub async fn put(
+        &self,
+        resource: &'static Resource,
+        value: Value,
+        old: Option<&Object>,
+    ) -> Result<Option<Arc<Object>>, Status> {
+        let stored = stored_as(resource);
+        let meta = value.at("metadata");
+        let collection = Target::collection(resource, meta.text("namespace"));
+        let key: Arc<str> = Target { name: meta.text("name").to_owned(), ..collection }.key().into();
+        let is_event = stored.group.is_empty() && stored.plural == "events";
+        let bytes = to_stored(value);
+        let write = Write {
+            key: key.clone(),
+            value: Some(bytes.clone()),
+            expect: old.map_or(Expect::Absent, |old| Expect::Revision(old.revision)),
+            ttl: is_event.then_some(EVENT_TTL),
+            lazy: is_heartbeat(stored),
+        };
+        match self.store.write(write).await {
+            Ok(revision) => {
+                let object = Object::new(key, bytes, revision).map_err(Status::internal)?;
+                Ok(Some(Arc::new(object)))
+            }
+            Err(error) => self.lost(error).await,
+        }
+    }
+
+    /// Removes `old`. `None`: something else changed it meanwhile.
+    pub async fn remove(&self, old: &Object) -> Result<Option<store::Revision>, Status> {
+        let write = Write {
+            key: old.key.clone(),
+            value: None,
+            expect: Expect::Revision(old.revision),
+            ttl: None,
+            lazy: false,
+        };
+        match self.store.write(write).await {
+            Ok(revision) => Ok(Some(revision)),
+            Err(error) => self.lost(error).await,
+        }
+    }
+
+    /// A write that came too late waits until the cache knows better, so that the next try can succeed.
+    async fn lost<T>(&self, error: store::Error) -> Result<Option<T>, Status> {
+        match error {
+            store::Error::Conflict { .. } | store::Error::Exists { .. } => {
+                self.fresh(crate::options::Version::MostRecent).await?;
+                Ok(None)
+            }
+            store::Error::Unavailable { reason } => {
+                let mut status = Status::failure(
+                    503,
+                    "ServiceUnavailable",
+                    format!("the store takes no writes: {reason}"),
+                );
+                status.details.get_or_insert_default().retry_after_seconds = 1;
+                Err(status)
+            }
+            other => Err(Status::internal(other)),
+        }
+    }
+
+    /// The object a write starts from, fresh enough that a client who has just written it finds it.
+    pub async fn current(&self, target: &Target) -> Result<Option<Arc<Object>>, Status> {
+        self.fresh(crate::options::Version::MostRecent).await?;
+        Ok(self.find(target))
+    }
+}
+
+/// Leases may be answered before they are on disk (DESIGN D6).
+fn is_heartbeat(stored: &Resource) -> bool {
+    matches!((stored.group, stored.plural), ("coordination.k8s.io", "leases") | ("", "events"))
+}
+
+/// Adds `Warning` headers, as long as they are sane for a header.
+pub fn with_warnings(mut response: Response<Body>, warnings: &[String]) -> Response<Body> {
+    for warning in warnings.iter().take(50) {
+        let text: String = warning.chars().filter(|c| !c.is_control()).take(1024).collect();
+        let quoted = text.replace('\\', "\\\\").replace('"', "\\\"");
+        if let Ok(value) = HeaderValue::try_from(format!("299 - \"{quoted}\"")) {
+            response.headers_mut().append(http::header::WARNING, value);
+        }
+    }
+    response
+}
+
+pub const MODIFIED: &str =
+    "the object has been modified; please apply your changes to the latest version and try again";

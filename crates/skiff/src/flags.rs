@@ -1,0 +1,103 @@
+//! The command line. Flags are named as in k3s where k3s has the same thing.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Kubernetes as one small program.
+#[derive(Debug, Parser)]
+#[command(name = "skiff", version, arg_required_else_help = true)]
+pub struct Flags {
+    /// What to log: error, warn, info, debug, or a filter such as `apiserver=debug`
+    #[arg(long, global = true, default_value = "info", env = "SKIFF_LOG")]
+    pub log: String,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a control plane
+    Server(ServerFlags),
+    /// Copy a stopped server's data into one file
+    Backup(BackupFlags),
+    /// Fill an empty data directory from a backup
+    Restore(BackupFlags),
+}
+
+#[derive(Debug, Args)]
+pub struct ServerFlags {
+    /// A YAML file with these same options, `data-dir: /x` for `--data-dir /x`; flags win over it
+    #[arg(long, env = "SKIFF_CONFIG_FILE")]
+    pub config: Option<PathBuf>,
+    /// Where everything is kept
+    #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = "/var/lib/skiff")]
+    pub data_dir: PathBuf,
+    /// Write the administrator's kubeconfig here [default: admin.kubeconfig in the data directory]
+    #[arg(long, short = 'o', env = "SKIFF_KUBECONFIG_OUTPUT")]
+    pub write_kubeconfig: Option<PathBuf>,
+    /// The kubeconfig's file mode
+    #[arg(long, env = "SKIFF_KUBECONFIG_MODE", default_value = "600", value_parser = octal)]
+    pub write_kubeconfig_mode: u32,
+    /// The address to listen on
+    #[arg(long, default_value = "0.0.0.0")]
+    pub bind_address: IpAddr,
+    /// The port to listen on
+    #[arg(long, default_value_t = 6443)]
+    pub https_listen_port: u16,
+    /// The address pods and nodes reach this server at [default: found by itself]
+    #[arg(long)]
+    pub advertise_address: Option<IpAddr>,
+    /// Further names and addresses for the serving certificate
+    #[arg(long, value_delimiter = ',')]
+    pub tls_san: Vec<String>,
+    /// The networks of cluster IPs
+    #[arg(long, value_delimiter = ',', default_value = "10.43.0.0/16")]
+    pub service_cidr: Vec<String>,
+    /// The ports that Services may open on nodes
+    #[arg(long, default_value = "30000-32767", value_parser = port_range)]
+    pub service_node_port_range: PortRange,
+    /// The domain of cluster names
+    #[arg(long, default_value = "cluster.local")]
+    pub cluster_domain: String,
+    /// etcd endpoints, separated by commas, instead of the embedded store
+    #[arg(long, value_delimiter = ',', env = "SKIFF_DATASTORE_ENDPOINT")]
+    pub datastore_endpoint: Vec<String>,
+    /// Groups and versions to switch, as `batch/v1=false`
+    #[arg(long, value_delimiter = ',')]
+    pub runtime_config: Vec<String>,
+    /// Flags of upstream's API server that have a meaning here: `runtime-config=...`
+    #[arg(long)]
+    pub kube_apiserver_arg: Vec<String>,
+    /// Run the control plane without a node
+    #[arg(long)]
+    pub disable_agent: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct BackupFlags {
+    /// The backup file
+    pub file: PathBuf,
+    /// The server's data directory
+    #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = "/var/lib/skiff")]
+    pub data_dir: PathBuf,
+}
+
+#[derive(Clone, Debug)]
+pub struct PortRange(pub std::ops::RangeInclusive<u16>);
+
+fn octal(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 => Ok(mode),
+        _ => Err("a file mode is three octal digits, as in 600".to_owned()),
+    }
+}
+
+fn port_range(text: &str) -> Result<PortRange, String> {
+    let parsed = text.split_once('-').and_then(|(low, high)| Some((low.parse().ok()?, high.parse().ok()?)));
+    match parsed {
+        Some((low, high)) if 0 < low && low <= high => Ok(PortRange(low..=high)),
+        _ => Err("a range of ports is two numbers, as in 30000-32767".to_owned()),
+    }
+}
