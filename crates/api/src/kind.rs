@@ -23,6 +23,9 @@ pub trait Kind: Sync {
     /// status subresource.
     fn prepare_update(&self, _new: &mut Value, _old: &Value) {}
 
+    /// The same for an update through `/status`; `new` has the old spec.
+    fn prepare_status(&self, _new: &mut Value, _old: &Value) {}
+
     /// The rules every object of the kind keeps, on create and update alike. Metadata is checked by the
     /// caller, except for what only this kind asks of it.
     fn validate(&self, _obj: &Value, _errors: &mut Errors) {}

@@ -8,6 +8,7 @@ use crate::core::pod::template::name_warning;
 use crate::field::{Errors, Path};
 use crate::json::Json;
 use crate::kind::Kind;
+use crate::meta::same;
 
 pub struct Deployment;
 
@@ -16,8 +17,14 @@ impl Kind for Deployment {
         workload::prepare_template(new, &["spec", "template"]);
     }
 
-    fn prepare_update(&self, new: &mut Value, _old: &Value) {
+    fn prepare_update(&self, new: &mut Value, old: &Value) {
         workload::prepare_template(new, &["spec", "template"]);
+        // Annotations are handed on to ReplicaSets, so a change of them counts as one of the spec would.
+        if !same(new.path("metadata.annotations"), old.path("metadata.annotations"))
+            && let Some(generation) = old.path("metadata.generation").as_i64()
+        {
+            new.object_mut("metadata").insert("generation".to_owned(), generation.saturating_add(1).into());
+        }
     }
 
     fn validate(&self, obj: &Value, errors: &mut Errors) {

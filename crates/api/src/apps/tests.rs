@@ -98,6 +98,18 @@ fn deployments() {
 }
 
 #[test]
+fn a_deployments_annotations_count_as_a_change() {
+    let mut old = object(json!({}));
+    old["metadata"]["generation"] = json!(3);
+    let mut new = old.clone();
+    Deployment.prepare_update(&mut new, &old);
+    assert_eq!(new["metadata"]["generation"], 3);
+    new["metadata"]["annotations"] = json!({"a": "b"});
+    Deployment.prepare_update(&mut new, &old);
+    assert_eq!(new["metadata"]["generation"], 4);
+}
+
+#[test]
 fn replica_sets_keep_their_selector() {
     let selector = json!({"matchLabels": {"a": "other"},
         "matchExpressions": [{"key": "tier", "operator": "In", "values": ["web", "api"]}, {"key": "canary", "operator": "DoesNotExist"}]});

@@ -36,7 +36,7 @@ pub(crate) use diff::unified;
 pub(crate) use prepare::drop_disabled;
 pub use qos::qos_class;
 pub use spec::{Options, validate_pod_spec};
-pub use status::{prepare_status_update, restarts};
+pub use status::restarts;
 pub use template::validate_pod_template_spec;
 pub use update::{
     prepare_ephemeral_containers_update, prepare_resize, validate_ephemeral_containers_update,
@@ -55,6 +55,10 @@ impl Kind for Pod {
         if let Some(spec) = new.get_mut("spec") {
             drop_disabled(spec);
         }
+    }
+
+    fn prepare_status(&self, new: &mut Value, old: &Value) {
+        status::prepare(new, old);
     }
 
     fn validate(&self, obj: &Value, errors: &mut Errors) {

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::rules::{NEGATIVE, is_sidecar, label, named};
+use super::rules::{is_sidecar, label, named};
+use crate::core::resources::{self as amounts, is_huge_page, is_native};
 use crate::field::{Errors, Path, Reason};
 use crate::json::Json;
 use crate::names;
@@ -21,7 +22,7 @@ pub(crate) fn list<'a>(resources: &'a Value, field: &str) -> BTreeMap<&'a str, Q
 }
 
 pub(super) fn container(e: &mut Errors, resources: &Value, path: &Path, claims: &BTreeSet<&str>) {
-    requirements(e, resources, path, claims, container_resource_name);
+    requirements(e, resources, path, claims, amounts::container_name);
 }
 
 /// Overhead is checked as limits are.
@@ -47,7 +48,7 @@ pub(super) fn pod(e: &mut Errors, spec: &Value, path: &Path, claims: &BTreeSet<&
     consistency(e, spec, path);
 }
 
-type NameRule = fn(&mut Errors, &str, &Path);
+type NameRule = fn(&str, &Path, &mut Errors);
 
 fn requirements(
     e: &mut Errors,
@@ -58,9 +59,9 @@ fn requirements(
 ) {
     let (limits, requests) = (list(resources, "limits"), list(resources, "requests"));
     let (limits_at, requests_at) = (path.at("limits"), path.at("requests"));
-    let quantity_rules = |e: &mut Errors, name: &str, value: &Quantity, at: &Path| {
-        name_rule(e, name, at);
-        resource_quantity(e, name, value, at);
+    let amount_rules = |e: &mut Errors, list: &str, name: &str, at: &Path| {
+        name_rule(name, at, e);
+        amounts::quantity(name, resources.at(list).at(name), at, e);
     };
     let huge_rule = |e: &mut Errors, name: &str, value: &Quantity, at: &Path| {
         if is_huge_page(name) && !is_page_multiple(name, value) {
@@ -70,12 +71,12 @@ fn requirements(
     };
     for (name, value) in &limits {
         let at = limits_at.key(name);
-        quantity_rules(e, name, value, &at);
+        amount_rules(e, "limits", name, &at);
         huge_rule(e, name, value, &at);
     }
     for (name, value) in &requests {
         let at = requests_at.key(name);
-        quantity_rules(e, name, value, &at);
+        amount_rules(e, "requests", name, &at);
         match limits.get(name) {
             Some(limit) if value != limit && !may_overcommit(name) => {
                 let words = format!("must be equal to {name} limit of {limit}");
@@ -97,16 +98,6 @@ fn requirements(
         e.forbidden(path, "HugePages require cpu or memory");
     }
     claim_names(e, resources.items("claims"), &path.at("claims"), claims);
-}
-
-/// A quantity is not negative, and whole where the resource is counted.
-pub(crate) fn resource_quantity(e: &mut Errors, name: &str, value: &Quantity, path: &Path) {
-    if value.is_negative() {
-        e.invalid(path, value.to_string(), NEGATIVE);
-    }
-    if is_counted(name) && !value.is_whole() {
-        e.invalid(path, value.to_string(), "must be an integer");
-    }
 }
 
 fn claim_names(e: &mut Errors, used: &[Value], path: &Path, known: &BTreeSet<&str>) {
@@ -265,40 +256,12 @@ fn raise<'a>(marks: &mut BTreeMap<&'a str, Quantity>, values: BTreeMap<&'a str, 
     }
 }
 
-fn resource_name(e: &mut Errors, name: &str, path: &Path) -> bool {
-    let messages = names::qualified_name(name);
-    for message in &messages {
-        e.invalid(path, name, message);
-    }
-    if !messages.is_empty() {
-        return false;
-    }
-    if !name.contains('/') && !is_standard(name) {
-        e.invalid(path, name, "must be a standard resource type or fully qualified");
-        return false;
-    }
-    true
-}
-
-fn container_resource_name(e: &mut Errors, name: &str, path: &Path) {
-    resource_name(e, name, path);
-    if !name.contains('/') {
-        if !["cpu", "memory", "ephemeral-storage"].contains(&name) && !is_huge_page(name) {
-            e.invalid(path, name, "must be a standard resource for containers");
-        }
-    } else if !is_native(name) && !is_extended(name) {
-        e.invalid(path, name, "doesn't follow extended resource name standard");
-    }
-}
-
-fn pod_resource_name(e: &mut Errors, name: &str, path: &Path) {
-    if resource_name(e, name, path) && !["cpu", "memory"].contains(&name) && !is_huge_page(name) {
+fn pod_resource_name(name: &str, path: &Path, e: &mut Errors) {
+    let before = e.0.len();
+    amounts::name(name, path, e);
+    if e.0.len() == before && !["cpu", "memory"].contains(&name) && !is_huge_page(name) {
         e.not_supported(path, name, &["cpu", "hugepages-", "memory"]);
     }
-}
-
-pub(crate) fn is_huge_page(name: &str) -> bool {
-    name.starts_with("hugepages-")
 }
 
 fn is_page_multiple(name: &str, value: &Quantity) -> bool {
@@ -309,50 +272,3 @@ fn is_page_multiple(name: &str, value: &Quantity) -> bool {
 fn may_overcommit(name: &str) -> bool {
     is_native(name) && !is_huge_page(name)
 }
-
-fn is_native(name: &str) -> bool {
-    !name.contains('/') || name.contains("kubernetes.io/")
-}
-
-pub(crate) fn is_extended(name: &str) -> bool {
-    !is_native(name)
-        && !name.starts_with("requests.")
-        && names::qualified_name(&format!("requests.{name}")).is_empty()
-}
-
-fn is_counted(name: &str) -> bool {
-    COUNTED.contains(&name) || is_extended(name)
-}
-
-fn is_standard(name: &str) -> bool {
-    COUNTED.contains(&name)
-        || STANDARD.contains(&name)
-        || is_huge_page(name)
-        || name.starts_with("requests.hugepages-")
-}
-
-const COUNTED: &[&str] = &[
-    "pods",
-    "resourcequotas",
-    "services",
-    "replicationcontrollers",
-    "secrets",
-    "configmaps",
-    "persistentvolumeclaims",
-    "services.nodeports",
-    "services.loadbalancers",
-];
-
-const STANDARD: &[&str] = &[
-    "cpu",
-    "memory",
-    "ephemeral-storage",
-    "requests.cpu",
-    "requests.memory",
-    "requests.ephemeral-storage",
-    "limits.cpu",
-    "limits.memory",
-    "limits.ephemeral-storage",
-    "storage",
-    "requests.storage",
-];

@@ -13,7 +13,7 @@ use crate::json::Json;
 use crate::names;
 
 /// Fills in what a writer of status leaves out, as older ones do.
-pub fn prepare_status_update(new: &mut Value, old: &Value) {
+pub(super) fn prepare(new: &mut Value, old: &Value) {
     let before = old.at("status");
     if !new.at("status").is_object() {
         return;

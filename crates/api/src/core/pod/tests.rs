@@ -458,7 +458,7 @@ fn status_updates() {
         let (mut before, mut after) = (pod(spec.clone()), pod(spec));
         before["status"] = old;
         after["status"] = new;
-        prepare_status_update(&mut after, &before);
+        Pod.prepare_status(&mut after, &before);
         let mut errors = Errors::default();
         Pod.validate_status(&after, &before, &mut errors);
         expected.assert_eq(&lines(&errors));

@@ -6,9 +6,10 @@ use serde_json::{Map, Value};
 use super::diff;
 use super::internal::same;
 use super::rules::{MIRROR, annotation, in_range, invalid_as, is_sidecar};
-use super::{affinity, qos_class, security};
+use super::{Pod, affinity, qos_class, security};
 use crate::field::{Errors, Path};
 use crate::json::Json;
+use crate::kind::Kind;
 use crate::meta;
 
 const UPDATABLE: &str = "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,\
@@ -195,9 +196,10 @@ pub(super) fn annotation_updates(e: &mut Errors, new: &Value, old: &Value) {
     }
 }
 
-/// The rules of the `ephemeralcontainers` subresource, besides those of every pod (`Kind::validate`):
-/// containers can be added, and stay.
+/// The rules of the `ephemeralcontainers` subresource, those of every pod among them: containers can be
+/// added, and stay.
 pub fn validate_ephemeral_containers_update(new: &Value, old: &Value, e: &mut Errors) {
+    Pod.validate(new, e);
     annotation_updates(e, new.at("metadata"), old.at("metadata"));
     if annotation(old.at("metadata"), MIRROR).is_some() {
         e.0.clear();
@@ -273,8 +275,9 @@ fn keep_only(new: &mut Value, old: &Value, spec: Value) {
 
 const ONLY_RESOURCES: &str = "only cpu and memory resources are mutable";
 
-/// The rules of the `resize` subresource, besides those of every pod (`Kind::validate`).
+/// The rules of the `resize` subresource, those of every pod among them.
 pub fn validate_resize(new: &Value, old: &Value, e: &mut Errors) {
+    Pod.validate(new, e);
     let refused = if annotation(old.at("metadata"), MIRROR).is_some() {
         Some("static pods cannot be resized")
     } else if old.path("spec.os").text("name") == "windows" {
