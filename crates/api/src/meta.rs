@@ -1,5 +1,7 @@
 //! The rules for `metadata`, and for the labels and selectors other fields are made of.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use crate::field::{Errors, Path, printable, quoted};
@@ -10,6 +12,8 @@ use crate::names;
 /// All keys and values of an object's annotations together.
 const ANNOTATIONS_MAX: usize = 256 << 10;
 const FIELD_MANAGER_MAX: usize = 128;
+/// How many controllers too many are told of.
+const CONTROLLERS_SHOWN: usize = 10;
 
 /// What a selector may hold beyond the rules, for objects stored before them.
 #[derive(Clone, Copy, Debug, Default)]
@@ -184,12 +188,16 @@ pub fn selector_has_invalid_value(selector: &Value) -> bool {
 
 pub fn owner_references(references: &Value, path: &Path, errors: &mut Errors) {
     let mut controller: Option<String> = None;
+    let mut shown = 0;
     for reference in references.as_array().into_iter().flatten() {
         owner_reference(reference, path, errors);
         if reference.flag("controller") {
             let this = format!("{}/{}", reference.text("kind"), reference.text("name"));
             match &controller {
+                // Each complaint holds the whole list, which a client may make long.
+                Some(_) if shown == CONTROLLERS_SHOWN => {}
                 Some(first) => {
+                    shown += 1;
                     let words = format!(
                         "Only one reference can have Controller set to true. Found \"true\" in references for {first} and {this}"
                     );
@@ -233,15 +241,10 @@ pub fn finalizers(finalizers: &Value, path: &Path, errors: &mut Errors) {
 }
 
 fn no_new_finalizers(new: &Value, old: &Value, path: &Path, errors: &mut Errors) {
-    let kept = old.items("finalizers");
-    let mut extra: Vec<String> = new
-        .items("finalizers")
-        .iter()
-        .filter(|finalizer| !kept.contains(finalizer))
-        .filter_map(|finalizer| finalizer.as_str().map(quoted))
-        .collect();
-    extra.sort();
-    extra.dedup();
+    let set = |meta: &Value| -> BTreeSet<String> {
+        meta.items("finalizers").iter().filter_map(Value::as_str).map(quoted).collect()
+    };
+    let extra: Vec<String> = set(new).difference(&set(old)).cloned().collect();
     if !extra.is_empty() {
         let list = extra.join(", ");
         errors.forbidden(
@@ -274,7 +277,7 @@ pub fn managed_fields(entries: &Value, path: &Path, errors: &mut Errors) {
 /// The name of a field manager: short and printable.
 pub fn field_manager(manager: &str, path: &Path, errors: &mut Errors) {
     if manager.len() > FIELD_MANAGER_MAX {
-        errors.too_long(path, FIELD_MANAGER_MAX);
+        return errors.too_long(path, FIELD_MANAGER_MAX);
     }
     for (i, c) in manager.char_indices().filter(|(_, c)| !printable(*c)) {
         let words = format!("invalid character U+{:04X} (at position {i})", u32::from(c));
@@ -284,14 +287,12 @@ pub fn field_manager(manager: &str, path: &Path, errors: &mut Errors) {
 
 /// A list of `metav1.Condition`.
 pub fn conditions(conditions: &Value, path: &Path, errors: &mut Errors) {
-    let mut seen = Vec::new();
+    let mut seen = BTreeSet::new();
     for (i, condition) in conditions.as_array().into_iter().flatten().enumerate() {
         let path = path.index(i);
         let kind = condition.text("type");
-        if seen.contains(&kind) {
+        if !seen.insert(kind) {
             errors.duplicate(&path.at("type"), kind);
-        } else {
-            seen.push(kind);
         }
         validate_condition(condition, &path, errors);
     }

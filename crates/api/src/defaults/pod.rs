@@ -155,33 +155,32 @@ fn aggregate(spec: &Value, kind: &str) -> serde_json::Map<String, Value> {
         entries.filter_map(|(name, value)| Some((name.to_owned(), Quantity::read(value)?))).collect()
     };
     let mut total = Resources::new();
-    spec.items("containers").iter().for_each(|container| add(&mut total, of(container)));
+    spec.items("containers").iter().for_each(|container| add(&mut total, &of(container)));
     let (mut sidecars, mut peak) = (Resources::new(), Resources::new());
     for container in spec.items("initContainers") {
-        let mut needed = of(container);
+        let needed = of(container);
         if container.text("restartPolicy") == "Always" {
-            add(&mut total, needed.clone());
-            add(&mut sidecars, needed);
-            needed = sidecars.clone();
-        } else {
-            add(&mut needed, sidecars.clone());
+            add(&mut total, &needed);
+            add(&mut sidecars, &needed);
+            continue;
         }
-        raise(&mut peak, needed);
+        // What only the sidecars need is in the total already.
+        for (name, quantity) in needed {
+            let beside = sidecars.get(&name).copied().unwrap_or(Quantity::ZERO);
+            let entry = peak.entry(name).or_insert(Quantity::ZERO);
+            *entry = (*entry).max(quantity + beside);
+        }
     }
-    raise(&mut total, peak);
+    for (name, quantity) in peak {
+        let entry = total.entry(name).or_insert(quantity);
+        *entry = (*entry).max(quantity);
+    }
     total.into_iter().map(|(name, quantity)| (name, quantity.to_string().into())).collect()
 }
 
-fn add(total: &mut Resources, more: Resources) {
+fn add(total: &mut Resources, more: &Resources) {
     for (name, quantity) in more {
-        let sum = total.entry(name).or_insert(Quantity::ZERO);
-        *sum = *sum + quantity;
-    }
-}
-
-fn raise(total: &mut Resources, to: Resources) {
-    for (name, quantity) in to {
-        let entry = total.entry(name).or_insert(quantity);
-        *entry = (*entry).max(quantity);
+        let sum = total.entry(name.clone()).or_insert(Quantity::ZERO);
+        *sum = *sum + *quantity;
     }
 }

@@ -147,3 +147,21 @@ fn conditions_keep_their_rules() {
         c[1].reason: Required value"#]]
     .assert_eq(&lines(&errors));
 }
+
+#[test]
+fn long_lists_are_no_burden() {
+    let controller = json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u", "controller": true});
+    let meta = json!({
+        "name": "a", "ownerReferences": vec![controller; 10_000],
+        "managedFields": [{"operation": "Apply", "manager": "\u{7}".repeat(100_000)}],
+    });
+    let mut errors = Errors::default();
+    validate_object_meta(&meta, false, NameRule::Subdomain, &Path::new("metadata"), &mut errors);
+    assert_eq!(errors.0.len(), CONTROLLERS_SHOWN + 1);
+    let finalizers: Vec<String> = (0..100_000).map(|i| format!("example.com/{i}")).collect();
+    let old = json!({"deletionTimestamp": "t", "finalizers": finalizers[1..]});
+    let new = json!({"deletionTimestamp": "t", "finalizers": finalizers});
+    let mut errors = Errors::default();
+    validate_object_meta_update(&new, &old, &Path::new("metadata"), &mut errors);
+    assert!(lines(&errors).ends_with(r#"found new finalizers []string{"example.com/0"}"#));
+}
