@@ -102,7 +102,8 @@ impl LabelSelector {
 
     /// Whether an object with these labels is meant; `get` looks one up.
     pub fn matches<'a>(&self, get: impl Fn(&str) -> Option<&'a str>) -> bool {
-        !self.nothing && self.requirements.iter().all(|requirement| requirement.matches(get(&requirement.key)))
+        !self.nothing
+            && self.requirements.iter().all(|requirement| requirement.matches(get(&requirement.key)))
     }
 
     /// The same for a map of labels, as `metadata.labels`.

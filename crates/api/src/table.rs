@@ -204,7 +204,11 @@ impl Resource {
 
     /// `apps/v1`, or `v1` for core.
     pub fn api_version(&self) -> String {
-        if self.group.is_empty() { self.version.to_owned() } else { format!("{}/{}", self.group, self.version) }
+        if self.group.is_empty() {
+            self.version.to_owned()
+        } else {
+            format!("{}/{}", self.group, self.version)
+        }
     }
 
     pub fn list_kind(&self) -> String {
@@ -218,7 +222,9 @@ impl Resource {
     /// The verbs of the main resource, sorted.
     pub fn verb_names(&self) -> &'static [&'static str] {
         match self.verbs {
-            Verbs::All => &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
+            Verbs::All => {
+                &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
+            }
             Verbs::NoDeleteCollection => &["create", "delete", "get", "list", "patch", "update", "watch"],
             Verbs::CreateOnly => &["create"],
             Verbs::GetList => &["get", "list"],
