@@ -16,11 +16,12 @@ pub struct LimitRange;
 impl Kind for LimitRange {
     fn validate(&self, obj: &Value, errors: &mut Errors) {
         let limits = obj.at("spec").items("limits");
+        let repeated = rules::repeated(limits.iter().map(|limit| limit.text("type")));
         for (i, limit) in limits.iter().enumerate() {
             let path = Path::new("spec.limits").index(i);
             let kind = limit.text("type");
             type_name(kind, &path.at("type"), errors);
-            if limits[..i].iter().any(|other| other.text("type") == kind) {
+            if repeated[i] {
                 errors.duplicate(&path.at("type"), kind);
             }
             check_limit(limit, &path, errors);

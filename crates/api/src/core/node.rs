@@ -86,6 +86,7 @@ fn remove(obj: &mut Value, part: &str, field: &str) {
 
 fn taints(spec: &Value, path: &Path, errors: &mut Errors) {
     let taints = spec.items("taints");
+    let repeated = rules::repeated(taints.iter().map(|taint| (taint.text("key"), taint.text("effect"))));
     for (i, taint) in taints.iter().enumerate() {
         let path = path.index(i);
         let (key, value, effect) = (taint.text("key"), taint.text("value"), taint.text("effect"));
@@ -95,7 +96,7 @@ fn taints(spec: &Value, path: &Path, errors: &mut Errors) {
             errors.invalid(&path.at("value"), value, &wrong.join(";"));
         }
         rules::one_of(effect, TAINT_EFFECTS, &path.at("effect"), errors);
-        if taints[..i].iter().any(|other| other.text("key") == key && other.text("effect") == effect) {
+        if repeated[i] {
             // Upstream prints its own struct.
             let message = format!(
                 "Duplicate value: {{\"Key\":{},\"Value\":{},\"Effect\":{},\"TimeAdded\":{}}}: taints must be unique by key and effect pair",
@@ -172,9 +173,10 @@ fn pod_cidrs(spec: &Value, errors: &mut Errors) {
 
 fn addresses(obj: &Value, errors: &mut Errors) {
     let addresses = obj.at("status").items("addresses");
+    let repeated = rules::repeated(addresses.iter().map(|item| (item.text("type"), item.text("address"))));
     for (i, address) in addresses.iter().enumerate() {
         let (kind, text) = (address.text("type"), address.text("address"));
-        if addresses[..i].iter().any(|other| other.text("type") == kind && other.text("address") == text) {
+        if repeated[i] {
             let message = format!(
                 "Duplicate value: {{\"Type\":{},\"Address\":{}}}",
                 Value::from(kind),

@@ -52,15 +52,14 @@ fn scopes(spec: &Value, errors: &mut Errors) {
     let path = Path::new("spec.scopes");
     let scopes: Vec<&str> = spec.items("scopes").iter().filter_map(Value::as_str).collect();
     let mut complain = |detail: &str| errors.invalid(&path, spec.at("scopes").clone(), detail);
-    for scope in &scopes {
-        if !is_scope(scope) {
-            complain("unsupported scope");
-        }
-        for _ in 0..misfits(spec, scope) {
-            complain("unsupported scope applied to resource");
-        }
+    // Once each: saying the same again for every scope would only repeat the whole list.
+    if scopes.iter().any(|scope| !is_scope(scope)) {
+        complain("unsupported scope");
     }
-    for _ in 0..conflicts(&scopes) {
+    if misfits(spec, &scopes) {
+        complain("unsupported scope applied to resource");
+    }
+    if conflict(&scopes) {
         complain("conflicting scopes");
     }
 }
@@ -74,9 +73,6 @@ fn scope_selector(spec: &Value, errors: &mut Errors) {
         let values = requirement.items("values");
         if !is_scope(scope) {
             errors.invalid(&path.at("scopeName"), scope, "unsupported scope");
-        }
-        for _ in 0..misfits(spec, scope) {
-            errors.invalid(&path, selector.clone(), "unsupported scope applied to resource");
         }
         if (POD_SCOPES.contains(&scope) || scope == "CrossNamespacePodAffinity") && operator != "Exists" {
             let detail = "must be 'Exists' when scope is any of ResourceQuotaScopeTerminating, ResourceQuotaScopeNotTerminating, ResourceQuotaScopeBestEffort, ResourceQuotaScopeNotBestEffort or ResourceQuotaScopeCrossNamespacePodAffinity";
@@ -98,7 +94,10 @@ fn scope_selector(spec: &Value, errors: &mut Errors) {
         }
         scopes.push(scope);
     }
-    for _ in 0..conflicts(&scopes) {
+    if misfits(spec, &scopes) {
+        errors.invalid(&path, selector.clone(), "unsupported scope applied to resource");
+    }
+    if conflict(&scopes) {
         errors.invalid(&path, spec.at("scopes").clone(), "conflicting scopes");
     }
 }
@@ -108,22 +107,24 @@ fn is_scope(scope: &str) -> bool {
         || matches!(scope, "PriorityClass" | "VolumeAttributesClass" | "CrossNamespacePodAffinity")
 }
 
-/// How many of the limited resources the scope has nothing to say about.
-fn misfits(spec: &Value, scope: &str) -> usize {
-    let fits = |resource: &str| match scope {
+/// Whether some scope has nothing to say about some resource that is limited.
+fn misfits(spec: &Value, scopes: &[&str]) -> bool {
+    let fits = |scope: &str, resource: &str| match scope {
         "BestEffort" => resource == "pods",
         "VolumeAttributesClass" => matches!(resource, "persistentvolumeclaims" | "requests.storage"),
         scope if is_scope(scope) => resource == "pods" || POD_COMPUTE.contains(&resource),
         _ => true,
     };
-    spec.entries("hard").filter(|(name, _)| resources::is_quota_standard(name) && !fits(name)).count()
+    let distinct: BTreeSet<&str> = scopes.iter().copied().filter(|scope| is_scope(scope)).collect();
+    spec.entries("hard")
+        .filter(|(name, _)| resources::is_quota_standard(name))
+        .any(|(name, _)| distinct.iter().any(|scope| !fits(scope, name)))
 }
 
-fn conflicts(scopes: &[&str]) -> usize {
+fn conflict(scopes: &[&str]) -> bool {
     [("BestEffort", "NotBestEffort"), ("Terminating", "NotTerminating")]
         .iter()
-        .filter(|(one, other)| scopes.contains(one) && scopes.contains(other))
-        .count()
+        .any(|(one, other)| scopes.contains(one) && scopes.contains(other))
 }
 
 #[cfg(test)]
@@ -155,17 +156,14 @@ mod tests {
                 spec.hard[pods]: Invalid value: "-1": must be greater than or equal to 0
                 spec.hard[secrets]: Invalid value: "1500m": must be an integer
                 spec.hard[storage]: Invalid value: "storage": must be a standard resource for quota
-                spec.scopes: Invalid value: ["BestEffort","NotBestEffort","Mine"]: unsupported scope applied to resource
-                spec.scopes: Invalid value: ["BestEffort","NotBestEffort","Mine"]: unsupported scope applied to resource
                 spec.scopes: Invalid value: ["BestEffort","NotBestEffort","Mine"]: unsupported scope
+                spec.scopes: Invalid value: ["BestEffort","NotBestEffort","Mine"]: unsupported scope applied to resource
                 spec.scopes: Invalid value: ["BestEffort","NotBestEffort","Mine"]: conflicting scopes
-                spec.scopeSelector.matchExpressions: Invalid value: {"matchExpressions":[{"operator":"In","scopeName":"Terminating"},{"operator":"Exists","scopeName":"PriorityClass","values":["a"]},{"operator":"Is","scopeName":"PriorityClass"}]}: unsupported scope applied to resource
                 spec.scopeSelector.matchExpressions.operator: Invalid value: "In": must be 'Exists' when scope is any of ResourceQuotaScopeTerminating, ResourceQuotaScopeNotTerminating, ResourceQuotaScopeBestEffort, ResourceQuotaScopeNotBestEffort or ResourceQuotaScopeCrossNamespacePodAffinity
                 spec.scopeSelector.matchExpressions.values: Required value: must be at least one value when `operator` is 'In' or 'NotIn' for scope selector
-                spec.scopeSelector.matchExpressions: Invalid value: {"matchExpressions":[{"operator":"In","scopeName":"Terminating"},{"operator":"Exists","scopeName":"PriorityClass","values":["a"]},{"operator":"Is","scopeName":"PriorityClass"}]}: unsupported scope applied to resource
                 spec.scopeSelector.matchExpressions.values: Invalid value: ["a"]: must be no value when `operator` is 'Exist' or 'DoesNotExist' for scope selector
-                spec.scopeSelector.matchExpressions: Invalid value: {"matchExpressions":[{"operator":"In","scopeName":"Terminating"},{"operator":"Exists","scopeName":"PriorityClass","values":["a"]},{"operator":"Is","scopeName":"PriorityClass"}]}: unsupported scope applied to resource
                 spec.scopeSelector.matchExpressions.operator: Invalid value: "Is": not a valid selector operator
+                spec.scopeSelector.matchExpressions: Invalid value: {"matchExpressions":[{"operator":"In","scopeName":"Terminating"},{"operator":"Exists","scopeName":"PriorityClass","values":["a"]},{"operator":"Is","scopeName":"PriorityClass"}]}: unsupported scope applied to resource
             "#]],
         );
     }

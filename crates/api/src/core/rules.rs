@@ -1,5 +1,8 @@
 //! Small rules that several kinds share, with upstream's words.
 
+use std::collections::HashSet;
+use std::hash::Hash;
+
 use serde_json::Value;
 
 use crate::field::{Errors, Path};
@@ -63,6 +66,12 @@ pub(crate) fn is_empty(value: &Value) -> bool {
         Value::Object(map) => map.is_empty(),
         _ => false,
     }
+}
+
+/// For each key, whether it came before. Lists are as long as clients like, so this is not done pairwise.
+pub(crate) fn repeated<K: Eq + Hash>(keys: impl Iterator<Item = K>) -> Vec<bool> {
+    let mut seen = HashSet::new();
+    keys.map(|key| !seen.insert(key)).collect()
 }
 
 /// The annotations of an object.

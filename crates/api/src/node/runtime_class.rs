@@ -25,12 +25,12 @@ impl Kind for RuntimeClass {
         let path = path.at("tolerations");
         let tolerations = scheduling.items("tolerations");
         pod::tolerations(errors, tolerations, &path);
+        let key = |toleration: &Value| {
+            ["key", "operator", "value", "effect"].map(|field| toleration.text(field).to_owned())
+        };
+        let repeated = rules::repeated(tolerations.iter().map(key));
         for (i, toleration) in tolerations.iter().enumerate() {
-            let same = |field: &str, other: &Value| other.text(field) == toleration.text(field);
-            if tolerations[..i]
-                .iter()
-                .any(|other| ["key", "operator", "value", "effect"].iter().all(|field| same(field, other)))
-            {
+            if repeated[i] {
                 errors.push(Reason::Duplicate, &path.index(i), shown_duplicate(toleration));
             }
         }

@@ -75,10 +75,11 @@ fn drop_alpha(obj: &mut Value) {
 }
 
 fn token_requests(requests: &[Value], path: &Path, errors: &mut Errors) {
+    let repeated = rules::repeated(requests.iter().map(|request| request.text("audience")));
     for (i, request) in requests.iter().enumerate() {
         let path = path.index(i);
         let audience = request.text("audience");
-        if requests[..i].iter().any(|other| other.text("audience") == audience) {
+        if repeated[i] {
             errors.duplicate(&path.at("audience"), audience);
             continue;
         }

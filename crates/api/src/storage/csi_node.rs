@@ -1,5 +1,7 @@
 //! CSINode: what is special about it.
 
+use std::collections::HashMap;
+
 use serde_json::Value;
 
 use super::csi_driver::driver_name;
@@ -16,6 +18,7 @@ const MAX_NODE_ID: usize = 256;
 impl Kind for CSINode {
     fn validate(&self, obj: &Value, errors: &mut Errors) {
         let drivers = obj.at("spec").items("drivers");
+        let repeated = rules::repeated(drivers.iter().map(|driver| driver.text("name")));
         for (i, driver) in drivers.iter().enumerate() {
             let path = Path::new("spec.drivers").index(i);
             let name = driver.text("name");
@@ -29,7 +32,7 @@ impl Kind for CSINode {
                 errors.invalid(&path.at("nodeID"), node, &detail);
             }
             meta::non_negative(driver.path("allocatable.count"), &path.at("allocatable.count"), errors);
-            if drivers[..i].iter().any(|other| other.text("name") == name) {
+            if repeated[i] {
                 errors.duplicate(&path.at("name"), name);
             }
             topology_keys(driver, &path, errors);
@@ -45,12 +48,13 @@ impl Kind for CSINode {
             }
             driver
         };
+        let drivers = new.at("spec").items("drivers");
+        let by_name: HashMap<&str, &Value> =
+            drivers.iter().map(|driver| (driver.text("name"), driver)).collect();
         for before in old.at("spec").items("drivers") {
-            for after in new.at("spec").items("drivers") {
-                if before.text("name") == after.text("name") {
-                    let path = Path::new("spec.drivers");
-                    meta::immutable(&without_count(after), &without_count(before), &path, errors);
-                }
+            if let Some(after) = by_name.get(before.text("name")) {
+                let path = Path::new("spec.drivers");
+                meta::immutable(&without_count(after), &without_count(before), &path, errors);
             }
         }
     }
@@ -58,11 +62,12 @@ impl Kind for CSINode {
 
 fn topology_keys(driver: &Value, path: &Path, errors: &mut Errors) {
     let keys: Vec<&str> = driver.items("topologyKeys").iter().filter_map(Value::as_str).collect();
+    let repeated = rules::repeated(keys.iter());
     for (i, key) in keys.iter().enumerate() {
         if key.is_empty() {
             errors.required(path, "");
         }
-        if keys[..i].contains(key) {
+        if repeated[i] {
             errors.duplicate(path, *key);
         }
         rules::name(key, names::qualified_name, path, errors);

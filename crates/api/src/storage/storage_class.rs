@@ -79,7 +79,7 @@ pub(super) fn parameters(obj: &Value, errors: &mut Errors) -> bool {
 }
 
 fn topologies(terms: &[Value], errors: &mut Errors) {
-    let mut seen: Vec<BTreeMap<&str, BTreeSet<&str>>> = Vec::new();
+    let mut seen: BTreeSet<BTreeMap<&str, BTreeSet<&str>>> = BTreeSet::new();
     for (i, term) in terms.iter().enumerate() {
         let path = Path::new("allowedTopologies").index(i).at("matchLabelExpressions");
         let mut keys: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
@@ -90,7 +90,8 @@ fn topologies(terms: &[Value], errors: &mut Errors) {
             if values.is_empty() {
                 errors.required(&path.at("values"), "");
             }
-            for (k, value) in values.iter().enumerate().filter(|(k, value)| values[..*k].contains(value)) {
+            let repeated = rules::repeated(values.iter());
+            for (k, value) in values.iter().enumerate().filter(|(k, _)| repeated[*k]) {
                 errors.duplicate(&path.at("values").index(k), *value);
             }
             meta::label_name(key, &path.at("key"), errors);
@@ -98,10 +99,9 @@ fn topologies(terms: &[Value], errors: &mut Errors) {
                 errors.duplicate(&path.at("key"), key);
             }
         }
-        if seen.contains(&keys) {
+        if !seen.insert(keys) {
             errors.duplicate(&path, "");
         }
-        seen.push(keys);
     }
 }
 

@@ -4,6 +4,7 @@
 //! its cache of Services), calls [`allocate`] before `prepare_*` and validation, and books the returned
 //! [`Changes`] only once the object is stored; it must not let two allocations overlap before that.
 
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
@@ -47,7 +48,7 @@ pub trait Pools {
 pub struct Changes {
     pub taken_ips: Vec<IpAddr>,
     pub freed_ips: Vec<IpAddr>,
-    pub taken_ports: Vec<u16>,
+    pub taken_ports: BTreeSet<u16>,
     pub freed_ports: Vec<u16>,
 }
 
@@ -253,40 +254,39 @@ impl Taking<'_> {
     fn node_ports_of_new(&mut self, spec: &mut Value) -> Result<(), Failure> {
         let allocates = allocates_node_ports(spec);
         let mut ports = spec.items("ports").to_vec();
-        let mut given: Vec<(i64, i64)> = Vec::new();
-        for i in 0..ports.len() {
-            let (number, wanted) = (ports[i].int("port").unwrap_or(0), node_port(&ports[i]));
+        let number = |port: &Value| port.int("port").unwrap_or(0);
+        let mut asked: HashMap<i64, i64> = HashMap::new();
+        for port in ports.iter().filter(|port| node_port(port) != 0) {
+            asked.entry(number(port)).or_insert(node_port(port));
+        }
+        let mut given: HashMap<i64, i64> = HashMap::new();
+        for (i, port) in ports.iter_mut().enumerate() {
+            let (number, wanted) = (number(port), node_port(port));
             if wanted == 0 && !allocates {
                 continue;
             }
-            let shared = given.iter().find(|(port, _)| *port == number).map(|(_, node_port)| *node_port);
-            let node_port = match shared {
+            let given_port = match given.get(&number).copied() {
                 Some(shared) if wanted == 0 || wanted == shared => shared,
                 Some(_) => self.port(wanted).map_err(|why| port_refused(i, wanted, &why))?,
                 None => {
-                    let asked = ports
-                        .iter()
-                        .filter(|port| port.int("port").unwrap_or(0) == number)
-                        .map(node_port)
-                        .find(|node_port| *node_port != 0);
-                    let port = match asked {
+                    let taken = match asked.get(&number).copied() {
                         Some(asked) => self.port(asked).map_err(|why| port_refused(i, asked, &why))?,
                         None => self.any_port()?,
                     };
-                    given.push((number, port));
-                    port
+                    given.insert(number, taken);
+                    taken
                 }
             };
-            set(&mut ports[i], "nodePort", Value::from(node_port));
+            set(port, "nodePort", Value::from(given_port));
         }
         set_list(spec, "ports", ports);
         Ok(())
     }
 
     fn changed_node_ports(&mut self, spec: &mut Value, old: &Value) -> Result<(), Failure> {
-        let held: Vec<i64> = node_ports(old).collect();
+        let held: BTreeSet<i64> = node_ports(old).collect();
         if uses_node_ports(old) && !uses_node_ports(spec) {
-            self.free_ports(&held);
+            self.free_ports(held.clone());
         }
         if uses_node_ports(spec) {
             let allocates = allocates_node_ports(spec);
@@ -308,13 +308,12 @@ impl Taking<'_> {
                 }
             }
             set_list(spec, "ports", ports);
-            let kept: Vec<i64> = node_ports(spec).collect();
-            let gone: Vec<i64> = held.into_iter().filter(|port| !kept.contains(port)).collect();
-            self.free_ports(&gone);
+            let kept: BTreeSet<i64> = node_ports(spec).collect();
+            self.free_ports(&held - &kept);
         }
         match (needs_health_check(old), needs_health_check(spec)) {
             (false, true) => self.health_check_port(spec)?,
-            (true, false) => self.free_ports(&[old.int("healthCheckNodePort").unwrap_or(0)]),
+            (true, false) => self.free_ports(old.int("healthCheckNodePort")),
             _ => {}
         }
         Ok(())
@@ -326,7 +325,7 @@ impl Taking<'_> {
             let port = pick::port(self.ranges, &self.changes.taken_ports, self.pools).ok_or_else(|| {
                 Failure::Internal("failed to allocate a HealthCheck NodePort 0: range is full".to_owned())
             })?;
-            self.changes.taken_ports.push(port);
+            self.changes.taken_ports.insert(port);
             set(spec, "healthCheckNodePort", Value::from(port));
             return Ok(());
         }
@@ -348,19 +347,19 @@ impl Taking<'_> {
         if self.pools.port_in_use(port) || self.changes.taken_ports.contains(&port) {
             return Err("provided port is already allocated".to_owned());
         }
-        self.changes.taken_ports.push(port);
+        self.changes.taken_ports.insert(port);
         Ok(wanted)
     }
 
     fn any_port(&mut self) -> Result<i64, Failure> {
         let port = pick::port(self.ranges, &self.changes.taken_ports, self.pools)
             .ok_or_else(|| Failure::Internal("failed to allocate a nodePort: range is full".to_owned()))?;
-        self.changes.taken_ports.push(port);
+        self.changes.taken_ports.insert(port);
         Ok(port.into())
     }
 
-    fn free_ports(&mut self, ports: &[i64]) {
-        let ports = ports.iter().filter_map(|port| u16::try_from(*port).ok()).filter(|port| *port != 0);
+    fn free_ports(&mut self, ports: impl IntoIterator<Item = i64>) {
+        let ports = ports.into_iter().filter_map(|port| u16::try_from(port).ok()).filter(|port| *port != 0);
         self.changes.freed_ports.extend(ports);
     }
 }
@@ -376,14 +375,14 @@ fn keep_allocated(spec: &mut Value, old: &Value) {
         }
     }
     if allocates_node_ports(old) && allocates_node_ports(spec) {
-        let reused: Vec<i64> =
-            node_ports(old).filter(|port| node_ports(spec).any(|new| new == *port)).collect();
+        let named: BTreeSet<i64> = node_ports(spec).collect();
+        // The last of several ports with one name wins, as upstream.
+        let by_name: HashMap<&str, i64> =
+            old.items("ports").iter().map(|port| (port.text("name"), node_port(port))).collect();
         let mut ports = spec.items("ports").to_vec();
         for port in ports.iter_mut().filter(|port| node_port(port) == 0) {
-            // The last of several ports with one name wins, as upstream.
-            let before = old.items("ports").iter().rfind(|old| old.text("name") == port.text("name"));
-            let before = before.map_or(0, node_port);
-            if before != 0 && !reused.contains(&before) {
+            let before = by_name.get(port.text("name")).copied().unwrap_or(0);
+            if before != 0 && !named.contains(&before) {
                 set(port, "nodePort", Value::from(before));
             }
         }

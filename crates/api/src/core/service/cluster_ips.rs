@@ -39,11 +39,12 @@ pub(super) fn check(spec: &Value, errors: &mut Errors) {
     }
 
     let families_path = Path::new("spec.ipFamilies");
+    let repeated = rules::repeated(families.iter());
     for (i, family) in families.iter().enumerate() {
         if !FAMILIES.contains(family) {
             errors.not_supported(&families_path.index(i), *family, FAMILIES);
         }
-        if families[..i].contains(family) {
+        if repeated[i] {
             errors.duplicate(&families_path.index(i), *family);
         }
     }

@@ -129,6 +129,7 @@ fn external_name(spec: &Value, errors: &mut Errors) {
 
 fn ports(spec: &Value, errors: &mut Errors) {
     let ports = spec.items("ports");
+    let repeated = rules::repeated(ports.iter().map(|port| port.text("name")));
     for (i, port) in ports.iter().enumerate() {
         let path = Path::new("spec.ports").index(i);
         let name = port.text("name");
@@ -138,7 +139,7 @@ fn ports(spec: &Value, errors: &mut Errors) {
             }
         } else {
             rules::name(name, names::dns1123_label, &path.at("name"), errors);
-            if ports[..i].iter().any(|other| other.text("name") == name) {
+            if repeated[i] {
                 errors.duplicate(&path.at("name"), name);
             }
         }
@@ -187,20 +188,21 @@ fn port_clashes(spec: &Value, errors: &mut Errors) {
             errors.forbidden(&path.index(i).at("nodePort"), "may not be used when `type` is 'ClusterIP'");
         }
     }
-    let key = |port: &Value| (port.text("protocol").to_owned(), node_port(port));
+    let repeated = rules::repeated(ports.iter().map(|port| (port.text("protocol"), node_port(port))));
     for (i, port) in ports.iter().enumerate().filter(|(_, port)| node_port(port) != 0) {
-        if ports[..i].iter().any(|other| key(other) == key(port)) {
+        if repeated[i] {
             errors.duplicate(&path.index(i).at("nodePort"), node_port(port));
         }
     }
-    let key = |port: &Value| (port.text("protocol").to_owned(), port.int("port").unwrap_or(0));
+    let number = |port: &Value| port.int("port").unwrap_or(0);
+    let repeated = rules::repeated(ports.iter().map(|port| (port.text("protocol"), number(port))));
     for (i, port) in ports.iter().enumerate() {
-        if ports[..i].iter().any(|other| key(other) == key(port)) {
+        if repeated[i] {
             // Upstream prints its own struct, so the names are not those of the API.
             let message = format!(
                 "Duplicate value: {{\"Name\":\"\",\"Protocol\":{},\"AppProtocol\":null,\"Port\":{},\"TargetPort\":0,\"NodePort\":0}}",
                 Value::from(port.text("protocol")),
-                port.int("port").unwrap_or(0),
+                number(port),
             );
             errors.push(Reason::Duplicate, &path.index(i), message);
         }

@@ -3,6 +3,7 @@
 //! The low end of a range is kept for those who do ask: chance picks from the upper part first, and from
 //! the lower only when that is full.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
@@ -22,7 +23,7 @@ pub(super) fn ip(family: Family, ranges: &Ranges, taken: &[IpAddr], pools: &mut 
     })
 }
 
-pub(super) fn port(ranges: &Ranges, taken: &[u16], pools: &mut dyn Pools) -> Option<u16> {
+pub(super) fn port(ranges: &Ranges, taken: &BTreeSet<u16>, pools: &mut dyn Pools) -> Option<u16> {
     let ports = &ranges.node_ports;
     let size = u128::from(ports.end().saturating_sub(*ports.start())) + 1;
     let range = u128::from(*ports.start())..=u128::from(*ports.end());
