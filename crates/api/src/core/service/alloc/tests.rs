@@ -243,15 +243,15 @@ proptest! {
     }
 }
 
-/// A request may hold hundreds of thousands of ports. Comparing each with each would take minutes here.
+/// A request may hold a hundred thousand ports. Comparing each with each would take minutes here.
 #[test]
 fn many_ports_are_no_burden() {
-    let ports: Vec<Value> = (0..200_000)
+    let ports: Vec<Value> = (0..100_000)
         .map(|port| json!({"port": port, "protocol": "TCP", "targetPort": 1, "name": "a"}))
         .collect();
     let cluster = &mut Cluster::default();
-    let (_, outcome) = run(cluster, V4, None, json!({"type": "NodePort", "ports": ports}));
-    assert_eq!(outcome, "internal: failed to allocate a nodePort: range is full");
+    let spec = json!({"type": "LoadBalancer", "allocateLoadBalancerNodePorts": false, "ports": ports});
+    assert_eq!(run(cluster, V4, None, spec).1, "10.0.0.17 IPv4 \"SingleStack\" []");
     let mut errors = Errors::default();
     let service = json!({"spec": {"type": "ClusterIP", "ports": ports}});
     crate::core::service::validate::service(&service, &mut errors);
