@@ -142,7 +142,11 @@ impl Server {
             _ => access::Asks::Path(parts.method.as_str(), &path),
         };
         access::authorize(&user, &asks)?;
-        let format = negotiate(&parts.headers, &query)?;
+        // Health, metrics and schemas have media types of their own.
+        let format = match (&route, negotiate(&parts.headers, &query)) {
+            (Ok(Route::Other), format) => format.unwrap_or(Format::JSON),
+            (_, format) => format?,
+        };
         let body = read(body).await?;
         let now = Timestamp::now();
         let call =
