@@ -13,7 +13,8 @@ use serde_json::Value;
 
 use crate::table::{Table, TypeId};
 use crate::zero::{complete, zero};
-use wire::{Reader, Writer};
+use wire::Reader;
+pub use wire::Writer;
 
 /// What every protobuf body starts with.
 pub const MAGIC: [u8; 4] = *b"k8s\0";

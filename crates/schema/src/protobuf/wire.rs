@@ -2,8 +2,9 @@
 
 use super::ProtoError;
 
+/// Writes fields one after the other, for messages that no table describes as well.
 #[derive(Default)]
-pub(super) struct Writer {
+pub struct Writer {
     pub bytes: Vec<u8>,
 }
 
