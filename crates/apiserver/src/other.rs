@@ -139,7 +139,9 @@ fn paths(server: &Server) -> Vec<String> {
 }
 
 fn openapi_v2(server: &Server, call: &Call) -> Response<Body> {
-    let protobuf = call.header(header::ACCEPT).contains("openapi.spec.v2@v1.0+protobuf");
+    // Old clients ask with an `@`, which is no valid media type; the answer names the valid one.
+    let accept = call.header(header::ACCEPT);
+    let protobuf = accept.contains("openapi.spec.v2@v1.0+protobuf") || accept.contains("openapi.spec.v2.v1.0+protobuf");
     let document = openapi::v2_document(server.registry.rows(), protobuf);
     conditional(call, document, None)
 }
