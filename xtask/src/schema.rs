@@ -68,11 +68,11 @@ const HEAD: &str = "\
 # type <name> [atomic] [union=<json>] [kind=<group>/<version>/<kind>]...
 #  <field> <tag> <shape> [required] [pointer] [always] [list=atomic|set|map:<key>,<key>] [map=atomic|granular]
 #      [strategy=<patch strategy>] [key=<patch merge key>] [enum=<value>,<value>, + for a space]
-#      [default=<json, to the end of the line>]
+#      [go=<Go type>] [default=<json, to the end of the line>]
 #
 # A tag of 0 has no protobuf form; 2.1 is field 1 of the embedded message that is field 2. A shape is a scalar,
 # the name of a type (in full when from another package), []shape for a list or {}shape for a map. `pointer`
-# keeps zero values apart from absence, `always` is written even when empty.
+# keeps zero values apart from absence, `always` is written even when empty; `go` is for error messages.
 ";
 
 /// Generates the data files of `crates/schema`.

@@ -41,7 +41,7 @@ pub(crate) fn read(text: &str) -> Result<Read, BadLine> {
         reader.line(line).ok_or(BadLine(number))?;
     }
     let mut table = Table::new(reader.types);
-    table.set_alternatives(reader.alternatives);
+    table.set_details(reader.alternatives, reader.go_types);
     Ok(Read { table, published: reader.published })
 }
 
@@ -67,6 +67,7 @@ struct Reader<'t> {
     package: &'t str,
     types: Vec<Type>,
     alternatives: HashMap<(TypeId, Box<str>), Alternative>,
+    go_types: HashMap<(TypeId, Box<str>), Box<str>>,
     published: Published,
 }
 
@@ -144,6 +145,9 @@ impl<'t> Reader<'t> {
                 Some(("map", value)) => map = Some(value),
                 Some(("enum", value)) => {
                     self.published.enums.insert((self.current(), field.name.clone()), value.into());
+                }
+                Some(("go", value)) => {
+                    self.go_types.insert((self.current(), field.name.clone()), value.into());
                 }
                 Some(("key", value)) => field.merge_key = value.into(),
                 Some(("strategy", value)) => {

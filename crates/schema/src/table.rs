@@ -15,6 +15,7 @@ pub struct Table {
     by_name: HashMap<Box<str>, TypeId>,
     by_kind: HashMap<Gvk, TypeId>,
     alternatives: HashMap<(TypeId, Box<str>), Alternative>,
+    go_types: HashMap<(TypeId, Box<str>), Box<str>>,
 }
 
 /// What a value may be instead of its own struct again, in the few fields of a CRD's schema where it may be
@@ -132,11 +133,21 @@ impl Table {
             .zip(0..)
             .flat_map(|(t, i)| t.kinds.iter().map(move |kind| (kind.clone(), TypeId(i))))
             .collect();
-        Table { types, by_name, by_kind, alternatives: HashMap::new() }
+        Table { types, by_name, by_kind, alternatives: HashMap::new(), go_types: HashMap::new() }
     }
 
-    pub(crate) fn set_alternatives(&mut self, alternatives: HashMap<(TypeId, Box<str>), Alternative>) {
+    pub(crate) fn set_details(
+        &mut self,
+        alternatives: HashMap<(TypeId, Box<str>), Alternative>,
+        go_types: HashMap<(TypeId, Box<str>), Box<str>>,
+    ) {
         self.alternatives = alternatives;
+        self.go_types = go_types;
+    }
+
+    /// The name of a field's Go type where its shape does not tell, for error messages.
+    pub(crate) fn go_type(&self, id: TypeId, field: &str) -> Option<&str> {
+        self.go_types.get(&(id, field.into())).map(|name| &**name)
     }
 
     /// Whether a field may hold something else instead of a struct of the same type.

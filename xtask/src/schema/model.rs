@@ -37,6 +37,8 @@ pub struct Field {
     pub key: String,
     /// The enumeration of a string, separated by commas.
     pub values: String,
+    /// The name of the Go type, where the shape does not tell it.
+    pub go: String,
     pub default: String,
 }
 
@@ -122,6 +124,7 @@ impl Field {
             ("strategy", &self.strategy),
             ("key", &self.key),
             ("enum", &self.values),
+            ("go", &self.go),
             ("default", &self.default),
         ];
         for (word, value) in words {

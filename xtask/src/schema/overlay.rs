@@ -84,6 +84,7 @@ fn fact(subject: &str, facts: &str, definitions: &mut Definitions) -> Result<()>
                 "pointer" => field.pointer = true,
                 "always" => field.always = true,
                 "value" => field.value = true,
+                _ if verb.starts_with("go=") => verb[3..].clone_into(&mut field.go),
                 _ => bail!("unknown fact {verb}"),
             }
         }

@@ -173,17 +173,27 @@ fn the_protobuf_form_is_gnostics() {
     });
     let hex: String = gnostic::document(&document).iter().map(|byte| format!("{byte:02x}")).collect();
     let expected = [
-        // swagger "2.0"; info {title "K", version "v"}
+        // swagger "2.0", info {title, version}
         "0a03322e30",
         "12060a014b120176",
-        // paths: path "/a/"
-        "42b001",
-        "12ad010a032f612f12a501",
-        // get: tags, operationId
-        "128301",
-        "0a01742a016f",
-        // a body parameter {name, in, required, schema {type object}}
-        "42220a200a1e1204626f64791a04626f647920012a0ab201070a056f626a656374",
+        // paths: an entry "/a/", its item, its get with tags and operationId
+        "42ae01",
+        "12ab010a032f612f12a301",
+        "1282010a01742a016f",
+        // a body parameter {name, in, required, schema {type}} and a reference
+        "421f0a1d0a1b1204626f64791a04626f647920012a0bb201080a066f626a656374",
+        "421212100a0e232f706172616d65746572732f70",
+        // responses: "200" {description, schema {$ref}}
+        "4a240a220a03323030121b0a190a024f4b12130a110a0f232f646566696e6974696f6e732f44",
+        // the extension's value, as YAML
+        "6a1f0a13782d6b756265726e657465732d616374696f6e1208120622676574220a",
+        // a path parameter of the item {required, in, name, type, uniqueItems}
+        "4a1c0a1a12182216080112047061746822016e2a06737472696e67980101",
+        // definitions: "D" {required, type, properties {"a" {type, items, extension}}}
+        "4a5f0a5d0a01441258",
+        "9a010161b201080a066f626a656374ca01460a440a0161123f",
+        "b201070a056172726179ba010d0a0bb201080a06737472696e67",
+        "fa01220a16782d6b756265726e657465732d6c6973742d747970651208120622736574220a",
     ];
-    assert!(hex.starts_with(&expected.concat()), "{hex}");
+    assert_eq!(hex, expected.concat());
 }

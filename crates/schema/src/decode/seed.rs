@@ -307,7 +307,7 @@ fn visit_struct<'de, 't, A: MapAccess<'de>>(
             state.complain("duplicate", &field.name);
             object.remove(&*field.name);
         }
-        state.path.push(Step::Field(ty, field));
+        state.path.push(Step::Field(id, ty, field));
         let target = Target::of(table, id, field);
         let value = map.next_value_seed(Seed { state, target })?;
         state.path.pop();

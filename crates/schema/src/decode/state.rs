@@ -1,7 +1,7 @@
 //! Where the reader is, and what it has found wrong so far.
 
 use super::{MAX_DEPTH, MAX_UNKNOWN};
-use crate::table::{Field, Table, Type};
+use crate::table::{Field, Table, Type, TypeId};
 use crate::zero::Target;
 
 pub(super) struct State<'t> {
@@ -17,7 +17,7 @@ pub(super) struct State<'t> {
 }
 
 pub(super) enum Step<'t> {
-    Field(&'t Type, &'t Field),
+    Field(TypeId, &'t Type, &'t Field),
     Key(String),
     Index(usize),
 }
@@ -65,7 +65,7 @@ impl<'t> State<'t> {
         let mut names = Vec::new();
         let mut owner = None;
         for step in &self.path {
-            if let Step::Field(ty, field) = step {
+            if let Step::Field(_, ty, field) = step {
                 names.push(&*field.name);
                 owner = Some(ty);
             }
@@ -74,8 +74,22 @@ impl<'t> State<'t> {
             Some(ty) => format!("struct field {}.{}", ty.short_name(), names.join(".")),
             None => "value".to_owned(),
         };
-        let expected = target.go_type(self.table);
+        let expected = self.named_type().unwrap_or_else(|| target.go_type(self.table));
         self.fail(format!("json: cannot unmarshal {found} into Go {place} of type {expected}"));
+    }
+
+    /// The Go type of the value being read, where it or that of the list or map around it has a name.
+    fn named_type(&self) -> Option<String> {
+        let (inner, field) = match self.path.as_slice() {
+            [.., Step::Field(id, _, field)] => (false, (id, field)),
+            [.., Step::Field(id, _, field), _] => (true, (id, field)),
+            _ => return None,
+        };
+        let name = self.table.go_type(*field.0, &field.1.name)?;
+        match inner {
+            true => Some(name.strip_prefix("[]").or_else(|| Some(name.split_once(']')?.1))?.to_owned()),
+            false => Some(name.to_owned()),
+        }
     }
 
     /// A field that strict decoding does not like.
@@ -87,7 +101,7 @@ impl<'t> State<'t> {
         for step in &self.path {
             match step {
                 Step::Index(index) => path.push_str(&format!("[{index}]")),
-                Step::Field(_, field) => push_name(&mut path, &field.name),
+                Step::Field(_, _, field) => push_name(&mut path, &field.name),
                 Step::Key(key) => push_name(&mut path, key),
             }
         }

@@ -206,6 +206,45 @@ fn values_that_do_not_fit() {
 }
 
 #[test]
+fn types_with_names_are_named() {
+    check(
+        "Pod",
+        container(json!({"imagePullPolicy": 5})),
+        expect![
+            "json: cannot unmarshal number into Go struct field Container.spec.containers.imagePullPolicy of type v1.PullPolicy"
+        ],
+    );
+    check(
+        "Pod",
+        container(json!({"resources": {"limits": 5}})),
+        expect![
+            "json: cannot unmarshal number into Go struct field ResourceRequirements.spec.containers.resources.limits of type v1.ResourceList"
+        ],
+    );
+    check(
+        "PersistentVolume",
+        json!({"spec": {"accessModes": [5]}}),
+        expect![
+            "json: cannot unmarshal number into Go struct field PersistentVolumeSpec.spec.accessModes of type v1.PersistentVolumeAccessMode"
+        ],
+    );
+    check(
+        "PersistentVolume",
+        json!({"spec": {"accessModes": 5}}),
+        expect![
+            "json: cannot unmarshal number into Go struct field PersistentVolumeSpec.spec.accessModes of type []v1.PersistentVolumeAccessMode"
+        ],
+    );
+    check(
+        "Pod",
+        json!({"metadata": {"uid": {}}}),
+        expect![
+            "json: cannot unmarshal object into Go struct field ObjectMeta.metadata.uid of type types.UID"
+        ],
+    );
+}
+
+#[test]
 fn text_that_is_no_json() {
     check_text("Pod", r#"{"spec": {"nodeName": 5}"#, expect!["unexpected end of JSON input"]);
     check_text("Pod", "", expect!["unexpected end of JSON input"]);
