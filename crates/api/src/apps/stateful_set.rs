@@ -1,5 +1,7 @@
 //! StatefulSet: what is special about it.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::workload;
@@ -170,20 +172,16 @@ fn retention(policy: &Value, path: &Path, e: &mut Errors) {
 /// name that each pod gets anew.
 fn template(spec: &Value, path: &Path, e: &mut Errors) {
     let mut template = spec.at("template").clone();
-    let claims: Vec<&str> =
-        spec.items("volumeClaimTemplates").iter().map(|c| c.path("metadata").text("name")).collect();
+    let claims: BTreeSet<&str> =
+        spec.items("volumeClaimTemplates").iter().map(|claim| claim.at("metadata").text("name")).collect();
     if let Some(pod) = template.get_mut("spec").and_then(Value::as_object_mut) {
         pod.remove("hostname");
         pod.remove("subdomain");
         if !claims.is_empty() {
-            let mut volumes: Vec<Value> = Vec::new();
-            for claim in &claims {
-                if !volumes.iter().any(|volume| volume.text("name") == *claim) {
-                    volumes.push(json!({"name": claim, "persistentVolumeClaim": {"claimName": claim}}));
-                }
-            }
+            let volume = |claim: &&str| json!({"name": claim, "persistentVolumeClaim": {"claimName": claim}});
+            let mut volumes: Vec<Value> = claims.iter().map(volume).collect();
             let own = pod.get("volumes").and_then(Value::as_array).into_iter().flatten();
-            volumes.extend(own.filter(|volume| !claims.contains(&volume.text("name"))).cloned());
+            volumes.extend(own.filter(|volume| !claims.contains(volume.text("name"))).cloned());
             pod.insert("volumes".to_owned(), Value::Array(volumes));
         }
     }

@@ -11,6 +11,8 @@ mod overlap;
 mod prepare;
 mod probes;
 mod projected;
+#[cfg(test)]
+mod properties;
 mod qos;
 pub(crate) mod resources;
 pub(crate) mod rules;

@@ -168,15 +168,20 @@ fn label_keys(e: &mut Errors, term: &Value, path: &Path) {
             used.insert(key);
         }
     }
+    let mismatched: BTreeSet<&str> =
+        term.items("mismatchLabelKeys").iter().filter_map(Value::as_str).collect();
     for (i, key) in matched.iter().enumerate() {
-        if term.items("mismatchLabelKeys").contains(key) {
+        if key.as_str().is_some_and(|key| mismatched.contains(key)) {
             let words = "exists in both matchLabelKeys and mismatchLabelKeys";
             e.invalid(&path.at("matchLabelKeys").index(i), key.clone(), words);
         }
     }
 }
 
-pub(super) fn topology_spread(e: &mut Errors, constraints: &[Value], path: &Path) {
+pub(super) fn topology_spread<'a>(e: &mut Errors, constraints: &'a [Value], path: &Path) {
+    let both = |one: &'a Value| (one.text("topologyKey"), one.text("whenUnsatisfiable"));
+    let last: BTreeMap<(&str, &str), usize> =
+        constraints.iter().enumerate().map(|(i, one)| (both(one), i)).collect();
     for (i, constraint) in constraints.iter().enumerate() {
         let at = path.index(i);
         let skew = constraint.int("maxSkew").unwrap_or(0);
@@ -191,9 +196,7 @@ pub(super) fn topology_spread(e: &mut Errors, constraints: &[Value], path: &Path
         if !ACTIONS.contains(&action) {
             e.not_supported(&at.at("whenUnsatisfiable"), action, ACTIONS);
         }
-        let again =
-            |other: &Value| other.text("topologyKey") == key && other.text("whenUnsatisfiable") == action;
-        if constraints[i + 1..].iter().any(again) {
+        if last.get(&(key, action)).is_some_and(|&last| last > i) {
             e.duplicate(&at.at("{topologyKey, whenUnsatisfiable}"), format!("{{{key}, {action}}}"));
         }
         if let Some(domains) = constraint.int("minDomains") {

@@ -203,7 +203,10 @@ fn host_ports<'a>(e: &mut Errors, containers: impl Iterator<Item = (usize, &'a V
 }
 
 fn mounts(e: &mut Errors, container: &Value, path: &Path, pod: &Surroundings) {
-    let devices = container.items("volumeDevices");
+    let taken = |field: &str| -> BTreeSet<&str> {
+        container.items("volumeDevices").iter().map(|device| device.text(field)).collect()
+    };
+    let (devices, device_paths) = (taken("name"), taken("devicePath"));
     let mut points = BTreeSet::new();
     for (i, mount) in container.items("volumeMounts").iter().enumerate() {
         let at = path.index(i);
@@ -216,10 +219,10 @@ fn mounts(e: &mut Errors, container: &Value, path: &Path, pod: &Surroundings) {
         if !points.insert(point) {
             e.invalid(&at.at("mountPath"), point, "must be unique");
         }
-        if devices.iter().any(|device| device.text("name") == name) {
+        if devices.contains(name) {
             e.invalid(&at.at("name"), name, "must not already exist in volumeDevices");
         }
-        if devices.iter().any(|device| device.text("devicePath") == point) {
+        if device_paths.contains(point) {
             e.invalid(&at.at("mountPath"), point, "must not already exist as a path in volumeDevices");
         }
         // These paths lack the index upstream, too.
@@ -270,7 +273,10 @@ fn recursive_read_only(e: &mut Errors, mount: &Value, path: &Path) {
 }
 
 fn devices(e: &mut Errors, container: &Value, path: &Path, pod: &Surroundings) {
-    let mounts = container.items("volumeMounts");
+    let taken = |field: &str| -> BTreeSet<&str> {
+        container.items("volumeMounts").iter().map(|mount| mount.text(field)).collect()
+    };
+    let (mounts, mount_paths) = (taken("name"), taken("mountPath"));
     let (mut names, mut points) = (BTreeSet::new(), BTreeSet::new());
     for (i, device) in container.items("volumeDevices").iter().enumerate() {
         let at = path.index(i);
@@ -297,10 +303,10 @@ fn devices(e: &mut Errors, container: &Value, path: &Path, pod: &Surroundings) {
         } else {
             points.insert(point);
         }
-        if mounts.iter().any(|mount| mount.text("name") == name) {
+        if mounts.contains(name) {
             e.invalid(&at.at("name"), name, "must not already exist in volumeMounts");
         }
-        if mounts.iter().any(|mount| mount.text("mountPath") == point) {
+        if mount_paths.contains(point) {
             e.invalid(&at.at("devicePath"), point, "must not already exist as a path in volumeMounts");
         }
         if !name.is_empty() {

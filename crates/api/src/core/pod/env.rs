@@ -1,5 +1,7 @@
 //! Environment variables and the places their values come from.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 use super::rules::{label, named, no_backsteps, required, subdomain};
@@ -230,6 +232,8 @@ fn file_key_ref(e: &mut Errors, source: &Value, path: &Path) {
 
 /// A file that a variable is read from lies in an emptyDir of the pod.
 pub(super) fn file_key_volumes(e: &mut Errors, spec: &Value, path: &Path) {
+    let volumes: BTreeMap<&str, &Value> =
+        spec.items("volumes").iter().map(|volume| (volume.text("name"), volume)).collect();
     for (at, container) in super::rules::every_container(spec, path) {
         for (i, var) in container.items("env").iter().enumerate() {
             let source = var.path("valueFrom.fileKeyRef");
@@ -238,7 +242,7 @@ pub(super) fn file_key_volumes(e: &mut Errors, spec: &Value, path: &Path) {
             }
             let name = source.text("volumeName");
             let at = at.at("env").index(i).at("valueFrom.fileKeyRef.volumeName");
-            match spec.items("volumes").iter().rfind(|volume| volume.text("name") == name) {
+            match volumes.get(name) {
                 None => e.not_found(&at, name),
                 Some(volume) if !volume.has("emptyDir") => {
                     e.invalid(&at, name, "referenced volume must be of type emptyDir");

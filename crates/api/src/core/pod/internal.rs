@@ -1,6 +1,10 @@
 //! How upstream shows a pod's spec in a few complaints: with every field, in the order and under the names
 //! of its internal types. Users compare such texts, so the shape is kept, from a table.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
 use serde_json::Value;
 
 use crate::field::quoted;
@@ -9,9 +13,9 @@ use crate::meta;
 
 /// JSON whose fields keep their order.
 enum Node {
-    Leaf(String),
+    Leaf(Cow<'static, str>),
     List(Vec<Node>),
-    Object(Vec<(String, Node)>),
+    Object(Vec<(Cow<'static, str>, Node)>),
 }
 
 /// The value, of the named type, as JSON indented by one space.
@@ -52,7 +56,7 @@ fn equal(a: &Node, b: &Node) -> bool {
 
 /// `kind` is a type of the table, one of its letters, or one of them behind `*` or `[`.
 fn node(kind: &str, value: &Value, outer: &Value) -> Node {
-    let zero = |text: &str| if value.is_null() { Node::Leaf(text.to_owned()) } else { plain(value) };
+    let zero = |text: &'static str| if value.is_null() { Node::Leaf(text.into()) } else { plain(value) };
     match kind {
         "n" => plain(value),
         "s" => zero("\"\""),
@@ -77,28 +81,42 @@ fn fields(of: &str, value: &Value, outer: &Value) -> Node {
         _ => {}
     }
     let mut found = Vec::new();
-    let table = TYPES.iter().find(|(name, _)| *name == of).map_or("", |(_, fields)| fields);
-    for field in table.split_whitespace() {
-        let (names, kind) = field.split_once(':').unwrap_or((field, "n"));
-        let (name, json) = names.split_once('=').map_or_else(
-            || (names, format!("{}{}", names[..1].to_lowercase(), &names[1..])),
-            |(name, json)| (name, json.to_owned()),
-        );
-        if kind == "@ObjectMeta" {
+    for field in ROWS.get(of).map_or(&[][..], Vec::as_slice) {
+        if field.kind == "@ObjectMeta" {
             // Embedded, so its fields stand beside the others.
-            if let Node::Object(inner) = fields(kind, value.at(&json), value) {
+            if let Node::Object(inner) = fields(field.kind, value.at(&field.json), value) {
                 found.extend(inner);
             }
             continue;
         }
-        let inner = match json.strip_prefix('^') {
-            Some(json) => outer.at(json),
-            None => value.at(&json),
-        };
-        found.push((name.to_owned(), node(kind, inner, value)));
+        let inner = if field.is_outside { outer.at(&field.json) } else { value.at(&field.json) };
+        found.push((Cow::Borrowed(field.name), node(field.kind, inner, value)));
     }
     Node::Object(found)
 }
+
+/// One field of a type.
+pub(super) struct Row {
+    name: &'static str,
+    pub json: String,
+    pub kind: &'static str,
+    /// The field is found beside the value, not in it.
+    is_outside: bool,
+}
+
+/// [`TYPES`], read.
+pub(super) static ROWS: LazyLock<BTreeMap<&str, Vec<Row>>> = LazyLock::new(|| {
+    let row = |field: &'static str| {
+        let (names, kind) = field.split_once(':').unwrap_or((field, "n"));
+        let (name, json) = names.split_once('=').unwrap_or((names, ""));
+        let json = match json {
+            "" => format!("{}{}", name[..1].to_lowercase(), &name[1..]),
+            json => json.trim_start_matches('^').to_owned(),
+        };
+        Row { name, json, kind, is_outside: names.contains('^') }
+    };
+    TYPES.iter().map(|(name, fields)| (*name, fields.split_whitespace().map(row).collect())).collect()
+});
 
 const METADATA: &[&str] = &["name", "generateName", "namespace", "labels", "annotations"];
 
@@ -119,7 +137,7 @@ fn tagged(value: &Value, order: &[&str]) -> Node {
                     ),
                     _ => plain(value.at(field)),
                 };
-                ((*field).to_owned(), inner)
+                (Cow::Owned((*field).to_owned()), inner)
             })
             .collect(),
     )
@@ -129,9 +147,10 @@ fn plain(value: &Value) -> Node {
     match value {
         Value::Array(items) => Node::List(items.iter().map(plain).collect()),
         Value::Object(map) => {
-            Node::Object(map.iter().map(|(name, value)| (name.clone(), plain(value))).collect())
+            Node::Object(map.iter().map(|(name, value)| (Cow::Owned(name.clone()), plain(value))).collect())
         }
-        scalar => Node::Leaf(escaped(&scalar.to_string())),
+        Value::Null => Node::Leaf("null".into()),
+        scalar => Node::Leaf(escaped(&scalar.to_string()).into()),
     }
 }
 

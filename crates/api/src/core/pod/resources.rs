@@ -121,7 +121,7 @@ fn claim_names(e: &mut Errors, used: &[Value], path: &Path, known: &BTreeSet<&st
                 e.duplicate(&at, key.as_str());
             } else if request.is_empty() {
                 let whole = format!("{name}/");
-                for _ in seen.iter().filter(|key| key.starts_with(&whole)) {
+                for _ in seen.range(whole.clone()..).take_while(|key| key.starts_with(&whole)) {
                     e.duplicate(&at, name);
                 }
             }
@@ -231,9 +231,15 @@ pub(crate) fn aggregate<'a>(spec: &'a Value, field: &str) -> BTreeMap<&'a str, Q
         if is_sidecar(container) {
             add(&mut total, &need);
             add(&mut sidecars, &need);
-            need = sidecars.clone();
-        } else {
-            add(&mut need, &sidecars);
+        }
+        // What this container does not ask for has not changed since the mark was last raised.
+        for (name, value) in &mut need {
+            let running = sidecars.get(name).copied();
+            *value = match running {
+                Some(running) if is_sidecar(container) => running,
+                Some(running) => *value + running,
+                None => *value,
+            };
         }
         raise(&mut highest, need);
     }

@@ -240,10 +240,15 @@ pub(super) fn annotations(e: &mut Errors, meta: &Value, spec: &Value, path: &Pat
             seccomp(e, key, value.as_str().unwrap_or(""));
         }
     }
+    let containers: BTreeSet<&str> = ["initContainers", "containers", "ephemeralContainers"]
+        .iter()
+        .flat_map(|list| spec.items(list))
+        .map(|container| container.text("name"))
+        .collect();
     for (key, value) in meta.entries("annotations") {
         let Some(name) = key.strip_prefix(APP_ARMOR) else { continue };
         let value = value.as_str().unwrap_or("");
-        if !every_container(spec, path).iter().any(|(_, container)| container.text("name") == name) {
+        if !containers.contains(name) {
             e.invalid(&path.key(key), name, "container not found");
         }
         let known = ["", "runtime/default", "unconfined"].contains(&value) || value.starts_with("localhost/");

@@ -1,6 +1,8 @@
 //! What may change on a pod: a few fields by update, its ephemeral containers and its resources by
 //! subresources of their own.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde_json::{Map, Value};
 
 use super::diff;
@@ -102,9 +104,9 @@ fn added_tolerations(e: &mut Errors, new: &Value, old: &Value, path: &Path) {
     let without_time = |toleration: &Value| {
         let mut fields = toleration.as_object().cloned().unwrap_or_default();
         fields.remove("tolerationSeconds");
-        Value::Object(fields)
+        Value::Object(fields).to_string()
     };
-    let kept: Vec<Value> = new.items("tolerations").iter().map(without_time).collect();
+    let kept: BTreeSet<String> = new.items("tolerations").iter().map(without_time).collect();
     if old.items("tolerations").iter().any(|one| !kept.contains(&without_time(one))) {
         return e.forbidden(path, "existing toleration can not be modified except its tolerationSeconds");
     }
@@ -112,9 +114,10 @@ fn added_tolerations(e: &mut Errors, new: &Value, old: &Value, path: &Path) {
 }
 
 fn removed_gates(e: &mut Errors, new: &Value, old: &Value, path: &Path) {
+    let known: BTreeSet<&str> = old.items("schedulingGates").iter().map(|gate| gate.text("name")).collect();
     for (i, gate) in new.items("schedulingGates").iter().enumerate() {
         let name = gate.text("name");
-        if !old.items("schedulingGates").iter().any(|old| old.text("name") == name) {
+        if !known.contains(name) {
             let words = format!("only deletion is allowed, but found new scheduling gate '{name}'");
             e.forbidden(&path.index(i).at("name"), &words);
         }
@@ -206,9 +209,11 @@ pub fn validate_ephemeral_containers_update(new: &Value, old: &Value, e: &mut Er
         return e.forbidden(&Path::root(), "static pods do not support ephemeral containers");
     }
     let path = Path::new("spec.ephemeralContainers");
+    let now: BTreeMap<&str, &Value> =
+        new.at("spec").items("ephemeralContainers").iter().map(|now| (now.text("name"), now)).collect();
     for before in old.at("spec").items("ephemeralContainers") {
         let name = before.text("name");
-        match new.at("spec").items("ephemeralContainers").iter().rfind(|now| now.text("name") == name) {
+        match now.get(name) {
             None => {
                 e.forbidden(&path, &format!("existing ephemeral containers {name:?} may not be removed\n"));
             }

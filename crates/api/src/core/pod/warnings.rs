@@ -261,6 +261,9 @@ fn hidden_variables(found: &mut Vec<String>, container: &Value, path: &Path) {
     }
 }
 
+/// How many ports of one number a port is compared with: enough for people, too few to keep a server busy.
+const MAX_COMPARED: usize = 16;
+
 fn ports(found: &mut Vec<String>, spec: &Value, path: &Path) {
     let mut by_port: BTreeMap<(i64, &str), Vec<(Path, &Value)>> = BTreeMap::new();
     let mut by_name: BTreeMap<&str, Path> = BTreeMap::new();
@@ -280,7 +283,7 @@ fn ports(found: &mut Vec<String>, spec: &Value, path: &Path) {
             }
             let key = (port.int("containerPort").unwrap_or(0), port.text("protocol"));
             let others = by_port.entry(key).or_default();
-            for (other_at, other) in others.iter() {
+            for (other_at, other) in others.iter().take(MAX_COMPARED) {
                 let (ip, other_ip) = (port.text("hostIP"), other.text("hostIP"));
                 let word = if ip == other_ip && host(port) == host(other) {
                     "duplicate"
