@@ -72,10 +72,18 @@ pub(crate) fn kept(field: &Field, value: Value) -> Option<Value> {
 
 impl<'t> Target<'t> {
     pub fn of(table: &Table, owner: TypeId, field: &'t Field) -> Target<'t> {
-        match (table.alternative(owner, &field.name), &field.shape) {
-            (None, shape) => Target::Shape(shape),
-            (Some(alternative), Shape::Map { .. }) => Target::MapOfEither(owner, alternative),
-            (Some(alternative), _) => Target::Either(owner, alternative),
+        let shape = &field.shape;
+        match shape {
+            Shape::Json => match table.alternative(owner, &field.name) {
+                Some(alternative) => Target::Either(owner, alternative),
+                None => Target::Shape(shape),
+            },
+            Shape::Map { value, .. } if **value == Shape::Json => match table.alternative(owner, &field.name)
+            {
+                Some(alternative) => Target::MapOfEither(owner, alternative),
+                None => Target::Shape(shape),
+            },
+            shape => Target::Shape(shape),
         }
     }
 
