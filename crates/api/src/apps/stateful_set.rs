@@ -72,9 +72,7 @@ impl Kind for StatefulSet {
         ];
         let fixed = |object: &Value| {
             let mut spec = object.at("spec").as_object().cloned().unwrap_or_default();
-            MUTABLE.iter().for_each(|field| {
-                spec.remove(*field);
-            });
+            spec.retain(|field, value| !MUTABLE.contains(&field.as_str()) && value != "");
             Value::Object(spec)
         };
         if !same(&fixed(new), &fixed(old)) {

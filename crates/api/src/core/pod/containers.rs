@@ -39,7 +39,7 @@ pub(super) fn main(e: &mut Errors, containers: &[Value], path: &Path, pod: &Surr
             e.duplicate(&at.at("name"), container.text("name"));
         }
         probes::lifecycle_and_probes(e, container, &at, pod);
-        restart_policy(e, container, &at);
+        restart_policy(e, container, &at, false);
     }
     host_ports(e, containers.iter().enumerate(), path);
 }
@@ -49,7 +49,7 @@ pub(super) fn init(e: &mut Errors, spec: &Value, path: &Path, pod: &Surroundings
     for (i, container) in spec.items("initContainers").iter().enumerate() {
         let at = path.index(i);
         every(e, container, &at, pod);
-        restart_policy(e, container, &at);
+        restart_policy(e, container, &at, true);
         let name = container.text("name");
         if names.contains(name) {
             e.duplicate(&at.at("name"), name);
@@ -338,12 +338,15 @@ fn resize_policy(e: &mut Errors, policies: &[Value], path: &Path, pod_restart_po
 }
 
 /// The container's own restart policy, and the rules that go with it.
-fn restart_policy(e: &mut Errors, container: &Value, path: &Path) {
+fn restart_policy(e: &mut Errors, container: &Value, path: &Path, is_init: bool) {
     let rules = container.items("restartPolicyRules");
     match container.at("restartPolicy").as_str() {
         None if rules.is_empty() => return,
         None => {
             e.required(&path.at("restartPolicy"), "must specify restartPolicy when restart rules are used");
+            if is_init {
+                return;
+            }
         }
         Some(policy) => {
             const POLICIES: &[&str] = &["Always", "Never", "OnFailure"];
