@@ -11,11 +11,14 @@ use crate::door::Door;
 use crate::registry::stored_as;
 use crate::render::Renderer;
 use crate::request::Target;
+use crate::options::parse_version;
 use crate::server::{Call, Server};
+use crate::strategy::{has_status, ignored};
 use crate::write::{Outcome, WriteOptions, with_warnings};
 
 /// How often a generated name may already be taken.
-const NAME_TRIES: usize = 8;
+const NAME_TRIES: usize = 7;
+const VERSIONED: &str = "resourceVersion should not be set on objects to be created";
 
 pub async fn create(
     server: &Server,
@@ -62,18 +65,13 @@ impl Server {
         if row.namespaced {
             self.admit_into_namespace(target, value.path("metadata.name").as_str().unwrap_or("")).await?;
         }
-        if !value.path("metadata.resourceVersion").as_str().unwrap_or("").is_empty() {
-            return Err(Status::failure(
-                500,
-                "",
-                "resourceVersion should not be set on objects to be created",
-            ));
-        }
+        // A version on something new is refused, but only after everything else about it was found good.
+        let versioned = parse_version(value.at("metadata").text("resourceVersion")).is_ok_and(|v| v > Some(0));
         let client_fields = value.path("metadata.managedFields").clone();
         fill_in(&mut value, stored, options);
         crate::special::before_create(stored, &mut value, call);
-        let generated = !value.path("metadata.generateName").as_str().unwrap_or("").is_empty()
-            && value.path("metadata.name").as_str().unwrap_or("").is_empty();
+        let prefixed = !value.at("metadata").text("generateName").is_empty();
+        let generated = prefixed && value.at("metadata").text("name").is_empty();
         let mut tries = 0;
         loop {
             let mut attempt = value.clone();
@@ -82,6 +80,7 @@ impl Server {
             }
             let claim = self.allocations.claim(self, stored, &mut attempt, None).await?;
             stored.rules.prepare_create(&mut attempt);
+            complete_status(stored, &mut attempt)?;
             validate_new(stored, &attempt)?;
             let warnings = stored.rules.warnings(&attempt, None);
             match &tracked {
@@ -90,10 +89,14 @@ impl Server {
                 }
                 None => track(row, None, &mut attempt, &client_fields, options, "")?,
             }
-            if options.dry_run {
-                return Ok((Outcome::Imagined(attempt), warnings));
-            }
             let name = attempt.path("metadata.name").as_str().unwrap_or("").to_owned();
+            if options.dry_run {
+                let place = Target { name: name.clone(), ..target.clone() };
+                return match self.current(&place).await? {
+                    Some(_) => Err(already_exists(row, &name, prefixed)),
+                    None => Ok((Outcome::Imagined(attempt), warnings)),
+                };
+            }
             match self.put(row, attempt, None).await? {
                 Some(object) => {
                     // Boxed, since keeping a claim may itself create an object.
@@ -101,7 +104,7 @@ impl Server {
                     return Ok((Outcome::Stored(object), warnings));
                 }
                 None if generated && tries < NAME_TRIES => tries += 1,
-                None => return Err(already_exists(row, &name, generated)),
+                None => return Err(already_exists(row, &name, prefixed)),
             }
         }
     }
@@ -150,7 +153,8 @@ fn already_exists(row: &Resource, name: &str, generated: bool) -> Status {
 pub fn place(value: &mut Value, target: &Target) -> Result<(), Status> {
     let metadata = value.object_mut("metadata");
     let said = metadata.get("namespace").and_then(Value::as_str).unwrap_or("");
-    if !said.is_empty() && said != target.namespace {
+    // What has no namespace ignores what was said of one.
+    if !said.is_empty() && !target.namespace.is_empty() && said != target.namespace {
         return Err(Status::bad_request(
             "the namespace of the provided object does not match the namespace sent on the request",
         ));
@@ -176,6 +180,16 @@ pub fn defaulted(row: &'static Resource, mut value: Value) -> Result<Value, Stat
     Ok(value)
 }
 
+/// The rules start a status empty; its fields that are never absent are filled with their zeros.
+fn complete_status(stored: &'static Resource, value: &mut Value) -> Result<(), Status> {
+    let table = schema::kubernetes();
+    let field = table.get(row_type(stored)?).field("status").map(|field| &field.shape);
+    if let (Some(schema::Shape::Struct(ty)), Some(status)) = (field, value.get_mut("status")) {
+        schema::normalize(table, *ty, status).map_err(|error| Status::internal(error.to_string()))?;
+    }
+    Ok(())
+}
+
 /// What the server alone decides about a new object.
 fn fill_in(value: &mut Value, stored: &Resource, options: &WriteOptions) {
     let metadata = value.object_mut("metadata");
@@ -194,10 +208,6 @@ fn fill_in(value: &mut Value, stored: &Resource, options: &WriteOptions) {
     if has_status(stored) && !stored.rules.keeps_status_on_create() {
         value["status"] = json!({});
     }
-}
-
-pub fn has_status(row: &Resource) -> bool {
-    row.subresources.iter().any(|sub| sub.name == "status")
 }
 
 fn validate_new(stored: &Resource, value: &Value) -> Result<(), Status> {
@@ -257,13 +267,4 @@ pub fn track(
     }
     patch::apply::track(schema::kubernetes(), row_type(stored)?, old, new, &writer);
     Ok(())
-}
-
-/// Fields that a write through this door does not change, and so does not own.
-pub fn ignored(stored: &Resource, subresource: &str) -> &'static [&'static [&'static str]] {
-    match subresource {
-        "" if has_status(stored) => &[&["status"]],
-        "status" => &[&["spec"], &["metadata", "labels"]],
-        _ => &[],
-    }
 }

@@ -124,9 +124,14 @@ fn generate_selector(job: &mut Value) {
     for (key, value) in labels {
         template["metadata"].object_mut("labels").entry(key).or_insert_with(|| Value::String(value.clone()));
     }
+    let labels = template["metadata"]["labels"].clone();
     spec.object_mut("selector");
     let matched = spec["selector"].object_mut("matchLabels");
     matched.entry(UID_LABEL).or_insert_with(|| Value::String(uid));
+    // A Job without labels has its template's, the generated ones among them.
+    if job.path("metadata.labels").as_object().is_none_or(serde_json::Map::is_empty) {
+        job.object_mut("metadata").insert("labels".into(), labels);
+    }
 }
 
 fn generated_selector(job: &Value, e: &mut Errors) {
