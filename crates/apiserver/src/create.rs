@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use crate::body::Body;
 use crate::codec::{self, row_type, to_stored_version};
 use crate::door::Door;
+use crate::options::parse_version;
 use crate::registry::stored_as;
 use crate::render::Renderer;
 use crate::request::Target;
-use crate::options::parse_version;
 use crate::server::{Call, Server};
 use crate::strategy::{has_status, ignored};
 use crate::write::{Outcome, WriteOptions, with_warnings};
@@ -66,8 +66,13 @@ impl Server {
             self.admit_into_namespace(target, value.path("metadata.name").as_str().unwrap_or("")).await?;
         }
         // A version on something new is refused, but only after everything else about it was found good.
-        let versioned = parse_version(value.at("metadata").text("resourceVersion")).is_ok_and(|v| v > Some(0));
-        let client_fields = value.path("metadata.managedFields").clone();
+        let versioned =
+            parse_version(value.at("metadata").text("resourceVersion")).is_ok_and(|v| v > Some(0));
+        // Whoever creates an object owns what they sent and its defaults, not what the server adds below.
+        match tracked {
+            Some(fields) => drop(value.object_mut("metadata").insert("managedFields".into(), fields)),
+            None => track(row, None, &mut value, options, "")?,
+        }
         fill_in(&mut value, stored, options);
         crate::special::before_create(stored, &mut value, call);
         let prefixed = !value.at("metadata").text("generateName").is_empty();
@@ -80,19 +85,15 @@ impl Server {
             }
             let claim = self.allocations.claim(self, stored, &mut attempt, None).await?;
             stored.rules.prepare_create(&mut attempt);
+            crate::special::stamp(stored, &mut attempt, &options.timestamp());
             complete_status(stored, &mut attempt)?;
             validate_new(stored, &attempt)?;
             let warnings = stored.rules.warnings(&attempt, None);
-            match &tracked {
-                Some(fields) => {
-                    drop(attempt.object_mut("metadata").insert("managedFields".into(), fields.clone()))
-                }
-                None => track(row, None, &mut attempt, &client_fields, options, "")?,
-            }
             let name = attempt.path("metadata.name").as_str().unwrap_or("").to_owned();
-            if options.dry_run {
+            if options.dry_run || versioned {
                 let place = Target { name: name.clone(), ..target.clone() };
                 return match self.current(&place).await? {
+                    _ if versioned => Err(Status::failure(500, "", VERSIONED)),
                     Some(_) => Err(already_exists(row, &name, prefixed)),
                     None => Ok((Outcome::Imagined(attempt), warnings)),
                 };
@@ -193,9 +194,7 @@ fn complete_status(stored: &'static Resource, value: &mut Value) -> Result<(), S
 /// What the server alone decides about a new object.
 fn fill_in(value: &mut Value, stored: &Resource, options: &WriteOptions) {
     let metadata = value.object_mut("metadata");
-    for name in
-        ["deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "resourceVersion", "managedFields"]
-    {
+    for name in ["deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "resourceVersion"] {
         metadata.remove(name);
     }
     metadata.insert("uid".into(), uuid::Uuid::new_v4().to_string().into());
@@ -246,7 +245,6 @@ pub fn track(
     row: &'static Resource,
     old: Option<&Value>,
     new: &mut Value,
-    client_fields: &Value,
     options: &WriteOptions,
     subresource: &str,
 ) -> Result<(), Status> {
@@ -260,11 +258,6 @@ pub fn track(
         now: &now,
         ignore: ignored(stored, subresource),
     };
-    let metadata = new.object_mut("metadata");
-    match client_fields {
-        Value::Null => drop(metadata.remove("managedFields")),
-        fields => drop(metadata.insert("managedFields".into(), fields.clone())),
-    }
     patch::apply::track(schema::kubernetes(), row_type(stored)?, old, new, &writer);
     Ok(())
 }

@@ -1,9 +1,9 @@
 //! The doors to an object: itself, and the subresources that show and change a part of it.
 
 use api::json::Json as _;
-use api::{Resource, Status};
+use api::{Errors, Resource, Status};
 use http::{Response, StatusCode};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::body::Body;
 use crate::codec::from_stored;
@@ -55,32 +55,35 @@ impl Door {
 
     /// The stored object after a client has sent `sent`.
     pub fn merge(self, row: &'static Resource, before: &Value, sent: Value) -> Result<Value, Status> {
-        if self == Door::Main || self == Door::Status {
+        if matches!(self, Door::Main | Door::Status | Door::Finalize | Door::Approval) {
             return defaulted(row, sent);
+        }
+        if self == Door::Scale {
+            let mut errors = Errors::default();
+            api::convert::scale::validate_scale(&sent, &mut errors);
+            if !errors.is_empty() {
+                let name = before.at("metadata").text("name");
+                return Err(Status::invalid("autoscaling", "Scale", name, &errors));
+            }
         }
         let mut value = before.clone();
         // The versions a client insists on still count.
         for name in ["resourceVersion", "uid"] {
-            let metadata = value.object_mut("metadata");
-            match sent.at("metadata").get(name) {
-                Some(said) => drop(metadata.insert(name.into(), said.clone())),
-                None => drop(metadata.remove(name)),
-            }
+            copy(sent.at("metadata"), value.object_mut("metadata"), name);
         }
-        let spec = sent.at("spec");
         match self {
             Door::Scale => api::convert::scale::apply_scale(&mut value, &sent),
-            Door::Finalize => copy(spec, value.object_mut("spec"), "finalizers"),
-            Door::EphemeralContainers => copy(spec, value.object_mut("spec"), "ephemeralContainers"),
-            Door::Approval => copy(sent.at("status"), value.object_mut("status"), "conditions"),
-            Door::Resize => {
+            Door::EphemeralContainers => {
+                let sent = defaulted(row, sent)?;
+                copy(sent.at("spec"), value.object_mut("spec"), "ephemeralContainers");
+            }
+            _ => {
                 let sent = defaulted(row, sent)?;
                 for name in ["containers", "initContainers"] {
-                    copy_resources(sent.at("spec").items(name), value.object_mut("spec").get_mut(name));
+                    resize(sent.at("spec"), value.object_mut("spec"), name);
                 }
                 copy(sent.at("spec"), value.object_mut("spec"), "resources");
             }
-            Door::Main | Door::Status => {}
         }
         Ok(value)
     }
@@ -107,15 +110,64 @@ fn copy(from: &Value, to: &mut serde_json::Map<String, Value>, name: &str) {
 }
 
 /// A resize changes the resources (and how to resize them) of containers that are there, nothing else.
-fn copy_resources(sent: &[Value], kept: Option<&mut Value>) {
-    for container in kept.and_then(Value::as_array_mut).into_iter().flatten() {
-        let name = container.text("name").to_owned();
-        let Some(sent) = sent.iter().find(|sent| sent.text("name") == name) else { continue };
-        for field in ["resources", "resizePolicy"] {
-            container[field] = sent.get(field).cloned().unwrap_or_else(|| json!(null));
-        }
+/// Other containers than before are left for the rules to refuse.
+fn resize(sent: &Value, spec: &mut serde_json::Map<String, Value>, list: &str) {
+    let kept = spec.get(list).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let names = |list: &[Value]| list.iter().map(|c| c.text("name").to_owned()).collect::<Vec<_>>();
+    if names(sent.items(list)) != names(kept) {
+        return copy(sent, spec, list);
+    }
+    let containers = spec.get_mut(list).and_then(Value::as_array_mut);
+    for (container, sent) in containers.into_iter().flatten().zip(sent.items(list)) {
         if let Some(fields) = container.as_object_mut() {
-            fields.retain(|_, value| !value.is_null());
+            copy(sent, fields, "resources");
+            copy(sent, fields, "resizePolicy");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(plural: &str, door: Door, before: Value, sent: Value, path: &str, expected: Value) {
+        let row = api::table::find(if plural == "pods" { "" } else { "apps" }, "v1", plural).unwrap();
+        let found = match door.merge(row, &before, sent) {
+            Ok(value) => value.pointer(path).cloned().unwrap_or_default(),
+            Err(status) => status.message.into(),
+        };
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_door_lets_only_its_part_through() {
+        let pod = |image: &str, cpu: &str| {
+            json!({
+                "metadata": {"name": "p", "namespace": "n", "labels": {"image": image}},
+                "spec": {"containers": [{"name": "a", "image": image, "resources": {"requests": {"cpu": cpu}}}]},
+            })
+        };
+        let old = pod("old", "1");
+        check("pods", Door::Resize, old.clone(), pod("new", "2"), "/spec/containers/0/image", json!("old"));
+        let cpu = "/spec/containers/0/resources/requests/cpu";
+        check("pods", Door::Resize, old.clone(), pod("new", "2"), cpu, json!("2"));
+        check("pods", Door::Resize, old.clone(), pod("new", "2"), "/metadata/labels/image", json!("old"));
+        let renamed = json!({"spec": {"containers": [{"name": "b"}]}});
+        check("pods", Door::Resize, old.clone(), renamed, "/spec/containers/0/name", json!("b"));
+        let debug = json!({"spec": {"ephemeralContainers": [{"name": "d", "image": "i"}]}});
+        let policy = "/spec/ephemeralContainers/0/terminationMessagePolicy";
+        check("pods", Door::EphemeralContainers, old, debug, policy, json!("File"));
+    }
+
+    #[test]
+    fn a_scale_is_checked_before_it_counts() {
+        let before = json!({"metadata": {"name": "d", "namespace": "n"}, "spec": {"replicas": 1}});
+        let scale = |n: i64| json!({"metadata": {"name": "d", "namespace": "n"}, "spec": {"replicas": n}, "status": {}});
+        check("deployments", Door::Scale, before.clone(), scale(3), "/spec/replicas", json!(3));
+        let refused = "Scale.autoscaling \"d\" is invalid: spec.replicas: Invalid value: -1: must be greater than or equal to 0";
+        check("deployments", Door::Scale, before, scale(-1), "", json!(refused));
     }
 }

@@ -30,6 +30,7 @@ mod serve;
 mod server;
 mod services;
 mod special;
+mod strategy;
 mod subresource;
 mod update;
 mod watch;

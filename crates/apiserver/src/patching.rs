@@ -1,21 +1,22 @@
 //! PATCH: the four kinds of patch, server-side apply among them.
 
 use api::json::Json as _;
-use api::status::Cause;
+use api::status::{Cause, Details};
 use api::{Errors, Path, Status};
 use http::{Response, StatusCode};
 use patch::apply::{ApplyError, Writer};
 use patch::{JsonPatchError, StrategicError};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::body::Body;
 use crate::codec::{self, FieldValidation, type_of};
-use crate::create::{defaulted, ignored};
+use crate::create::defaulted;
 use crate::door::Door;
 use crate::registry::stored_as;
 use crate::render::Renderer;
 use crate::request::Target;
 use crate::server::{Call, Server};
+use crate::strategy::ignored;
 use crate::update::{Change, check_name};
 use crate::write::{WriteOptions, with_warnings};
 
@@ -48,20 +49,16 @@ pub async fn patch(
     if kind == Kind::Apply {
         return apply(server, call, target, door, &options, renderer).await;
     }
-    let patch: Value = serde_json::from_slice(&call.body)
-        .map_err(|error| Status::bad_request(format!("error decoding patch: {error}")))?;
+    let patch = read_patch(kind, &call.body)?;
     let row = target.resource;
     let warnings = parking_lot::Mutex::new(Vec::new());
     let make = |before: &Value| {
         let mut value = door.view(row, before.clone());
         run(kind, door.kind(row), &mut value, &patch)?;
-        let complaints = shape(door.kind(row), &mut value, &patch)?;
-        *warnings.lock() = judge(options.validation, complaints, &patch)?;
+        *warnings.lock() = shape(kind, door.kind(row), &mut value, &patch, options.validation)?;
         check_name(&mut value, target)?;
-        // A patch that does not speak of the version does not insist on one.
-        if patch.is_object() && patch.path("metadata.resourceVersion").is_null() {
-            value.object_mut("metadata").remove("resourceVersion");
-        }
+        // The patched object carries the version it was made of; one that the patch itself sets is wrong
+        // the next time, as it should be.
         Ok(Change::replace(door.merge(row, before, value)?))
     };
     let (outcome, more) = server.change(target, &options, &make).await?;
@@ -89,11 +86,8 @@ fn run(kind: Kind, gvk: (&str, &str, &str), value: &mut Value, patch: &Value) ->
             JsonPatchError::TooManyOperations(_) => {
                 Status::failure(413, "RequestEntityTooLarge", format!("Request entity too large: {error}"))
             }
-            other => unprocessable(&other.to_string()),
+            _ => unprocessable(),
         }),
-        Kind::Merge if !patch.is_object() => Err(Status::bad_request(
-            "error decoding patch: json: cannot unmarshal into Go value of type map[string]interface {}",
-        )),
         Kind::Merge => {
             patch::merge_patch(value, patch);
             Ok(())
@@ -102,50 +96,93 @@ fn run(kind: Kind, gvk: (&str, &str, &str), value: &mut Value, patch: &Value) ->
             let ty = type_of(gvk.0, gvk.1, gvk.2)?;
             patch::strategic(schema::kubernetes(), ty, value, patch).map_err(|error| match error {
                 StrategicError::BadRequest(text) => Status::bad_request(text),
-                StrategicError::Unprocessable(text) => unprocessable(&text),
+                StrategicError::Unprocessable(_) => unprocessable(),
                 StrategicError::Internal(text) => Status::failure(500, "", text),
             })
         }
     }
 }
 
-/// A patch that does not apply.
-fn unprocessable(why: &str) -> Status {
+/// A patch that does not apply. Upstream does not tell why.
+fn unprocessable() -> Status {
     let mut status =
         Status::failure(422, "Invalid", "the server rejected our request due to an error in our request");
-    status.details.get_or_insert_default().causes.push(Cause {
-        reason: "UnexpectedServerResponse".into(),
-        message: why.to_owned(),
-        field: String::new(),
-    });
-    // The cause is for people with -v=8; kubectl words this one by its reason.
-    status.details = None;
+    status.details = Some(Details::default());
     status
 }
 
-/// The patched object must still have the kind's shape.
-fn shape(gvk: (&str, &str, &str), value: &mut Value, patch: &Value) -> Result<Vec<String>, Status> {
-    let ty = type_of(gvk.0, gvk.1, gvk.2)?;
-    let complaints = schema::normalize(schema::kubernetes(), ty, value).map_err(|error| {
-        let mut errors = Errors::default();
-        errors.invalid(&Path::new("patch"), patch.to_string(), &error.to_string());
-        Status::invalid("", "", "", &errors)
+fn read_patch(kind: Kind, body: &[u8]) -> Result<Value, Status> {
+    let prefix = if kind == Kind::Strategic { "" } else { "error decoding patch: " };
+    let bad = |why: &str| Status::bad_request(format!("{prefix}{why}"));
+    let patch: Value = serde_json::from_slice(body).map_err(|error| match error.is_eof() {
+        true => bad("unexpected end of JSON input"),
+        false => bad(&error.to_string()),
     })?;
-    codec::set_type_meta(value, gvk.0, gvk.1, gvk.2);
-    Ok(complaints)
+    let shape = match &patch {
+        Value::Null if kind == Kind::Json => return Ok(Value::Array(Vec::new())),
+        Value::Null => return Ok(Value::Object(Map::new())),
+        Value::Object(_) if kind != Kind::Json => return Ok(patch),
+        Value::Array(_) if kind == Kind::Json => return Ok(patch),
+        Value::Object(_) => "object",
+        Value::Array(_) => "array",
+        Value::String(_) => "string",
+        Value::Number(_) => "number",
+        Value::Bool(_) => "bool",
+    };
+    let wanted = if kind == Kind::Json { "[]handlers.jsonPatchOp" } else { "map[string]interface {}" };
+    Err(bad(&format!("json: cannot unmarshal {shape} into Go value of type {wanted}")))
 }
 
-fn judge(validation: FieldValidation, complaints: Vec<String>, patch: &Value) -> Result<Vec<String>, Status> {
+/// The patched object must still have the kind's shape. Answers with warnings about the rest of it.
+fn shape(
+    kind: Kind,
+    gvk: (&str, &str, &str),
+    value: &mut Value,
+    patch: &Value,
+    validation: FieldValidation,
+) -> Result<Vec<String>, Status> {
+    let ty = type_of(gvk.0, gvk.1, gvk.2)?;
+    let before = value.clone();
+    let refused = |why: &str| {
+        // What is shown of a patch that leads nowhere: the patch, or what came of it.
+        let shown = if kind == Kind::Strategic { patch::go::print(patch) } else { before.to_string() };
+        let mut errors = Errors::default();
+        errors.invalid(&Path::new("patch"), shown, why);
+        Status::invalid("", "", "", &errors)
+    };
+    let complaints = schema::normalize(schema::kubernetes(), ty, value).map_err(|error| match kind {
+        Kind::Strategic => refused(&unstructured(&error.to_string())),
+        _ => refused(&error.to_string()),
+    })?;
+    codec::set_type_meta(value, gvk.0, gvk.1, gvk.2);
     match validation {
         FieldValidation::Ignore => Ok(Vec::new()),
-        FieldValidation::Warn => Ok(complaints),
-        FieldValidation::Strict if complaints.is_empty() => Ok(complaints),
-        FieldValidation::Strict => {
-            let mut errors = Errors::default();
-            let why = format!("strict decoding error: {}", complaints.join(", "));
-            errors.invalid(&Path::new("patch"), patch.to_string(), &why);
-            Err(Status::invalid("", "", "", &errors))
+        FieldValidation::Strict if !complaints.is_empty() => {
+            Err(refused(&format!("strict decoding error: {}", complaints.join(", "))))
         }
+        _ => Ok(complaints),
+    }
+}
+
+/// Upstream turns a strategic patch's result into an object without the detour over JSON, and so has other
+/// words for a value that does not fit its field.
+fn unstructured(error: &str) -> String {
+    let parts = error.strip_prefix("json: cannot unmarshal ").and_then(|rest| {
+        let (found, rest) = rest.split_once(" into Go ")?;
+        Some((found, rest.rsplit_once(" of type ")?.1))
+    });
+    let Some((found, wanted)) = parts else { return error.to_owned() };
+    let found = match found.split(' ').next().unwrap_or("") {
+        "number" => "int64",
+        "array" => "slice",
+        "object" => "map",
+        other => other,
+    };
+    match wanted {
+        _ if wanted.starts_with("[]") => format!("cannot restore slice from {found}"),
+        _ if wanted.starts_with("map[") => format!("cannot restore map from {found}"),
+        _ if wanted.contains('.') => format!("cannot restore struct from: {found}"),
+        _ => format!("unrecognized type: {wanted}"),
     }
 }
 
@@ -160,8 +197,8 @@ async fn apply(
     let row = target.resource;
     let stored = stored_as(row);
     let force = call.query.flag("force").unwrap_or(false);
-    let mut config = read_config(call, target, options)?;
-    let mut warnings = std::mem::take(&mut config.warnings);
+    let config = read_config(call, target)?;
+    let mut warnings = Vec::new();
     let now = options.timestamp();
     let api_version = codec::api_version(stored.group, stored.version);
     let writer = Writer {
@@ -173,15 +210,14 @@ async fn apply(
     };
     let ty = codec::row_type(stored)?;
     let merge = |live: Option<&Value>| {
-        patch::apply::apply(schema::kubernetes(), ty, live, &config.value, &writer, force)
-            .map_err(apply_failed)
+        patch::apply::apply(schema::kubernetes(), ty, live, &config, &writer, force).map_err(apply_failed)
     };
     if server.current(target).await?.is_none() {
         if door != Door::Main {
             return Err(target.not_found());
         }
-        if !config.value.path("metadata.uid").as_str().unwrap_or("").is_empty() {
-            let uid = config.value.path("metadata.uid").as_str().unwrap_or("");
+        let uid = config.at("metadata").text("uid");
+        if !uid.is_empty() {
             let why = format!(
                 "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
             );
@@ -199,39 +235,31 @@ async fn apply(
     let make = |before: &Value| {
         let mut value = merge(Some(before))?;
         codec::set_type_meta(&mut value, stored.group, stored.version, stored.kind);
-        if config.value.path("metadata.resourceVersion").is_null() {
-            value.object_mut("metadata").remove("resourceVersion");
-        }
-        Ok(Change { value: defaulted(stored, value)?, tracked: true })
+        Ok(Change { value: defaulted(stored, value)?, tracked: true, again: true })
     };
     let (outcome, more) = server.change(target, options, make).await?;
     warnings.extend(more);
     Ok(with_warnings(door.rendered(renderer, StatusCode::OK, outcome), &warnings))
 }
 
-/// The applied configuration, in the stored version; its unknown fields are complaints as anywhere.
-fn read_config(call: &Call, target: &Target, options: &WriteOptions) -> Result<codec::Decoded, Status> {
+/// The applied configuration, in the stored version. Fields that no schema knows are for `apply` to refuse.
+fn read_config(call: &Call, target: &Target) -> Result<Value, Status> {
     let row = target.resource;
     let json = codec::yaml_to_json(&call.body)?;
     let mut value: Value = serde_json::from_slice(&json)
         .map_err(|error| Status::bad_request(format!("error decoding YAML: {error}")))?;
-    if !value.is_object() {
-        return Err(Status::bad_request("error decoding YAML: the configuration is not an object"));
+    let (said, kind) = (value.text("apiVersion"), value.text("kind"));
+    if kind != row.kind || said != codec::api_version(row.group, row.version) {
+        let slash = if said.contains('/') { "" } else { "/" };
+        return Err(Status::bad_request(format!("invalid object type: {slash}{said}, Kind={kind}")));
     }
-    let text = |name: &str| value.get(name).and_then(Value::as_str).unwrap_or("").to_owned();
-    codec::check_type_meta(&(text("apiVersion"), text("kind")), row.group, row.version, row.kind)?;
     check_name(&mut value, target)?;
-    // Only looked at for complaints: what is sent counts exactly as it was sent.
-    let mut copy = value.clone();
-    let complaints = match schema::normalize(schema::kubernetes(), codec::row_type(row)?, &mut copy) {
-        Ok(complaints) => complaints,
-        Err(_) => Vec::new(),
-    };
-    let warnings = options.validation.judge(row.kind, row.version, complaints)?;
-    if !std::ptr::eq(stored_as(row), row) {
+    let stored = stored_as(row);
+    if !std::ptr::eq(stored, row) {
         value = codec::to_stored_version(row, value);
+        codec::set_type_meta(&mut value, stored.group, stored.version, stored.kind);
     }
-    Ok(codec::Decoded { value, warnings })
+    Ok(value)
 }
 
 fn apply_failed(error: ApplyError) -> Status {

@@ -1,11 +1,14 @@
 //! What a few kinds need from the request, or ask of a subresource, beyond the rules in `api`.
 
 use api::certificates::certificate_signing_request;
+use api::core::namespace;
 use api::json::Json as _;
+use api::resource::{resource_claim, resource_slice};
 use api::{Errors, Resource};
 use serde_json::{Map, Value};
 
 use crate::server::Call;
+use crate::strategy;
 
 /// Fills in what only the request knows.
 pub fn before_create(stored: &Resource, value: &mut Value, call: Option<&Call>) {
@@ -26,6 +29,44 @@ pub fn before_create(stored: &Resource, value: &mut Value, call: Option<&Call>) 
     }
 }
 
+/// Before an update through `/status`, what needs a clock or the kind's name.
+pub fn prepare_status(stored: &Resource, new: &mut Value, old: &Value, now: &str) {
+    match (stored.group, stored.plural) {
+        ("certificates.k8s.io", _) => certificate_signing_request::prepare_status(new, old, now),
+        ("resource.k8s.io", "resourceclaims") => resource_claim::prepare_status(new, old),
+        ("", "persistentvolumes") => date_phase(new, old, now),
+        _ => {}
+    }
+}
+
+pub fn prepare_approval(new: &mut Value, old: &Value, now: &str) {
+    certificate_signing_request::prepare_approval(new, old, now);
+}
+
+/// The times the server alone knows, in a new or changed object.
+pub fn stamp(stored: &Resource, value: &mut Value, now: &str) {
+    if strategy::is(stored, "resource.k8s.io", "resourceslices") {
+        resource_slice::stamp_taints(value, now);
+    }
+    if strategy::is(stored, "", "persistentvolumes") && value.at("status").text("phase") == "Pending" {
+        value.object_mut("status").entry("lastPhaseTransitionTime").or_insert_with(|| now.into());
+    }
+}
+
+/// A volume says since when it is in its phase, unless whoever set the phase has said so.
+fn date_phase(new: &mut Value, old: &Value, now: &str) {
+    const TIME: &str = "lastPhaseTransitionTime";
+    let before = old.at("status").at(TIME);
+    let moved = old.at("status").text("phase") != new.at("status").text("phase");
+    let said = new.at("status").at(TIME).clone();
+    let status = new.object_mut("status");
+    if moved && (said.is_null() || said == *before) {
+        status.insert(TIME.into(), now.into());
+    } else if !moved && said.is_null() && !before.is_null() {
+        status.insert(TIME.into(), before.clone());
+    }
+}
+
 /// The rules of changes through a subresource other than status.
 pub fn validate_subresource(
     stored: &Resource,
@@ -42,7 +83,34 @@ pub fn validate_subresource(
         ("certificatesigningrequests", "approval") => {
             certificate_signing_request::validate_approval(new, old, errors);
         }
-        // Bindings and namespace finalizers are checked where they are merged.
+        ("namespaces", "finalize") => namespace::validate_finalize(new, errors),
+        // Bindings and evictions are checked where they are merged.
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_volume_dates_its_phase() {
+        let volume = |phase: &str, time: Option<&str>| match time {
+            Some(time) => json!({"status": {"phase": phase, "lastPhaseTransitionTime": time}}),
+            None => json!({"status": {"phase": phase}}),
+        };
+        #[track_caller]
+        fn check(mut new: Value, old: Value, expected: Option<&str>) {
+            date_phase(&mut new, &old, "now");
+            assert_eq!(new["status"].get("lastPhaseTransitionTime").and_then(Value::as_str), expected);
+        }
+        let old = volume("Pending", Some("then"));
+        check(volume("Pending", None), old.clone(), Some("then"));
+        check(volume("Bound", None), old.clone(), Some("now"));
+        check(volume("Bound", Some("then")), old.clone(), Some("now"));
+        check(volume("Bound", Some("later")), old.clone(), Some("later"));
+        check(volume("Pending", None), volume("Pending", None), None);
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::body::Body;
 use crate::codec;
-use crate::create::{has_status, invalid, place, track};
+use crate::create::{invalid, place, track};
 use crate::door::Door;
 use crate::object::Object;
 use crate::options::parse_version;
@@ -16,41 +16,11 @@ use crate::render::Renderer;
 use crate::request::Target;
 use crate::server::{Call, Server};
 use crate::services::Claim;
+use crate::strategy;
 use crate::write::{MODIFIED, Outcome, WriteOptions, with_warnings};
 
-/// Kinds that a PUT may also make (upstream's `AllowCreateOnUpdate`).
-const CREATED_BY_PUT: &[(&str, &str)] = &[
-    ("", "endpoints"),
-    ("", "events"),
-    ("events.k8s.io", "events"),
-    ("", "limitranges"),
-    ("", "services"),
-    ("coordination.k8s.io", "leases"),
-    ("node.k8s.io", "runtimeclasses"),
-    ("rbac.authorization.k8s.io", "clusterrolebindings"),
-    ("rbac.authorization.k8s.io", "clusterroles"),
-    ("rbac.authorization.k8s.io", "rolebindings"),
-    ("rbac.authorization.k8s.io", "roles"),
-];
-
-/// Kinds whose updates must name the version they replace (no `AllowUnconditionalUpdate` upstream).
-const ALWAYS_CONDITIONAL: &[(&str, &str)] = &[
-    ("admissionregistration.k8s.io", "mutatingadmissionpolicies"),
-    ("admissionregistration.k8s.io", "mutatingadmissionpolicybindings"),
-    ("admissionregistration.k8s.io", "mutatingwebhookconfigurations"),
-    ("admissionregistration.k8s.io", "validatingadmissionpolicies"),
-    ("admissionregistration.k8s.io", "validatingadmissionpolicybindings"),
-    ("admissionregistration.k8s.io", "validatingwebhookconfigurations"),
-    ("apiextensions.k8s.io", "customresourcedefinitions"),
-    ("apiregistration.k8s.io", "apiservices"),
-    ("coordination.k8s.io", "leases"),
-    ("node.k8s.io", "runtimeclasses"),
-    ("policy", "poddisruptionbudgets"),
-    ("storage.k8s.io", "csidrivers"),
-    ("storage.k8s.io", "csinodes"),
-    ("storage.k8s.io", "csistoragecapacities"),
-    ("storage.k8s.io", "volumeattachments"),
-];
+/// How often a change is made again when others come first. Each try waits for the change that won.
+const TRIES: usize = 200;
 
 pub async fn update(
     server: &Server,
@@ -67,8 +37,7 @@ pub async fn update(
     let mut value = decoded.value;
     check_name(&mut value, target)?;
     if door == Door::Main && server.current(target).await?.is_none() {
-        let put_makes = CREATED_BY_PUT.contains(&(row.group, row.plural));
-        if !put_makes || !value.path("metadata.uid").as_str().unwrap_or("").is_empty() {
+        if !strategy::created_by_put(stored_as(row)) || !value.at("metadata").text("uid").is_empty() {
             return Err(target.not_found());
         }
         let collection = Target { name: String::new(), ..target.clone() };
@@ -77,7 +46,10 @@ pub async fn update(
         warnings.extend(more);
         return Ok(with_warnings(door.rendered(renderer, StatusCode::CREATED, outcome), &warnings));
     }
-    let make = |before: &Value| Ok(Change::replace(door.merge(row, before, value.clone())?));
+    let make = |before: &Value| {
+        check_uid(target, value.at("metadata").text("uid"), before)?;
+        Ok(Change { value: door.merge(row, before, value.clone())?, tracked: false, again: false })
+    };
     let (outcome, more) = server.change(target, &options, make).await?;
     warnings.extend(more);
     Ok(with_warnings(door.rendered(renderer, StatusCode::OK, outcome), &warnings))
@@ -100,16 +72,32 @@ pub fn check_name(value: &mut Value, target: &Target) -> Result<(), Status> {
     Ok(())
 }
 
+/// A uid is a precondition: the object must be the very one the client has seen.
+pub fn check_uid(target: &Target, said: &str, before: &Value) -> Result<(), Status> {
+    let uid = before.at("metadata").text("uid");
+    if said.is_empty() || said == uid {
+        return Ok(());
+    }
+    let why = format!(
+        "StorageError: invalid object, Code: 4, Key: {}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {said}, UID in object meta: {uid}",
+        target.key()
+    );
+    Err(Status::conflict(target.resource.group, target.resource.plural, &target.name, &why))
+}
+
 /// A new state for an object, in its stored version and with defaults set.
 pub struct Change {
     pub value: Value,
-    /// managedFields are already worked out (server-side apply).
+    /// managedFields are already as they shall be.
     pub tracked: bool,
+    /// The version in `value` is the server's own, not one the client insists on.
+    pub again: bool,
 }
 
 impl Change {
+    /// What the server makes of the object it has found.
     pub fn replace(value: Value) -> Change {
-        Change { value, tracked: false }
+        Change { value, tracked: false, again: true }
     }
 }
 
@@ -124,101 +112,106 @@ impl Server {
     ) -> Result<(Outcome, Vec<String>), Status> {
         let row = target.resource;
         let stored = stored_as(row);
-        loop {
+        for _ in 0..TRIES {
             let old = self.current(target).await?.ok_or_else(|| target.not_found())?;
             let before = old.value();
-            let Change { mut value, tracked } = make(&before)?;
-            let conditional = check_version(row, &value, &old)?;
-            let client_fields = value.path("metadata.managedFields").clone();
+            let Change { mut value, tracked, again } = make(&before)?;
+            let conditional = check_version(row, &value, &old)? && !again;
+            if !tracked {
+                // Owned is what was sent, not what the rules below put back or fill in.
+                track(row, Some(&before), &mut value, options, &target.subresource)?;
+            }
             let claim = match target.subresource.as_str() {
                 "" => self.allocations.claim(self, stored, &mut value, Some(&before)).await?,
                 _ => Claim::default(),
             };
-            self.prepare(stored, &mut value, &before, &target.subresource);
-            let warnings = self.validate_change(target, &value, &before)?;
-            if tracked {
-                value.object_mut("metadata").insert("managedFields".into(), client_fields);
-            } else {
-                track(row, Some(&before), &mut value, &client_fields, options, &target.subresource)?;
-            }
+            prepare(stored, &mut value, &before, &target.subresource, &options.timestamp());
+            let warnings = validate_change(target, &value, &before)?;
+            patch::apply::keep_times(&before, &mut value);
             if options.dry_run {
                 return Ok((Outcome::Imagined(value), warnings));
             }
-            if unchanged(&value, &before) {
-                return Ok((Outcome::Stored(old), warnings));
-            }
             if is_finished(&value) {
-                if self.remove(&old).await?.is_some() {
+                if let Some(revision) = self.remove(&old).await? {
                     drop(claim);
-                    self.allocations.release(self, stored, &value).await;
+                    Box::pin(self.allocations.release(self, stored, &before)).await;
+                    let metadata = value.object_mut("metadata");
+                    metadata.insert("resourceVersion".into(), revision.to_string().into());
                     return Ok((Outcome::Imagined(value), warnings));
                 }
+            } else if value == before {
+                // Nothing changed, so nothing is written and nobody is told.
+                return Ok((Outcome::Stored(old), warnings));
             } else if let Some(object) = self.put(row, value, Some(&old)).await? {
                 Box::pin(claim.keep(self, &object.value())).await;
                 return Ok((Outcome::Stored(object), warnings));
             }
             if conditional {
-                return Err(Status::conflict(row.group, row.plural, &target.name, MODIFIED));
+                break;
             }
         }
-    }
-
-    /// What a change may not touch is put back; what follows from it is filled in.
-    fn prepare(&self, stored: &Resource, value: &mut Value, before: &Value, subresource: &str) {
-        keep_metadata(value, before);
-        match subresource {
-            "status" => {
-                let status = value.at("status").clone();
-                let metadata = value.at("metadata").clone();
-                *value = before.clone();
-                value["status"] = status;
-                merge_status_metadata(stored, value, metadata);
-            }
-            _ => {
-                if has_status(stored) && subresource.is_empty() {
-                    match before.get("status") {
-                        Some(status) => value["status"] = status.clone(),
-                        None => drop(value.as_object_mut().map(|fields| fields.remove("status"))),
-                    }
-                }
-                stored.rules.prepare_update(value, before);
-                if stored.generation && spec_differs(value, before) {
-                    let generation = before.path("metadata.generation").as_i64().unwrap_or(0) + 1;
-                    value.object_mut("metadata").insert("generation".into(), generation.into());
-                }
-            }
-        }
-    }
-
-    fn validate_change(&self, target: &Target, value: &Value, before: &Value) -> Result<Vec<String>, Status> {
-        let stored = stored_as(target.resource);
-        let mut errors = Errors::default();
-        let path = Path::new("metadata");
-        let rule = stored.rules.name_rule();
-        api::meta::validate_object_meta(value.at("metadata"), stored.namespaced, rule, &path, &mut errors);
-        api::meta::validate_object_meta_update(
-            value.at("metadata"),
-            before.at("metadata"),
-            &path,
-            &mut errors,
-        );
-        match target.subresource.as_str() {
-            "status" => stored.rules.validate_status(value, before, &mut errors),
-            "" | "scale" => {
-                stored.rules.validate(value, &mut errors);
-                stored.rules.validate_update(value, before, &mut errors);
-            }
-            other => crate::special::validate_subresource(stored, other, value, before, &mut errors),
-        }
-        invalid(stored, &target.name, &errors)?;
-        Ok(stored.rules.warnings(value, Some(before)))
+        Err(Status::conflict(row.group, row.plural, &target.name, MODIFIED))
     }
 }
 
+/// What a change may not touch is put back; what follows from it is filled in.
+fn prepare(stored: &Resource, value: &mut Value, before: &Value, subresource: &str, now: &str) {
+    keep_metadata(value, before);
+    if subresource == "status" {
+        let status = value.at("status").clone();
+        let sent = std::mem::replace(value, before.clone());
+        value["status"] = status;
+        let metadata = value.object_mut("metadata");
+        for name in strategy::open_to_status(stored).iter().copied().chain(["managedFields", "uid"]) {
+            match sent.at("metadata").get(name) {
+                Some(new) => drop(metadata.insert(name.into(), new.clone())),
+                None => drop(metadata.remove(name)),
+            }
+        }
+        stored.rules.prepare_status(value, before);
+        return crate::special::prepare_status(stored, value, before, now);
+    }
+    if strategy::has_status(stored) && matches!(subresource, "" | "finalize") {
+        match before.get("status") {
+            Some(status) => value["status"] = status.clone(),
+            None => drop(value.as_object_mut().map(|fields| fields.remove("status"))),
+        }
+    }
+    match subresource {
+        // These have let nothing through that they should not.
+        "finalize" | "binding" | "eviction" => {}
+        "approval" => crate::special::prepare_approval(value, before, now),
+        _ => stored.rules.prepare_update(value, before),
+    }
+    crate::special::stamp(stored, value, now);
+    if stored.generation && spec_differs(value, before) {
+        let generation = before.path("metadata.generation").as_i64().unwrap_or(0) + 1;
+        value.object_mut("metadata").insert("generation".into(), generation.into());
+    }
+}
+
+fn validate_change(target: &Target, value: &Value, before: &Value) -> Result<Vec<String>, Status> {
+    let stored = stored_as(target.resource);
+    let mut errors = Errors::default();
+    let path = Path::new("metadata");
+    let rule = stored.rules.name_rule();
+    api::meta::validate_object_meta(value.at("metadata"), stored.namespaced, rule, &path, &mut errors);
+    api::meta::validate_object_meta_update(value.at("metadata"), before.at("metadata"), &path, &mut errors);
+    match target.subresource.as_str() {
+        "status" => stored.rules.validate_status(value, before, &mut errors),
+        "" | "scale" => {
+            stored.rules.validate(value, &mut errors);
+            stored.rules.validate_update(value, before, &mut errors);
+        }
+        other => crate::special::validate_subresource(stored, other, value, before, &mut errors),
+    }
+    invalid(stored, &target.name, &errors)?;
+    Ok(stored.rules.warnings(value, Some(before)))
+}
+
 /// Compares the version the client wants to replace; true where it named one.
-fn check_version(row: &Resource, value: &Value, old: &Object) -> Result<bool, Status> {
+fn check_version(row: &'static Resource, value: &Value, old: &Object) -> Result<bool, Status> {
     let name = old.name();
-    let uid = value.path("metadata.uid").as_str().unwrap_or("");
     let said = value.path("metadata.resourceVersion").as_str().unwrap_or("");
     match parse_version(said)? {
         Some(revision) if revision != 0 => {
@@ -227,14 +220,15 @@ fn check_version(row: &Resource, value: &Value, old: &Object) -> Result<bool, St
             }
             Ok(true)
         }
-        _ if uid.is_empty() && ALWAYS_CONDITIONAL.contains(&(row.group, row.plural)) => {
+        _ if strategy::always_conditional(stored_as(row)) => {
             let mut errors = Errors::default();
             errors.invalid(
                 &Path::new("metadata.resourceVersion"),
                 json!(0),
                 "must be specified for an update",
             );
-            Err(Status::invalid(row.group, row.kind, name, &errors))
+            // Upstream names the resource here, not the kind.
+            Err(Status::invalid(row.group, row.plural, name, &errors))
         }
         _ => Ok(false),
     }
@@ -252,36 +246,10 @@ fn keep_metadata(value: &mut Value, before: &Value) {
             None => drop(metadata.remove(name)),
         }
     }
-    for name in ["uid", "generateName"] {
-        if !metadata.contains_key(name)
-            && let Some(kept) = old.get(name)
-        {
-            metadata.insert(name.into(), kept.clone());
-        }
+    if metadata.get("uid").and_then(Value::as_str).unwrap_or("").is_empty() {
+        metadata.insert("uid".into(), old.at("uid").clone());
     }
     metadata.insert("resourceVersion".into(), old.at("resourceVersion").clone());
-}
-
-/// A status update may also change finalizers, labels, annotations and owners where upstream lets it.
-fn merge_status_metadata(stored: &Resource, value: &mut Value, sent: Value) {
-    let kept = value.object_mut("metadata");
-    let open: &[&str] = match (stored.group, stored.plural) {
-        // Kubelets and controllers set these through /status.
-        ("", "nodes" | "pods") | ("apps" | "batch", _) => {
-            &["annotations", "labels", "finalizers", "ownerReferences"]
-        }
-        _ => &["annotations", "labels", "finalizers", "ownerReferences"],
-    };
-    for name in open {
-        match sent.get(*name) {
-            Some(new) => drop(kept.insert((*name).into(), new.clone())),
-            None => drop(kept.remove(*name)),
-        }
-    }
-    match sent.get("managedFields") {
-        Some(fields) => drop(kept.insert("managedFields".into(), fields.clone())),
-        None => drop(kept.remove("managedFields")),
-    }
 }
 
 /// Anything but metadata and status is different.
@@ -291,11 +259,6 @@ fn spec_differs(value: &Value, before: &Value) -> bool {
         fields.filter(|(name, value)| !matches!(name.as_str(), "metadata" | "status") && !value.is_null())
     }
     rest(value).ne(rest(before))
-}
-
-/// Nothing changed, so nothing is written and nobody is told. A managedFields time alone is no change.
-fn unchanged(value: &Value, before: &Value) -> bool {
-    value == before
 }
 
 /// A deletion that waited for finalizers, none of which is left.

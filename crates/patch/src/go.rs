@@ -30,7 +30,7 @@ pub(crate) fn quote(text: &str) -> String {
 }
 
 /// `%v` of what Go decodes JSON into: `map[a:1 b:[x y]]`.
-pub(crate) fn print(value: &Value) -> String {
+pub fn print(value: &Value) -> String {
     let mut out = String::new();
     print_into(&mut out, value);
     out

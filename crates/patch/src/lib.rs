@@ -6,7 +6,7 @@
 //! may be half changed and is to be thrown away. Read [`apply::apply`] and [`apply::track`] first.
 
 pub mod apply;
-mod go;
+pub mod go;
 mod json_patch;
 mod merge;
 #[cfg(test)]

@@ -1,0 +1,147 @@
+//! Where kinds differ in how they are written: upstream's strategies, as tables.
+
+use api::Resource;
+
+type Kinds = &'static [(&'static str, &'static str)];
+
+/// Kinds that a PUT may also make (upstream's `AllowCreateOnUpdate`).
+const CREATED_BY_PUT: Kinds = &[
+    ("", "endpoints"),
+    ("", "events"),
+    ("", "limitranges"),
+    ("", "services"),
+    ("coordination.k8s.io", "leases"),
+    ("node.k8s.io", "runtimeclasses"),
+    ("rbac.authorization.k8s.io", "clusterrolebindings"),
+    ("rbac.authorization.k8s.io", "clusterroles"),
+    ("rbac.authorization.k8s.io", "rolebindings"),
+    ("rbac.authorization.k8s.io", "roles"),
+];
+
+/// Kinds whose updates must name the version they replace (no `AllowUnconditionalUpdate` upstream).
+const ALWAYS_CONDITIONAL: Kinds = &[
+    ("admissionregistration.k8s.io", "mutatingadmissionpolicies"),
+    ("admissionregistration.k8s.io", "mutatingadmissionpolicybindings"),
+    ("admissionregistration.k8s.io", "mutatingwebhookconfigurations"),
+    ("admissionregistration.k8s.io", "validatingadmissionpolicies"),
+    ("admissionregistration.k8s.io", "validatingadmissionpolicybindings"),
+    ("admissionregistration.k8s.io", "validatingwebhookconfigurations"),
+    ("apiextensions.k8s.io", "customresourcedefinitions"),
+    ("apiregistration.k8s.io", "apiservices"),
+    ("coordination.k8s.io", "leases"),
+    ("node.k8s.io", "runtimeclasses"),
+    ("policy", "poddisruptionbudgets"),
+    ("storage.k8s.io", "csidrivers"),
+    ("storage.k8s.io", "csinodes"),
+    ("storage.k8s.io", "csistoragecapacities"),
+    ("storage.k8s.io", "volumeattachments"),
+];
+
+/// Kinds whose deletion is answered with the object itself (upstream's `ReturnDeletedObject`).
+const ANSWERED_WITH_OBJECT: Kinds = &[
+    ("", "namespaces"),
+    ("", "persistentvolumeclaims"),
+    ("", "persistentvolumes"),
+    ("", "pods"),
+    ("", "podtemplates"),
+    ("", "resourcequotas"),
+    ("", "serviceaccounts"),
+    ("", "services"),
+    ("resource.k8s.io", "deviceclasses"),
+    ("resource.k8s.io", "resourceclaims"),
+    ("resource.k8s.io", "resourceclaimtemplates"),
+    ("resource.k8s.io", "resourceslices"),
+    ("storage.k8s.io", "csidrivers"),
+    ("storage.k8s.io", "csinodes"),
+    ("storage.k8s.io", "storageclasses"),
+    ("storage.k8s.io", "volumeattachments"),
+    ("storage.k8s.io", "volumeattributesclasses"),
+];
+
+/// Kinds whose `/status` changes nothing of the metadata.
+const STATUS_ALONE: Kinds = &[
+    ("admissionregistration.k8s.io", "validatingadmissionpolicies"),
+    ("apiregistration.k8s.io", "apiservices"),
+    ("flowcontrol.apiserver.k8s.io", "flowschemas"),
+    ("flowcontrol.apiserver.k8s.io", "prioritylevelconfigurations"),
+    ("networking.k8s.io", "servicecidrs"),
+    ("resource.k8s.io", "resourceclaims"),
+    ("storage.k8s.io", "volumeattachments"),
+];
+
+/// Kinds whose dependents outlive them unless the deletion says otherwise, since they did in the first
+/// versions of the kinds.
+const ORPHANING: Kinds = &[("", "replicationcontrollers"), ("batch", "jobs")];
+
+fn among(kinds: Kinds, row: &Resource) -> bool {
+    kinds.contains(&(row.group, row.plural))
+}
+
+pub fn created_by_put(stored: &Resource) -> bool {
+    among(CREATED_BY_PUT, stored)
+}
+
+pub fn always_conditional(stored: &Resource) -> bool {
+    among(ALWAYS_CONDITIONAL, stored)
+}
+
+pub fn answered_with_object(stored: &Resource) -> bool {
+    among(ANSWERED_WITH_OBJECT, stored)
+}
+
+/// The policy of a deletion that names none.
+pub fn default_propagation(stored: &Resource) -> &'static str {
+    if among(ORPHANING, stored) { "Orphan" } else { "" }
+}
+
+pub fn is(stored: &Resource, group: &str, plural: &str) -> bool {
+    stored.group == group && stored.plural == plural
+}
+
+pub fn has_status(row: &Resource) -> bool {
+    row.subresource("status").is_some()
+}
+
+/// The metadata that an update through `/status` may change.
+pub fn open_to_status(stored: &Resource) -> &'static [&'static str] {
+    match (stored.group, stored.plural) {
+        _ if among(STATUS_ALONE, stored) => &[],
+        ("", "pods") => &["annotations", "finalizers", "labels"],
+        ("apps", "deployments") => &["annotations", "finalizers", "ownerReferences"],
+        _ => &["annotations", "finalizers", "labels", "ownerReferences"],
+    }
+}
+
+/// Fields that a write through this door does not change, and so nobody owns through it (upstream's
+/// `GetResetFields`).
+pub fn ignored(stored: &Resource, subresource: &str) -> &'static [&'static [&'static str]] {
+    match (subresource, stored.group, stored.plural) {
+        ("", "certificates.k8s.io", _) => &[&["spec"], &["status"]],
+        ("approval", ..) => &[&["spec"], &["status", "certificate"]],
+        ("status", "certificates.k8s.io", _) => &[&["spec"], &["status", "conditions"]],
+        ("status", "", "pods") => {
+            &[&["spec"], &["metadata", "deletionTimestamp"], &["metadata", "ownerReferences"]]
+        }
+        ("status", "apps", "deployments") => &[&["spec"], &["metadata", "labels"]],
+        ("status", ..) if among(STATUS_ALONE, stored) => &[&["spec"], &["metadata"]],
+        ("status", ..) => &[&["spec"]],
+        ("" | "finalize" | "ephemeralcontainers" | "resize", ..) if has_status(stored) => &[&["status"]],
+        _ => &[],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tables_name_kinds_that_exist() {
+        let tables = [CREATED_BY_PUT, ALWAYS_CONDITIONAL, ANSWERED_WITH_OBJECT, STATUS_ALONE, ORPHANING];
+        for (group, plural) in tables.concat() {
+            assert!(api::table::find(group, "v1", plural).is_some(), "{group} {plural}");
+        }
+        for (group, plural) in STATUS_ALONE {
+            assert!(has_status(api::table::find(group, "v1", plural).unwrap()), "{group} {plural}");
+        }
+    }
+}
