@@ -35,8 +35,9 @@ up: build
 	@exec "$(CARGO_TARGET_DIR)/release/skiff" server --disable-agent --data-dir "$(DATA)/server" \
 		--write-kubeconfig "$(DATA)/kubeconfig.yaml" --bind-address 127.0.0.1 --https-listen-port $(PORT)
 
-bench:
-	cargo run --release --package bench
+# One figure a line, all of them as JSON on the last; see bench/README.md. ARGS="--compare earlier.txt".
+bench: build
+	cargo run --release --package bench -- $(ARGS)
 
 # What the build and the tests need from the distribution; does nothing when it is all there.
 packages:

@@ -1,1 +1,123 @@
-fn main() {}
+//! The project's own benchmark: the parts alone in a loop, then the built server over TLS.
+//!
+//! Prints one figure a line, with its ratio to a yardstick taken in the same run, and all of them again as
+//! JSON on the last line. Judges nothing: see README.md for how to read it.
+
+mod client;
+mod disk;
+mod load;
+mod micro;
+mod objects;
+mod report;
+mod server;
+mod watch;
+mod wire;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use clap::Parser;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde_json::{Value, json};
+
+use crate::report::Report;
+
+/// Measure skiff.
+#[derive(Parser)]
+struct Flags {
+    /// A few hundred objects and a few seconds: whether it works, not how fast
+    #[arg(long)]
+    quick: bool,
+    /// The program to measure [default: the one built beside this one]
+    #[arg(long, env = "SKIFF_BIN")]
+    skiff: Option<PathBuf>,
+    /// Where data is kept meanwhile; the disk is part of what is measured [default: the temporary directory]
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// The saved output of an earlier run, to show beside this one
+    #[arg(long)]
+    compare: Option<PathBuf>,
+}
+
+struct Plan {
+    micro: micro::Effort,
+    entries: usize,
+    wire: wire::Sizes,
+}
+
+const FULL: Plan = Plan {
+    micro: micro::Effort { batch: Duration::from_millis(20), batches: 15 },
+    entries: 20_000,
+    wire: wire::Sizes {
+        starts: 5,
+        pods: 20_000,
+        config_maps: 4_000,
+        watchers: 1_000,
+        watched: (50, 200),
+        rounds: 5,
+        round: Duration::from_millis(700),
+    },
+};
+
+const QUICK: Plan = Plan {
+    micro: micro::Effort { batch: Duration::from_millis(1), batches: 3 },
+    entries: 300,
+    wire: wire::Sizes {
+        starts: 1,
+        pods: 300,
+        config_maps: 40,
+        watchers: 20,
+        watched: (3, 8),
+        rounds: 1,
+        round: Duration::from_millis(50),
+    },
+};
+
+fn main() -> Result<()> {
+    let flags = Flags::parse();
+    let plan = if flags.quick { QUICK } else { FULL };
+    let binary = flags.skiff.map_or_else(server::beside, Ok)?;
+    let dir = flags.dir.unwrap_or_else(std::env::temp_dir);
+    let mut report = match flags.compare {
+        Some(path) => {
+            let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+            Report::beside(&text).with_context(|| format!("{} is no output of a run", path.display()))?
+        }
+        None => Report::default(),
+    };
+    allow_files(2 * plan.wire.watchers as u64 + 512)?;
+    let before = load_average();
+    let runtime = tokio::runtime::Runtime::new()?;
+    runtime.block_on(async {
+        micro::run(&mut report, plan.micro, plan.entries)?;
+        let scratch = tempfile::Builder::new().prefix("skiff-bench-").tempdir_in(&dir)?;
+        disk::run(&mut report, scratch.path(), plan.wire.round, plan.wire.rounds, plan.entries).await?;
+        drop(scratch);
+        wire::run(&mut report, &binary, &dir, plan.wire).await
+    })?;
+    let about = json!({
+        "build": if cfg!(debug_assertions) { "debug" } else { "release" },
+        "cpus": std::thread::available_parallelism().map_or(0, usize::from),
+        "load": [before, load_average()],
+        "quick": flags.quick,
+    });
+    println!("{}", report.json(about));
+    Ok(())
+}
+
+/// Every watcher is a connection, here and in the server, which inherits the limit.
+fn allow_files(need: u64) -> Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current.is_none_or(|current| current >= need) {
+        return Ok(());
+    }
+    setrlimit(Resource::Nofile, Rlimit { current: Some(need), maximum: limit.maximum })
+        .with_context(|| format!("{need} open files are not allowed: raise the limit (ulimit -Hn)"))
+}
+
+/// The machine's load over the last minute: others' work at the start, ours with it at the end.
+fn load_average() -> Value {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().and_then(|load| load.parse::<f64>().ok()).into()
+}

@@ -6,7 +6,7 @@
 //! log, since only tests call this. Read [`Server`] first.
 
 mod http;
-mod kubeconfig;
+pub mod kubeconfig;
 mod process;
 mod server;
 

@@ -44,6 +44,10 @@ impl Process {
         String::from_utf8_lossy(&log).into_owned()
     }
 
+    pub fn is_running(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_none())
+    }
+
     /// Asks until there is an answer; fails when the child exits or the time is up.
     pub fn wait_until<T>(&mut self, within: Duration, mut ask: impl FnMut() -> Option<T>) -> Result<T> {
         let deadline = Instant::now() + within;

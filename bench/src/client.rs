@@ -1,0 +1,177 @@
+//! A small HTTP/2 client: one TLS connection each, as a Kubernetes client has.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use bytes::{Bytes, BytesMut};
+use http::header::{ACCEPT, CONTENT_TYPE};
+use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
+use rustls::{ClientConfig, RootCertStore, crypto::ring};
+use serde_json::Value;
+use testkit::kubeconfig;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+pub const JSON: &str = "application/json";
+pub const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
+/// No answer takes this long unless something is broken.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Those of Go's client, so that a LIST is not held up more than it is elsewhere.
+const STREAM_WINDOW: u32 = 4 << 20;
+const CONNECTION_WINDOW: u32 = 1 << 30;
+
+/// Whom to speak to, and as whom.
+#[derive(Clone)]
+pub struct Target {
+    address: String,
+    config: Arc<ClientConfig>,
+}
+
+#[derive(Clone)]
+pub struct Client {
+    address: String,
+    sender: http2::SendRequest<Full<Bytes>>,
+}
+
+/// An answer: how long its body was, and the body itself where it was wanted or explains a failure.
+pub struct Reply {
+    pub length: usize,
+    pub body: Bytes,
+}
+
+impl Target {
+    pub fn from_kubeconfig(text: &str) -> Result<Target> {
+        let read = kubeconfig::parse(text)?;
+        let mut roots = RootCertStore::empty();
+        for root in CertificateDer::pem_slice_iter(&read.ca_pem) {
+            roots.add(root?)?;
+        }
+        let chain = CertificateDer::pem_slice_iter(&read.cert_pem).collect::<Result<Vec<_>, _>>()?;
+        let key = PrivateKeyDer::from_pem_slice(&read.key_pem)?;
+        let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(roots)
+            .with_client_auth_cert(chain, key)?;
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Ok(Target { address: read.address, config: Arc::new(config) })
+    }
+
+    pub async fn connect(&self) -> Result<Client> {
+        timeout(PATIENCE, self.dial()).await.context("no connection in time")?
+    }
+
+    async fn dial(&self) -> Result<Client> {
+        let socket = TcpStream::connect(&self.address).await?;
+        socket.set_nodelay(true)?;
+        let host = self.address.rsplit_once(':').map_or(self.address.as_str(), |(host, _)| host);
+        let name = ServerName::try_from(host.to_owned())?;
+        let stream = TlsConnector::from(self.config.clone()).connect(name, socket).await?;
+        ensure!(stream.get_ref().1.alpn_protocol() == Some(b"h2"), "the server does not speak HTTP/2");
+        let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .handshake(TokioIo::new(stream))
+            .await?;
+        // Whoever waits for an answer learns of a broken connection.
+        tokio::spawn(connection);
+        Ok(Client { address: self.address.clone(), sender })
+    }
+}
+
+impl Client {
+    pub async fn get(&self, path: &str) -> Result<Reply> {
+        self.call(Method::GET, path, JSON, Bytes::new(), true).await
+    }
+
+    /// The body is read to its end and only counted.
+    pub async fn count(&self, path: &str, accept: &str) -> Result<Reply> {
+        self.call(Method::GET, path, accept, Bytes::new(), false).await
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> Result<Reply> {
+        self.call(Method::POST, path, JSON, body.to_string().into(), false).await
+    }
+
+    /// Opens a watch.
+    pub async fn lines(&self, path: &str) -> Result<Lines> {
+        let (status, body) = timeout(PATIENCE, self.send(Method::GET, path, JSON, Bytes::new())).await??;
+        ensure!(status.is_success(), "{path}: {status}");
+        Ok(Lines { body, buffer: BytesMut::new(), at: Instant::now() })
+    }
+
+    async fn call(&self, method: Method, path: &str, accept: &str, body: Bytes, keep: bool) -> Result<Reply> {
+        let what = format!("{method} {path}");
+        let exchange = async {
+            let (status, body) = self.send(method, path, accept, body).await?;
+            let reply = read(body, keep || !status.is_success()).await?;
+            if !status.is_success() {
+                bail!("{status}: {}", String::from_utf8_lossy(&reply.body));
+            }
+            Ok(reply)
+        };
+        timeout(PATIENCE, exchange).await.map_err(Into::into).flatten().context(what)
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        accept: &str,
+        body: Bytes,
+    ) -> Result<(StatusCode, Incoming)> {
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("https://{}{path}", self.address))
+            .header(ACCEPT, accept)
+            .header(CONTENT_TYPE, JSON)
+            .body(Full::new(body))?;
+        let mut sender = self.sender.clone();
+        sender.ready().await?;
+        let (head, body) = sender.send_request(request).await?.into_parts();
+        Ok((head.status, body))
+    }
+}
+
+async fn read(mut body: Incoming, keep: bool) -> Result<Reply> {
+    let (mut length, mut kept) = (0, BytesMut::new());
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame?.into_data() else { continue };
+        length += data.len();
+        if keep {
+            kept.extend_from_slice(&data);
+        }
+    }
+    Ok(Reply { length, body: kept.freeze() })
+}
+
+/// An answer that goes on and on, one watch event a line.
+pub struct Lines {
+    body: Incoming,
+    buffer: BytesMut,
+    at: Instant,
+}
+
+impl Lines {
+    /// The next line and when its last byte came; `None` when the server has ended it.
+    pub async fn next(&mut self) -> Result<Option<(Instant, Bytes)>> {
+        let mut searched = 0;
+        loop {
+            if let Some(end) = memchr::memchr(b'\n', &self.buffer[searched..]) {
+                return Ok(Some((self.at, self.buffer.split_to(searched + end + 1).freeze())));
+            }
+            searched = self.buffer.len();
+            let Some(frame) = self.body.frame().await else { return Ok(None) };
+            if let Ok(data) = frame?.into_data() {
+                self.at = Instant::now();
+                self.buffer.extend_from_slice(&data);
+            }
+        }
+    }
+}

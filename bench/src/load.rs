@@ -1,0 +1,81 @@
+//! Many clients doing the same thing as fast as they are answered.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use futures_util::future::try_join_all;
+
+use crate::client::{Client, Reply};
+use crate::report::{median, millis, quantile};
+use crate::server::Server;
+
+/// When a round is over.
+#[derive(Clone, Copy)]
+pub enum Until {
+    Count(usize),
+    Time(Duration),
+}
+
+/// What a load did. Rates are the median of its rounds; the rest is over all of them.
+pub struct Load {
+    pub per_second: f64,
+    pub megabytes_per_second: f64,
+    pub p50: f64,
+    pub p99: f64,
+    /// The server's, in microseconds an operation.
+    pub cpu: f64,
+}
+
+/// Runs `op` with a number that no other call of this load gets, counting up from `first`.
+pub async fn run<F>(
+    server: &Server,
+    clients: &[Client],
+    (first, rounds, until): (usize, usize, Until),
+    op: F,
+) -> Result<Load>
+where
+    F: AsyncFn(&Client, usize) -> Result<Reply>,
+{
+    let next = Arc::new(AtomicUsize::new(first));
+    let (mut rates, mut megabytes, mut latencies) = (Vec::new(), Vec::new(), Vec::new());
+    let cpu = server.cpu()?;
+    for round in 1..=rounds {
+        let start = Instant::now();
+        let go_on = |index: usize| match until {
+            // Each round takes its share; the last takes what is left.
+            Until::Count(count) => index < first + count * round / rounds,
+            Until::Time(time) => start.elapsed() < time,
+        };
+        let one = async |client: &Client| {
+            let mut done = Vec::new();
+            loop {
+                let index = next.load(Ordering::Relaxed);
+                if !go_on(index) {
+                    return anyhow::Ok(done);
+                }
+                if next.compare_exchange(index, index + 1, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+                    continue;
+                }
+                let sent = Instant::now();
+                let reply = op(client, index).await?;
+                done.push((millis(sent.elapsed()), reply.length));
+            }
+        };
+        let done = try_join_all(clients.iter().map(one)).await?;
+        let seconds = start.elapsed().as_secs_f64();
+        let done: Vec<_> = done.into_iter().flatten().collect();
+        rates.push(done.len() as f64 / seconds);
+        megabytes.push(done.iter().map(|(_, length)| *length as f64 / 1e6).sum::<f64>() / seconds);
+        latencies.extend(done.into_iter().map(|(latency, _)| latency));
+    }
+    let cpu = (server.cpu()? - cpu) * 1e6 / latencies.len().max(1) as f64;
+    Ok(Load {
+        per_second: median(&mut rates),
+        megabytes_per_second: median(&mut megabytes),
+        p50: median(&mut latencies),
+        p99: quantile(&mut latencies, 0.99),
+        cpu,
+    })
+}

@@ -1,0 +1,173 @@
+//! The pure parts, each alone in a loop: what one object costs to read, check, change and show.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use api::selector::LabelSelector;
+use api::{Errors, Path};
+use jiff::Timestamp;
+use patch::apply::{Writer, apply, track};
+use schema::{TypeId, protobuf};
+use serde_json::{Value, json};
+
+use crate::objects::{GROUPS, labels, pod};
+use crate::report::{Report, Unit, median};
+
+/// The cost every other row is compared with: serde_json reading the same pod without a schema.
+const YARDSTICK: &str = "yardstick/parse-json-pod";
+const WRITER: Writer<'_> = Writer {
+    manager: "bench",
+    api_version: "v1",
+    subresource: "",
+    now: "2026-01-01T00:00:00Z",
+    ignore: &[&["status"]],
+};
+
+/// How long and how often each loop runs.
+#[derive(Clone, Copy)]
+pub struct Effort {
+    pub batch: Duration,
+    pub batches: usize,
+}
+
+pub fn run(report: &mut Report, effort: Effort, label_sets: usize) -> Result<()> {
+    let table = schema::kubernetes();
+    let ty = table.kind("", "v1", "Pod").context("Pod is a built-in type")?;
+    let row = api::table::find("", "v1", "pods").context("pods are in the table")?;
+    let sent = pod(1);
+    let bytes = sent.to_string().into_bytes();
+    let full = stored(ty, &sent)?;
+    let mut time = |name: &str, op: &mut dyn FnMut()| {
+        let nanos = nanos(effort, op);
+        match name == YARDSTICK {
+            true => report.add(name, Unit::Nanos, nanos),
+            false => report.add_against(name, Unit::Nanos, nanos, YARDSTICK),
+        }
+    };
+
+    time(YARDSTICK, &mut || drop(black_box(serde_json::from_slice::<Value>(black_box(&bytes)))));
+    time("decode/pod", &mut || drop(black_box(schema::from_json(table, ty, black_box(&bytes)))));
+    time("encode/pod", &mut || drop(black_box(serde_json::to_vec(black_box(&full)))));
+    time("clone/pod", &mut || drop(black_box(full.clone())));
+    // Begins with a copy, since a default is set only once; so do the patches below. Compare with clone/pod.
+    time("defaults/pod", &mut || {
+        let mut object = sent.clone();
+        api::defaults::set_defaults(table, ty, &mut object);
+        black_box(object);
+    });
+    time("validate/pod", &mut || {
+        let mut errors = Errors::default();
+        api::meta::validate_object_meta(
+            &full["metadata"],
+            true,
+            row.rules.name_rule(),
+            &Path::new("metadata"),
+            &mut errors,
+        );
+        row.rules.validate(black_box(&full), &mut errors);
+        row.rules.validate_create(&full, &mut errors);
+        black_box(errors);
+    });
+
+    let proto = protobuf::to_protobuf(table, ty, &full);
+    ensure!(protobuf::from_protobuf(table, ty, &proto).is_ok(), "a pod survives protobuf");
+    time("protobuf/encode-pod", &mut || drop(black_box(protobuf::to_protobuf(table, ty, black_box(&full)))));
+    time("protobuf/decode-pod", &mut || {
+        drop(black_box(protobuf::from_protobuf(table, ty, black_box(&proto))))
+    });
+
+    patches(&mut time, ty, &full, &sent)?;
+    selectors(&mut time, label_sets)?;
+    let now = Timestamp::now();
+    time("table/cells-pod", &mut || drop(black_box(api::columns::cells("", "pods", black_box(&full), now))));
+    Ok(())
+}
+
+/// The pod as it is stored: defaults, status and field owners in place, and without complaints.
+fn stored(ty: TypeId, sent: &Value) -> Result<Value> {
+    let table = schema::kubernetes();
+    let decoded = schema::from_json(table, ty, sent.to_string().as_bytes())?;
+    ensure!(decoded.unknown.is_empty(), "{:?}", decoded.unknown);
+    let mut full = decoded.value;
+    api::defaults::set_defaults(table, ty, &mut full);
+    full["metadata"]["uid"] = "0e6f3c1e-7d0c-4c6b-9f6a-1d2e3f4a5b6c".into();
+    full["metadata"]["creationTimestamp"] = WRITER.now.into();
+    full["status"] = json!({"phase": "Running", "podIP": "10.42.0.7", "qosClass": "Burstable"});
+    track(table, ty, None, &mut full, &WRITER);
+    let row = api::table::find("", "v1", "pods").context("pods are in the table")?;
+    let mut errors = Errors::default();
+    row.rules.validate(&full, &mut errors);
+    ensure!(errors.is_empty(), "{errors:?}");
+    Ok(full)
+}
+
+fn patches(
+    time: &mut dyn FnMut(&str, &mut dyn FnMut()),
+    ty: TypeId,
+    full: &Value,
+    sent: &Value,
+) -> Result<()> {
+    let table = schema::kubernetes();
+    let change = json!({
+        "metadata": {"labels": {"tier": "middle"}},
+        "spec": {"containers": [{"name": "api", "image": "registry.example.com/orders/api:4.2.1"}]},
+    });
+    patch::strategic(table, ty, &mut full.clone(), &change)?;
+    time("patch/strategic-pod", &mut || {
+        let mut object = full.clone();
+        drop(black_box(patch::strategic(table, ty, &mut object, black_box(&change))));
+        black_box(object);
+    });
+    let mut config = sent.clone();
+    config["metadata"]["labels"]["tier"] = "middle".into();
+    apply(table, ty, Some(full), &config, &WRITER, true)?;
+    time("patch/apply-pod", &mut || {
+        drop(black_box(apply(table, ty, Some(full), black_box(&config), &WRITER, true)))
+    });
+    let mut changed = full.clone();
+    changed["spec"]["containers"][0]["image"] = "registry.example.com/orders/api:4.2.1".into();
+    time("patch/track-pod", &mut || {
+        let mut object = changed.clone();
+        track(table, ty, Some(full), &mut object, &WRITER);
+        black_box(object);
+    });
+    Ok(())
+}
+
+fn selectors(time: &mut dyn FnMut(&str, &mut dyn FnMut()), sets: usize) -> Result<()> {
+    let text = "group in (g7),tier!=middle,app.kubernetes.io/name=orders";
+    let selector = LabelSelector::parse(text)?;
+    time("selector/parse", &mut || drop(black_box(LabelSelector::parse(black_box(text)))));
+    let labels: Vec<Value> = (0..sets).map(labels).collect();
+    let found = labels.iter().filter(|labels| selector.matches_labels(labels)).count();
+    ensure!(found == sets.div_ceil(GROUPS), "the selector finds one in a hundred");
+    // Through all sets again and again, so that no one set stays in the processor's caches.
+    let mut sets = labels.iter().cycle();
+    time("selector/match-labels", &mut || {
+        black_box(sets.next().map(|labels| selector.matches_labels(labels)));
+    });
+    Ok(())
+}
+
+/// The median over batches of the time that one call takes.
+fn nanos(effort: Effort, op: &mut dyn FnMut()) -> f64 {
+    // Doubles the calls until a batch is long enough for the clock not to matter; this warms up as well.
+    let mut calls = 1_u32;
+    let mut took = clocked(calls, op);
+    while took < effort.batch && calls < 1 << 24 {
+        calls *= 2;
+        took = clocked(calls, op);
+    }
+    let mut samples: Vec<f64> =
+        (0..effort.batches).map(|_| clocked(calls, op).as_nanos() as f64 / f64::from(calls)).collect();
+    median(&mut samples)
+}
+
+fn clocked(calls: u32, op: &mut dyn FnMut()) -> Duration {
+    let start = Instant::now();
+    for _ in 0..calls {
+        op();
+    }
+    start.elapsed()
+}

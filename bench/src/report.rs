@@ -1,0 +1,155 @@
+//! Figures, how several runs of one become a median, and how they are shown.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+/// What was measured. More is better for rates, less for everything else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    Nanos,
+    Millis,
+    PerSecond,
+    MegabytesPerSecond,
+    Megabytes,
+    /// Of the server's CPU, per operation.
+    CpuMicros,
+}
+
+impl Unit {
+    fn name(self) -> &'static str {
+        match self {
+            Unit::Nanos => "ns",
+            Unit::Millis => "ms",
+            Unit::PerSecond => "/s",
+            Unit::MegabytesPerSecond => "MB/s",
+            Unit::Megabytes => "MB",
+            Unit::CpuMicros => "us-cpu",
+        }
+    }
+}
+
+/// All figures of a run, in the order they were taken.
+#[derive(Default)]
+pub struct Report {
+    figures: Vec<Figure>,
+    /// The figures of an earlier run, by name, to show beside these.
+    earlier: Map<String, Value>,
+}
+
+struct Figure {
+    name: String,
+    unit: Unit,
+    value: f64,
+    /// The figure divided by that of its yardstick.
+    ratio: Option<f64>,
+}
+
+impl Report {
+    /// Reads what an earlier run printed; its last line counts.
+    pub fn beside(earlier: &str) -> anyhow::Result<Report> {
+        let last: Value = serde_json::from_str(earlier.trim_end().lines().last().unwrap_or_default())?;
+        Ok(Report { figures: Vec::new(), earlier: last["figures"].as_object().cloned().unwrap_or_default() })
+    }
+
+    pub fn add(&mut self, name: impl Into<String>, unit: Unit, value: f64) {
+        self.show(Figure { name: name.into(), unit, value, ratio: None });
+    }
+
+    /// Adds a figure and how it compares with one taken before in this run. Both come from the same machine
+    /// in the same minute, so the ratio says more than the figure.
+    pub fn add_against(&mut self, name: impl Into<String>, unit: Unit, value: f64, yardstick: &str) {
+        let base = self.figures.iter().find(|figure| figure.name == yardstick).map(|figure| figure.value);
+        let ratio = base.filter(|base| *base > 0.0).map(|base| value / base);
+        self.show(Figure { name: name.into(), unit, value, ratio });
+    }
+
+    fn show(&mut self, figure: Figure) {
+        let Figure { name, unit, value, ratio } = &figure;
+        let mut line = format!("{name:<44} {:>12} {:<6}", shown(*value), unit.name());
+        if let Some(ratio) = ratio {
+            line += &format!(" {:>8}x", shown(*ratio));
+        }
+        if let Some(before) = self.earlier.get(name).and_then(|figure| figure["value"].as_f64()) {
+            line += &format!("   was {} ({}x)", shown(before), shown(value / before));
+        }
+        println!("{}", line.trim_end());
+        self.figures.push(figure);
+    }
+
+    /// Everything on one line, for programs.
+    pub fn json(&self, about: Value) -> Value {
+        let figures: Map<String, Value> = self.figures.iter().map(|f| (f.name.clone(), f.json())).collect();
+        json!({"about": about, "figures": figures})
+    }
+}
+
+impl Figure {
+    fn json(&self) -> Value {
+        let mut value = json!({"value": rounded(self.value), "unit": self.unit.name()});
+        if let Some(ratio) = self.ratio {
+            value["ratio"] = rounded(ratio).into();
+        }
+        value
+    }
+}
+
+/// Sorts the samples and takes the middle one.
+pub fn median(samples: &mut [f64]) -> f64 {
+    quantile(samples, 0.5)
+}
+
+/// Sorts the samples and takes the one that this share of them does not exceed; 0 when there are none.
+pub fn quantile(samples: &mut [f64], share: f64) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    let rank = (samples.len() as f64 * share).ceil() as usize;
+    samples.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+}
+
+pub fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// Three digits that mean something; the machine does not give more.
+fn shown(value: f64) -> String {
+    let decimals = if value >= 100.0 {
+        0
+    } else if value >= 10.0 {
+        1
+    } else {
+        2
+    };
+    format!("{value:.decimals$}")
+}
+
+fn rounded(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_samples() {
+        assert_eq!(median(&mut [3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&mut [4.0, 1.0, 2.0, 3.0]), 2.0);
+        assert_eq!(median(&mut []), 0.0);
+        let mut hundred: Vec<f64> = (1..=100).rev().map(f64::from).collect();
+        assert_eq!(quantile(&mut hundred, 0.99), 99.0);
+        assert_eq!(quantile(&mut hundred, 1.0), 100.0);
+        assert_eq!(quantile(&mut [5.0], 0.01), 5.0);
+    }
+
+    #[test]
+    fn a_figure_stands_beside_its_yardstick_and_an_earlier_run() {
+        let mut report = Report::beside("words\n{\"figures\":{\"b\":{\"value\":3.0}}}\n").unwrap();
+        report.add("a", Unit::Nanos, 4.0);
+        report.add_against("b", Unit::Nanos, 6.0, "a");
+        report.add_against("c", Unit::Nanos, 6.0, "none");
+        let json = report.json(Value::Null);
+        assert_eq!(json["figures"]["b"], json!({"value": 6.0, "unit": "ns", "ratio": 1.5}));
+        assert_eq!(json["figures"]["c"], json!({"value": 6.0, "unit": "ns"}));
+        assert!(Report::beside("no JSON").is_err());
+    }
+}

@@ -1,0 +1,115 @@
+//! The program under measurement: a `skiff server` in a directory and on a port of its own.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use tempfile::TempDir;
+use testkit::Process;
+
+use crate::client::Target;
+
+/// How often a starting server is asked whether it is ready; also the error of the figure.
+const POLL: Duration = Duration::from_millis(2);
+const START: Duration = Duration::from_secs(60);
+
+/// Killed, and its data removed, on drop.
+pub struct Server {
+    pub target: Target,
+    /// From exec to a good answer at `/readyz`.
+    pub ready_after: Duration,
+    process: Process,
+    _dir: TempDir,
+}
+
+impl Server {
+    /// Starts on empty data.
+    pub async fn start(binary: &Path, dir: &Path) -> Result<Server> {
+        let mut tries = 0;
+        loop {
+            match Server::try_start(binary, dir).await {
+                // Somebody else took the port between our looking and the server's binding it.
+                Err(error) if tries < 3 && error.to_string().contains("in use") => tries += 1,
+                other => return other,
+            }
+        }
+    }
+
+    async fn try_start(binary: &Path, dir: &Path) -> Result<Server> {
+        let dir = tempfile::Builder::new().prefix("skiff-bench-").tempdir_in(dir)?;
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let kubeconfig = dir.path().join("kubeconfig.yaml");
+        let mut command = Command::new(binary);
+        command
+            .args(["server", "--disable-agent", "--bind-address", "127.0.0.1", "--https-listen-port"])
+            .arg(port.to_string())
+            .arg("--data-dir")
+            .arg(dir.path().join("data"))
+            .arg("--write-kubeconfig")
+            .arg(&kubeconfig);
+        let start = Instant::now();
+        let mut process = Process::spawn(&mut command)?;
+        while start.elapsed() < START {
+            if let Some(target) = ready(&kubeconfig).await {
+                return Ok(Server { target, ready_after: start.elapsed(), process, _dir: dir });
+            }
+            if !process.is_running()? {
+                bail!("the server ended\n{}", process.log());
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        bail!("the server was not ready within {START:?}\n{}", process.log())
+    }
+
+    /// Seconds of CPU that the server has used so far, its own and the kernel's for it.
+    pub fn cpu(&self) -> Result<f64> {
+        let text = self.proc("stat")?;
+        // The program's name may hold anything, so the fields are counted from the last parenthesis.
+        let rest = text.rsplit_once(')').map_or("", |(_, rest)| rest);
+        let fields: Vec<&str> = rest.split_whitespace().collect();
+        let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok());
+        let used = ticks(11).zip(ticks(12)).with_context(|| format!("no CPU time in {text:?}"))?;
+        Ok((used.0 + used.1) / rustix::param::clock_ticks_per_second() as f64)
+    }
+
+    /// Resident memory in megabytes.
+    pub fn memory(&self) -> Result<f64> {
+        self.status("VmRSS:")
+    }
+
+    /// The most it ever was.
+    pub fn peak_memory(&self) -> Result<f64> {
+        self.status("VmHWM:")
+    }
+
+    fn status(&self, name: &str) -> Result<f64> {
+        let text = self.proc("status")?;
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
+        Ok(kib.with_context(|| format!("no {name} in /proc"))? * 1024.0 / 1e6)
+    }
+
+    fn proc(&self, file: &str) -> Result<String> {
+        let path = format!("/proc/{}/{file}", self.process.id());
+        std::fs::read_to_string(&path).with_context(|| format!("read {path}"))
+    }
+}
+
+/// What lets clients in, once the server answers that it is ready.
+async fn ready(kubeconfig: &Path) -> Option<Target> {
+    let target = Target::from_kubeconfig(&std::fs::read_to_string(kubeconfig).ok()?).ok()?;
+    target.connect().await.ok()?.get("/readyz").await.ok()?;
+    Some(target)
+}
+
+/// The `skiff` that was built beside this program.
+pub fn beside() -> Result<PathBuf> {
+    let own = std::env::current_exe().context("where is this program?")?;
+    let path = own.with_file_name("skiff");
+    if !path.is_file() {
+        bail!("no skiff at {}: build it, or name it with --skiff", path.display());
+    }
+    Ok(path)
+}

@@ -1,0 +1,140 @@
+//! How fast a write reaches many watchers, and that it reaches all of them.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use futures_util::future::try_join_all;
+use memchr::memmem;
+use serde_json::Value;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::time::timeout;
+
+use crate::client::{Client, Lines};
+use crate::objects::config_map;
+use crate::report::{Report, Unit, median, millis, quantile};
+use crate::server::Server;
+use crate::wire::{Sizes, collection, connect};
+
+/// The names of what is written, with a number behind.
+const PREFIX: &str = "watched-";
+const WRITERS: usize = 4;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// One event at one watcher: which write, and when its last byte came.
+type Arrival = (usize, Instant);
+
+pub async fn run(report: &mut Report, server: &Server, clients: &[Client], sizes: Sizes) -> Result<()> {
+    let watchers = connect(server, sizes.watchers).await?;
+    let (sender, mut arrivals) = unbounded_channel();
+    let path = collection("configmaps");
+    let list: Value = serde_json::from_slice(&clients[0].get(&format!("{path}?limit=1")).await?.body)?;
+    let version = list["metadata"]["resourceVersion"].as_str().context("a list has a version")?;
+    let watch = format!("{path}?watch=1&resourceVersion={version}");
+    for watcher in &watchers {
+        tokio::spawn(follow(watcher.lines(&watch).await?, sender.clone()));
+    }
+    drop(sender);
+
+    let (alone, burst) = sizes.watched;
+    one_at_a_time(report, &clients[0], &mut arrivals, alone, sizes.watchers).await?;
+    let cpu = server.cpu()?;
+    let events = flat_out(report, &clients[..WRITERS], &mut arrivals, (alone, burst), sizes.watchers).await?;
+    report.add("watch/burst/cpu-per-event", Unit::CpuMicros, (server.cpu()? - cpu) * 1e6 / events as f64);
+    Ok(())
+}
+
+/// Each write waits until every watcher has seen the one before, so nothing queues.
+async fn one_at_a_time(
+    report: &mut Report,
+    client: &Client,
+    arrivals: &mut UnboundedReceiver<Arrival>,
+    writes: usize,
+    watchers: usize,
+) -> Result<()> {
+    let (mut each, mut slowest) = (Vec::new(), Vec::new());
+    for index in 0..writes {
+        let sent = Instant::now();
+        write(client, index).await?;
+        let mut last = 0.0_f64;
+        for _ in 0..watchers {
+            let (seen, at) = next(arrivals).await?;
+            ensure!(seen == index, "a watcher saw write {seen} instead of {index}");
+            let took = millis(at - sent);
+            last = last.max(took);
+            each.push(took);
+        }
+        slowest.push(last);
+    }
+    report.add("watch/delivery/p50", Unit::Millis, median(&mut each));
+    report.add("watch/delivery/p99", Unit::Millis, quantile(&mut each, 0.99));
+    report.add("watch/delivery/slowest-watcher-p50", Unit::Millis, median(&mut slowest));
+    Ok(())
+}
+
+/// A few writers as fast as they are answered. Returns how many events there were.
+async fn flat_out(
+    report: &mut Report,
+    writers: &[Client],
+    arrivals: &mut UnboundedReceiver<Arrival>,
+    (first, count): (usize, usize),
+    watchers: usize,
+) -> Result<usize> {
+    let start = Instant::now();
+    let writing = try_join_all(writers.iter().enumerate().map(async |(own, client)| {
+        let mut sent = Vec::new();
+        for index in (first + own..first + count).step_by(writers.len()) {
+            sent.push((index, Instant::now()));
+            write(client, index).await?;
+        }
+        anyhow::Ok(sent)
+    }));
+    let reading = async {
+        let mut seen = Vec::with_capacity(count * watchers);
+        while seen.len() < count * watchers {
+            seen.push(next(arrivals).await?);
+        }
+        anyhow::Ok(seen)
+    };
+    let (sent, seen) = tokio::try_join!(writing, reading)?;
+    let mut times = vec![start; first + count];
+    sent.into_iter().flatten().for_each(|(index, at)| times[index] = at);
+    let end = seen.iter().map(|(_, at)| *at).max().unwrap_or(start);
+    report.add("watch/burst/events", Unit::PerSecond, seen.len() as f64 / (end - start).as_secs_f64());
+    let mut latencies = Vec::with_capacity(seen.len());
+    for (index, at) in &seen {
+        let sent = times.get(*index).with_context(|| format!("nobody wrote {index}"))?;
+        latencies.push(millis(at.saturating_duration_since(*sent)));
+    }
+    report.add("watch/burst/p99", Unit::Millis, quantile(&mut latencies, 0.99));
+    Ok(seen.len())
+}
+
+async fn write(client: &Client, index: usize) -> Result<()> {
+    client.post(&collection("configmaps"), &config_map(&format!("{PREFIX}{index:06}"))).await.map(drop)
+}
+
+async fn next(arrivals: &mut UnboundedReceiver<Arrival>) -> Result<Arrival> {
+    match timeout(PATIENCE, arrivals.recv()).await {
+        Ok(Some(arrival)) => Ok(arrival),
+        Ok(None) => bail!("all watches have ended"),
+        Err(_) => bail!("an event has not come within {PATIENCE:?}"),
+    }
+}
+
+/// Reports what one watcher sees until the watch ends, by the server or with the run.
+async fn follow(mut lines: Lines, arrivals: UnboundedSender<Arrival>) {
+    let finder = memmem::Finder::new("\"name\":\"watched-");
+    while let Ok(Some((at, line))) = lines.next().await {
+        let Some(index) = finder.find(&line).and_then(|found| number(&line[found + finder.needle().len()..]))
+        else {
+            continue;
+        };
+        if arrivals.send((index, at)).is_err() {
+            return;
+        }
+    }
+}
+
+fn number(text: &[u8]) -> Option<usize> {
+    std::str::from_utf8(text.get(..6)?).ok()?.parse().ok()
+}

@@ -1,0 +1,176 @@
+//! The whole server over TLS: what a client gets, and what it costs the server.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use futures_util::future::try_join_all;
+
+use crate::client::{Client, JSON, TABLE};
+use crate::disk;
+use crate::load::{self, Load, Until};
+use crate::objects::{GROUPS, NAMESPACE, config_map, pod, pod_name};
+use crate::report::{Report, Unit, median, millis};
+use crate::server::Server;
+use crate::watch;
+
+/// What any answer over TLS costs: a few bytes that need no lookup.
+const READYZ: &str = "yardstick/get-readyz-16-clients";
+const READYZ_CPU: &str = "yardstick/get-readyz-cpu";
+const CLIENTS: [usize; 3] = [1, 16, 64];
+/// Of all pods, how many this many clients write (percent, for 1, 16 and 64 clients).
+const SHARES: [usize; 3] = [8, 32, 60];
+const LISTERS: usize = 4;
+
+#[derive(Clone, Copy)]
+pub struct Sizes {
+    pub starts: usize,
+    pub pods: usize,
+    pub config_maps: usize,
+    pub watchers: usize,
+    /// Writes that all watchers are told of, one at a time and then flat out.
+    pub watched: (usize, usize),
+    pub rounds: usize,
+    pub round: Duration,
+}
+
+pub async fn run(report: &mut Report, binary: &Path, dir: &Path, sizes: Sizes) -> Result<()> {
+    let server = start(report, binary, dir, sizes.starts).await?;
+    report.add("memory/empty", Unit::Megabytes, server.memory()?);
+    let clients = connect(&server, CLIENTS[2]).await?;
+    let timed = (0, sizes.rounds, Until::Time(sizes.round));
+
+    let load =
+        load::run(&server, &clients[..16], timed, async |client, _| client.get("/readyz").await).await?;
+    report.add(READYZ, Unit::PerSecond, load.per_second);
+    report.add(READYZ_CPU, Unit::CpuMicros, load.cpu);
+
+    write_pods(report, &server, &clients, sizes).await?;
+    report.add_against("memory/with-pods", Unit::Megabytes, server.memory()?, "memory/empty");
+
+    let get = async |client: &Client, index: usize| {
+        let path = format!("{}/{}", collection("pods"), pod_name(index * 7919 % sizes.pods));
+        client.get(&path).await
+    };
+    for count in [1, 16] {
+        let load = load::run(&server, &clients[..count], timed, get).await?;
+        record(report, &format!("get/pod-{count}-clients"), &load, READYZ);
+    }
+    lists(report, &server, &clients[..LISTERS], sizes).await?;
+    report.add_against(
+        "memory/peak-while-listing",
+        Unit::Megabytes,
+        server.peak_memory()?,
+        "memory/with-pods",
+    );
+
+    write_config_maps(report, &server, &clients, sizes).await?;
+    watch::run(report, &server, &clients, sizes).await
+}
+
+pub fn collection(plural: &str) -> String {
+    format!("/api/v1/namespaces/{NAMESPACE}/{plural}")
+}
+
+pub async fn connect(server: &Server, count: usize) -> Result<Vec<Client>> {
+    let mut clients = Vec::with_capacity(count);
+    // Not all at once: the time to accept them is no figure here.
+    while clients.len() < count {
+        let batch = (count - clients.len()).min(50);
+        clients.extend(try_join_all((0..batch).map(|_| server.target.connect())).await?);
+    }
+    Ok(clients)
+}
+
+async fn start(report: &mut Report, binary: &Path, dir: &Path, starts: usize) -> Result<Server> {
+    let mut samples = Vec::new();
+    let mut last = None;
+    for _ in 0..starts {
+        drop(last.take());
+        let server = Server::start(binary, dir).await?;
+        samples.push(millis(server.ready_after));
+        last = Some(server);
+    }
+    report.add("start/exec-to-readyz", Unit::Millis, median(&mut samples));
+    last.context("at least one start")
+}
+
+async fn write_pods(report: &mut Report, server: &Server, clients: &[Client], sizes: Sizes) -> Result<()> {
+    let path = collection("pods");
+    let mut first = 0;
+    for (clients_now, share) in CLIENTS.into_iter().zip(SHARES) {
+        let count = if clients_now == CLIENTS[2] { sizes.pods - first } else { sizes.pods * share / 100 };
+        let rounds = (first, sizes.rounds, Until::Count(count));
+        let load = load::run(server, &clients[..clients_now], rounds, async |client, index| {
+            client.post(&path, &pod(index)).await
+        })
+        .await?;
+        first += count;
+        record_writes(report, "create/pod-3KiB", clients_now, &load);
+    }
+    Ok(())
+}
+
+async fn write_config_maps(
+    report: &mut Report,
+    server: &Server,
+    clients: &[Client],
+    sizes: Sizes,
+) -> Result<()> {
+    let path = collection("configmaps");
+    for (step, clients_now) in CLIENTS.into_iter().enumerate() {
+        let rounds = (step * sizes.config_maps, sizes.rounds, Until::Count(sizes.config_maps));
+        let load = load::run(server, &clients[..clients_now], rounds, async |client, index| {
+            client.post(&path, &config_map(&format!("cm-{index:06}"))).await
+        })
+        .await?;
+        record_writes(report, "create/configmap-1KiB", clients_now, &load);
+    }
+    Ok(())
+}
+
+async fn lists(report: &mut Report, server: &Server, clients: &[Client], sizes: Sizes) -> Result<()> {
+    let all = collection("pods");
+    let some = format!("{all}?labelSelector=group%3Dg7");
+    let few: serde_json::Value = serde_json::from_slice(&clients[0].get(&some).await?.body)?;
+    let found = few["items"].as_array().map_or(0, Vec::len);
+    ensure!(found == sizes.pods / GROUPS, "the selector found {found} of {} pods", sizes.pods);
+
+    for (name, path, accept) in
+        [("list/pods", &all, JSON), ("list/pods-as-table", &all, TABLE), ("list/pods-1-percent", &some, JSON)]
+    {
+        let rounds = match path == &some {
+            true => (0, sizes.rounds, Until::Time(sizes.round)),
+            // Whole lists take their time; each client reads one a round.
+            false => (0, sizes.rounds, Until::Count(LISTERS * sizes.rounds)),
+        };
+        let op = async |client: &Client, _| client.count(path, accept).await;
+        let load = load::run(server, clients, rounds, op).await?;
+        match path == &some {
+            true => report.add_against(format!("{name}/rate"), Unit::PerSecond, load.per_second, READYZ),
+            false => report.add_against(
+                format!("{name}/rate"),
+                Unit::MegabytesPerSecond,
+                load.megabytes_per_second,
+                "list/pods/rate",
+            ),
+        }
+        report.add(format!("{name}/p50"), Unit::Millis, load.p50);
+        report.add_against(format!("{name}/cpu"), Unit::CpuMicros, load.cpu, READYZ_CPU);
+    }
+    Ok(())
+}
+
+/// One client waits for the disk, so it is compared with that; many clients are compared with one.
+fn record_writes(report: &mut Report, name: &str, clients: usize, load: &Load) {
+    let alone = format!("{name}-1-clients/rate");
+    let against = if clients == 1 { disk::SYNC } else { &alone };
+    record(report, &format!("{name}-{clients}-clients"), load, against);
+}
+
+fn record(report: &mut Report, name: &str, load: &Load, against: &str) {
+    report.add_against(format!("{name}/rate"), Unit::PerSecond, load.per_second, against);
+    report.add(format!("{name}/p50"), Unit::Millis, load.p50);
+    report.add(format!("{name}/p99"), Unit::Millis, load.p99);
+    report.add_against(format!("{name}/cpu"), Unit::CpuMicros, load.cpu, READYZ_CPU);
+}

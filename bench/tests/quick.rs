@@ -1,0 +1,102 @@
+//! The benchmark still runs and still prints every figure. Says nothing about how good they are.
+
+use std::process::Command;
+
+use expect_test::expect;
+use serde_json::Value;
+
+#[test]
+fn a_quick_run_prints_every_figure() {
+    let output = Command::new(env!("CARGO_BIN_EXE_bench")).arg("--quick").output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+
+    let (lines, last) = text.trim_end().rsplit_once('\n').unwrap();
+    let last: Value = serde_json::from_str(last).unwrap();
+    assert_eq!(last["about"]["quick"], true);
+    let figures = last["figures"].as_object().unwrap();
+    for (name, figure) in figures {
+        let value = figure["value"].as_f64().unwrap();
+        // So short a load may fall between two ticks of the kernel's account of CPU time.
+        let may_be_nothing = figure["unit"] == "us-cpu";
+        assert!(value > 0.0 || may_be_nothing, "{name} is {figure}");
+        assert!(lines.lines().any(|line| line.split(' ').next() == Some(name)), "no line for {name}");
+    }
+    let names: Vec<&str> = lines.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(names.len(), figures.len(), "each figure has one line");
+    expect![[r#"
+        yardstick/parse-json-pod
+        decode/pod
+        encode/pod
+        clone/pod
+        defaults/pod
+        validate/pod
+        protobuf/encode-pod
+        protobuf/decode-pod
+        patch/strategic-pod
+        patch/apply-pod
+        patch/track-pod
+        selector/parse
+        selector/match-labels
+        table/cells-pod
+        yardstick/sync-4KiB
+        store/write-1-clients
+        store/write-64-clients
+        store/get
+        store/list-entries
+        start/exec-to-readyz
+        memory/empty
+        yardstick/get-readyz-16-clients
+        yardstick/get-readyz-cpu
+        create/pod-3KiB-1-clients/rate
+        create/pod-3KiB-1-clients/p50
+        create/pod-3KiB-1-clients/p99
+        create/pod-3KiB-1-clients/cpu
+        create/pod-3KiB-16-clients/rate
+        create/pod-3KiB-16-clients/p50
+        create/pod-3KiB-16-clients/p99
+        create/pod-3KiB-16-clients/cpu
+        create/pod-3KiB-64-clients/rate
+        create/pod-3KiB-64-clients/p50
+        create/pod-3KiB-64-clients/p99
+        create/pod-3KiB-64-clients/cpu
+        memory/with-pods
+        get/pod-1-clients/rate
+        get/pod-1-clients/p50
+        get/pod-1-clients/p99
+        get/pod-1-clients/cpu
+        get/pod-16-clients/rate
+        get/pod-16-clients/p50
+        get/pod-16-clients/p99
+        get/pod-16-clients/cpu
+        list/pods/rate
+        list/pods/p50
+        list/pods/cpu
+        list/pods-as-table/rate
+        list/pods-as-table/p50
+        list/pods-as-table/cpu
+        list/pods-1-percent/rate
+        list/pods-1-percent/p50
+        list/pods-1-percent/cpu
+        memory/peak-while-listing
+        create/configmap-1KiB-1-clients/rate
+        create/configmap-1KiB-1-clients/p50
+        create/configmap-1KiB-1-clients/p99
+        create/configmap-1KiB-1-clients/cpu
+        create/configmap-1KiB-16-clients/rate
+        create/configmap-1KiB-16-clients/p50
+        create/configmap-1KiB-16-clients/p99
+        create/configmap-1KiB-16-clients/cpu
+        create/configmap-1KiB-64-clients/rate
+        create/configmap-1KiB-64-clients/p50
+        create/configmap-1KiB-64-clients/p99
+        create/configmap-1KiB-64-clients/cpu
+        watch/delivery/p50
+        watch/delivery/p99
+        watch/delivery/slowest-watcher-p50
+        watch/burst/events
+        watch/burst/p99
+        watch/burst/cpu-per-event
+    "#]]
+    .assert_eq(&(names.join("\n") + "\n"));
+}
