@@ -11,11 +11,13 @@ mod tests;
 mod v2;
 mod v3;
 
+use std::cell::LazyCell;
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use api::Resource;
+use schema::openapi::{Definitions, Form};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha512};
 
@@ -40,10 +42,11 @@ pub fn v2_document(rows: &[&'static Resource], protobuf: bool) -> Document {
 
 /// The documents there are and where they are found: `apis/apps/v1` and the like.
 pub fn v3_index(rows: &[&'static Resource]) -> Value {
+    let definitions = LazyCell::new(|| Definitions::new(Form::V3));
     let paths: Map<String, Value> = names(rows)
         .into_iter()
         .map(|name| {
-            let url = format!("/openapi/v3/{name}?hash={}", hash(rows, &name));
+            let url = format!("/openapi/v3/{name}?hash={}", hash(rows, &name, &definitions));
             (name, json!({ "serverRelativeURL": url }))
         })
         .collect();
@@ -55,7 +58,8 @@ pub fn v3_document(rows: &[&'static Resource], name: &str) -> Option<Document> {
     if !names(rows).contains(name) {
         return None;
     }
-    Some(Document::new(v3::document(rows, name).to_string().into_bytes(), JSON))
+    let document = v3::document(rows, name, &Definitions::new(Form::V3));
+    Some(Document::new(document.to_string().into_bytes(), JSON))
 }
 
 impl Document {
@@ -80,7 +84,11 @@ fn names(rows: &[&'static Resource]) -> BTreeSet<String> {
 }
 
 /// The hash of a document, remembered: rows never change their meaning while the program runs.
-fn hash(rows: &[&'static Resource], name: &str) -> String {
+fn hash<F: FnOnce() -> Definitions>(
+    rows: &[&'static Resource],
+    name: &str,
+    definitions: &LazyCell<Definitions, F>,
+) -> String {
     static KNOWN: LazyLock<Mutex<HashMap<(u64, String), String>>> = LazyLock::new(Mutex::default);
     let mut hasher = DefaultHasher::new();
     for row in rows {
@@ -89,7 +97,7 @@ fn hash(rows: &[&'static Resource], name: &str) -> String {
     let key = (hasher.finish(), name.to_owned());
     let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
     known.unwrap_or_else(|| {
-        let hash = Document::new(v3::document(rows, name).to_string().into_bytes(), JSON).hash;
+        let hash = Document::new(v3::document(rows, name, definitions).to_string().into_bytes(), JSON).hash;
         KNOWN.lock().unwrap_or_else(PoisonError::into_inner).insert(key, hash.clone());
         hash
     })

@@ -141,7 +141,7 @@ fn the_index_leads_to_documents() {
 
 #[test]
 fn an_operation_of_version_three() {
-    let document = v3::document(&rows(), "apis/apps/v1");
+    let document = v3::document(&rows(), "apis/apps/v1", &Definitions::new(Form::V3));
     let patch = &document["paths"]["/apis/apps/v1/namespaces/{namespace}/deployments/{name}"]["patch"];
     let schema = json!({"$ref": "#/components/schemas/io.k8s.apimachinery.pkg.apis.meta.v1.Patch"});
     assert_eq!(patch["requestBody"]["content"]["application/merge-patch+json"]["schema"], schema);

@@ -47,7 +47,7 @@ pub fn document(rows: &[&'static Resource]) -> Value {
 }
 
 pub fn info() -> Value {
-    json!({"title": "Kubernetes", "version": "v1.36.0"})
+    json!({"title": "Kubernetes", "version": "1.36"})
 }
 
 pub fn bearer_token() -> Value {
@@ -93,7 +93,7 @@ fn operation(operation: &Operation, named: &mut BTreeMap<String, Value>) -> Valu
 
 /// Bodies of the machinery's own types recur; those of kinds do not.
 fn body(name: &str, required: bool, named: &mut BTreeMap<String, Value>) -> Value {
-    let mut text = format!(r#"{{"name":"body","in":"body""#);
+    let mut text = r#"{"name":"body","in":"body""#.to_owned();
     let mut value = json!({"in": "body", "name": "body", "schema": Form::V2.reference(name)});
     if required {
         text.push_str(r#","required":true"#);

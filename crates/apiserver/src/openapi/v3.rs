@@ -9,8 +9,7 @@ use super::parameters::{Parameter, Place};
 use super::v2::{bearer_token, info};
 
 /// `name` is one of the index: `api`, `api/v1`, `apis/apps`, `apis/apps/v1`, `version`.
-pub fn document(rows: &[&'static Resource], name: &str) -> Value {
-    let definitions = Definitions::new(Form::V3);
+pub fn document(rows: &[&'static Resource], name: &str, definitions: &Definitions) -> Value {
     let group_version = group_version(name);
     let rows: Vec<&'static Resource> = rows
         .iter()
@@ -20,7 +19,7 @@ pub fn document(rows: &[&'static Resource], name: &str) -> Value {
             None => name.strip_prefix("apis/") == Some(row.group),
         })
         .collect();
-    let paths: Map<String, Value> = paths(&rows, &definitions)
+    let paths: Map<String, Value> = paths(&rows, definitions)
         .into_iter()
         .filter(|(path, _)| match group_version {
             Some(_) => path.starts_with(&format!("/{name}/")),
