@@ -317,6 +317,18 @@ fn a_value_too_deep_is_refused() {
     assert_eq!(normalize(table, id, &mut object), Err(DecodeError::Depth));
 }
 
+/// The frames of typed values are the largest, and a thread's stack is small.
+#[test]
+fn the_deepest_schema_fits_on_the_stack() {
+    let table = kubernetes();
+    let name = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaProps";
+    let id = table.named(name).expect("a built-in type");
+    let nested = |levels: usize| format!("{}{{}}{}", r#"{"items":"#.repeat(levels), "}".repeat(levels));
+    assert!(from_json(table, id, nested(MAX_DEPTH - 2).as_bytes()).is_ok());
+    let error = from_json(table, id, nested(MAX_DEPTH).as_bytes()).map(|decoded| decoded.value);
+    assert_eq!(error, Err(DecodeError::Depth));
+}
+
 proptest! {
     #[test]
     fn never_panics(text in "\\PC*") {
