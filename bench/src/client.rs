@@ -44,6 +44,8 @@ pub struct Client {
 pub struct Reply {
     pub length: usize,
     pub body: Bytes,
+    /// From sending the request, already encoded, to the last byte of the answer.
+    pub took: Duration,
 }
 
 impl Target {
@@ -109,12 +111,13 @@ impl Client {
     async fn call(&self, method: Method, path: &str, accept: &str, body: Bytes, keep: bool) -> Result<Reply> {
         let what = format!("{method} {path}");
         let exchange = async {
+            let sent = Instant::now();
             let (status, body) = self.send(method, path, accept, body).await?;
-            let reply = read(body, keep || !status.is_success()).await?;
+            let (length, body) = read(body, keep || !status.is_success()).await?;
             if !status.is_success() {
-                bail!("{status}: {}", String::from_utf8_lossy(&reply.body));
+                bail!("{status}: {}", String::from_utf8_lossy(&body));
             }
-            Ok(reply)
+            Ok(Reply { length, body, took: sent.elapsed() })
         };
         timeout(PATIENCE, exchange).await.map_err(Into::into).flatten().context(what)
     }
@@ -139,7 +142,8 @@ impl Client {
     }
 }
 
-async fn read(mut body: Incoming, keep: bool) -> Result<Reply> {
+/// The length of a body, and the body itself where it is to be kept.
+async fn read(mut body: Incoming, keep: bool) -> Result<(usize, Bytes)> {
     let (mut length, mut kept) = (0, BytesMut::new());
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame?.into_data() else { continue };
@@ -148,7 +152,7 @@ async fn read(mut body: Incoming, keep: bool) -> Result<Reply> {
             kept.extend_from_slice(&data);
         }
     }
-    Ok(Reply { length, body: kept.freeze() })
+    Ok((length, kept.freeze()))
 }
 
 /// An answer that goes on and on, one watch event a line.

@@ -58,9 +58,8 @@ where
                 if next.compare_exchange(index, index + 1, Ordering::Relaxed, Ordering::Relaxed).is_err() {
                     continue;
                 }
-                let sent = Instant::now();
                 let reply = op(client, index).await?;
-                done.push((millis(sent.elapsed()), reply.length));
+                done.push((millis(reply.took), reply.length));
             }
         };
         let done = try_join_all(clients.iter().map(one)).await?;

@@ -86,7 +86,7 @@ fn main() -> Result<()> {
         }
         None => Report::default(),
     };
-    allow_files(2 * plan.wire.watchers as u64 + 512)?;
+    allow_files(plan.wire.watchers as u64 + 512)?;
     let before = load_average();
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
