@@ -16,7 +16,7 @@ mod wire;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
@@ -78,6 +78,7 @@ fn main() -> Result<()> {
     let flags = Flags::parse();
     let plan = if flags.quick { QUICK } else { FULL };
     let binary = flags.skiff.map_or_else(server::beside, Ok)?;
+    ensure!(binary.is_file(), "no skiff at {}: build it, or name it with --skiff", binary.display());
     let dir = flags.dir.unwrap_or_else(std::env::temp_dir);
     let mut report = match flags.compare {
         Some(path) => {
