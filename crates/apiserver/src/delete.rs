@@ -16,29 +16,14 @@ use crate::registry::stored_as;
 use crate::render::{Renderer, encoded};
 use crate::request::Target;
 use crate::server::{Call, Server};
-use crate::update::is_finished;
-use crate::write::parse_dry_run;
+use crate::strategy;
+use crate::write::{MODIFIED, parse_dry_run};
 
-/// Kinds whose deletion is answered with the object itself (upstream's `ReturnDeletedObject`).
-const ANSWERED_WITH_OBJECT: &[(&str, &str)] = &[
-    ("", "namespaces"),
-    ("", "persistentvolumeclaims"),
-    ("", "persistentvolumes"),
-    ("", "pods"),
-    ("", "podtemplates"),
-    ("", "resourcequotas"),
-    ("", "serviceaccounts"),
-    ("", "services"),
-    ("resource.k8s.io", "deviceclasses"),
-    ("resource.k8s.io", "resourceclaims"),
-    ("resource.k8s.io", "resourceclaimtemplates"),
-    ("resource.k8s.io", "resourceslices"),
-    ("storage.k8s.io", "csidrivers"),
-    ("storage.k8s.io", "csinodes"),
-    ("storage.k8s.io", "storageclasses"),
-    ("storage.k8s.io", "volumeattachments"),
-    ("storage.k8s.io", "volumeattributesclasses"),
-];
+/// Namespaces that stay, whoever asks.
+const IMMORTAL: &[&str] = &["default", "kube-system", "kube-public"];
+
+/// How often a deletion is tried again when something else changes the object first.
+const TRIES: usize = 200;
 
 #[derive(Clone, Debug, Default)]
 pub struct DeleteOptions {
@@ -46,6 +31,8 @@ pub struct DeleteOptions {
     pub dry_run: bool,
     /// `Orphan`, `Background`, `Foreground` or empty.
     pub propagation: String,
+    /// The old word for `Background` was said, which is answered differently.
+    pub old_background: bool,
     pub uid: String,
     pub resource_version: String,
 }
@@ -66,12 +53,18 @@ pub async fn delete(
 ) -> Result<Response<Body>, Status> {
     let options = DeleteOptions::read(call)?;
     let row = target.resource;
+    if strategy::is(row, "", "namespaces") && IMMORTAL.contains(&target.name.as_str()) {
+        let why = "this namespace may not be deleted";
+        return Err(Status::forbidden(row.group, row.plural, &target.name, why));
+    }
     match server.delete_object(target, &options, call.now).await? {
-        Deleted::Gone(last) if !ANSWERED_WITH_OBJECT.contains(&(row.group, row.plural)) => {
+        Deleted::Gone(last) if !strategy::answered_with_object(stored_as(row)) => {
             Ok(encoded(StatusCode::OK, &renderer.format, success(row, &last)))
         }
-        Deleted::Gone(last) | Deleted::Going(last) => {
-            Ok(renderer.value(StatusCode::OK, codec::from_stored(row, last)))
+        Deleted::Gone(last) => Ok(renderer.value(StatusCode::OK, codec::from_stored(row, last))),
+        Deleted::Going(last) => {
+            let code = if options.old_background { StatusCode::ACCEPTED } else { StatusCode::OK };
+            Ok(renderer.value(code, codec::from_stored(row, last)))
         }
     }
 }
@@ -129,10 +122,9 @@ impl DeleteOptions {
             if let Some(orphan) = call.query.flag("orphanDependents") {
                 value["orphanDependents"] = json!(orphan);
             }
-            for name in ["propagationPolicy"] {
-                if !call.query.get(name).is_empty() {
-                    value[name] = json!(call.query.get(name));
-                }
+            let policy = call.query.get("propagationPolicy");
+            if !policy.is_empty() {
+                value["propagationPolicy"] = json!(policy);
             }
             let dry_run: Vec<&str> = call.query.all("dryRun").collect();
             if !dry_run.is_empty() {
@@ -168,6 +160,7 @@ impl DeleteOptions {
         let dry_run = value.items("dryRun").iter().filter_map(Value::as_str);
         Ok(DeleteOptions {
             grace: value.int("gracePeriodSeconds"),
+            old_background: orphan == Some(false),
             dry_run: parse_dry_run(dry_run, "DeleteOptions")?,
             propagation: match orphan {
                 Some(true) => "Orphan".to_owned(),
@@ -211,81 +204,169 @@ impl Server {
         now: Timestamp,
     ) -> Result<Deleted, Status> {
         let stored = stored_as(target.resource);
-        loop {
-            let old = self.current(target).await?.ok_or_else(|| target.not_found())?;
+        for _ in 0..TRIES {
+            let mut old = self.current(target).await?.ok_or_else(|| target.not_found())?;
             let before = old.value();
-            check_preconditions(target, options, &before)?;
-            let Some(after) = plan(stored, &before, options, now) else {
+            check_preconditions(stored, options, &before)?;
+            let (mark, gone) = match plan(stored, &before, options, now) {
                 // Already on its way, and no faster way was asked for.
-                return Ok(Deleted::Going(before));
+                Plan::Wait => return Ok(Deleted::Going(before)),
+                Plan::Remove => (None, true),
+                Plan::Mark(after) => (Some(after), false),
+                Plan::MarkAndRemove(after) => (Some(after), true),
             };
-            let gone = is_finished(&after);
             if options.dry_run {
-                return Ok(if gone { Deleted::Gone(after) } else { Deleted::Going(after) });
+                let last = mark.unwrap_or(before);
+                return Ok(if gone { Deleted::Gone(last) } else { Deleted::Going(last) });
             }
-            if gone {
-                if let Some(revision) = self.remove(&old).await? {
-                    Box::pin(self.allocations.release(self, stored, &after)).await;
-                    let mut last = before;
-                    last.object_mut("metadata").insert("resourceVersion".into(), revision.to_string().into());
-                    return Ok(Deleted::Gone(last));
+            if let Some(after) = mark.filter(|after| *after != before) {
+                match self.put(target.resource, after, Some(&old)).await? {
+                    Some(object) => old = object,
+                    None => continue,
                 }
-            } else if let Some(object) = self.put(target.resource, after, Some(&old)).await? {
-                return Ok(Deleted::Going(object.value()));
+            }
+            if !gone {
+                return Ok(Deleted::Going(old.value()));
+            }
+            if let Some(revision) = self.remove(&old).await? {
+                let mut last = old.value();
+                Box::pin(self.allocations.release(self, stored, &last)).await;
+                last.object_mut("metadata").insert("resourceVersion".into(), revision.to_string().into());
+                return Ok(Deleted::Gone(last));
             }
         }
+        let row = target.resource;
+        Err(Status::conflict(row.group, row.plural, &target.name, MODIFIED))
     }
 }
 
-fn check_preconditions(target: &Target, options: &DeleteOptions, before: &Value) -> Result<(), Status> {
-    let row = target.resource;
-    let conflict = |why: String| Err(Status::conflict(row.group, row.plural, &target.name, &why));
-    let uid = before.path("metadata.uid").as_str().unwrap_or("");
-    if !options.uid.is_empty() && options.uid != uid {
-        return conflict(format!(
-            "Precondition failed: UID in precondition: {}, UID in object meta: {uid}",
-            options.uid
-        ));
-    }
-    let version = before.path("metadata.resourceVersion").as_str().unwrap_or("");
-    if !options.resource_version.is_empty() && options.resource_version != version {
-        return conflict(format!(
-            "Precondition failed: ResourceVersion in precondition: {}, ResourceVersion in object meta: {version}",
-            options.resource_version
-        ));
+fn check_preconditions(stored: &Resource, options: &DeleteOptions, before: &Value) -> Result<(), Status> {
+    let meta = before.at("metadata");
+    let fields = [
+        ("UID", &options.uid, meta.text("uid"), "deleted and then recreated"),
+        ("ResourceVersion", &options.resource_version, meta.text("resourceVersion"), "modified"),
+    ];
+    for (field, said, found, fate) in fields {
+        if said.is_empty() || said == found {
+            continue;
+        }
+        let name = meta.text("name");
+        if strategy::is(stored, "", "namespaces") {
+            let why = format!(
+                "Precondition failed: {field} in precondition: {said}, {field} in object meta: {found}"
+            );
+            return Err(Status::conflict("", "namespaces", name, &why));
+        }
+        let why = format!(
+            "the {field} in the precondition ({said}) does not match the {field} in record ({found}). The object might have been {fate}"
+        );
+        // Upstream names the kind here, not the resource.
+        return Err(Status::conflict(stored.group, stored.kind, name, &why));
     }
     Ok(())
 }
 
-/// The object after the request to delete it; `None` when the request changes nothing.
-fn plan(stored: &Resource, before: &Value, options: &DeleteOptions, now: Timestamp) -> Option<Value> {
+/// What a request to delete does to an object.
+#[derive(Debug, PartialEq)]
+enum Plan {
+    /// Nothing: it is on its way already.
+    Wait,
+    Mark(Value),
+    /// Those who watch a pod see that it was to go at once before it goes.
+    MarkAndRemove(Value),
+    Remove,
+}
+
+fn plan(stored: &Resource, before: &Value, options: &DeleteOptions, now: Timestamp) -> Plan {
     let mut after = before.clone();
-    let grace = match (stored.group, stored.plural) {
-        ("", "pods") => api::core::pod::grace_period(before, options.grace),
-        _ => 0,
-    };
-    let metadata = after.object_mut("metadata");
-    set_propagation(metadata, &options.propagation);
     let already = before.at("metadata").has("deletionTimestamp");
-    let left = before.at("metadata").int("deletionGracePeriodSeconds").unwrap_or(0);
-    if already && grace >= left && !(grace == 0 && left == 0 && is_finished(&after)) {
-        return (after != *before).then_some(after);
-    }
-    let metadata = after.object_mut("metadata");
-    if !already {
-        let generation = metadata.get("generation").and_then(Value::as_i64).unwrap_or(0);
-        if generation > 0 {
-            metadata.insert("generation".into(), (generation + 1).into());
+    if strategy::is(stored, "", "namespaces") {
+        if !already {
+            set_propagation(after.object_mut("metadata"), &options.propagation);
+            after.object_mut("metadata").insert("deletionTimestamp".into(), timestamp(now));
+            after.object_mut("status").insert("phase".into(), "Terminating".into());
+            return Plan::Mark(after);
+        }
+        if !before.at("spec").items("finalizers").is_empty() {
+            return Plan::Wait;
         }
     }
-    let when = now.checked_add(SignedDuration::from_secs(grace)).unwrap_or(now);
-    metadata.insert("deletionTimestamp".into(), when.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into());
-    metadata.insert("deletionGracePeriodSeconds".into(), grace.into());
-    if (stored.group, stored.plural) == ("", "namespaces") {
-        metadata.remove("deletionGracePeriodSeconds");
-        after.object_mut("status").insert("phase".into(), "Terminating".into());
+    let grace = if strategy::is(stored, "", "pods") {
+        match grace(before, options.grace, now) {
+            Grace::Pending => return Plan::Wait,
+            Grace::None => None,
+            Grace::Until(end, seconds) => Some((end, seconds)),
+        }
+    } else {
+        None
+    };
+    let metadata = after.object_mut("metadata");
+    let named = options.propagation.as_str();
+    let has_policy = |metadata: &serde_json::Map<String, Value>| {
+        let finalizers = metadata.get("finalizers").and_then(Value::as_array);
+        finalizers.into_iter().flatten().any(|name| name == "orphan" || name == "foregroundDeletion")
+    };
+    match named {
+        "" if has_policy(metadata) => {}
+        "" => set_propagation(metadata, strategy::default_propagation(stored)),
+        // Nobody collects what Events leave behind.
+        _ if strategy::is(stored, "", "events") => set_propagation(metadata, "Background"),
+        named => set_propagation(metadata, named),
     }
-    Some(after)
+    let held = metadata.get("finalizers").and_then(Value::as_array).is_some_and(|list| !list.is_empty());
+    if grace.is_none() && !held {
+        return Plan::Remove;
+    }
+    if !already && let Some(generation) = metadata.get("generation").and_then(Value::as_i64) {
+        metadata.insert("generation".into(), (generation + 1).into());
+    }
+    let (end, seconds) = grace.unwrap_or_else(|| match deletion_time(before) {
+        Some(time) if time <= now => (time, 0),
+        _ => (now, 0),
+    });
+    metadata.insert("deletionTimestamp".into(), timestamp(end));
+    metadata.insert("deletionGracePeriodSeconds".into(), seconds.into());
+    if held || seconds > 0 { Plan::Mark(after) } else { Plan::MarkAndRemove(after) }
+}
+
+enum Grace {
+    /// It has a grace period that is not to be cut short.
+    Pending,
+    /// Its grace period is over.
+    None,
+    Until(Timestamp, i64),
+}
+
+/// A pod's grace period is set once and may only become shorter.
+fn grace(pod: &Value, asked: Option<i64>, now: Timestamp) -> Grace {
+    let after = |start: Timestamp, seconds: i64| {
+        start.checked_add(SignedDuration::from_secs(seconds)).unwrap_or(start)
+    };
+    let Some(end) = deletion_time(pod) else {
+        let seconds = api::core::pod::grace_period(pod, asked);
+        return Grace::Until(after(now, seconds), seconds);
+    };
+    let left = match pod.at("metadata").int("deletionGracePeriodSeconds").unwrap_or(0) {
+        ..0 => 1,
+        left => left,
+    };
+    let asked = asked.map(|asked| if asked < 0 { 1 } else { asked });
+    match asked {
+        _ if left == 0 => Grace::None,
+        Some(asked) if asked < left => match after(after(end, -left), asked) {
+            end if end >= now => Grace::Until(end, asked),
+            _ => Grace::Until(now, asked.min(1)),
+        },
+        _ => Grace::Pending,
+    }
+}
+
+fn deletion_time(object: &Value) -> Option<Timestamp> {
+    object.at("metadata").at("deletionTimestamp").as_str()?.parse().ok()
+}
+
+fn timestamp(time: Timestamp) -> Value {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into()
 }
 
 /// How dependents are treated is written down as a finalizer, for the garbage collector.
@@ -295,18 +376,11 @@ fn set_propagation(metadata: &mut serde_json::Map<String, Value>, policy: &str) 
     }
     let mut finalizers: Vec<Value> =
         metadata.get("finalizers").and_then(Value::as_array).cloned().unwrap_or_default();
-    let wanted = match policy {
-        "Orphan" => Some("orphan"),
-        "Foreground" => Some("foregroundDeletion"),
-        _ => None,
-    };
-    finalizers.retain(|name| {
-        !matches!(name.as_str(), Some("orphan" | "foregroundDeletion")) || name.as_str() == wanted
-    });
-    if let Some(wanted) = wanted
-        && !finalizers.iter().any(|name| name == wanted)
-    {
-        finalizers.push(wanted.into());
+    finalizers.retain(|name| !matches!(name.as_str(), Some("orphan" | "foregroundDeletion")));
+    match policy {
+        "Orphan" => finalizers.push("orphan".into()),
+        "Foreground" => finalizers.push("foregroundDeletion".into()),
+        _ => {}
     }
     if finalizers.is_empty() {
         metadata.remove("finalizers");
@@ -321,61 +395,83 @@ mod tests {
 
     #[track_caller]
     fn check(plural: &str, before: Value, options: DeleteOptions, expected: &str) {
-        let row = api::table::find("", "v1", plural).unwrap();
-        let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let row = api::RESOURCES.iter().find(|row| row.plural == plural).unwrap();
+        let now: Timestamp = "2026-01-01T00:00:10Z".parse().unwrap();
+        let mark = |after: Value| {
+            let meta = after.at("metadata");
+            format!(
+                "{} {} {}",
+                meta.text("deletionTimestamp"),
+                meta.at("deletionGracePeriodSeconds"),
+                meta.at("finalizers")
+            )
+        };
         let found = match plan(row, &before, &options, now) {
-            None => "nothing".to_owned(),
-            Some(after) if is_finished(&after) => "gone".to_owned(),
-            Some(after) => {
-                let meta = after.at("metadata");
-                format!(
-                    "{} {} {}",
-                    meta.text("deletionTimestamp"),
-                    meta.at("deletionGracePeriodSeconds"),
-                    meta.at("finalizers")
-                )
-            }
+            Plan::Wait => "wait".to_owned(),
+            Plan::Remove => "gone".to_owned(),
+            Plan::Mark(after) => mark(after),
+            Plan::MarkAndRemove(after) => mark(after) + " gone",
         };
         assert_eq!(found, expected);
     }
 
+    fn with(grace: Option<i64>, propagation: &str) -> DeleteOptions {
+        DeleteOptions { grace, propagation: propagation.into(), ..DeleteOptions::default() }
+    }
+
     #[test]
-    fn deletion() {
-        let none = DeleteOptions::default;
-        check("configmaps", json!({"metadata": {"name": "a"}}), none(), "gone");
+    fn finalizers_and_propagation() {
+        let plain = json!({"metadata": {"name": "a"}});
+        let held = json!({"metadata": {"name": "a", "finalizers": ["x/y"]}});
+        let going = json!({"metadata": {"name": "a", "finalizers": ["x/y"],
+            "deletionTimestamp": "2025-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0}});
+        check("configmaps", plain.clone(), with(None, ""), "gone");
+        check("configmaps", held.clone(), with(None, ""), "2026-01-01T00:00:10Z 0 [\"x/y\"]");
+        check("configmaps", going.clone(), with(None, ""), "2025-01-01T00:00:00Z 0 [\"x/y\"]");
+        check("configmaps", plain.clone(), with(None, "Orphan"), "2026-01-01T00:00:10Z 0 [\"orphan\"]");
         check(
             "configmaps",
-            json!({"metadata": {"name": "a", "finalizers": ["x/y"]}}),
-            none(),
-            "2026-01-01T00:00:00Z 0 [\"x/y\"]",
+            going,
+            with(None, "Foreground"),
+            "2025-01-01T00:00:00Z 0 [\"x/y\",\"foregroundDeletion\"]",
         );
-        check(
-            "configmaps",
-            json!({"metadata": {"name": "a", "finalizers": ["x/y"], "deletionTimestamp": "2025-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0}}),
-            none(),
-            "nothing",
-        );
-        let orphan = DeleteOptions { propagation: "Orphan".into(), ..none() };
-        check(
-            "configmaps",
-            json!({"metadata": {"name": "a"}}),
-            orphan,
-            "2026-01-01T00:00:00Z 0 [\"orphan\"]",
-        );
-        let running = json!({"metadata": {"name": "a"}, "spec": {"nodeName": "n", "terminationGracePeriodSeconds": 30}, "status": {"phase": "Running"}});
-        check("pods", running.clone(), none(), "2026-01-01T00:00:30Z 30 null");
-        check("pods", running, DeleteOptions { grace: Some(0), ..none() }, "gone");
-        check(
-            "pods",
-            json!({"metadata": {"name": "a"}, "spec": {"terminationGracePeriodSeconds": 30}}),
-            none(),
-            "gone",
-        );
-        check(
-            "namespaces",
-            json!({"metadata": {"name": "a"}, "spec": {"finalizers": ["kubernetes"]}}),
-            none(),
-            "2026-01-01T00:00:00Z null null",
-        );
+        let orphaning = json!({"metadata": {"name": "a", "finalizers": ["orphan"]}});
+        check("configmaps", orphaning.clone(), with(None, "Background"), "gone");
+        check("configmaps", orphaning, with(None, ""), "2026-01-01T00:00:10Z 0 [\"orphan\"]");
+        check("jobs", plain.clone(), with(None, ""), "2026-01-01T00:00:10Z 0 [\"orphan\"]");
+        check("jobs", plain.clone(), with(None, "Background"), "gone");
+        check("events", plain, with(None, "Orphan"), "gone");
+    }
+
+    #[test]
+    fn grace_periods() {
+        let spec = json!({"nodeName": "n", "terminationGracePeriodSeconds": 30});
+        let running = json!({"metadata": {"name": "a"}, "spec": spec, "status": {"phase": "Running"}});
+        check("pods", running.clone(), with(None, ""), "2026-01-01T00:00:40Z 30 null");
+        check("pods", running.clone(), with(Some(-5), ""), "2026-01-01T00:00:11Z 1 null");
+        check("pods", running, with(Some(0), ""), "2026-01-01T00:00:10Z 0 null gone");
+        let waiting = json!({"metadata": {"name": "a"}, "spec": {"terminationGracePeriodSeconds": 30}});
+        check("pods", waiting, with(None, ""), "2026-01-01T00:00:10Z 0 null gone");
+        let going = |grace: i64, end: &str| {
+            json!({"metadata": {"name": "a", "deletionTimestamp": end, "deletionGracePeriodSeconds": grace},
+                "spec": spec})
+        };
+        let going = going(60, "2026-01-01T00:01:00Z");
+        check("pods", going.clone(), with(None, ""), "wait");
+        check("pods", going.clone(), with(Some(60), ""), "wait");
+        check("pods", going.clone(), with(Some(20), ""), "2026-01-01T00:00:20Z 20 null");
+        check("pods", going.clone(), with(Some(5), ""), "2026-01-01T00:00:10Z 1 null");
+        check("pods", going, with(Some(0), ""), "2026-01-01T00:00:10Z 0 null gone");
+    }
+
+    #[test]
+    fn namespaces_go_in_two_steps() {
+        let active = json!({"metadata": {"name": "a"}, "spec": {"finalizers": ["kubernetes"]}});
+        check("namespaces", active, with(None, ""), "2026-01-01T00:00:10Z null null");
+        let going = json!({"metadata": {"name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {"finalizers": ["kubernetes"]}});
+        check("namespaces", going, with(None, ""), "wait");
+        let done = json!({"metadata": {"name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z"}});
+        check("namespaces", done, with(None, ""), "gone");
     }
 }

@@ -15,6 +15,7 @@ mod delete;
 mod discovery;
 mod door;
 mod metrics;
+mod namespaces;
 mod negotiate;
 mod object;
 mod openapi;
@@ -107,9 +108,11 @@ pub async fn run(
         .await
         .map_err(|status| Error::FirstObjects(status.message))?;
     let furnisher = tokio::spawn(bootstrap::furnish_namespaces(server.clone(), shutdown.clone()));
+    let emptier = tokio::spawn(namespaces::empty_namespaces(server.clone(), shutdown.clone()));
     ready.send_replace(true);
     serve::serve(server, listener, config.tls, shutdown).await;
     furnisher.abort();
+    emptier.abort();
     Ok(())
 }
 

@@ -10,7 +10,6 @@ use crate::codec;
 use crate::create::{invalid, place, track};
 use crate::door::Door;
 use crate::object::Object;
-use crate::options::parse_version;
 use crate::registry::stored_as;
 use crate::render::Renderer;
 use crate::request::Target;
@@ -213,9 +212,17 @@ fn validate_change(target: &Target, value: &Value, before: &Value) -> Result<Vec
 fn check_version(row: &'static Resource, value: &Value, old: &Object) -> Result<bool, Status> {
     let name = old.name();
     let said = value.path("metadata.resourceVersion").as_str().unwrap_or("");
-    match parse_version(said)? {
-        Some(revision) if revision != 0 => {
-            if revision != old.revision {
+    let unreadable = |error: std::num::ParseIntError| {
+        let why = match error.kind() {
+            std::num::IntErrorKind::PosOverflow => "value out of range",
+            _ => "invalid syntax",
+        };
+        Status::failure(500, "", format!("strconv.ParseUint: parsing {said:?}: {why}"))
+    };
+    let said: u64 = if said.is_empty() { 0 } else { said.parse().map_err(unreadable)? };
+    match said {
+        1.. => {
+            if said != old.revision {
                 return Err(Status::conflict(row.group, row.plural, name, MODIFIED));
             }
             Ok(true)
