@@ -72,7 +72,11 @@ impl Http {
 
     /// Sends a request whose answer goes on and on.
     pub fn open(&self, path: &str) -> Result<Lines> {
-        let (status, _, body) = self.ask("GET", path, &[], b"")?;
+        self.open_with(path, &[])
+    }
+
+    pub fn open_with(&self, path: &str, headers: &[(&str, &str)]) -> Result<Lines> {
+        let (status, _, body) = self.ask("GET", path, headers, b"")?;
         Ok(Lines { status, body: BufReader::new(body) })
     }
 
@@ -119,6 +123,19 @@ impl Lines {
         let mut line = String::new();
         let length = self.body.read_line(&mut line)?;
         Ok((length > 0).then(|| line.trim_end().to_owned()))
+    }
+
+    /// The next frame of a protobuf watch, its length included, or `None` when the server has finished.
+    pub fn next_frame(&mut self) -> Result<Option<Vec<u8>>> {
+        if self.body.fill_buf()?.is_empty() {
+            return Ok(None);
+        }
+        let mut frame = vec![0; 4];
+        self.body.read_exact(&mut frame)?;
+        let length = u32::from_be_bytes([frame[0], frame[1], frame[2], frame[3]]);
+        let got = (&mut self.body).take(length.into()).read_to_end(&mut frame)?;
+        anyhow::ensure!(got as u64 == u64::from(length), "a frame of {length} bytes ended after {got}");
+        Ok(Some(frame))
     }
 }
 

@@ -5,11 +5,13 @@
 //! wait ends when the child says something or exits, and has a deadline. What fails panics with the server's
 //! log, since only tests call this. Read [`Server`] first.
 
+mod diff;
 mod http;
 pub mod kubeconfig;
 mod process;
 mod server;
 
+pub use diff::{assert_same, differences};
 pub use http::{Http, Lines, Reply};
 pub use process::Process;
 pub use server::{Output, Server, has_kubectl};

@@ -65,6 +65,18 @@ impl Process {
         }
     }
 
+    /// The same with what the child has written so far.
+    pub fn wait_until_log<T>(
+        &mut self,
+        within: Duration,
+        mut read: impl FnMut(&str) -> Option<T>,
+    ) -> Result<T> {
+        let log = self.log.clone();
+        let text =
+            move || String::from_utf8_lossy(&log.lock().unwrap_or_else(PoisonError::into_inner)).into_owned();
+        self.wait_until(within, || read(&text()))
+    }
+
     /// SIGKILL: the child gets no chance to tidy up.
     pub fn kill(&mut self) {
         // Fails only when the child has gone by itself, which is as good.

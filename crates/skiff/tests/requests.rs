@@ -1,0 +1,251 @@
+//! What every request can ask for: versions of HTTP, forms of the answer, dry runs, preconditions, graces,
+//! finalizers; and who may ask at all.
+
+use std::io::Read as _;
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use testkit::{Http, Reply, Server};
+
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const PODS: &str = "/api/v1/namespaces/default/pods";
+const MERGE: &str = "application/merge-patch+json";
+
+#[test]
+fn answers_come_in_the_form_asked_for() {
+    let server = Server::start();
+    let http = server.http();
+    make(&http, MAPS, json!({"metadata": {"name": "a"}, "data": {"k": "x".repeat(200_000)}}));
+    let one = format!("{MAPS}/a");
+    let whole = http.get(&one).unwrap();
+    let get = |headers: &[(&str, &str)], path: &str| http.send("GET", path, headers, b"").unwrap();
+
+    let zipped = get(&[("accept-encoding", "gzip")], &one);
+    assert_eq!(zipped.header("content-encoding"), Some("gzip"));
+    let mut plain = Vec::new();
+    flate2::read::GzDecoder::new(&*zipped.body).read_to_end(&mut plain).unwrap();
+    assert!(plain == whole.body && zipped.body.len() < 10_000, "{} bytes", zipped.body.len());
+    let small = get(&[("accept-encoding", "gzip")], "/api/v1/namespaces/default");
+    assert_eq!(small.header("content-encoding"), None, "not worth it");
+
+    let space = "/api/v1/namespaces/default";
+    let lines = |reply: Reply| reply.text().trim_end().lines().count();
+    assert_eq!(lines(get(&[], space)), 1);
+    assert!(lines(get(&[("user-agent", "curl/8.0")], space)) > 5);
+    assert_eq!(lines(get(&[("user-agent", "curl/8.0")], &format!("{space}?pretty=false"))), 1);
+    assert!(lines(get(&[], &format!("{space}?pretty=true"))) > 5);
+
+    let unacceptable = get(&[("accept", "text/html")], space);
+    assert_eq!((unacceptable.status, unacceptable.json()["reason"].as_str()), (406, Some("NotAcceptable")));
+    let head = http.send("HEAD", "/readyz", &[("connection", "close")], b"");
+    assert!(head.is_err() || head.unwrap().status == 200);
+
+    for (flag, version) in [("--http2", "2"), ("--http1.1", "1.1")] {
+        let output = Command::new("curl")
+            .args([flag, "-sS", "-o", "/dev/null", "-w", "%{http_version} %{http_code}", "--cacert"])
+            .arg(server.data_dir().join("tls/server-ca.crt"))
+            .arg("--cert")
+            .arg(server.data_dir().join("tls/admin.crt"))
+            .arg("--key")
+            .arg(server.data_dir().join("tls/admin.key"))
+            .arg(format!("{}{space}", server.url()))
+            .output()
+            .unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{version} 200"), "{output:?}");
+    }
+}
+
+#[test]
+fn unknown_fields_are_refused_warned_of_or_dropped() {
+    let server = Server::start();
+    let http = server.http();
+    let map = |name: &str| json!({"metadata": {"name": name}, "depth": 3});
+    let post = |name: &str, validation: &str| {
+        http.post(&format!("{MAPS}?fieldValidation={validation}"), &map(name)).unwrap()
+    };
+    let strict = post("s", "Strict");
+    assert_eq!(strict.status, 400);
+    assert_eq!(
+        strict.json()["message"],
+        "ConfigMap in version \"v1\" cannot be handled as a ConfigMap: strict decoding error: unknown field \"depth\""
+    );
+    let warned = post("w", "Warn");
+    assert_eq!(
+        (warned.status, warned.header("warning")),
+        (201, Some("299 - \"unknown field \\\"depth\\\"\""))
+    );
+    let ignored = post("i", "Ignore");
+    assert_eq!((ignored.status, ignored.header("warning")), (201, None));
+    assert_eq!(http.get(&format!("{MAPS}/w")).unwrap().json()["depth"], Value::Null);
+    assert_eq!(post("x", "Sometimes").status, 422);
+}
+
+#[test]
+fn dry_runs_answer_and_store_nothing() {
+    let server = Server::start();
+    let http = server.http();
+    let kept = make(&http, MAPS, json!({"metadata": {"name": "kept"}, "data": {"k": "1"}}));
+    let mut changed = kept.clone();
+    changed["data"]["k"] = "2".into();
+    let one = format!("{MAPS}/kept");
+    let apply = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"z": "2"}});
+    // The verb, its path, content type and body; then the code and a field of the answer.
+    let table: [(&str, &str, &str, Value, u16, (&str, &str)); 7] = [
+        (
+            "POST",
+            MAPS,
+            "application/json",
+            json!({"metadata": {"name": "new"}}),
+            201,
+            ("/metadata/name", "new"),
+        ),
+        ("POST", MAPS, "application/json", kept.clone(), 409, ("/reason", "AlreadyExists")),
+        ("PUT", &one, "application/json", changed, 200, ("/data/k", "2")),
+        ("PATCH", &one, MERGE, json!({"data": {"k": "3"}}), 200, ("/data/k", "3")),
+        ("PATCH", &one, "application/apply-patch+yaml", apply, 200, ("/data/z", "2")),
+        ("DELETE", &one, "application/json", json!({}), 200, ("/status", "Success")),
+        ("DELETE", MAPS, "application/json", json!({}), 200, ("/kind", "ConfigMapList")),
+    ];
+    let before = http.get(MAPS).unwrap().json();
+    for (verb, path, kind, mut body, code, (pointer, value)) in table {
+        if code == 409 {
+            body["metadata"].as_object_mut().unwrap().remove("resourceVersion");
+        }
+        let path = format!("{path}?dryRun=All&fieldManager=t");
+        let reply = http.send(verb, &path, &[("content-type", kind)], body.to_string().as_bytes()).unwrap();
+        assert_eq!(reply.status, code, "{verb} {path}: {}", reply.text());
+        assert_eq!(reply.json().pointer(pointer), Some(&json!(value)), "{verb} {path}: {}", reply.text());
+    }
+    assert_eq!(http.get(MAPS).unwrap().json()["items"], before["items"]);
+    assert_eq!(http.post(&format!("{MAPS}?dryRun=Some"), &json!({})).unwrap().status, 422);
+}
+
+#[test]
+fn objects_go_when_nothing_holds_them() {
+    let server = Server::start();
+    let http = server.http();
+    let delete = |path: &str, options: Value| {
+        let headers = [("content-type", "application/json")];
+        http.send("DELETE", path, &headers, options.to_string().as_bytes()).unwrap()
+    };
+    let status = |path: &str| http.get(path).unwrap().status;
+
+    let map = make(&http, MAPS, json!({"metadata": {"name": "held", "finalizers": ["example.com/x"]}}));
+    let held = format!("{MAPS}/held");
+    for (field, wrong) in [("uid", "no-such"), ("resourceVersion", "1")] {
+        let reply = delete(&held, json!({"preconditions": {field: wrong}}));
+        assert_eq!(
+            (reply.status, reply.json()["reason"].as_str()),
+            (409, Some("Conflict")),
+            "{}",
+            reply.text()
+        );
+    }
+    let uid = &map["metadata"]["uid"];
+    let going = delete(&held, json!({"preconditions": {"uid": uid}}));
+    assert!(going.json()["metadata"]["deletionTimestamp"].is_string(), "{}", going.text());
+    assert_eq!(status(&held), 200, "the finalizer holds it");
+    let body = json!({"metadata": {"finalizers": ["example.com/x", "example.com/y"]}}).to_string();
+    let more = http.send("PATCH", &held, &[("content-type", MERGE)], body.as_bytes()).unwrap();
+    assert_eq!(more.status, 422, "too late for more: {}", more.text());
+    let body = json!({"metadata": {"finalizers": null}}).to_string();
+    assert_eq!(http.send("PATCH", &held, &[("content-type", MERGE)], body.as_bytes()).unwrap().status, 200);
+    assert_eq!(status(&held), 404);
+
+    let spec = |node: &str| json!({"nodeName": node, "containers": [{"name": "c", "image": "i"}]});
+    make(&http, PODS, json!({"metadata": {"name": "free"}, "spec": spec("")}));
+    make(&http, PODS, json!({"metadata": {"name": "placed"}, "spec": spec("n1")}));
+    assert_eq!(delete(&format!("{PODS}/free"), json!({})).status, 200);
+    assert_eq!(status(&format!("{PODS}/free")), 404, "no node has to stop it");
+    let placed = format!("{PODS}/placed");
+    let going = delete(&placed, json!({}));
+    assert_eq!(going.json()["metadata"]["deletionGracePeriodSeconds"], 30, "{}", going.text());
+    let sooner = delete(&placed, json!({"gracePeriodSeconds": 5}));
+    assert_eq!(sooner.json()["metadata"]["deletionGracePeriodSeconds"], 5, "{}", sooner.text());
+    assert_eq!(status(&placed), 200);
+    assert_eq!(delete(&placed, json!({"gracePeriodSeconds": 0})).status, 200);
+    assert_eq!(status(&placed), 404);
+
+    for (name, label) in [("a", "x"), ("b", "x"), ("c", "y")] {
+        make(&http, MAPS, json!({"metadata": {"name": name, "labels": {"t": label}}}));
+    }
+    let gone = delete(&format!("{MAPS}?labelSelector=t%3Dx"), json!({}));
+    assert_eq!(gone.json()["items"].as_array().map(Vec::len), Some(2), "{}", gone.text());
+    assert_eq!([status(&format!("{MAPS}/a")), status(&format!("{MAPS}/c"))], [404, 200]);
+}
+
+#[test]
+fn writes_name_the_state_they_change() {
+    let server = Server::start();
+    let http = server.http();
+    let made = make(&http, MAPS, json!({"metadata": {"name": "a"}, "data": {"k": "1"}}));
+    let one = format!("{MAPS}/a");
+    let put = |object: &Value| {
+        http.send("PUT", &one, &[("content-type", "application/json")], object.to_string().as_bytes())
+            .unwrap()
+    };
+    let mut next = made.clone();
+    next["data"]["k"] = "2".into();
+    assert_eq!(put(&next).status, 200);
+    next["data"]["k"] = "3".into();
+    let stale = put(&next);
+    assert_eq!(stale.status, 409);
+    assert_eq!(
+        stale.json()["message"],
+        "Operation cannot be fulfilled on configmaps \"a\": the object has been modified; please apply your changes to the latest version and try again"
+    );
+    next["metadata"]["resourceVersion"] = Value::Null;
+    assert_eq!(put(&next).status, 200, "without a version it is replaced whatever it is");
+    next["metadata"]["uid"] = "5c1a9a0e-2b7e-4a36-9d3e-0d7a1f0f6f1c".into();
+    assert_eq!(put(&next).status, 409, "another object of this name");
+    next["metadata"]["name"] = "b".into();
+    assert_eq!(put(&next).status, 400);
+    let absent = http.get(&format!("{MAPS}/nothing")).unwrap();
+    assert_eq!(absent.json()["message"], "configmaps \"nothing\" not found");
+}
+
+#[test]
+fn strangers_see_only_that_the_server_is_well() {
+    let server = Server::start();
+    let anonymous = server.anonymous();
+    for path in ["/healthz", "/livez", "/readyz", "/version"] {
+        assert_eq!(anonymous.get(path).unwrap().status, 200, "{path}");
+    }
+    for path in ["/api", "/apis", "/openapi/v2", "/metrics", "/api/v1/namespaces", MAPS] {
+        let reply = anonymous.get(path).unwrap();
+        assert_eq!(reply.status, 403, "{path}: {}", reply.text());
+        assert!(reply.text().contains("system:anonymous"), "{path}: {}", reply.text());
+    }
+    assert_eq!(anonymous.post(MAPS, &json!({"metadata": {"name": "x"}})).unwrap().status, 403);
+
+    // The right name from the wrong authority.
+    let folder = tempfile::tempdir().unwrap();
+    let now = jiff::Timestamp::now();
+    let authority = pki::Authority::load_or_create(folder.path(), "client-ca", now).unwrap();
+    let admin = pki::Leaf {
+        common_name: "system:admin".into(),
+        organizations: vec!["system:masters".into()],
+        dns_names: Vec::new(),
+        ips: Vec::new(),
+        usage: pki::Usage::Client,
+        lifetime: Duration::from_secs(600),
+    };
+    let forged = authority.issue(&admin, now).unwrap();
+    let ca = std::fs::read_to_string(server.data_dir().join("tls/server-ca.crt")).unwrap();
+    let stranger = Http::from_kubeconfig(&pki::kubeconfig(&server.url(), &ca, &forged, "default")).unwrap();
+    match stranger.get("/api/v1/namespaces") {
+        Ok(reply) => assert_eq!(reply.status, 401, "{}", reply.text()),
+        Err(error) => println!("refused in the handshake: {error:#}"),
+    }
+    let token = [("authorization", "Bearer nonsense")];
+    let reply = anonymous.send("GET", "/api/v1/namespaces", &token, b"").unwrap();
+    assert_eq!((reply.status, reply.json()["message"].as_str()), (401, Some("Unauthorized")));
+}
+
+#[track_caller]
+fn make(http: &Http, path: &str, object: Value) -> Value {
+    let reply = http.post(path, &object).unwrap();
+    assert_eq!(reply.status, 201, "{}", reply.text());
+    reply.json()
+}

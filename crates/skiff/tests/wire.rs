@@ -1,0 +1,277 @@
+//! A manifest of every kind goes in and out of a real server in every form it speaks: JSON, YAML, protobuf,
+//! Table and PartialObjectMetadata; as one object, a list and a watch; and a second write of the same changes
+//! nothing.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use api::table::Verbs;
+use api::{RESOURCES, Resource};
+use schema::protobuf;
+use serde_json::{Value, json};
+use testkit::{Http, Reply, Server, assert_same};
+
+const JSON: &str = "application/json";
+const YAML: &str = "application/yaml";
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+const THREADS: usize = 4;
+
+#[test]
+fn every_kind_in_every_form() {
+    let server = Server::start();
+    let http = server.http();
+    for namespace in ["harbor", "boats"] {
+        let reply = http.post("/api/v1/namespaces", &json!({"metadata": {"name": namespace}})).unwrap();
+        assert_eq!(reply.status, 201, "{}", reply.text());
+    }
+    let left = Mutex::new(RESOURCES.iter().collect::<Vec<_>>());
+    let failed = Mutex::new(Vec::new());
+    let work = || {
+        let next = || left.lock().unwrap().pop();
+        while let Some(row) = next() {
+            let case = Case { http: &http, row, manifest: manifest(row) };
+            // One kind's failure hides no other's.
+            if catch_unwind(AssertUnwindSafe(|| case.check())).is_err() {
+                failed.lock().unwrap().push(row.kind);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..THREADS).for_each(|_| drop(scope.spawn(work)));
+    });
+    assert_eq!(failed.into_inner().unwrap(), Vec::<&str>::new());
+}
+
+struct Case<'a> {
+    http: &'a Http,
+    row: &'static Resource,
+    manifest: Value,
+}
+
+impl Case<'_> {
+    fn check(&self) {
+        match self.row.verbs {
+            Verbs::CreateOnly => return self.check_review(),
+            Verbs::GetList => return drop(self.ok(self.http.get(&self.all()))),
+            Verbs::All | Verbs::NoDeleteCollection => {}
+        }
+        let made = self.ok(self.send("POST", &self.all(), JSON, &bytes(&self.manifest))).json();
+        let json = self.get(JSON).json();
+        self.same("created and got", &made, &json);
+        self.check_protobuf(&json);
+        self.check_other_forms(&json);
+        self.check_writes_without_change(&json);
+        self.delete();
+
+        let message = protobuf::to_protobuf(schema::kubernetes(), self.ty(self.kind()), &self.typed());
+        let sealed = protobuf::seal(&self.api_version(), self.kind(), &message);
+        self.ok(self.send("POST", &self.all(), PROTOBUF, &sealed));
+        self.same("created as protobuf", &lasting(self.get(JSON).json()), &lasting(json));
+        self.delete();
+    }
+
+    /// Reviews answer and store nothing; a Binding has no pod to bind here.
+    fn check_review(&self) {
+        let reply = self.send("POST", &self.all(), JSON, &bytes(&self.manifest));
+        let expected = if self.kind() == "Binding" { 404 } else { 201 };
+        assert_eq!(reply.status, expected, "{}: {}", self.kind(), reply.text());
+    }
+
+    fn check_protobuf(&self, json: &Value) {
+        let body = self.get(PROTOBUF).body;
+        self.same("as protobuf", &self.open(&body, self.kind()), &untyped(json));
+
+        let list_kind = format!("{}List", self.kind());
+        let all = self.ok(self.http.send("GET", &self.all(), &[("accept", PROTOBUF)], b""));
+        let list = self.open(&all.body, &list_kind);
+        let found = list["items"].as_array().unwrap().iter().find(|item| name(item) == name(json));
+        self.same("listed as protobuf", found.unwrap_or(&Value::Null), &untyped(json));
+
+        let accept = format!("{PROTOBUF};stream=watch");
+        let path = format!("{}?watch=1&fieldSelector=metadata.name%3D{}", self.all(), name(json));
+        let mut watch = self.http.open_with(&path, &[("accept", &accept)]).unwrap();
+        assert_eq!(watch.status, 200, "{}: watch", self.kind());
+        let frame = watch.next_frame().unwrap().unwrap();
+        let expected = protobuf::watch_frame("ADDED", &body);
+        assert_eq!(frame, expected, "{}: watched as protobuf", self.kind());
+    }
+
+    fn check_other_forms(&self, json: &Value) {
+        let yaml: Value = serde_saphyr::from_str(&self.get(YAML).text()).unwrap();
+        self.same("as YAML", &yaml, json);
+        let text = serde_saphyr::to_string(&self.manifest).unwrap();
+        // Dry, since the object is there already under this name: a conflict proves that it was understood.
+        let reply = self.send("POST", &format!("{}?dryRun=All", self.all()), YAML, text.as_bytes());
+        assert_eq!(reply.status, 409, "{}: YAML: {}", self.kind(), reply.text());
+
+        let partial = self.get("application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io").json();
+        self.same("its metadata", &partial["metadata"], &json["metadata"]);
+        assert_eq!(partial["kind"], "PartialObjectMetadata", "{}", self.kind());
+        assert_eq!(partial["spec"], Value::Null, "{}", self.kind());
+
+        let table = self.get("application/json;as=Table;v=v1;g=meta.k8s.io").json();
+        let columns = table["columnDefinitions"].as_array().map(Vec::len);
+        assert_eq!(table["rows"][0]["cells"].as_array().map(Vec::len), columns, "{}: {table}", self.kind());
+        assert_eq!(table["rows"][0]["object"]["metadata"]["name"], json["metadata"]["name"]);
+    }
+
+    fn check_writes_without_change(&self, json: &Value) {
+        let same = self.ok(self.send("PUT", &self.one(), JSON, &bytes(json))).json();
+        self.same("updated without a change", &same, json);
+        let path = format!("{}?fieldManager=wire&force=true", self.one());
+        let mut apply = || {
+            let reply = self.send("PATCH", &path, "application/apply-patch+yaml", &bytes(&self.manifest));
+            self.ok(reply).json()
+        };
+        let (first, second) = (apply(), apply());
+        self.same("applied twice", &first, &second);
+    }
+
+    /// Deletes the object, and takes away what holds it when it goes no other way.
+    fn delete(&self) {
+        let reply = self.send("DELETE", &self.one(), JSON, b"{\"gracePeriodSeconds\":0}");
+        assert!(matches!(reply.status, 200 | 202), "{}: {}", self.kind(), reply.text());
+        let reply = self.http.get(&self.one()).unwrap();
+        if reply.status == 404 {
+            return;
+        }
+        let mut held = reply.json();
+        let path = if self.kind() == "Namespace" {
+            held["spec"]["finalizers"] = json!([]);
+            format!("{}/finalize", self.one())
+        } else {
+            held["metadata"]["finalizers"] = json!([]);
+            self.one()
+        };
+        self.ok(self.send("PUT", &path, JSON, &bytes(&held)));
+        assert_eq!(self.http.get(&self.one()).unwrap().status, 404, "{}: held by {held}", self.kind());
+    }
+
+    #[track_caller]
+    fn same(&self, what: &str, left: &Value, right: &Value) {
+        assert_same(&format!("{}, {what}", self.kind()), left, right);
+    }
+
+    #[track_caller]
+    fn get(&self, accept: &str) -> Reply {
+        self.ok(self.http.send("GET", &self.one(), &[("accept", accept)], b""))
+    }
+
+    #[track_caller]
+    fn send(&self, method: &str, path: &str, content_type: &str, body: &[u8]) -> Reply {
+        let headers = [("content-type", content_type), ("accept", JSON)];
+        self.http.send(method, path, &headers, body).unwrap()
+    }
+
+    #[track_caller]
+    fn ok(&self, reply: impl Into<Answer>) -> Reply {
+        let Answer(reply) = reply.into();
+        assert!(matches!(reply.status, 200 | 201), "{}: {} {}", self.kind(), reply.status, reply.text());
+        reply
+    }
+
+    /// The object in a protobuf body that says it is of this kind.
+    #[track_caller]
+    fn open(&self, body: &[u8], kind: &str) -> Value {
+        let envelope = protobuf::open(body).unwrap();
+        assert_eq!((envelope.api_version, envelope.kind), (self.api_version().as_str(), kind));
+        protobuf::from_protobuf(schema::kubernetes(), self.ty(kind), envelope.raw).unwrap()
+    }
+
+    fn typed(&self) -> Value {
+        schema::from_json(schema::kubernetes(), self.ty(self.kind()), &bytes(&self.manifest)).unwrap().value
+    }
+
+    fn ty(&self, kind: &str) -> schema::TypeId {
+        schema::kubernetes().kind(self.row.group, self.row.version, kind).unwrap()
+    }
+
+    fn kind(&self) -> &'static str {
+        self.row.kind
+    }
+
+    fn api_version(&self) -> String {
+        let Resource { group, version, .. } = self.row;
+        if group.is_empty() { (*version).to_owned() } else { format!("{group}/{version}") }
+    }
+
+    fn all(&self) -> String {
+        let prefix = if self.row.group.is_empty() { "/api" } else { "/apis" };
+        let namespace = self.manifest["metadata"]["namespace"].as_str();
+        let namespace = namespace.map(|name| format!("/namespaces/{name}")).unwrap_or_default();
+        format!("{prefix}/{}{namespace}/{}", self.api_version(), self.row.plural)
+    }
+
+    fn one(&self) -> String {
+        format!("{}/{}", self.all(), name(&self.manifest))
+    }
+}
+
+/// What [`Case::ok`] takes: an answer, or the attempt to get one.
+struct Answer(Reply);
+
+impl From<Reply> for Answer {
+    fn from(reply: Reply) -> Answer {
+        Answer(reply)
+    }
+}
+
+impl<E: std::fmt::Debug> From<Result<Reply, E>> for Answer {
+    fn from(reply: Result<Reply, E>) -> Answer {
+        Answer(reply.unwrap())
+    }
+}
+
+fn manifest(row: &Resource) -> Value {
+    let group = if row.group.is_empty() { "core" } else { row.group };
+    let folder: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../api/tests/manifests");
+    let path = folder.join(format!("{group}.{}.{}.json", row.version, row.kind));
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let mut manifest: Value = serde_json::from_str(&text).unwrap();
+    if row.kind == "Namespace" {
+        // Not the one the others live in.
+        manifest["metadata"]["name"] = "quay".into();
+    }
+    if row.group == "events.k8s.io" || (row.group, row.version) == ("autoscaling", "v1") {
+        // Stored where the other version's object of this name is, so in a namespace of its own.
+        manifest["metadata"]["namespace"] = "boats".into();
+        if manifest["regarding"]["namespace"].is_string() {
+            manifest["regarding"]["namespace"] = "boats".into();
+        }
+    }
+    manifest
+}
+
+fn bytes(value: &Value) -> Vec<u8> {
+    value.to_string().into_bytes()
+}
+
+fn name(object: &Value) -> &str {
+    object["metadata"]["name"].as_str().unwrap_or_default()
+}
+
+/// As protobuf has it: the type is named outside.
+fn untyped(object: &Value) -> Value {
+    let mut object = object.clone();
+    let fields = object.as_object_mut().unwrap();
+    fields.remove("kind");
+    fields.remove("apiVersion");
+    object
+}
+
+/// What does not differ between two objects made of one manifest.
+fn lasting(object: Value) -> Value {
+    // A Job's selector names it too.
+    let uid = object["metadata"]["uid"].as_str().unwrap();
+    let mut object: Value = serde_json::from_str(&object.to_string().replace(uid, "UID")).unwrap();
+    let metadata = object["metadata"].as_object_mut().unwrap();
+    for field in ["uid", "resourceVersion", "creationTimestamp", "managedFields"] {
+        metadata.remove(field);
+    }
+    if let Some(spec) = object["spec"].as_object_mut() {
+        spec.remove("clusterIP");
+        spec.remove("clusterIPs");
+    }
+    object
+}

@@ -1,0 +1,58 @@
+//! Says where two JSON values differ, since two whole objects side by side say it to nobody.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+/// Panics with the places at which the two differ.
+#[track_caller]
+pub fn assert_same(what: &str, left: &Value, right: &Value) {
+    let found = differences(left, right);
+    assert!(found.is_empty(), "{what}:\n  {}", found.join("\n  "));
+}
+
+/// One line for each place.
+pub fn differences(left: &Value, right: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    compare("", Some(left), Some(right), &mut found);
+    found
+}
+
+fn compare(path: &str, left: Option<&Value>, right: Option<&Value>, found: &mut Vec<String>) {
+    match (left, right) {
+        (Some(Value::Object(left)), Some(Value::Object(right))) => {
+            for key in left.keys().chain(right.keys()).collect::<BTreeSet<_>>() {
+                compare(&format!("{path}.{key}"), left.get(key), right.get(key), found);
+            }
+        }
+        (Some(Value::Array(left)), Some(Value::Array(right))) => {
+            for i in 0..left.len().max(right.len()) {
+                compare(&format!("{path}[{i}]"), left.get(i), right.get(i), found);
+            }
+        }
+        (left, right) if left == right => {}
+        (left, right) => found.push(format!("{path}: {} | {}", shown(left), shown(right))),
+    }
+}
+
+fn shown(value: Option<&Value>) -> String {
+    value.map_or_else(|| "absent".to_owned(), Value::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn names_each_place() {
+        let left = json!({"a": {"b": [1, 2]}, "c": "x", "same": [{}]});
+        let right = json!({"a": {"b": [1]}, "c": "y", "d": null, "same": [{}]});
+        assert_eq!(
+            differences(&left, &right),
+            [".a.b[1]: 2 | absent", ".c: \"x\" | \"y\"", ".d: absent | null"]
+        );
+        assert_same("left", &left, &left);
+    }
+}
