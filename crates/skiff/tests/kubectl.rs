@@ -31,8 +31,8 @@ fn objects_are_made_shown_and_changed() {
         kubectl get configmaps -l '!none' --field-selector metadata.name=sea -o custom-columns=NAME:.metadata.name,DEPTH:.data.depth
         kubectl get configmap sea -o go-template='{{.data.name}}{{\"\\n\"}}'
         kubectl get configmap lake
-        kubectl describe configmap sea
-        kubectl describe deployment web
+        kubectl describe configmap sea | sort
+        kubectl describe deployment web | grep -v CreationTimestamp
         ",
         expect![[r#"
             $ kubectl create configmap sea --from-literal=depth=10 --from-literal=name=north
@@ -90,31 +90,30 @@ fn objects_are_made_shown_and_changed() {
             $ kubectl get configmap lake
             Error from server (NotFound): configmaps "lake" not found
             ? 1
-            $ kubectl describe configmap sea
-            Name:         sea
-            Namespace:    default
-            Labels:       <none>
-            Annotations:  <none>
+            $ kubectl describe configmap sea | sort
 
-            Data
-            ====
-            name:
+
+
+
+
             ----
-            north
-
-            depth:
             ----
             10
-
-
-            BinaryData
             ====
-
+            ====
+            Annotations:  <none>
+            BinaryData
+            Data
             Events:  <none>
-            $ kubectl describe deployment web
+            Labels:       <none>
+            Name:         sea
+            Namespace:    default
+            depth:
+            name:
+            north
+            $ kubectl describe deployment web | grep -v CreationTimestamp
             Name:                   web
             Namespace:              default
-            CreationTimestamp:      Sun, 15 Nov 2026 21:56:04 +0000
             Labels:                 app=web
             Annotations:            <none>
             Selector:               app=web

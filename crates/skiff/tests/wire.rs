@@ -120,7 +120,7 @@ impl Case<'_> {
         let same = self.ok(self.send("PUT", &self.one(), JSON, &bytes(json))).json();
         self.same("updated without a change", &same, json);
         let path = format!("{}?fieldManager=wire&force=true", self.one());
-        let mut apply = || {
+        let apply = || {
             let reply = self.send("PATCH", &path, "application/apply-patch+yaml", &bytes(&self.manifest));
             self.ok(reply).json()
         };
