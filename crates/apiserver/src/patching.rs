@@ -210,7 +210,11 @@ async fn apply(
     };
     let ty = codec::row_type(stored)?;
     let merge = |live: Option<&Value>| {
-        patch::apply::apply(schema::kubernetes(), ty, live, &config, &writer, force).map_err(apply_failed)
+        let table = schema::kubernetes();
+        let mut value = patch::apply::apply(table, ty, live, &config, &writer, force).map_err(apply_failed)?;
+        // What was applied has only the fields that were sent; defaults go by the whole shape.
+        schema::normalize(table, ty, &mut value).map_err(|error| Status::bad_request(error.to_string()))?;
+        Ok::<Value, Status>(value)
     };
     if server.current(target).await?.is_none() {
         if door != Door::Main {
