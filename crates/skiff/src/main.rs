@@ -11,6 +11,10 @@ use clap::Parser as _;
 
 use flags::{Command, Flags};
 
+/// Objects are trees of small allocations; see docs/adr/0005 for what this is worth.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let arguments = match config::expand(std::env::args().collect()) {
         Ok(arguments) => arguments,
