@@ -52,10 +52,18 @@ pub async fn empty_namespaces(server: Arc<Server>, mut shutdown: watch::Receiver
             }
         }
         let waiting = kinds.iter_mut().filter(|(kind, _)| left.contains(&prefix(kind)));
-        let mut waiting: Vec<_> = waiting.map(|(_, news)| Box::pin(news.changed())).collect();
+        let waiting: Vec<_> = waiting.map(|(_, news)| Box::pin(news.changed())).collect();
+        // Inside a block, since `select!` makes the futures of branches that are switched off too, and there
+        // is no choosing from nothing.
+        let change = async {
+            match waiting.is_empty() {
+                true => std::future::pending().await,
+                false => drop(select_all(waiting).await),
+            }
+        };
         tokio::select! {
             _ = news.changed() => {}
-            _ = select_all(&mut waiting), if !waiting.is_empty() => {}
+            () = change => {}
             () = tokio::time::sleep(PAUSE), if failed => {}
             () = stopped(&mut shutdown) => return,
         }

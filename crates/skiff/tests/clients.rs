@@ -25,13 +25,22 @@ fn python_with_client() -> PathBuf {
     let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
     let venv = cache.expect("HOME is set").join("skiff/venv");
     let python = venv.join("bin/python3");
-    let wanted = format!("import importlib.metadata as m; assert 'kubernetes==' + m.version('kubernetes') == '{PACKAGE}'");
+    let wanted = format!(
+        "import importlib.metadata as m; assert 'kubernetes==' + m.version('kubernetes') == '{PACKAGE}'"
+    );
     if Command::new(&python).args(["-c", &wanted]).output().is_ok_and(|output| output.status.success()) {
         return python;
     }
     println!("installing {PACKAGE} from PyPI into {}", venv.display());
     run(Command::new("python3").args(["-m", "venv"]).arg(&venv));
-    run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", PACKAGE]));
+    run(Command::new(&python).args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        PACKAGE,
+    ]));
     python
 }
 
