@@ -216,7 +216,6 @@ impl Check {
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
         let peak = peak.unwrap().parse::<u64>().unwrap() << 10;
         assert!(peak < MOST_MEMORY, "{} MiB at its peak", peak >> 20);
-        assert!(!self.server.log().contains("panicked"), "{}", self.server.log());
     }
 }
 

@@ -13,6 +13,8 @@ use crate::{Http, Process};
 /// A cold start takes about a second; a busy machine may take its time.
 const START: Duration = Duration::from_secs(60);
 const STOP: Duration = Duration::from_secs(30);
+/// What Rust writes when a thread or a task panics.
+const PANIC: &str = "' panicked at ";
 
 /// `skiff server --disable-agent` with its own data and port. Killed, and its data removed, on drop.
 pub struct Server {
@@ -110,7 +112,9 @@ impl Server {
     }
 
     /// SIGKILL: what was answered must survive this.
+    #[track_caller]
     pub fn kill9(&mut self) {
+        self.check_log();
         self.process = None;
     }
 
@@ -120,6 +124,7 @@ impl Server {
         if let Some(mut process) = self.process.take() {
             let ended = process.terminate(STOP).unwrap_or_else(|error| panic!("{error:#}"));
             assert!(ended.success(), "the server ended with {ended}\n{}", process.log());
+            assert!(!process.log().contains(PANIC), "{}", process.log());
         }
     }
 
@@ -155,9 +160,24 @@ impl Server {
         process.wait_until(START, is_ready)
     }
 
+    /// A task that panicked may go unnoticed by every request.
+    #[track_caller]
+    fn check_log(&self) {
+        let log = self.log();
+        assert!(!log.contains(PANIC), "the server panicked\n{log}");
+    }
+
     fn client(&self, make: fn(&str) -> Result<Http>) -> Result<Http> {
         let path = self.kubeconfig();
         make(&std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.check_log();
+        }
     }
 }
 
