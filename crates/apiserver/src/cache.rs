@@ -3,21 +3,24 @@
 //! A [`Shard`] holds one stored kind. Reads never block on the store except to learn how fresh they must
 //! be; watchers read the shard's ring of events at their own pace, so a slow one costs the others nothing.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Bound;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use store::{Revision, Store};
 use tokio::sync::watch;
 
 use crate::object::{Object, Place};
 
 /// Events kept per kind for watchers that resume or lag; whichever limit is met first.
-const RING_EVENTS: usize = 20_000;
-const RING_BYTES: usize = 24 << 20;
+const RING_EVENTS: usize = 50_000;
+const RING_BYTES: usize = 16 << 20;
+/// How much of the newest events is kept as built lines too: enough for watchers that keep up.
+const LINES: usize = 10_000;
+const LINE_BYTES: usize = 4 << 20;
 
 /// How long a read waits for the cache to reach the revision it needs.
 const FRESHNESS_DEADLINE: Duration = Duration::from_secs(3);
@@ -39,6 +42,9 @@ struct State {
     objects: BTreeMap<Arc<str>, Arc<Object>>,
     ring: VecDeque<Arc<Event>>,
     ring_bytes: usize,
+    /// How many of the newest events may hold a line, and the size of their objects.
+    lined: usize,
+    lined_bytes: usize,
     /// The sequence number of the ring's first event.
     first: u64,
     /// Every change after this revision is in the ring.
@@ -56,8 +62,16 @@ pub struct Event {
     /// The state before; `None` when the object is new.
     pub previous: Option<Arc<Object>>,
     pub deleted: bool,
-    /// The event as a line of JSON for watchers without a selector, built once for all of them.
-    line: OnceLock<Bytes>,
+    line: Mutex<Line>,
+}
+
+/// The event as a line of JSON for watchers without a selector, built once for all of them.
+#[derive(Debug)]
+enum Line {
+    Unbuilt,
+    Built(Bytes),
+    /// No longer news: whoever still needs the line builds it for itself.
+    Old,
 }
 
 /// The objects of a shard as of one revision.
@@ -106,8 +120,9 @@ impl Cache {
         if let Some(shard) = self.shards.read().get(prefix) {
             return shard.clone();
         }
-        let floor = self.revision();
         let mut shards = self.shards.write();
+        // Read under the lock, so that no reload comes between.
+        let floor = self.revision();
         shards.entry(prefix.into()).or_insert_with(|| Arc::new(Shard::new(floor))).clone()
     }
 
@@ -131,9 +146,13 @@ impl Cache {
             // The smallest key after the last one.
             from = page.entries.last().map(|entry| format!("{}\0", entry.key));
             for entry in page.entries {
-                let Some(prefix) = prefix_of(&entry.key).map(str::to_owned) else { continue };
+                let Some(prefix) = prefix_of(&entry.key) else { continue };
+                let shard = match objects.get_mut(prefix) {
+                    Some(shard) => shard,
+                    None => objects.entry(prefix.into()).or_default(),
+                };
                 if let Some(object) = object_of(entry) {
-                    objects.entry(prefix.into()).or_default().insert(object.key.clone(), object);
+                    shard.insert(object.key.clone(), object);
                 }
             }
             if page.remaining == 0 {
@@ -141,12 +160,15 @@ impl Cache {
             }
         };
         let watch = store.watch(REGISTRY, revision).await?;
-        for (prefix, shard) in self.shards.read().iter() {
+        let mut shards = self.shards.write();
+        for (prefix, shard) in shards.iter() {
             // A reload: whoever watches has missed something and is sent away.
             shard.reset(objects.remove(prefix).unwrap_or_default(), revision);
         }
         for (prefix, objects) in objects {
-            self.shard(&prefix).reset(objects, revision);
+            let shard = Shard::new(revision);
+            shard.reset(objects, revision);
+            shards.insert(prefix, Arc::new(shard));
         }
         self.revision.send_replace(revision);
         Ok(watch)
@@ -154,30 +176,37 @@ impl Cache {
 
     fn apply(&self, batch: Vec<store::Event>) {
         let mut reached = 0;
+        let mut changed: Vec<Arc<Shard>> = Vec::new();
         for event in batch {
-            reached = match event {
-                store::Event::Progress(revision) => revision,
-                store::Event::Put { entry, .. } => {
-                    let revision = entry.revision;
-                    let prefix = prefix_of(&entry.key).map(str::to_owned);
-                    if let (Some(prefix), Some(object)) = (prefix, object_of(entry)) {
-                        self.shard(&prefix).put(object);
-                    }
-                    revision
-                }
-                store::Event::Delete { key, revision } => {
-                    if let Some(prefix) = prefix_of(&key) {
-                        self.shard(prefix).delete(&key, revision);
-                    }
-                    revision
-                }
+            reached = event.revision();
+            let prefix = match &event {
+                store::Event::Progress(_) => None,
+                store::Event::Put { entry, .. } => prefix_of(&entry.key),
+                store::Event::Delete { key, .. } => prefix_of(key),
             };
+            let Some(shard) = prefix.map(|prefix| self.shard(prefix)) else { continue };
+            match event {
+                store::Event::Put { entry, .. } => {
+                    if let Some(object) = object_of(entry) {
+                        shard.put(object);
+                    }
+                }
+                store::Event::Delete { key, revision } => shard.delete(&key, revision),
+                store::Event::Progress(_) => {}
+            }
+            if !changed.iter().any(|other| Arc::ptr_eq(other, &shard)) {
+                changed.push(shard);
+            }
         }
         self.revision.send_if_modified(|revision| {
             let newer = reached > *revision;
             *revision = reached.max(*revision);
             newer
         });
+        // Watchers are woken once for the whole batch.
+        for shard in changed {
+            shard.announce();
+        }
     }
 }
 
@@ -213,14 +242,17 @@ pub async fn stopped(shutdown: &mut watch::Receiver<bool>) {
     let _ = shutdown.wait_for(|stop| *stop).await;
 }
 
+static CORE: LazyLock<HashSet<&'static str>> = LazyLock::new(|| {
+    api::RESOURCES.iter().filter(|row| row.group.is_empty()).map(|row| row.plural).collect()
+});
+
 /// The stored kind a key belongs to: `/registry/pods/` or `/registry/apps/deployments/`.
 ///
 /// Core kinds have no group in their key; their plurals are never also group names.
 fn prefix_of(key: &str) -> Option<&str> {
     let rest = key.strip_prefix(REGISTRY)?;
     let (first, after) = rest.split_once('/')?;
-    let core = api::RESOURCES.iter().any(|row| row.group.is_empty() && row.plural == first);
-    let length = if core { first.len() + 1 } else { first.len() + 1 + after.find('/')? + 1 };
+    let length = if CORE.contains(first) { first.len() + 1 } else { first.len() + 1 + after.find('/')? + 1 };
     key.get(..REGISTRY.len() + length)
 }
 
@@ -287,22 +319,15 @@ impl Shard {
     fn put(&self, object: Arc<Object>) {
         let mut state = self.state.write();
         let previous = state.objects.insert(object.key.clone(), object.clone());
-        state.push(Event {
-            revision: object.revision,
-            object,
-            previous,
-            deleted: false,
-            line: OnceLock::new(),
-        });
-        self.announce(&state);
+        let revision = object.revision;
+        state.push(Event { revision, object, previous, deleted: false, line: Mutex::new(Line::Unbuilt) });
     }
 
     fn delete(&self, key: &str, revision: Revision) {
         let mut state = self.state.write();
         if let Some(object) = state.objects.remove(key) {
             let previous = Some(object.clone());
-            state.push(Event { revision, object, previous, deleted: true, line: OnceLock::new() });
-            self.announce(&state);
+            state.push(Event { revision, object, previous, deleted: true, line: Mutex::new(Line::Unbuilt) });
         }
     }
 
@@ -312,10 +337,13 @@ impl Shard {
         // A gap in the numbering, so that no position a watcher may hold is valid any more.
         let first = state.first + state.ring.len() as u64 + 1;
         *state = State { objects, first, floor: revision, last: revision, ..State::default() };
-        self.announce(&state);
+        drop(state);
+        self.announce();
     }
 
-    fn announce(&self, state: &State) {
+    /// Wakes whoever waits for events.
+    fn announce(&self) {
+        let state = self.state.read();
         self.newest.send_replace(state.first + state.ring.len() as u64);
     }
 }
@@ -333,8 +361,16 @@ impl State {
     fn push(&mut self, event: Event) {
         self.last = event.revision;
         self.ring_bytes += event.weight();
+        self.lined_bytes += event.object.size();
+        self.lined += 1;
         self.ring.push_back(Arc::new(event));
-        while self.ring.len() > RING_EVENTS || self.ring_bytes > RING_BYTES && self.ring.len() > 1 {
+        while self.lined_bytes > LINE_BYTES && self.lined > 1 || self.lined > LINES {
+            let oldest = &self.ring[self.ring.len() - self.lined];
+            *oldest.line.lock() = Line::Old;
+            self.lined_bytes -= oldest.object.size();
+            self.lined -= 1;
+        }
+        while self.ring.len() > RING_EVENTS || self.ring_bytes > RING_BYTES && self.ring.len() > self.lined {
             if let Some(old) = self.ring.pop_front() {
                 self.ring_bytes -= old.weight();
                 self.first += 1;
@@ -345,9 +381,9 @@ impl State {
 }
 
 impl Event {
-    /// The memory an event may pin: an old version and the line built for watchers.
+    /// The memory that only the event keeps: itself and the version it replaced.
     fn weight(&self) -> usize {
-        2 * self.object.size() + 256
+        self.previous.as_ref().map_or(0, |previous| previous.size()) + 256
     }
 
     /// What happened, to a watcher without a selector.
@@ -361,7 +397,17 @@ impl Event {
 
     /// The JSON line for a watcher without a selector.
     pub fn line(&self) -> Bytes {
-        self.line.get_or_init(|| json_line(self.kind(), &self.object, self.revision)).clone()
+        let build = || json_line(self.kind(), &self.object, self.revision);
+        let mut line = self.line.lock();
+        match &*line {
+            Line::Built(bytes) => bytes.clone(),
+            Line::Old => build(),
+            Line::Unbuilt => {
+                let bytes = build();
+                *line = Line::Built(bytes.clone());
+                bytes
+            }
+        }
     }
 }
 

@@ -105,7 +105,7 @@ pub async fn delete_collection(
             Err(status) => return Err(status),
         }
     }
-    Ok(renderer.list(objects, &meta))
+    Ok(renderer.list(objects, &meta).await)
 }
 
 impl DeleteOptions {

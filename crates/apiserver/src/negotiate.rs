@@ -67,11 +67,15 @@ pub fn negotiate(headers: &HeaderMap, query: &Query) -> Result<Format, Status> {
             return Ok(format);
         }
     }
-    Err(Status::failure(
+    Err(not_acceptable())
+}
+
+pub fn not_acceptable() -> Status {
+    Status::failure(
         406,
         "NotAcceptable",
         "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf",
-    ))
+    )
 }
 
 /// People with a browser or curl get indented JSON.

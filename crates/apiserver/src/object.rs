@@ -6,7 +6,6 @@
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use serde::Deserialize;
 use serde_json::{Map, Value};
 use store::Revision;
 
@@ -19,10 +18,18 @@ pub struct Object {
     pub key: Arc<str>,
     pub revision: Revision,
     bytes: Bytes,
-    /// Where `"metadata":{` begins.
-    metadata_at: usize,
-    labels: OnceLock<Box<[(Box<str>, Box<str>)]>>,
+    /// What is between the braces of `metadata`.
+    metadata: Span,
+    /// What is between the braces of `metadata.labels`; empty where there are none.
+    labels: Span,
     fields: OnceLock<Fields>,
+}
+
+/// A part of an object's bytes. Objects are far smaller than 4 GiB, and there are many of them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Span {
+    start: u32,
+    end: u32,
 }
 
 /// What a field selector can see of an object besides its name and namespace.
@@ -46,16 +53,11 @@ pub enum Place {
 
 impl Object {
     pub fn new(key: Arc<str>, bytes: Bytes, revision: Revision) -> Result<Object, NotAnObject> {
-        match memchr::memmem::find(&bytes, METADATA) {
-            Some(metadata_at) if bytes.get(metadata_at + METADATA.len()) == Some(&b'"') => Ok(Object {
-                key,
-                revision,
-                bytes,
-                metadata_at,
-                labels: OnceLock::new(),
-                fields: OnceLock::new(),
-            }),
-            _ => Err(NotAnObject { key }),
+        match metadata_of(&bytes) {
+            Some((metadata, labels)) => {
+                Ok(Object { key, revision, bytes, metadata, labels, fields: OnceLock::new() })
+            }
+            None => Err(NotAnObject { key }),
         }
     }
 
@@ -66,14 +68,20 @@ impl Object {
     /// Appends the object's JSON with `revision` as its resourceVersion.
     pub fn write_json(&self, place: Place, revision: Revision, out: &mut Vec<u8>) {
         match place {
-            Place::Whole => out.extend_from_slice(&self.bytes[..self.metadata_at]),
+            Place::Whole => {
+                out.extend_from_slice(&self.bytes[..self.metadata.start as usize - METADATA.len()])
+            }
             Place::Item => out.push(b'{'),
         }
-        out.extend_from_slice(METADATA);
-        out.extend_from_slice(b"\"resourceVersion\":\"");
-        out.extend_from_slice(itoa::Buffer::new().format(revision).as_bytes());
-        out.extend_from_slice(b"\",");
-        out.extend_from_slice(&self.bytes[self.metadata_at + METADATA.len()..]);
+        write_revision(revision, out);
+        out.extend_from_slice(&self.bytes[self.metadata.start as usize..]);
+    }
+
+    /// Appends `"metadata":{…}` alone.
+    pub fn write_metadata(&self, revision: Revision, out: &mut Vec<u8>) {
+        write_revision(revision, out);
+        out.extend_from_slice(self.part(self.metadata));
+        out.push(b'}');
     }
 
     /// Decodes the whole object, resourceVersion included.
@@ -89,15 +97,20 @@ impl Object {
         value
     }
 
+    /// A label's value. Neither names nor values of labels can hold a quote or a backslash.
     pub fn label(&self, name: &str) -> Option<&str> {
-        self.labels().iter().find(|(key, _)| **key == *name).map(|(_, value)| &**value)
+        let mut parts = self.part(self.labels).split(|byte| *byte == b'"');
+        loop {
+            let key = parts.nth(1)?;
+            let value = parts.nth(1)?;
+            if key == name.as_bytes() {
+                return std::str::from_utf8(value).ok();
+            }
+        }
     }
 
-    fn labels(&self) -> &[(Box<str>, Box<str>)] {
-        self.labels.get_or_init(|| {
-            let head: Head = serde_json::from_slice(&self.bytes).unwrap_or_default();
-            head.metadata.labels.into_iter().map(|(key, value)| (key.into(), value.into())).collect()
-        })
+    fn part(&self, span: Span) -> &[u8] {
+        &self.bytes[span.start as usize..span.end as usize]
     }
 
     /// The fields for selectors, worked out once by `rules` from the decoded object.
@@ -118,16 +131,81 @@ impl Object {
     }
 }
 
-#[derive(Default, Deserialize)]
-struct Head {
-    #[serde(default)]
-    metadata: HeadMetadata,
+fn write_revision(revision: Revision, out: &mut Vec<u8>) {
+    out.extend_from_slice(METADATA);
+    out.extend_from_slice(b"\"resourceVersion\":\"");
+    out.extend_from_slice(itoa::Buffer::new().format(revision).as_bytes());
+    out.extend_from_slice(b"\",");
 }
 
-#[derive(Default, Deserialize)]
-struct HeadMetadata {
-    #[serde(default)]
-    labels: std::collections::BTreeMap<String, String>,
+/// Finds the metadata of a stored object and the labels in it, without decoding either.
+fn metadata_of(bytes: &[u8]) -> Option<(Span, Span)> {
+    let span =
+        |start: usize, end: usize| Some(Span { start: start.try_into().ok()?, end: end.try_into().ok()? });
+    let start = memchr::memmem::find(bytes, METADATA)? + METADATA.len();
+    let mut labels = Span::default();
+    let mut at = start;
+    loop {
+        let name_end = end_of_string(bytes, at)?;
+        if bytes.get(name_end) != Some(&b':') {
+            return None;
+        }
+        let value = name_end + 1;
+        let end = end_of_value(bytes, value)?;
+        if &bytes[at..name_end] == b"\"labels\"" && bytes[value] == b'{' {
+            labels = span(value + 1, end - 1)?;
+        }
+        match bytes.get(end)? {
+            b',' => at = end + 1,
+            b'}' => return Some((span(start, end)?, labels)),
+            _ => return None,
+        }
+    }
+}
+
+/// The position after the JSON value without blanks that begins at `at`.
+fn end_of_value(bytes: &[u8], at: usize) -> Option<usize> {
+    let mut depth = 0usize;
+    let mut at = at;
+    loop {
+        match bytes.get(at)? {
+            b'"' => at = end_of_string(bytes, at)?,
+            b'{' | b'[' => {
+                depth += 1;
+                at += 1;
+                continue;
+            }
+            b'}' | b']' => {
+                depth = depth.checked_sub(1)?;
+                at += 1;
+            }
+            b',' | b':' if depth > 0 => {
+                at += 1;
+                continue;
+            }
+            b',' | b':' => return None,
+            // A number, `true`, `false` or `null`.
+            _ => at += bytes[at..].iter().position(|byte| b",}]".contains(byte))?,
+        }
+        if depth == 0 {
+            return Some(at);
+        }
+    }
+}
+
+/// The position after the string that begins at `at`.
+fn end_of_string(bytes: &[u8], at: usize) -> Option<usize> {
+    if bytes.get(at) != Some(&b'"') {
+        return None;
+    }
+    let mut at = at + 1;
+    loop {
+        at += memchr::memchr2(b'"', b'\\', bytes.get(at..)?)?;
+        match bytes[at] {
+            b'"' => return Some(at + 1),
+            _ => at += 2,
+        }
+    }
 }
 
 /// The bytes to store for `value`: kind, apiVersion and metadata first, without resourceVersion.
@@ -156,7 +234,8 @@ pub fn to_stored(mut value: Value) -> Bytes {
         write_value(value, &mut out);
     }
     out.push(b'}');
-    out.into()
+    // Cut to size: there are many of these and they live long.
+    out.into_boxed_slice().into()
 }
 
 fn write_value(value: &Value, out: &mut Vec<u8>) {
@@ -172,8 +251,12 @@ mod tests {
     #[test]
     fn the_revision_is_spliced_into_the_stored_bytes() {
         let value = json!({
-            "apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "\"metadata\":{"},
-            "metadata": {"name": "x", "labels": {"l": "1"}, "resourceVersion": "7"},
+            "apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "\"metadata\":{", "labels": {"m": "no"}},
+            "metadata": {
+                "annotations": {"a": "{\"labels\":{\"m\":\"no\"}}\\", "labels": "x"}, "generation": 1,
+                "labels": {"l": "1", "k8s.io/x": "", "z": "2"}, "name": "x", "resourceVersion": "7",
+                "managedFields": [{"fieldsV1": {"f:labels": {"m": {}}, "labels": {"m": "no"}}}, {}],
+            },
         });
         let object = Object::new("/registry/configmaps/ns/x".into(), to_stored(value.clone()), 42).unwrap();
         let mut whole = Vec::new();
@@ -185,14 +268,24 @@ mod tests {
         let mut item = Vec::new();
         object.write_json(Place::Item, 42, &mut item);
         assert!(item.starts_with(b"{\"metadata\":{\"resourceVersion\":\"42\","), "{item:?}");
-        assert_eq!((object.label("l"), object.label("m")), (Some("1"), None));
+        let labels = ["l", "k8s.io/x", "z", "m", "", "1"].map(|name| object.label(name));
+        assert_eq!(labels, [Some("1"), Some(""), Some("2"), None, None, None]);
+        let mut metadata = b"{".to_vec();
+        object.write_metadata(42, &mut metadata);
+        metadata.push(b'}');
+        let metadata: Value = serde_json::from_slice(&metadata).unwrap();
+        assert_eq!(metadata["metadata"], expected["metadata"]);
         assert_eq!((object.namespace(), object.name()), ("ns", "x"));
     }
 
     #[test]
     fn foreign_bytes_are_refused() {
-        for bytes in ["", "{}", "[]", "{\"metadata\":{}}", "k8s\0..."] {
-            assert!(Object::new("k".into(), Bytes::from_static(bytes.as_bytes()), 1).is_err(), "{bytes}");
+        let cut = "{\"metadata\":{\"name\":\"x\",\"labels\":{\"a\":[\"b\\\"\"]}}";
+        let cuts = (0..cut.len()).map(|end| &cut[..end]);
+        let odd =
+            ["[]", "{\"metadata\":{}}", "k8s\0...", "{\"metadata\":{\"a\":}}", "{\"metadata\":{\"a\",1}}"];
+        for bytes in cuts.chain(odd) {
+            assert!(Object::new("k".into(), Bytes::copy_from_slice(bytes.as_bytes()), 1).is_err(), "{bytes}");
         }
     }
 }

@@ -1,8 +1,9 @@
 //! The options of lists and watches, and the selection of objects they make.
 
+use std::num::{IntErrorKind, ParseIntError};
 use std::time::Duration;
 
-use api::field::Errors;
+use api::field::{Errors, quoted};
 use api::selector::{FieldSelector, LabelSelector};
 use api::{Path, Resource, Status};
 use store::Revision;
@@ -50,7 +51,12 @@ impl ListOptions {
         let send_initial_events = query.flag("sendInitialEvents");
         let matching = query.get("resourceVersionMatch");
         check_combination(query, watch, send_initial_events)?;
-        let version = match (parse_version(query.get("resourceVersion"))?, matching) {
+        let asked = read_version(query.get("resourceVersion")).map_err(|message| match watch {
+            // Upstream words this differently for lists and watches.
+            true => invalid_version(query.get("resourceVersion"), target),
+            false => Status::bad_request(format!("invalid resource version: {message}")),
+        })?;
+        let version = match (asked, matching) {
             (None, _) => Version::MostRecent,
             (Some(0), _) => Version::Any,
             (Some(revision), "Exact") => Version::Exact(revision),
@@ -72,14 +78,32 @@ impl ListOptions {
 
 /// A revision as clients send it; empty is `None`.
 pub fn parse_version(text: &str) -> Result<Option<Revision>, Status> {
+    read_version(text).map_err(Status::bad_request)
+}
+
+/// The same, telling only what is wrong.
+pub fn read_version(text: &str) -> Result<Option<Revision>, String> {
     if text.is_empty() {
         return Ok(None);
     }
-    text.parse().map(Some).map_err(|_| {
-        Status::bad_request(format!(
-            "resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"
-        ))
-    })
+    text.parse()
+        .map(Some)
+        .map_err(|error| format!("resourceVersion: Invalid value: {}: {}", quoted(text), why(text, &error)))
+}
+
+fn why(text: &str, error: &ParseIntError) -> String {
+    let kind = match error.kind() {
+        IntErrorKind::PosOverflow => "value out of range",
+        _ => "invalid syntax",
+    };
+    format!("strconv.ParseUint: parsing {}: {kind}", quoted(text))
+}
+
+fn invalid_version(text: &str, target: &Target) -> Status {
+    let mut errors = Errors::default();
+    let why = text.parse::<Revision>().err().map_or_else(String::new, |error| why(text, &error));
+    errors.invalid(&Path::new("resourceVersion"), text, &why);
+    Status::invalid(target.resource.group, target.resource.plural, &target.name, &errors)
 }
 
 fn check_combination(query: &Query, watch: bool, send_initial_events: Option<bool>) -> Result<(), Status> {
@@ -144,6 +168,11 @@ impl Selection {
         Ok(Selection { resource, name: target.name.clone(), labels, fields })
     }
 
+    /// The one name a selected object can have.
+    pub fn only_name(&self) -> Option<&str> {
+        if self.name.is_empty() { self.fields.exact("metadata.name") } else { Some(&self.name) }
+    }
+
     pub fn is_everything(&self) -> bool {
         self.name.is_empty() && self.labels.is_everything() && self.fields.is_everything()
     }
@@ -183,4 +212,52 @@ fn check_fields(resource: &'static Resource, fields: &FieldSelector) -> Result<(
         }));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::Registry;
+
+    #[track_caller]
+    fn check(query: &str, expected: Result<Version, &str>) {
+        let pods = Registry::new(&[]).unwrap().find("", "v1", "pods").unwrap();
+        let found = ListOptions::parse(&Query::parse(query), &Target::collection(pods, "x"));
+        let found = found
+            .map(|options| options.version)
+            .map_err(|status| format!("{} {}", status.code, status.message));
+        assert_eq!(found.as_ref().map(|version| *version).map_err(String::as_str), expected, "{query}");
+    }
+
+    #[test]
+    fn versions() {
+        check("", Ok(Version::MostRecent));
+        check("resourceVersion=0", Ok(Version::Any));
+        check("resourceVersion=5", Ok(Version::NotOlderThan(5)));
+        check("resourceVersion=5&limit=1", Ok(Version::Exact(5)));
+        check("resourceVersion=5&limit=1&resourceVersionMatch=NotOlderThan", Ok(Version::NotOlderThan(5)));
+        check("resourceVersion=5&limit=1&watch=1", Ok(Version::NotOlderThan(5)));
+        check("resourceVersion=5&resourceVersionMatch=Exact", Ok(Version::Exact(5)));
+        let why = r#"strconv.ParseUint: parsing "x": invalid syntax"#;
+        check(
+            "resourceVersion=x",
+            Err(&format!(r#"400 invalid resource version: resourceVersion: Invalid value: "x": {why}"#)),
+        );
+        check(
+            "resourceVersion=x&watch=1",
+            Err(&format!(r#"422 pods "" is invalid: resourceVersion: Invalid value: "x": {why}"#)),
+        );
+        check(
+            "sendInitialEvents=true",
+            Err(
+                r#"422 ListOptions.meta.k8s.io "" is invalid: sendInitialEvents: Forbidden: sendInitialEvents is forbidden for list"#,
+            ),
+        );
+        check(
+            "watch=1&sendInitialEvents=true",
+            Err(
+                r#"422 ListOptions.meta.k8s.io "" is invalid: resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"#,
+            ),
+        );
+    }
 }

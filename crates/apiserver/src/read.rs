@@ -13,7 +13,7 @@ use store::Revision;
 use crate::body::Body;
 use crate::cache::{CacheError, Shard};
 use crate::object::Object;
-use crate::options::{ListOptions, Version, parse_version};
+use crate::options::{ListOptions, Version, read_version};
 use crate::registry::prefix;
 use crate::render::{ListMeta, Renderer};
 use crate::request::{Query, Target};
@@ -27,7 +27,7 @@ pub async fn get(
     query: &Query,
     renderer: &Renderer,
 ) -> Result<Response<Body>, Status> {
-    let version = match parse_version(query.get("resourceVersion"))? {
+    let version = match read_version(query.get("resourceVersion")).map_err(unknown)? {
         None => Version::MostRecent,
         Some(0) => Version::Any,
         Some(revision) => Version::NotOlderThan(revision),
@@ -37,6 +37,11 @@ pub async fn get(
     Ok(renderer.object(StatusCode::OK, &object))
 }
 
+/// What upstream has no word for.
+fn unknown(message: String) -> Status {
+    Status::failure(500, "", message)
+}
+
 pub async fn list(
     server: &Server,
     target: &Target,
@@ -44,7 +49,7 @@ pub async fn list(
     renderer: &Renderer,
 ) -> Result<Response<Body>, Status> {
     let (objects, meta) = select(server, target, options).await?;
-    Ok(renderer.list(objects, &meta))
+    Ok(renderer.list(objects, &meta).await)
 }
 
 /// The objects a list is about and what its metadata says.
@@ -79,8 +84,8 @@ fn present(
     after: Option<&str>,
 ) -> (Vec<Arc<Object>>, ListMeta) {
     let known = server.cache.revision();
-    let collection = target.key();
-    let snapshot = server.shard(target.resource).snapshot(&collection, known);
+    let scope = target.scope(&options.selection);
+    let snapshot = server.shard(target.resource).snapshot(&scope, known);
     let mut objects = snapshot.objects;
     if let Some(start) = after {
         let start = format!("{}{start}", prefix(target.resource));
@@ -119,7 +124,7 @@ async fn past(
             .store
             .list(&collection, from.as_deref(), wanted.saturating_add(1).min(1_000), Some(revision))
             .await;
-        let page = page.map_err(|error| expired(error, target, options, start))?;
+        let page = page.map_err(|error| expired(error, start))?;
         from = page.entries.last().map(|entry| format!("{}\0", entry.key));
         let before = objects.len();
         let read = page.entries.len();
@@ -147,7 +152,7 @@ async fn past(
     Ok((objects, meta))
 }
 
-fn expired(error: store::Error, target: &Target, options: &ListOptions, start: Option<&str>) -> Status {
+fn expired(error: store::Error, start: Option<&str>) -> Status {
     match error {
         store::Error::Compacted { .. } => match start {
             Some(start) => {
@@ -156,25 +161,19 @@ fn expired(error: store::Error, target: &Target, options: &ListOptions, start: O
                 status.metadata.token = Token { v: VERSION.into(), rv: -1, start: start.to_owned() }.print();
                 status
             }
-            None => {
-                let Version::Exact(asked) = options.version else {
-                    return Status::expired("too old resource version");
-                };
-                let _ = target;
-                Status::expired(format!("The resourceVersion for the provided list is too old: {asked}"))
-            }
+            None => Status::expired("The resourceVersion for the provided list is too old."),
         },
-        store::Error::Future { asked, current } => too_large(asked, current),
+        store::Error::Future { asked, current } => too_large(asked, current, 0),
         other => Status::internal(other),
     }
 }
 
 /// The client has seen a revision this server has not.
-fn too_large(asked: Revision, current: Revision) -> Status {
-    let mut status =
-        Status::failure(504, "Timeout", format!("Too large resource version: {asked}, current: {current}"));
+fn too_large(asked: Revision, current: Revision, retry: u32) -> Status {
+    let message = format!("Timeout: Too large resource version: {asked}, current: {current}");
+    let mut status = Status::failure(504, "Timeout", message);
     let details = status.details.get_or_insert_default();
-    details.retry_after_seconds = 1;
+    details.retry_after_seconds = retry;
     details.causes.push(api::status::Cause {
         reason: "ResourceVersionTooLarge".into(),
         message: "Too large resource version".into(),
@@ -192,7 +191,7 @@ impl Server {
             Version::NotOlderThan(revision) | Version::Exact(revision) => revision,
         };
         self.cache.reached(revision).await.map_err(|error| match error {
-            CacheError::TooLarge { asked, current } => too_large(asked, current),
+            CacheError::TooLarge { asked, current } => too_large(asked, current, 1),
             CacheError::TooOld { .. } => Status::expired(error.to_string()),
         })
     }
@@ -233,27 +232,69 @@ impl Token {
     }
 
     fn parse(text: &str, version: &Version) -> Result<Token, Status> {
-        if !matches!(version, Version::MostRecent) && *version != Version::Any {
+        let bad = |why: String| {
+            Status::bad_request(format!("invalid continue token: continue key is not valid{why}"))
+        };
+        let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|error| bad(format!(": {error}")))?;
+        let token: Token = serde_json::from_slice(&bytes).map_err(|error| bad(format!(": {error}")))?;
+        if token.v != VERSION {
+            return Err(bad(format!(": server does not recognize this encoded version {}", token.v)));
+        }
+        if token.rv == 0 {
+            return Err(bad(": incorrect encoded start resourceVersion (version meta.k8s.io/v1)".into()));
+        }
+        if token.start.is_empty() {
+            return Err(bad(": encoded start key empty (version meta.k8s.io/v1)".into()));
+        }
+        // Nobody continues outside of the list, by whatever spelling.
+        let key = token.start.strip_prefix('/').unwrap_or(&token.start);
+        if key.split('/').any(|part| matches!(part, "" | "." | "..")) {
+            return Err(bad(format!(": {}", token.start)));
+        }
+        if !matches!(version, Version::MostRecent | Version::Any) {
             return Err(Status::bad_request(
                 "specifying resource version is not allowed when using continue",
             ));
         }
-        let bad = |why: &str| Status::bad_request(format!("continue key is not valid{why}"));
-        let bytes =
-            URL_SAFE_NO_PAD.decode(text.trim_end_matches('=')).map_err(|error| bad(&format!(": {error}")))?;
-        let token: Token = serde_json::from_slice(&bytes).map_err(|error| bad(&format!(": {error}")))?;
-        match token {
-            Token { ref v, .. } if v != VERSION => {
-                Err(bad(": server does not recognize this encoded version"))
-            }
-            Token { rv: 0, .. } => {
-                Err(bad(": incorrect encoded start resourceVersion (version meta.k8s.io/v1)"))
-            }
-            Token { ref start, .. } if start.is_empty() => {
-                Err(bad(": encoded start key empty (version meta.k8s.io/v1)"))
-            }
-            Token { ref start, .. } if start.split('/').any(|part| part == "..") => Err(bad("")),
-            token => Ok(token),
+        Ok(Token { start: key.to_owned(), ..token })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(json: &str, version: Version, expected: Result<&str, &str>) {
+        let found = Token::parse(&URL_SAFE_NO_PAD.encode(json), &version);
+        let found =
+            found.map(|token| format!("{} {}", token.rv, token.start)).map_err(|status| status.message);
+        assert_eq!(found.as_deref().map_err(String::as_str), expected, "{json}");
+    }
+
+    #[test]
+    fn continue_tokens() {
+        let token = Token { v: VERSION.into(), rv: 7, start: "a/b\0".into() };
+        assert_eq!(Token::parse(&token.print(), &Version::MostRecent).unwrap().start, "a/b\0");
+        let good = r#"{"v":"meta.k8s.io/v1","rv":-1,"start":"/a/b"}"#;
+        check(good, Version::Any, Ok("-1 a/b"));
+        check(
+            good,
+            Version::NotOlderThan(3),
+            Err("specifying resource version is not allowed when using continue"),
+        );
+        for (json, why) in [
+            (r#"{"v":"v9","rv":1,"start":"a"}"#, ": server does not recognize this encoded version v9"),
+            (
+                r#"{"v":"meta.k8s.io/v1","start":"a"}"#,
+                ": incorrect encoded start resourceVersion (version meta.k8s.io/v1)",
+            ),
+            (r#"{"v":"meta.k8s.io/v1","rv":1}"#, ": encoded start key empty (version meta.k8s.io/v1)"),
+            (r#"{"v":"meta.k8s.io/v1","rv":1,"start":"../a"}"#, ": ../a"),
+            (r#"{"v":"meta.k8s.io/v1","rv":1,"start":"//a"}"#, ": //a"),
+        ] {
+            let message = format!("invalid continue token: continue key is not valid{why}");
+            check(json, Version::MostRecent, Err(&message));
         }
     }
 }

@@ -2,13 +2,15 @@
 //!
 //! Plain JSON of a kind in its stored version is the fast path: bytes are joined, nothing is decoded.
 
-use std::sync::Arc;
+mod list;
+
+use std::io::Write as _;
 
 use api::{Resource, Status};
 use bytes::Bytes;
 use http::{Response, StatusCode, header};
 use jiff::Timestamp;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use store::Revision;
 
 use crate::body::Body;
@@ -16,9 +18,6 @@ use crate::cache::{Event, json_line};
 use crate::negotiate::{Form, Format, Media};
 use crate::object::{Object, Place};
 use crate::registry::stored_as;
-
-/// How much of a list is put together at a time.
-const CHUNK: usize = 64 << 10;
 
 /// Turns what handlers found into bytes; made once per request.
 #[derive(Clone)]
@@ -59,7 +58,12 @@ impl Include {
 impl Renderer {
     /// Stored bytes can be joined as they are.
     fn is_plain(&self) -> bool {
-        self.format.is_plain() && std::ptr::eq(stored_as(self.resource), self.resource)
+        self.format.is_plain() && self.is_stored_form()
+    }
+
+    /// The version asked for is the one stored.
+    fn is_stored_form(&self) -> bool {
+        std::ptr::eq(stored_as(self.resource), self.resource)
     }
 
     pub fn object(&self, code: StatusCode, object: &Object) -> Response<Body> {
@@ -75,108 +79,26 @@ impl Renderer {
     pub fn value(&self, code: StatusCode, value: Value) -> Response<Body> {
         match self.format.form {
             Form::Object => encoded(code, &self.format, value),
-            Form::Metadata => encoded(code, &self.format, self.metadata_of(value, true)),
+            Form::Metadata => encoded(code, &self.format, self.metadata_of(value)),
             Form::Table => {
                 let meta = json!({"resourceVersion": value.pointer("/metadata/resourceVersion").cloned().unwrap_or_default()});
                 let row = self.row(value);
-                encoded(code, &self.format, self.table(meta, Some(vec![row]), true))
+                encoded(code, &self.format, self.table(meta, row, true))
             }
         }
-    }
-
-    pub fn list(&self, objects: Vec<Arc<Object>>, meta: &ListMeta) -> Response<Body> {
-        match self.format.form {
-            Form::Object if self.is_plain() => {
-                respond(StatusCode::OK, Media::Json, Body::Chunks(self.plain_chunks(objects, meta)))
-            }
-            Form::Object if self.format.media == Media::Protobuf => {
-                respond(StatusCode::OK, Media::Protobuf, self.protobuf_list(&objects, meta).into())
-            }
-            Form::Object => {
-                let items = objects.iter().map(|object| {
-                    let mut item = self.converted(object, object.revision);
-                    if let Some(fields) = item.as_object_mut() {
-                        fields.remove("kind");
-                        fields.remove("apiVersion");
-                    }
-                    item
-                });
-                let list = json!({
-                    "kind": self.resource.list_kind(), "apiVersion": self.resource.api_version(),
-                    "metadata": list_meta(meta), "items": items.collect::<Vec<_>>(),
-                });
-                encoded(StatusCode::OK, &self.format, list)
-            }
-            Form::Metadata => {
-                let items = objects.iter().map(|o| self.metadata_of(self.converted(o, o.revision), true));
-                let list = json!({
-                    "kind": "PartialObjectMetadataList", "apiVersion": self.format.meta_version(),
-                    "metadata": list_meta(meta), "items": items.collect::<Vec<_>>(),
-                });
-                encoded(StatusCode::OK, &self.format, list)
-            }
-            Form::Table if self.format.media == Media::Json && !self.format.pretty => {
-                respond(StatusCode::OK, Media::Json, Body::Chunks(self.table_chunks(objects, meta)))
-            }
-            Form::Table => {
-                let rows = objects.iter().map(|object| self.row(self.converted(object, object.revision)));
-                encoded(StatusCode::OK, &self.format, self.table(list_meta(meta), Some(rows.collect()), true))
-            }
-        }
-    }
-
-    /// A list item's worth at a time, so that the whole list never stands in memory.
-    fn plain_chunks(
-        &self,
-        objects: Vec<Arc<Object>>,
-        meta: &ListMeta,
-    ) -> Box<dyn Iterator<Item = Bytes> + Send> {
-        let head = format!(
-            "{{\"kind\":\"{}\",\"apiVersion\":\"{}\",\"metadata\":{},\"items\":[",
-            self.resource.list_kind(),
-            self.resource.api_version(),
-            list_meta(meta)
-        );
-        chunks(head, objects, |object, out| object.write_json(Place::Item, object.revision, out))
-    }
-
-    fn table_chunks(
-        &self,
-        objects: Vec<Arc<Object>>,
-        meta: &ListMeta,
-    ) -> Box<dyn Iterator<Item = Bytes> + Send> {
-        let mut head = self.table(list_meta(meta), None, true).to_string();
-        head.pop();
-        head.push_str(",\"rows\":[");
-        let renderer = self.clone();
-        chunks(head, objects, move |object, out| {
-            let row = renderer.row(renderer.converted(object, object.revision));
-            let _ = serde_json::to_writer(out, &row);
-        })
-    }
-
-    fn protobuf_list(&self, objects: &[Arc<Object>], meta: &ListMeta) -> Vec<u8> {
-        let mut items = Vec::with_capacity(objects.len());
-        for object in objects {
-            let mut item = self.converted(object, object.revision);
-            if let Some(fields) = item.as_object_mut() {
-                fields.remove("kind");
-                fields.remove("apiVersion");
-            }
-            items.push(item);
-        }
-        let list = json!({
-            "kind": self.resource.list_kind(), "apiVersion": self.resource.api_version(), "metadata": list_meta(meta),
-        });
-        let mut list = list;
-        list["items"] = Value::Array(items);
-        crate::codec::to_protobuf(&list)
     }
 
     /// A watch event; `first` tells whether a table still owes its column definitions.
     pub fn event(&self, kind: &str, object: &Object, revision: Revision, first: bool) -> Bytes {
         if self.is_plain() {
             return json_line(kind, object, revision);
+        }
+        if self.format.form == Form::Metadata && self.format.media == Media::Json {
+            let mut line = Vec::with_capacity(1024);
+            let _ = write!(line, "{{\"type\":\"{kind}\",\"object\":");
+            write_partial(self.format.meta_version(), object, revision, &mut line);
+            line.extend_from_slice(b"}\n");
+            return line.into();
         }
         let value = self.converted(object, revision);
         self.event_value(kind, value, first)
@@ -211,11 +133,11 @@ impl Renderer {
     fn event_value(&self, kind: &str, value: Value, first: bool) -> Bytes {
         let value = match self.format.form {
             Form::Object => value,
-            Form::Metadata => self.metadata_of(value, true),
+            Form::Metadata => self.metadata_of(value),
             Form::Table => {
                 let revision = value.pointer("/metadata/resourceVersion").cloned().unwrap_or_default();
-                let rows = if kind == "BOOKMARK" { Vec::new() } else { vec![self.row(value)] };
-                self.table(json!({"resourceVersion": revision}), Some(rows), first)
+                let row = self.row(value);
+                self.table(json!({"resourceVersion": revision}), row, first)
             }
         };
         crate::codec::watch_event(self.format.media, kind, value)
@@ -226,14 +148,10 @@ impl Renderer {
         crate::codec::from_stored(self.resource, object.value_at(revision))
     }
 
-    fn metadata_of(&self, mut value: Value, typed: bool) -> Value {
-        let mut metadata = Map::new();
-        if typed {
-            metadata.insert("kind".into(), "PartialObjectMetadata".into());
-            metadata.insert("apiVersion".into(), self.format.meta_version().into());
-        }
-        metadata.insert("metadata".into(), value.get_mut("metadata").map(Value::take).unwrap_or_default());
-        Value::Object(metadata)
+    fn metadata_of(&self, mut value: Value) -> Value {
+        let mut partial = json!({"kind": "PartialObjectMetadata", "apiVersion": self.format.meta_version()});
+        partial["metadata"] = value.get_mut("metadata").map(Value::take).unwrap_or_default();
+        partial
     }
 
     fn row(&self, value: Value) -> Value {
@@ -244,67 +162,44 @@ impl Renderer {
         if !conditions.is_empty() {
             row["conditions"] = Value::Array(conditions);
         }
-        match self.include {
-            Include::Nothing => row["object"] = Value::Null,
-            Include::Metadata => row["object"] = self.metadata_of(value, true),
-            Include::Object => row["object"] = value,
-        }
+        // Even a client that wants no objects is told that the initial events are complete.
+        let tells_end = value.pointer("/metadata/annotations/k8s.io~1initial-events-end").is_some();
+        row["object"] = match self.include {
+            Include::Object => value,
+            Include::Nothing if !tells_end => Value::Null,
+            Include::Nothing | Include::Metadata => self.metadata_of(value),
+        };
         row
     }
 
-    fn table(&self, metadata: Value, rows: Option<Vec<Value>>, with_columns: bool) -> Value {
-        let stored = stored_as(self.resource);
-        let columns = with_columns.then(|| {
-            let columns = api::columns::columns(stored.group, stored.plural);
-            columns
-                .iter()
-                .map(|column| {
-                    json!({
-                        "name": column.name, "type": column.kind, "format": column.format,
-                        "description": column.description, "priority": column.priority,
-                    })
-                })
-                .collect::<Vec<_>>()
-        });
+    fn table(&self, metadata: Value, row: Value, with_columns: bool) -> Value {
+        let columns = if with_columns { self.columns() } else { Value::Null };
         let mut table = json!({
-            "kind": "Table", "apiVersion": self.format.meta_version(), "metadata": metadata, "columnDefinitions": columns,
+            "kind": "Table", "apiVersion": self.format.meta_version(), "columnDefinitions": columns,
         });
-        if let Some(rows) = rows {
-            table["rows"] = Value::Array(rows);
-        }
+        table["metadata"] = metadata;
+        table["rows"] = Value::Array(vec![row]);
         table
+    }
+
+    fn columns(&self) -> Value {
+        let stored = stored_as(self.resource);
+        let columns = api::columns::columns(stored.group, stored.plural);
+        let column = |column: &api::columns::Column| {
+            json!({
+                "name": column.name, "type": column.kind, "format": column.format,
+                "description": column.description, "priority": column.priority,
+            })
+        };
+        columns.iter().map(column).collect()
     }
 }
 
-/// `head`, the objects with commas between them, and `]}`, in chunks.
-fn chunks(
-    head: String,
-    objects: Vec<Arc<Object>>,
-    write: impl Fn(&Object, &mut Vec<u8>) + Send + 'static,
-) -> Box<dyn Iterator<Item = Bytes> + Send> {
-    let mut buffer = head.into_bytes();
-    let mut objects = objects.into_iter();
-    let mut first = true;
-    let mut done = false;
-    Box::new(std::iter::from_fn(move || {
-        while !done && buffer.len() < CHUNK {
-            match objects.next() {
-                Some(object) => {
-                    if !std::mem::take(&mut first) {
-                        buffer.push(b',');
-                    }
-                    write(&object, &mut buffer);
-                }
-                None => {
-                    buffer.extend_from_slice(b"]}\n");
-                    done = true;
-                }
-            }
-        }
-        let chunk =
-            std::mem::replace(&mut buffer, Vec::with_capacity(if done { 0 } else { CHUNK + CHUNK / 4 }));
-        (!chunk.is_empty()).then(|| chunk.into())
-    }))
+/// Appends the object as `PartialObjectMetadata`, whose metadata are the same in every version of a kind.
+fn write_partial(meta_version: &str, object: &Object, revision: Revision, out: &mut Vec<u8>) {
+    let _ = write!(out, "{{\"kind\":\"PartialObjectMetadata\",\"apiVersion\":\"{meta_version}\",");
+    object.write_metadata(revision, out);
+    out.push(b'}');
 }
 
 fn list_meta(meta: &ListMeta) -> Value {

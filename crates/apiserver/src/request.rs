@@ -3,6 +3,7 @@
 use api::{Resource, Status};
 use http::Method;
 
+use crate::options::Selection;
 use crate::registry::Registry;
 
 /// Where a request goes.
@@ -53,6 +54,17 @@ impl Target {
             (true, false) => prefix + &self.name,
             (false, true) => format!("{prefix}{}/", self.namespace),
             (false, false) => format!("{prefix}{}/{}", self.namespace, self.name),
+        }
+    }
+}
+
+impl Target {
+    /// What the keys of all objects begin with that a selection can choose from.
+    pub fn scope(&self, selection: &Selection) -> String {
+        let collection = Target { name: String::new(), ..self.clone() }.key();
+        match selection.only_name() {
+            Some(name) if !self.namespace.is_empty() || !self.resource.namespaced => collection + name,
+            _ => collection,
         }
     }
 }

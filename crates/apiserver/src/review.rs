@@ -17,7 +17,7 @@ use crate::write::WriteOptions;
 pub async fn answer(server: &Server, call: &Call, target: &Target) -> Result<Response<Body>, Status> {
     let row = target.resource;
     if row.plural == "componentstatuses" {
-        return components(call, target);
+        return components(call, target).await;
     }
     if call.method != http::Method::POST || !target.name.is_empty() {
         return Err(method_not_allowed());
@@ -45,7 +45,7 @@ pub async fn answer(server: &Server, call: &Call, target: &Target) -> Result<Res
 
 fn subject(spec: &Value) -> User {
     let groups = spec.items("groups").iter().filter_map(Value::as_str).map(str::to_owned).collect();
-    User { name: spec.text("user").to_owned(), groups }
+    User { name: spec.text("user").to_owned(), groups, ..User::default() }
 }
 
 fn access(server: &Server, user: &User, spec: &Value) -> Value {
@@ -86,7 +86,7 @@ fn rules(user: &User) -> Value {
 }
 
 /// The old health listing. Deprecated upstream; everything here lives and dies with this process.
-fn components(call: &Call, target: &Target) -> Result<Response<Body>, Status> {
+async fn components(call: &Call, target: &Target) -> Result<Response<Body>, Status> {
     if !matches!(call.method.as_str(), "GET" | "HEAD") {
         return Err(method_not_allowed());
     }
@@ -108,7 +108,7 @@ fn components(call: &Call, target: &Target) -> Result<Response<Body>, Status> {
                 .map(std::sync::Arc::new)
         });
         let objects = objects.collect::<Result<Vec<_>, _>>().map_err(Status::internal)?;
-        let list = renderer.list(objects, &crate::render::ListMeta::default());
+        let list = renderer.list(objects, &crate::render::ListMeta::default()).await;
         return Ok(crate::write::with_warnings(list, &warning));
     }
     if !all.contains(&target.name.as_str()) {

@@ -1,10 +1,13 @@
 //! What every handler shares, and the one pipeline every request runs through.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use api::Status;
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use http::{Method, Request, Response, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
@@ -16,18 +19,21 @@ use crate::access::{self, User};
 use crate::body::Body;
 use crate::cache::Cache;
 use crate::door::Door;
-use crate::metrics::Metrics;
+use crate::metrics::{Label, Metrics};
 use crate::negotiate::{Format, negotiate};
 use crate::options::ListOptions;
 use crate::registry::Registry;
 use crate::render::{Include, Renderer, failure};
 use crate::request::{Query, Route, Target, route, verb};
 use crate::services::Allocations;
+use crate::write::with_warnings;
 
 /// Upstream's limit on request bodies.
 const BODY_LIMIT: usize = 3 << 20;
 /// Bodies smaller than this are not worth compressing.
 const GZIP_FROM: usize = 128 << 10;
+/// How long an answer may take to begin, the reading of the request included.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub struct Server {
     pub store: Arc<dyn Store>,
@@ -101,16 +107,32 @@ impl Server {
 
     /// Answers one request; never fails, a failure is an answer too.
     pub async fn answer(self: &Arc<Server>, request: Request<Incoming>, user: User) -> Response<Body> {
+        let begun = Instant::now();
+        let _counted = self.metrics.answering(request.method());
         let gzip = accepts_gzip(&request);
         let head = *request.method() == Method::HEAD;
         let audit_id = audit_id(&request);
         let query = Query::parse(request.uri().query().unwrap_or(""));
         // A failure to negotiate is told in JSON.
         let format = negotiate(request.headers(), &query).unwrap_or(Format::JSON);
-        let mut response = match self.handle(request, query, user).await {
-            Ok(response) => response,
-            Err(status) => failure(&format, &status),
+        let route = route(&self.registry, request.uri().path());
+        let label = match &route {
+            Ok(Route::Resource(target)) => {
+                Some(Label::of(request.method(), target, is_watch(&query, target)))
+            }
+            _ => None,
         };
+        let limit = time_limit(&query);
+        let work = AssertUnwindSafe(self.handle(request, query, route, user)).catch_unwind();
+        let result = match tokio::time::timeout(limit, work).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(panic)) => Err(panicked(&*panic)),
+            Err(_) => Err(timed_out()),
+        };
+        let mut response = result.unwrap_or_else(|status| failure(&format, &status));
+        if let Some(label) = label {
+            self.metrics.answered(label, response.status().as_u16(), begun.elapsed());
+        }
         let headers = response.headers_mut();
         if let Ok(value) = audit_id.parse() {
             headers.insert("audit-id", value);
@@ -119,51 +141,52 @@ impl Server {
         let stream = matches!(response.body(), Body::Stream(_));
         if gzip && worth_it && !stream && !response.headers().contains_key(header::CONTENT_ENCODING) {
             response.headers_mut().insert(header::CONTENT_ENCODING, header::HeaderValue::from_static("gzip"));
-            response.headers_mut().insert(header::VARY, header::HeaderValue::from_static("Accept-Encoding"));
+            response.headers_mut().append(header::VARY, header::HeaderValue::from_static("Accept-Encoding"));
             response = response.map(Body::gzip);
         }
-        if head { response.map(|_| Body::empty()) } else { response }
+        if head { without_body(response) } else { response }
     }
 
     async fn handle(
         self: &Arc<Server>,
         request: Request<Incoming>,
         query: Query,
+        route: Result<Route, Status>,
         user: User,
     ) -> Result<Response<Body>, Status> {
         let path = request.uri().path().to_owned();
         let (parts, body) = request.into_parts();
-        let route = route(&self.registry, &path);
+        let user = access::authenticate(user, &parts.headers)?;
         let asks = match &route {
             Ok(Route::Resource(target)) => {
-                let watch = query.flag("watch").unwrap_or(false) || target.watch;
-                access::Asks::Resource(verb(&parts.method, target, watch), target)
+                access::Asks::Resource(verb(&parts.method, target, is_watch(&query, target)), target)
             }
             _ => access::Asks::Path(parts.method.as_str(), &path),
         };
         access::authorize(&user, &asks)?;
-        // Health, metrics and schemas have media types of their own.
-        let format = match (&route, negotiate(&parts.headers, &query)) {
-            (Ok(Route::Other), format) => format.unwrap_or(Format::JSON),
-            (_, format) => format?,
-        };
+        let format = negotiate(&parts.headers, &query)?;
         let body = read(body).await?;
         let now = Timestamp::now();
         let call =
             Call { method: parts.method, path, query, headers: parts.headers, body, user, format, now };
         match route? {
             Route::Resource(target) => {
-                self.metrics.count(&call, &target);
-                self.resource(&call, target).await
+                let deprecated = deprecation(&target);
+                Ok(with_warnings(self.resource(&call, target).await?, deprecated.as_slice()))
             }
             Route::Discovery(segments) => crate::discovery::answer(self, &call, &segments),
             Route::Other => crate::other::answer(self, &call).await,
         }
     }
 
-    async fn resource(self: &Arc<Server>, call: &Call, target: Target) -> Result<Response<Body>, Status> {
+    pub async fn resource(self: &Arc<Server>, call: &Call, target: Target) -> Result<Response<Body>, Status> {
         if !target.subresource.is_empty() {
             return crate::subresource::answer(self, call, &target).await;
+        }
+        let watch = is_watch(&call.query, &target);
+        let verb = verb(&call.method, &target, watch);
+        if !target.resource.verb_names().contains(&verb) {
+            return Err(method_not_allowed());
         }
         if target.resource.storage == api::table::Storage::None {
             return crate::review::answer(self, call, &target).await;
@@ -172,8 +195,10 @@ impl Server {
         let collection = target.name.is_empty();
         match (call.method.as_str(), collection) {
             ("GET" | "HEAD", _) => {
-                let watch = call.query.flag("watch").unwrap_or(false) || target.watch;
                 if watch {
+                    if call.headers.contains_key(header::UPGRADE) {
+                        return Err(Status::bad_request("watches do not speak WebSocket here"));
+                    }
                     let options = ListOptions::parse(&call.query, &target)?;
                     return crate::watch::watch(self, &target, options, renderer).await;
                 }
@@ -191,6 +216,50 @@ impl Server {
             _ => Err(method_not_allowed()),
         }
     }
+}
+
+/// The word on kinds that have been superseded.
+fn deprecation(target: &Target) -> Option<String> {
+    let row = target.resource;
+    ((row.group, row.plural) == ("", "endpoints"))
+        .then(|| "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice".to_owned())
+}
+
+/// Only collections are watched, except on the deprecated `/watch/` paths.
+fn is_watch(query: &Query, target: &Target) -> bool {
+    target.watch || target.name.is_empty() && query.flag("watch").unwrap_or(false)
+}
+
+/// A client may want to wait less long, never longer. (A watch is answered at once; its body goes on.)
+fn time_limit(query: &Query) -> Duration {
+    let asked = api::time::parse_duration(query.get("timeout")).ok().and_then(|time| time.try_into().ok());
+    asked.filter(|time: &Duration| !time.is_zero()).map_or(REQUEST_TIMEOUT, |time| time.min(REQUEST_TIMEOUT))
+}
+
+fn timed_out() -> Status {
+    let message = "Timeout: request did not complete within the allotted timeout";
+    let mut status = Status::failure(504, "Timeout", message);
+    status.details = Some(api::status::Details::default());
+    status
+}
+
+/// A defect of ours must not take the connection with it.
+fn panicked(panic: &(dyn std::any::Any + Send)) -> Status {
+    let text = panic.downcast_ref::<&str>().copied();
+    let why =
+        text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("of unknown cause");
+    tracing::error!(why, "a request made the server panic");
+    Status::internal("this request caused the server to panic, look in its log for details")
+}
+
+/// What is sent instead of a body still says how long the body is.
+fn without_body(response: Response<Body>) -> Response<Body> {
+    let size = response.body().size();
+    let mut response = response.map(|_| Body::empty());
+    if let Some(size) = size {
+        response.headers_mut().insert(header::CONTENT_LENGTH, size.into());
+    }
+    response
 }
 
 pub fn method_not_allowed() -> Status {

@@ -7,30 +7,38 @@ use api::Status;
 use bytes::Bytes;
 use futures_util::stream;
 use http::{Response, StatusCode};
+use jiff::Timestamp;
 use store::Revision;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::body::Body;
 use crate::cache::{Batch, Cache, Event, Shard, stopped};
+use crate::metrics::Counted;
+use crate::negotiate::{Media, not_acceptable};
 use crate::object::Object;
 use crate::options::{ListOptions, Selection, Version};
 use crate::render::Renderer;
 use crate::request::Target;
 use crate::server::Server;
 
-/// How many events are put into one write at most.
+/// How many events are put into one write at most, and about how many bytes.
 const BATCH: usize = 128;
+const BATCH_BYTES: usize = 64 << 10;
 /// How often a watcher that allows bookmarks gets one.
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
+const BEFORE_END: Duration = Duration::from_secs(2);
 /// Without `timeoutSeconds`, a watch lasts between this long and twice as long, as upstream's does.
 const MIN_TIMEOUT: Duration = Duration::from_secs(1800);
+/// What a client may ask for at most: a clock must be able to count to it.
+const MAX_TIMEOUT: Duration = Duration::from_secs(366 * 24 * 3600);
 
 struct Watcher {
     cache: Arc<Cache>,
     shard: Arc<Shard>,
     selection: Selection,
-    collection: String,
+    /// What the keys of all objects watched begin with.
+    scope: String,
     renderer: Renderer,
     /// The next event to look at.
     position: u64,
@@ -48,6 +56,7 @@ struct Watcher {
     ended: bool,
     newest: watch::Receiver<u64>,
     shutdown: watch::Receiver<bool>,
+    _counted: Counted,
 }
 
 pub async fn watch(
@@ -56,134 +65,149 @@ pub async fn watch(
     options: ListOptions,
     renderer: Renderer,
 ) -> Result<Response<Body>, Status> {
-    server.fresh(options.version).await?;
-    let shard = server.shard(target.resource);
-    let collection = if target.name.is_empty() {
-        target.key()
-    } else {
-        Target { name: String::new(), ..target.clone() }.key()
-    };
-    let known = server.cache.revision();
-    let from_now = match options.version {
-        Version::MostRecent | Version::Any => true,
-        // The initial events of a WatchList are the newest state, not older than asked for.
-        Version::NotOlderThan(_) | Version::Exact(_) => options.send_initial_events == Some(true),
-    };
-    let (initial, position, sent) = match options.version {
-        Version::NotOlderThan(revision) | Version::Exact(revision) if !from_now => {
-            let position =
-                shard.position_after(revision).map_err(|error| Status::expired(error.to_string()))?;
-            (Vec::new(), position, revision)
-        }
-        _ => {
-            let (snapshot, position) = shard.snapshot_and_position(&collection, known);
-            let silent = options.send_initial_events == Some(false);
-            let mut objects = if silent { Vec::new() } else { snapshot.objects };
-            objects.retain(|object| options.selection.matches(object));
-            (objects, position, snapshot.revision)
+    if renderer.format.media == Media::Yaml {
+        return Err(not_acceptable());
+    }
+    let begun = begin(server, target, &options).await;
+    // A client that asked well is told in the stream what is wrong, as upstream does.
+    let begun = match begun {
+        Ok(begun) => begun,
+        Err(status) => {
+            let only = renderer.error_event(&status);
+            return Ok(respond_with(&renderer, Body::Stream(Box::pin(stream::iter([only])))));
         }
     };
     let now = Instant::now();
     let timeout = options.timeout.unwrap_or_else(|| MIN_TIMEOUT + MIN_TIMEOUT.mul_f64(server.random()));
-    let media = renderer.format.media;
+    let mut response = respond_with(&renderer, Body::empty());
     let watcher = Watcher {
         cache: server.cache.clone(),
-        newest: shard.subscribe(),
-        shard,
+        newest: begun.shard.subscribe(),
+        shard: begun.shard,
+        scope: target.scope(&options.selection),
         selection: options.selection,
-        collection,
         renderer,
-        position,
-        sent,
-        initial: initial.into_iter(),
+        position: begun.position,
+        sent: begun.sent,
+        initial: begun.initial.into_iter(),
         owes_end: options.send_initial_events == Some(true) && options.bookmarks,
         bookmarks: options.bookmarks,
-        next_bookmark: now + BOOKMARK_EVERY,
-        deadline: now + timeout,
+        next_bookmark: bookmark_time(now, now + timeout.min(MAX_TIMEOUT)),
+        deadline: now + timeout.min(MAX_TIMEOUT),
         first: true,
         ended: false,
         shutdown: server.shutdown.clone(),
+        _counted: server.metrics.watching(),
     };
-    let body = Body::Stream(Box::pin(stream::unfold(watcher, |mut watcher| async {
+    *response.body_mut() = Body::Stream(Box::pin(stream::unfold(watcher, |mut watcher| async {
         watcher.next().await.map(|bytes| (bytes, watcher))
     })));
+    Ok(response)
+}
+
+/// Where a watch starts.
+struct Begun {
+    shard: Arc<Shard>,
+    initial: Vec<Arc<Object>>,
+    position: u64,
+    sent: Revision,
+}
+
+async fn begin(server: &Server, target: &Target, options: &ListOptions) -> Result<Begun, Status> {
+    let shard = server.shard(target.resource);
+    let initial_events = options.send_initial_events;
+    match options.version {
+        // The past is in the ring; the future is waited for.
+        Version::NotOlderThan(sent) | Version::Exact(sent) if initial_events != Some(true) => {
+            let position = shard.position_after(sent).map_err(|error| Status::expired(error.to_string()))?;
+            Ok(Begun { shard, initial: Vec::new(), position, sent })
+        }
+        version => {
+            server.fresh(version).await?;
+            let known = server.cache.revision();
+            let scope = target.scope(&options.selection);
+            let (snapshot, position) = shard.snapshot_and_position(&scope, known);
+            let mut initial = if initial_events == Some(false) { Vec::new() } else { snapshot.objects };
+            initial.retain(|object| options.selection.matches(object));
+            Ok(Begun { shard, initial, position, sent: snapshot.revision })
+        }
+    }
+}
+
+/// Once a minute, and shortly before the end so that the client goes on from there.
+fn bookmark_time(now: Instant, deadline: Instant) -> Instant {
+    let regular = now + BOOKMARK_EVERY;
+    match deadline.checked_sub(BEFORE_END) {
+        Some(last) if last > now => regular.min(last),
+        _ => regular,
+    }
+}
+
+fn respond_with(renderer: &Renderer, body: Body) -> Response<Body> {
+    let media = renderer.format.media;
     let mut response = crate::render::respond(StatusCode::OK, media, body);
-    if media == crate::negotiate::Media::Protobuf {
+    if media == Media::Protobuf {
         let value = http::HeaderValue::from_static("application/vnd.kubernetes.protobuf;stream=watch");
         response.headers_mut().insert(http::header::CONTENT_TYPE, value);
     }
-    Ok(response)
+    response
 }
 
 impl Watcher {
     /// The next bytes to send; `None` ends the watch.
     async fn next(&mut self) -> Option<Bytes> {
         loop {
-            if self.ended {
+            if self.ended || *self.shutdown.borrow() || Instant::now() >= self.deadline {
                 return None;
             }
             if let Some(bytes) = self.initial_events() {
                 return Some(bytes);
             }
+            if self.bookmarks && Instant::now() >= self.next_bookmark {
+                self.next_bookmark = bookmark_time(Instant::now(), self.deadline);
+                return Some(self.bookmark());
+            }
             self.newest.borrow_and_update();
             match self.shard.events_from(self.position, BATCH) {
                 Batch::Lost => return Some(self.send_away()),
-                Batch::Events(events) if events.is_empty() => {
-                    if let Some(bytes) = self.wait().await {
-                        return Some(bytes);
-                    }
-                }
+                Batch::Events(events) if events.is_empty() => self.wait().await,
                 Batch::Events(events) => {
                     if let Some(bytes) = self.render(&events) {
                         return Some(bytes);
                     }
+                    // Much may happen that this watcher does not want to see; let others run meanwhile.
+                    tokio::task::consume_budget().await;
                 }
             }
         }
     }
 
     /// Waits for news, a bookmark's time, or the end.
-    async fn wait(&mut self) -> Option<Bytes> {
+    async fn wait(&mut self) {
         let bookmark = if self.bookmarks { self.next_bookmark } else { self.deadline };
-        let time_is_up = tokio::select! {
-            changed = self.newest.changed() => {
-                self.ended = changed.is_err();
-                false
-            }
-            () = stopped(&mut self.shutdown) => {
-                self.ended = true;
-                false
-            }
-            () = tokio::time::sleep_until(self.deadline.min(bookmark)) => true,
-        };
-        if !time_is_up {
-            return None;
+        tokio::select! {
+            changed = self.newest.changed() => self.ended = changed.is_err(),
+            () = stopped(&mut self.shutdown) => self.ended = true,
+            () = tokio::time::sleep_until(self.deadline.min(bookmark)) => {}
         }
-        let now = Instant::now();
-        self.ended = now >= self.deadline;
-        if self.ended || !self.bookmarks {
-            return None;
-        }
-        self.next_bookmark = now + BOOKMARK_EVERY;
-        self.bookmark()
     }
 
     /// Says how far the watcher has seen everything.
-    fn bookmark(&mut self) -> Option<Bytes> {
-        // The cache's revision first: events up to it are then in the ring already.
+    fn bookmark(&mut self) -> Bytes {
+        // The cache's revision first: events up to it are then in the ring already, and if the watcher has
+        // seen the last of the ring, it has seen everything up to there.
         let reached = self.cache.revision();
-        match self.shard.events_from(self.position, 1) {
-            Batch::Events(events) if events.is_empty() => {
-                self.sent = self.sent.max(reached);
-                Some(self.renderer.bookmark(self.sent, false, std::mem::take(&mut self.first)))
-            }
-            _ => None,
+        if matches!(self.shard.events_from(self.position, 1), Batch::Events(events) if events.is_empty()) {
+            self.sent = self.sent.max(reached);
         }
+        self.renderer.bookmark(self.sent, false, std::mem::take(&mut self.first))
     }
 
     fn initial_events(&mut self) -> Option<Bytes> {
         let mut out = Vec::new();
-        for object in self.initial.by_ref().take(BATCH) {
+        while out.len() < BATCH_BYTES
+            && let Some(object) = self.initial.next()
+        {
             let first = std::mem::take(&mut self.first);
             out.extend_from_slice(&self.renderer.event("ADDED", &object, object.revision, first));
         }
@@ -194,11 +218,21 @@ impl Watcher {
     }
 
     fn render(&mut self, events: &[Arc<Event>]) -> Option<Bytes> {
-        self.position += events.len() as u64;
-        let mut frames = Vec::with_capacity(events.len());
+        // Tables tell ages as of the event.
+        self.renderer.now = Timestamp::now();
+        let mut frames: Vec<Bytes> = Vec::with_capacity(events.len());
+        let mut size = 0;
         for event in events {
+            if size >= BATCH_BYTES {
+                break;
+            }
+            self.position += 1;
+            // A watch may begin in the future; what comes before its time is not for it.
+            if event.revision <= self.sent {
+                continue;
+            }
             self.sent = event.revision;
-            if !event.object.key.starts_with(&self.collection) {
+            if !event.object.key.starts_with(&self.scope) {
                 continue;
             }
             let first = self.first;
@@ -209,6 +243,7 @@ impl Watcher {
             };
             if let Some(frame) = frame {
                 self.first = false;
+                size += frame.len();
                 frames.push(frame);
             }
         }

@@ -1,0 +1,430 @@
+//! Lists, put together as the client reads them, so that a long one never stands in memory whole.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use serde_json::{Value, json};
+
+use super::{ListMeta, Renderer, list_meta, respond, write_partial};
+use crate::body::Body;
+use crate::codec::to_yaml;
+use crate::negotiate::{Form, Media};
+use crate::object::{Object, Place};
+
+/// How much of a list is put together at a time.
+const CHUNK: usize = 64 << 10;
+/// How much of a list in protobuf is kept while its length is found out; what is beyond is encoded twice.
+const KEPT: usize = 8 << 20;
+
+type Chunks = Box<dyn Iterator<Item = Bytes> + Send>;
+
+/// What stands around the items.
+struct Frame {
+    head: String,
+    before_first: &'static str,
+    between: &'static str,
+    tail: String,
+    /// Instead of the tail where there are no items.
+    tail_of_none: String,
+}
+
+impl Renderer {
+    pub async fn list(&self, objects: Vec<Arc<Object>>, meta: &ListMeta) -> Response<Body> {
+        let renderer = self.clone();
+        let media = self.format.media;
+        let chunks = match media {
+            Media::Protobuf => protobuf(renderer, objects, meta).await,
+            Media::Json if self.format.pretty => {
+                chunks(self.pretty_frame(meta), objects, move |object, out| {
+                    let text = serde_json::to_string_pretty(&renderer.item_value(object)).unwrap_or_default();
+                    out.extend_from_slice(text.replace('\n', "\n    ").as_bytes());
+                })
+            }
+            Media::Json => {
+                chunks(self.frame(meta), objects, move |object, out| renderer.write_item(object, out))
+            }
+            Media::Yaml => chunks(self.yaml_frame(meta), objects, move |object, out| {
+                for (i, line) in to_yaml(&renderer.item_value(object)).lines().enumerate() {
+                    let indent = if i == 0 { "- " } else { "  " };
+                    out.extend_from_slice(if line.is_empty() { "" } else { indent }.as_bytes());
+                    out.extend_from_slice(line.as_bytes());
+                    out.push(b'\n');
+                }
+            }),
+        };
+        respond(StatusCode::OK, media, Body::Chunks(chunks))
+    }
+
+    /// The kind and version of the list, and the name of its items.
+    fn names(&self) -> (String, String, &'static str) {
+        let meta_version = self.format.meta_version().to_owned();
+        match self.format.form {
+            Form::Object => (self.resource.list_kind(), self.resource.api_version(), "items"),
+            Form::Metadata => ("PartialObjectMetadataList".into(), meta_version, "items"),
+            Form::Table => ("Table".into(), meta_version, "rows"),
+        }
+    }
+
+    fn frame(&self, meta: &ListMeta) -> Frame {
+        let (kind, api_version, items) = self.names();
+        let columns = match self.format.form {
+            Form::Table => format!(",\"columnDefinitions\":{}", self.columns()),
+            _ => String::new(),
+        };
+        let head = format!(
+            "{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\",\"metadata\":{}{columns},\"{items}\":[",
+            list_meta(meta)
+        );
+        Frame { head, before_first: "", between: ",", tail: "]}\n".into(), tail_of_none: "]}\n".into() }
+    }
+
+    fn pretty_frame(&self, meta: &ListMeta) -> Frame {
+        let (_, _, items) = self.names();
+        let mut head = serde_json::to_string_pretty(&self.without_items(meta)).unwrap_or_default();
+        head.truncate(head.len().saturating_sub("\n}".len()));
+        Frame {
+            head: format!("{head},\n  \"{items}\": ["),
+            before_first: "\n    ",
+            between: ",\n    ",
+            tail: "\n  ]\n}\n".into(),
+            tail_of_none: "]\n}\n".into(),
+        }
+    }
+
+    /// Sorted by name, as upstream's YAML is.
+    fn yaml_frame(&self, meta: &ListMeta) -> Frame {
+        let (_, _, items) = self.names();
+        let mut before = self.without_items(meta);
+        let fields = before.as_object_mut().map(std::mem::take).unwrap_or_default();
+        let (before, after): (serde_json::Map<_, _>, serde_json::Map<_, _>) =
+            fields.into_iter().partition(|(name, _)| name.as_str() < items);
+        let after = if after.is_empty() { String::new() } else { to_yaml(&Value::Object(after)) };
+        Frame {
+            head: format!("{}{items}:", to_yaml(&Value::Object(before))),
+            before_first: "\n",
+            between: "",
+            tail_of_none: format!(" []\n{after}"),
+            tail: after,
+        }
+    }
+
+    fn without_items(&self, meta: &ListMeta) -> Value {
+        let (kind, api_version, _) = self.names();
+        let mut list = json!({"kind": kind, "apiVersion": api_version, "metadata": list_meta(meta)});
+        if self.format.form == Form::Table {
+            list["columnDefinitions"] = self.columns();
+        }
+        list
+    }
+
+    fn write_item(&self, object: &Object, out: &mut Vec<u8>) {
+        match self.format.form {
+            Form::Object if self.is_stored_form() => object.write_json(Place::Item, object.revision, out),
+            Form::Metadata => write_partial(self.format.meta_version(), object, object.revision, out),
+            _ => {
+                // Writing into a Vec cannot fail.
+                let _ = serde_json::to_writer(out, &self.item_value(object));
+            }
+        }
+    }
+
+    fn item_value(&self, object: &Object) -> Value {
+        let mut value = self.converted(object, object.revision);
+        match self.format.form {
+            Form::Object => {
+                if let Some(fields) = value.as_object_mut() {
+                    fields.remove("kind");
+                    fields.remove("apiVersion");
+                }
+                value
+            }
+            Form::Metadata => self.metadata_of(value),
+            Form::Table => self.row(value),
+        }
+    }
+}
+
+fn chunks(
+    frame: Frame,
+    objects: Vec<Arc<Object>>,
+    write: impl Fn(&Object, &mut Vec<u8>) + Send + 'static,
+) -> Chunks {
+    let mut buffer = frame.head.into_bytes();
+    let mut objects = objects.into_iter();
+    let mut before = frame.before_first;
+    let mut tail = frame.tail_of_none;
+    let mut full_tail = Some(frame.tail);
+    let mut done = false;
+    Box::new(std::iter::from_fn(move || {
+        while !done && buffer.len() < CHUNK {
+            match objects.next() {
+                Some(object) => {
+                    tail = full_tail.take().unwrap_or_else(|| std::mem::take(&mut tail));
+                    buffer.extend_from_slice(before.as_bytes());
+                    before = frame.between;
+                    write(&object, &mut buffer);
+                }
+                None => {
+                    buffer.extend_from_slice(tail.as_bytes());
+                    done = true;
+                }
+            }
+        }
+        let room = if done { 0 } else { CHUNK + CHUNK / 4 };
+        let chunk = std::mem::replace(&mut buffer, Vec::with_capacity(room));
+        (!chunk.is_empty()).then(|| chunk.into())
+    }))
+}
+
+/// The envelope says how long the list is before the list begins, so it is encoded to find that out; a
+/// short one is then at hand already, and of a long one what did not fit is encoded again.
+async fn protobuf(renderer: Renderer, mut objects: Vec<Arc<Object>>, meta: &ListMeta) -> Chunks {
+    let table = schema::kubernetes();
+    let (kind, api_version, _) = renderer.names();
+    let row = renderer.resource;
+    let item = match renderer.format.form {
+        Form::Metadata => table.named(&format!("{META}.PartialObjectMetadata")),
+        _ => table.kind(row.group, row.version, row.kind),
+    };
+    let write = move |object: &Object, out: &mut Vec<u8>| {
+        let value = renderer.item_value(object);
+        let message = item.map(|ty| schema::protobuf::to_protobuf(table, ty, &value));
+        write_field(2, &message.unwrap_or_default(), out);
+    };
+    let mut buffer = Vec::with_capacity(CHUNK);
+    if let Some(ty) = table.named(&format!("{META}.ListMeta")) {
+        write_field(1, &schema::protobuf::to_protobuf(table, ty, &list_meta(meta)), &mut buffer);
+    }
+    let mut kept: Vec<Bytes> = Vec::new();
+    let mut kept_objects = 0;
+    let mut length = 0;
+    for (i, object) in objects.iter().enumerate() {
+        write(object, &mut buffer);
+        let last = i + 1 == objects.len();
+        if buffer.len() >= CHUNK || last {
+            length += buffer.len();
+            if length <= KEPT {
+                kept.push(Bytes::copy_from_slice(&buffer));
+                kept_objects = i + 1;
+            }
+            buffer.clear();
+            // This may take a while; let others run meanwhile.
+            tokio::task::yield_now().await;
+        }
+    }
+    if objects.is_empty() {
+        length = buffer.len();
+        kept.push(buffer.into());
+    }
+    let rest = objects.split_off(kept_objects);
+    let (head, tail) = envelope(&api_version, &kind, length);
+    let frame =
+        Frame { head: String::new(), before_first: "", between: "", tail_of_none: tail.clone(), tail };
+    Box::new(std::iter::once(head).chain(kept).chain(chunks(frame, rest, write)))
+}
+
+const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
+
+/// What comes before and after a message of `length` bytes.
+fn envelope(api_version: &str, kind: &str, length: usize) -> (Bytes, String) {
+    // An empty message ends in a length of zero, and two empty fields of two bytes each.
+    const AFTER: usize = 4;
+    let mut head = schema::protobuf::seal(api_version, kind, b"");
+    let tail = head.split_off(head.len().saturating_sub(AFTER));
+    head.pop();
+    write_varint(length, &mut head);
+    (head.into(), String::from_utf8_lossy(&tail).into_owned())
+}
+
+fn write_field(number: u8, message: &[u8], out: &mut Vec<u8>) {
+    out.push(number << 3 | 2);
+    write_varint(message.len(), out);
+    out.extend_from_slice(message);
+}
+
+fn write_varint(mut value: usize, out: &mut Vec<u8>) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+    use http_body_util::BodyExt as _;
+    use jiff::Timestamp;
+
+    use super::*;
+    use crate::negotiate::Format;
+    use crate::object::to_stored;
+    use crate::registry::Registry;
+    use crate::render::Include;
+
+    fn renderer(plural: &str, format: Format) -> Renderer {
+        let resource = Registry::new(&[]).unwrap().find("", "v1", plural).unwrap();
+        Renderer { resource, format, include: Include::Metadata, now: Timestamp::UNIX_EPOCH }
+    }
+
+    fn objects(count: usize, padding: usize) -> Vec<Arc<Object>> {
+        let object = |i: usize| {
+            let value = json!({
+                "kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": format!("m{i}"), "namespace": "ns"},
+                "data": {"text": "x\n\ny: z".repeat(padding)},
+            });
+            let key = format!("/registry/configmaps/ns/m{i}");
+            Arc::new(Object::new(key.into(), to_stored(value), 5 + i as u64).unwrap())
+        };
+        (0..count).map(object).collect()
+    }
+
+    async fn bytes(renderer: &Renderer, objects: Vec<Arc<Object>>) -> Vec<u8> {
+        let meta = ListMeta { revision: 9, ..ListMeta::default() };
+        renderer.list(objects, &meta).await.into_body().collect().await.unwrap().to_bytes().to_vec()
+    }
+
+    async fn check(format: Format, count: usize, expected: Expect) {
+        let text =
+            String::from_utf8(bytes(&renderer("configmaps", format), objects(count, 1)).await).unwrap();
+        expected.assert_eq(&text);
+        match format.media {
+            Media::Yaml => drop(serde_saphyr::from_str::<Value>(&text).unwrap()),
+            _ => drop(serde_json::from_str::<Value>(&text).unwrap()),
+        }
+    }
+
+    const PRETTY: Format = Format { pretty: true, ..Format::JSON };
+    const YAML: Format = Format { media: Media::Yaml, ..Format::JSON };
+    const PROTOBUF: Format = Format { media: Media::Protobuf, ..Format::JSON };
+
+    #[tokio::test]
+    async fn forms() {
+        check(
+            Format::JSON,
+            0,
+            expect![[r#"
+            {"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[]}
+        "#]],
+        )
+        .await;
+        check(Format::JSON, 2, expect![[r#"
+            {"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[{"metadata":{"resourceVersion":"5","name":"m0","namespace":"ns"},"data":{"text":"x\n\ny: z"}},{"metadata":{"resourceVersion":"6","name":"m1","namespace":"ns"},"data":{"text":"x\n\ny: z"}}]}
+        "#]]).await;
+        check(Format { form: Form::Metadata, ..Format::JSON }, 1, expect![[r#"
+            {"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"9"},"items":[{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"5","name":"m0","namespace":"ns"}}]}
+        "#]]).await;
+        check(
+            PRETTY,
+            0,
+            expect![[r#"
+            {
+              "apiVersion": "v1",
+              "kind": "ConfigMapList",
+              "metadata": {
+                "resourceVersion": "9"
+              },
+              "items": []
+            }
+        "#]],
+        )
+        .await;
+        check(
+            PRETTY,
+            2,
+            expect![[r#"
+            {
+              "apiVersion": "v1",
+              "kind": "ConfigMapList",
+              "metadata": {
+                "resourceVersion": "9"
+              },
+              "items": [
+                {
+                  "data": {
+                    "text": "x\n\ny: z"
+                  },
+                  "metadata": {
+                    "name": "m0",
+                    "namespace": "ns",
+                    "resourceVersion": "5"
+                  }
+                },
+                {
+                  "data": {
+                    "text": "x\n\ny: z"
+                  },
+                  "metadata": {
+                    "name": "m1",
+                    "namespace": "ns",
+                    "resourceVersion": "6"
+                  }
+                }
+              ]
+            }
+        "#]],
+        )
+        .await;
+        check(
+            YAML,
+            0,
+            expect![[r#"
+            apiVersion: v1
+            items: []
+            kind: ConfigMapList
+            metadata:
+              resourceVersion: "9"
+        "#]],
+        )
+        .await;
+        check(
+            YAML,
+            2,
+            expect![[r#"
+            apiVersion: v1
+            items:
+            - data:
+                text: |-
+                  x
+      
+                  y: z
+              metadata:
+                name: m0
+                namespace: ns
+                resourceVersion: "5"
+            - data:
+                text: |-
+                  x
+      
+                  y: z
+              metadata:
+                name: m1
+                namespace: ns
+                resourceVersion: "6"
+            kind: ConfigMapList
+            metadata:
+              resourceVersion: "9"
+        "#]],
+        )
+        .await;
+        check(Format { form: Form::Table, beta: true, ..Format::JSON }, 1, expect![[r#"
+            {"kind":"Table","apiVersion":"meta.k8s.io/v1beta1","metadata":{"resourceVersion":"9"},"columnDefinitions":[{"description":"Name must be unique within a namespace. Is required when creating resources, although some resources may allow a client to request the generation of an appropriate name automatically. Name is primarily intended for creation idempotence and configuration definition. Cannot be updated. More info: https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names","format":"name","name":"Name","priority":0,"type":"string"},{"description":"Number of entries","format":"","name":"Data","priority":0,"type":"string"},{"description":"CreationTimestamp is a timestamp representing the server time when this object was created. It is not guaranteed to be set in happens-before order across separate operations. Clients may not set this value. It is represented in RFC3339 form and is in UTC.\n\nPopulated by the system. Read-only. Null for lists. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#metadata","format":"","name":"Age","priority":0,"type":"string"}],"rows":[{"cells":["m0",1,"<unknown>"],"object":{"apiVersion":"meta.k8s.io/v1beta1","kind":"PartialObjectMetadata","metadata":{"name":"m0","namespace":"ns","resourceVersion":"5"}}}]}
+        "#]]).await;
+    }
+
+    /// Short lists and those longer than what is kept come out as one encoding of the whole would.
+    #[tokio::test]
+    async fn protobuf_of_any_length() {
+        let table = schema::kubernetes();
+        for (count, padding) in [(0, 1), (1, 1), (3, 20_000), (200, 10_000)] {
+            let renderer = renderer("configmaps", PROTOBUF);
+            let items: Vec<Value> = objects(count, padding).iter().map(|o| renderer.item_value(o)).collect();
+            let list = json!({"metadata": {"resourceVersion": "9"}, "items": items});
+            let ty = table.kind("", "v1", "ConfigMapList").unwrap();
+            let whole = schema::protobuf::to_protobuf(table, ty, &list);
+            let sealed = schema::protobuf::seal("v1", "ConfigMapList", &whole);
+            assert!(bytes(&renderer, objects(count, padding)).await == sealed, "{count} items");
+        }
+    }
+}
