@@ -33,6 +33,8 @@ mod services;
 mod special;
 mod strategy;
 mod subresource;
+#[cfg(test)]
+mod tests;
 mod update;
 mod watch;
 mod write;

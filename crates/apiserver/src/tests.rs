@@ -1,0 +1,115 @@
+//! Whole requests against a server in this process, on a store in a temporary directory.
+
+mod namespaces;
+mod write;
+
+use std::sync::Arc;
+
+use api::json::Json as _;
+use api::networking::ip::Cidr;
+use http_body_util::BodyExt as _;
+use serde_json::Value;
+use store::log::{Config, LogStore};
+use tokio::sync::watch;
+
+use crate::access::User;
+use crate::bootstrap::{self, Cluster};
+use crate::cache::Cache;
+use crate::negotiate::negotiate;
+use crate::registry::Registry;
+use crate::request::{Query, Route, route};
+use crate::server::{Call, Server};
+use crate::services::Allocations;
+
+pub struct Rig {
+    pub server: Arc<Server>,
+    pub stop: watch::Sender<bool>,
+    _directory: tempfile::TempDir,
+}
+
+impl Rig {
+    /// A server as it is once it has started.
+    pub async fn start() -> Rig {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let store = Arc::new(LogStore::open(directory.path(), Config::default()).expect("an empty store"));
+        let stop = watch::Sender::new(false);
+        let cache = Cache::new();
+        cache.start(store.clone(), stop.subscribe()).await.expect("an empty cache");
+        let network = Cidr::parse("10.43.0.0/16").expect("a network");
+        let ranges = api::core::service::alloc::Ranges::new(vec![network], 30000..=32767);
+        let ready = watch::Sender::new(true);
+        let server = Arc::new(Server::new(
+            store,
+            cache,
+            Registry::new(&[]).expect("every kind"),
+            Allocations::new(ranges),
+            "certificate".into(),
+            (stop.subscribe(), ready.subscribe()),
+        ));
+        let rig = Rig { server, stop, _directory: directory };
+        rig.bootstrap(6443).await;
+        rig
+    }
+
+    pub async fn bootstrap(&self, port: u16) {
+        let cluster = Cluster {
+            address: Some([192, 0, 2, 1].into()),
+            port,
+            service_ip: [10, 43, 0, 1].into(),
+            service_cidrs: vec!["10.43.0.0/16".into()],
+        };
+        bootstrap::first_objects(&self.server, &cluster).await.expect("the first objects");
+    }
+
+    /// Answers `"POST /api/v1/…?query"` with a code and a JSON value.
+    pub async fn call(&self, request: &str, content_type: &str, body: &str) -> (u16, Value) {
+        let (method, rest) = request.split_once(' ').expect("a method and a path");
+        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let mut headers = http::HeaderMap::new();
+        headers.insert(http::header::CONTENT_TYPE, content_type.parse().expect("a header"));
+        let query = Query::parse(query);
+        let call = Call {
+            method: method.parse().expect("a method"),
+            path: path.to_owned(),
+            format: negotiate(&headers, &query).expect("JSON"),
+            query,
+            headers,
+            body: body.to_owned().into(),
+            user: User { name: "admin".into(), groups: vec!["system:masters".into()], ..User::default() },
+            now: jiff::Timestamp::now(),
+        };
+        let answer = match route(&self.server.registry, path) {
+            Ok(Route::Resource(target)) => self.server.resource(&call, target).await,
+            Ok(_) => panic!("{path} is no resource"),
+            Err(status) => Err(status),
+        };
+        match answer {
+            Err(status) => (status.code, serde_json::to_value(&status).expect("a status")),
+            Ok(response) => {
+                let code = response.status().as_u16();
+                let bytes = response.into_body().collect().await.expect("a body").to_bytes();
+                (code, serde_json::from_slice(&bytes).expect("JSON"))
+            }
+        }
+    }
+
+    pub async fn send(&self, request: &str, body: Value) -> (u16, Value) {
+        self.call(request, "application/json", &body.to_string()).await
+    }
+
+    pub async fn get(&self, path: &str) -> Value {
+        self.call(&format!("GET {path}"), "application/json", "").await.1
+    }
+}
+
+/// A code and the message of a failure, or the values at `paths`.
+pub fn brief((code, value): &(u16, Value), paths: &[&str]) -> String {
+    if value.text("kind") == "Status" && value.text("status") == "Failure" {
+        return format!("{code} {}", value.text("message"));
+    }
+    let values = paths.iter().map(|path| match value.path(path) {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    });
+    std::iter::once(code.to_string()).chain(values).collect::<Vec<_>>().join(" ")
+}

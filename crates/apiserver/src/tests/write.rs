@@ -1,0 +1,245 @@
+use api::json::Json as _;
+use serde_json::{Value, json};
+
+use super::{Rig, brief};
+
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const PODS: &str = "/api/v1/namespaces/default/pods";
+const MERGE: &str = "application/merge-patch+json";
+const APPLY: &str = "application/apply-patch+yaml";
+
+fn map(name: &str) -> Value {
+    json!({"metadata": {"name": name}, "data": {"a": "1"}})
+}
+
+fn pod(name: &str) -> Value {
+    json!({"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "i"}]}})
+}
+
+#[tokio::test]
+async fn writing_the_same_again_writes_nothing() {
+    let rig = Rig::start().await;
+    let first = rig.send(&format!("POST {MAPS}"), map("a")).await.1;
+    let version = first.at("metadata").at("resourceVersion");
+    for (content_type, request, body) in [
+        ("application/json", format!("PUT {MAPS}/a"), first.to_string()),
+        (MERGE, format!("PATCH {MAPS}/a"), json!({"data": {"a": "1"}}).to_string()),
+        (MERGE, format!("PATCH {MAPS}/a"), "{}".to_owned()),
+    ] {
+        let again = rig.call(&request, content_type, &body).await;
+        assert_eq!((again.0, again.1.at("metadata").at("resourceVersion")), (200, version), "{request} {body}");
+    }
+    let config = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"s"},"data":{"a":"1"}}"#;
+    let apply = format!("PATCH {MAPS}/s?fieldManager=me");
+    let created = rig.call(&apply, APPLY, config).await;
+    let again = rig.call(&apply, APPLY, config).await;
+    assert_eq!((created.0, again.0), (201, 200));
+    assert_eq!(created.1, again.1);
+}
+
+#[tokio::test]
+async fn creates() {
+    let rig = Rig::start().await;
+    #[track_caller]
+    fn check(answer: (u16, Value), expected: &str) {
+        assert_eq!(brief(&answer, &["metadata.name"]), expected);
+    }
+    let post = format!("POST {MAPS}");
+    check(rig.send(&post, map("a")).await, "201 a");
+    check(rig.send(&post, map("a")).await, "409 configmaps \"a\" already exists");
+    check(rig.send(&format!("{post}?dryRun=All"), map("a")).await, "409 configmaps \"a\" already exists");
+    check(rig.send(&format!("{post}?dryRun=All"), map("b")).await, "201 b");
+    check(
+        rig.call(&format!("GET {MAPS}/b"), "", "").await,
+        "404 configmaps \"b\" not found",
+    );
+    let versioned = json!({"metadata": {"name": "v", "resourceVersion": "5"}});
+    check(rig.send(&post, versioned).await, "500 resourceVersion should not be set on objects to be created");
+    let elsewhere = json!({"metadata": {"name": "x", "namespace": "kube-system"}});
+    check(
+        rig.send(&post, elsewhere).await,
+        "400 the namespace of the provided object does not match the namespace sent on the request",
+    );
+    let homed = json!({"metadata": {"name": "n1", "namespace": "default"}});
+    check(rig.send("POST /api/v1/namespaces", homed).await, "201 n1");
+    let generated = rig.send(&post, json!({"metadata": {"generateName": "g-"}})).await;
+    let name = generated.1.at("metadata").text("name");
+    assert!(generated.0 == 201 && name.starts_with("g-") && name.len() == 7, "{name}");
+}
+
+#[tokio::test]
+async fn updates() {
+    let rig = Rig::start().await;
+    let one = rig.send(&format!("POST {MAPS}"), map("a")).await.1;
+    let put = format!("PUT {MAPS}/a");
+    #[track_caller]
+    fn check(answer: (u16, Value), expected: &str) {
+        assert_eq!(brief(&answer, &["data"]), expected);
+    }
+    let mut changed = one.clone();
+    changed["data"] = json!({"a": "2"});
+    check(rig.send(&put, changed.clone()).await, r#"200 {"a":"2"}"#);
+    let modified = "409 Operation cannot be fulfilled on configmaps \"a\": the object has been modified; please apply your changes to the latest version and try again";
+    check(rig.send(&put, changed.clone()).await, modified);
+    changed["metadata"]["resourceVersion"] = json!("");
+    changed["data"] = json!({"a": "3"});
+    check(rig.send(&put, changed.clone()).await, r#"200 {"a":"3"}"#);
+    let uid = one.at("metadata").text("uid").to_owned();
+    changed["metadata"]["uid"] = json!("other");
+    check(
+        rig.send(&put, changed).await,
+        &format!(
+            "409 Operation cannot be fulfilled on configmaps \"a\": StorageError: invalid object, Code: 4, Key: /registry/configmaps/default/a, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: other, UID in object meta: {uid}"
+        ),
+    );
+    check(rig.send(&format!("PUT {MAPS}/none"), map("none")).await, "404 configmaps \"none\" not found");
+    check(
+        rig.send(&put, map("b")).await,
+        "400 the name of the object (b) does not match the name on the URL (a)",
+    );
+    let leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
+    let lease = json!({"metadata": {"name": "l"}, "spec": {"holderIdentity": "x"}});
+    let made = rig.send(&format!("PUT {leases}/l"), lease.clone()).await;
+    assert_eq!(made.0, 201);
+    check(
+        rig.send(&format!("PUT {leases}/l"), lease).await,
+        "422 leases.coordination.k8s.io \"l\" is invalid: metadata.resourceVersion: Invalid value: 0: must be specified for an update",
+    );
+    let patched = rig.call(&format!("PATCH {leases}/l"), MERGE, r#"{"spec":{"holderIdentity":"y"}}"#).await;
+    assert_eq!(brief(&patched, &["spec.holderIdentity"]), "200 y");
+}
+
+#[tokio::test]
+async fn a_status_changes_only_what_it_may() {
+    let rig = Rig::start().await;
+    let pods = rig.send(&format!("POST {PODS}"), pod("p")).await.1;
+    let mut sent = pods.clone();
+    sent["spec"]["containers"][0]["image"] = json!("other");
+    sent["metadata"]["labels"] = json!({"l": "1"});
+    sent["metadata"]["ownerReferences"] =
+        json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "u"}]);
+    sent["status"] = json!({"phase": "Running"});
+    let answer = rig.send(&format!("PUT {PODS}/p/status"), sent).await;
+    assert_eq!(
+        brief(
+            &answer,
+            &[
+                "status.phase",
+                "status.qosClass",
+                "spec.containers",
+                "metadata.labels",
+                "metadata.ownerReferences",
+                "metadata.generation"
+            ]
+        ),
+        format!("200 Running BestEffort {} {{\"l\":\"1\"}} null 1", pods.path("spec.containers")),
+    );
+    let main = json!({"metadata": {"labels": {"l": "2"}}, "status": {"phase": "Failed"}}).to_string();
+    let answer = rig.call(&format!("PATCH {PODS}/p"), MERGE, &main).await;
+    assert_eq!(
+        brief(&answer, &["status.phase", "metadata.labels.l", "metadata.generation"]),
+        "200 Running 2 1"
+    );
+}
+
+#[tokio::test]
+async fn patches_that_fail() {
+    let rig = Rig::start().await;
+    rig.send(&format!("POST {MAPS}"), map("a")).await;
+    let patch = format!("PATCH {MAPS}/a");
+    for (content_type, query, body, expected) in [
+        ("application/json-patch+json", "", "[{", "400 error decoding patch: unexpected end of JSON input"),
+        (
+            "application/json-patch+json",
+            "",
+            "{}",
+            "400 error decoding patch: json: cannot unmarshal object into Go value of type []handlers.jsonPatchOp",
+        ),
+        (
+            "application/strategic-merge-patch+json",
+            "",
+            "[]",
+            "400 json: cannot unmarshal array into Go value of type map[string]interface {}",
+        ),
+        (
+            "application/json-patch+json",
+            "",
+            r#"[{"op":"remove","path":"/data/b"}]"#,
+            "422 the server rejected our request due to an error in our request",
+        ),
+        (
+            "application/strategic-merge-patch+json",
+            "",
+            r#"{"data":{"a":5}}"#,
+            "422  \"\" is invalid: patch: Invalid value: \"map[data:map[a:5]]\": unrecognized type: string",
+        ),
+        (
+            MERGE,
+            "?force=true",
+            "{}",
+            "422 PatchOptions.meta.k8s.io \"\" is invalid: force: Forbidden: may not be specified for non-apply patch",
+        ),
+        (
+            MERGE,
+            "",
+            r#"{"metadata":{"resourceVersion":"1"}}"#,
+            "409 Operation cannot be fulfilled on configmaps \"a\": the object has been modified; please apply your changes to the latest version and try again",
+        ),
+        (
+            APPLY,
+            "?fieldManager=me",
+            r#"{"apiVersion":"v1","kind":"Secret","metadata":{"name":"a"}}"#,
+            "400 invalid object type: /v1, Kind=Secret",
+        ),
+        (
+            APPLY,
+            "",
+            "{}",
+            "422 PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch",
+        ),
+    ] {
+        let answer = rig.call(&format!("{patch}{query}"), content_type, body).await;
+        assert_eq!(brief(&answer, &[]), expected, "{body}");
+    }
+}
+
+#[tokio::test]
+async fn deletes() {
+    let rig = Rig::start().await;
+    rig.send(&format!("POST {MAPS}"), map("a")).await;
+    let delete = format!("DELETE {MAPS}/a");
+    let wrong = rig.send(&delete, json!({"preconditions": {"uid": "x"}})).await;
+    assert!(
+        wrong.1.text("message").starts_with(
+            "Operation cannot be fulfilled on ConfigMap \"a\": the UID in the precondition (x) does not match the UID in record ("
+        ),
+        "{}",
+        wrong.1
+    );
+    let dry = rig.call(&format!("{delete}?dryRun=All"), "", "").await;
+    assert_eq!(brief(&dry, &["status", "details.kind", "details.name"]), "200 Success configmaps a");
+    assert_eq!(rig.call(&delete, "", "").await.0, 200);
+    assert_eq!(brief(&rig.call(&delete, "", "").await, &[]), "404 configmaps \"a\" not found");
+
+    rig.send(&format!("POST {PODS}"), pod("p")).await;
+    let gone = rig.call(&format!("DELETE {PODS}/p"), "", "").await;
+    assert_eq!(brief(&gone, &["kind", "metadata.deletionGracePeriodSeconds"]), "200 Pod 0");
+    let held = json!({"metadata": {"name": "h", "finalizers": ["example.com/x"]}});
+    rig.send(&format!("POST {MAPS}"), held).await;
+    let waits = rig.send(&format!("DELETE {MAPS}/h"), json!({"orphanDependents": false})).await;
+    assert_eq!(brief(&waits, &["kind", "metadata.finalizers"]), "202 ConfigMap [\"example.com/x\"]");
+    let released = rig.call(&format!("PATCH {MAPS}/h"), MERGE, r#"{"metadata":{"finalizers":null}}"#).await;
+    assert_eq!(released.0, 200);
+    assert_eq!(rig.get(&format!("{MAPS}/h")).await.int("code"), Some(404));
+}
+
+#[tokio::test]
+async fn whoever_creates_owns_what_they_sent() {
+    let rig = Rig::start().await;
+    let service = json!({"metadata": {"name": "s"}, "spec": {"ports": [{"port": 80}]}});
+    let made = rig.send("POST /api/v1/namespaces/default/services", service).await.1;
+    let owned = &made.at("metadata").items("managedFields")[0];
+    assert!(owned.path("fieldsV1.f:spec.f:ports").is_object(), "{owned}");
+    assert!(owned.path("fieldsV1.f:spec.f:clusterIP").is_null(), "{owned}");
+    assert!(!made.at("spec").text("clusterIP").is_empty());
+}
