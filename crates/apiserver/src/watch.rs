@@ -275,3 +275,6 @@ impl Watcher {
         self.renderer.error_event(&status)
     }
 }
+
+#[cfg(test)]
+mod tests;
