@@ -79,7 +79,8 @@ impl Server {
         let generated = prefixed && value.at("metadata").text("name").is_empty();
         let mut tries = 0;
         loop {
-            let mut attempt = value.clone();
+            // Only a generated name may need another try.
+            let mut attempt = if generated { value.clone() } else { std::mem::take(&mut value) };
             if generated {
                 generate_name(&mut attempt, || self.random());
             }
@@ -100,8 +101,7 @@ impl Server {
             }
             match self.put(row, attempt, None).await? {
                 Some(object) => {
-                    // Boxed, since keeping a claim may itself create an object.
-                    Box::pin(claim.keep(self, &object.value())).await;
+                    claim.keep_for(self, &object).await;
                     return Ok((Outcome::Stored(object), warnings));
                 }
                 None if generated && tries < NAME_TRIES => tries += 1,
@@ -119,10 +119,9 @@ impl Server {
             None => self.current(&place).await?,
         };
         let Some(namespace) = found else { return Err(place.not_found()) };
-        let namespace = namespace.value();
-        if namespace.path("status.phase") == "Terminating"
-            || namespace.path("metadata").has("deletionTimestamp")
-        {
+        // A namespace under deletion is in this phase, and fields for selectors are decoded only once.
+        let phase = namespace.fields(namespaces.rules).iter().find(|(field, _)| *field == "status.phase");
+        if phase.is_some_and(|(_, phase)| **phase == *"Terminating") {
             let row = target.resource;
             let why = format!(
                 "unable to create new content in namespace {} because it is being terminated",

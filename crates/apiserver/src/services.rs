@@ -14,6 +14,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
+use crate::object::Object;
 use crate::request::Target;
 use crate::server::Server;
 use crate::write::WriteOptions;
@@ -77,6 +78,14 @@ impl Allocations {
 }
 
 impl Claim {
+    /// The Service has been stored; kinds that claim nothing are not even decoded.
+    pub async fn keep_for(self, server: &Server, stored: &Object) {
+        if self.0.is_some() {
+            // Boxed, since keeping a claim may itself create an object.
+            Box::pin(self.keep(server, &stored.value())).await;
+        }
+    }
+
     /// The write has happened.
     pub async fn keep(self, server: &Server, service: &Value) {
         let Some((mut guard, changes)) = self.0 else { return };

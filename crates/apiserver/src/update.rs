@@ -142,7 +142,7 @@ impl Server {
                 // Nothing changed, so nothing is written and nobody is told.
                 return Ok((Outcome::Stored(old), warnings));
             } else if let Some(object) = self.put(row, value, Some(&old)).await? {
-                Box::pin(claim.keep(self, &object.value())).await;
+                claim.keep_for(self, &object).await;
                 return Ok((Outcome::Stored(object), warnings));
             }
             if conditional {
