@@ -134,6 +134,9 @@ impl Cache {
 
     /// Waits until every change up to `revision` is in the cache.
     pub async fn reached(&self, revision: Revision) -> Result<(), CacheError> {
+        if self.revision() >= revision {
+            return Ok(());
+        }
         let mut seen = self.revision.subscribe();
         let wait = seen.wait_for(|seen| *seen >= revision);
         match tokio::time::timeout(FRESHNESS_DEADLINE, wait).await {

@@ -1,20 +1,25 @@
 //! What can be asked for: `/api`, `/apis` and below, aggregated or group by group.
 
 use api::{Resource, Status};
+use base64::Engine as _;
 use http::{Response, StatusCode, header};
 use serde_json::{Value, json};
+use sha2::Digest as _;
 
 use crate::body::Body;
-use crate::negotiate::Format;
+use crate::negotiate::{Form, Format, Media};
 use crate::registry::Registry;
 use crate::render::encoded;
-use crate::server::{Call, Server};
+use crate::server::{Call, Server, method_not_allowed};
 
 pub fn answer(server: &Server, call: &Call, segments: &[String]) -> Result<Response<Body>, Status> {
+    if !matches!(call.method.as_str(), "GET" | "HEAD") {
+        return Err(method_not_allowed());
+    }
     let registry = &server.registry;
     let parts: Vec<&str> = segments.iter().map(String::as_str).collect();
     if let (["api"] | ["apis"], Some(version)) = (parts.as_slice(), wants_aggregated(call)) {
-        return Ok(aggregated(registry, parts[0] == "api", version, &call.format));
+        return Ok(aggregated(registry, parts[0] == "api", version, call));
     }
     let value = match parts.as_slice() {
         ["api"] => json!({
@@ -140,8 +145,6 @@ fn resources(registry: &Registry, group: &str, version: &str) -> Result<Value, S
 
 /// Tells clients when the stored form of a kind changes: upstream hashes group, version and kind.
 fn storage_hash(row: &'static Resource) -> String {
-    use base64::Engine as _;
-    use sha2::Digest as _;
     let stored = crate::registry::stored_as(row);
     let name = format!("{}/{}/{}", stored.group, stored.version, stored.kind);
     let digest = sha2::Sha256::digest(name.as_bytes());
@@ -152,30 +155,51 @@ fn storage_hash(row: &'static Resource) -> String {
 fn wants_aggregated(call: &Call) -> Option<&'static str> {
     let accept = call.header(header::ACCEPT);
     accept.split(',').find_map(|clause| {
-        let asks = clause.contains("as=APIGroupDiscoveryList") && clause.contains("g=apidiscovery.k8s.io");
-        match clause {
-            clause if asks && clause.contains("v=v2beta1") => Some("v2beta1"),
-            clause if asks && clause.contains("v=v2") => Some("v2"),
+        let parts: Vec<&str> = clause.split(';').map(str::trim).collect();
+        let asks = parts.contains(&"as=APIGroupDiscoveryList") && parts.contains(&"g=apidiscovery.k8s.io");
+        // Discovery has no protobuf form of ours; those who would like it name JSON next.
+        match parts.first() {
+            Some(&("application/json" | "*/*")) if asks => ["v2", "v2beta1"]
+                .into_iter()
+                .find(|version| parts.iter().any(|part| part.strip_prefix("v=") == Some(version))),
             _ => None,
         }
     })
 }
 
-fn aggregated(registry: &Registry, core: bool, version: &str, format: &Format) -> Response<Body> {
+fn aggregated(registry: &Registry, core: bool, version: &str, call: &Call) -> Response<Body> {
+    let list = aggregated_list(registry, core, version);
+    let etag = format!("\"{:X}\"", sha2::Sha256::digest(list.to_string()));
+    let format = Format { media: Media::Json, form: Form::Object, ..call.format };
+    let mut response = if call.header(header::IF_NONE_MATCH) == etag {
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
+        response
+    } else {
+        encoded(StatusCode::OK, &format, list)
+    };
+    let media = format!("application/json;g=apidiscovery.k8s.io;v={version};as=APIGroupDiscoveryList");
+    let texts = [
+        (header::CONTENT_TYPE, media.as_str()),
+        (header::ETAG, &etag),
+        (header::VARY, "Accept"),
+        (header::CACHE_CONTROL, "public"),
+    ];
+    for (name, text) in texts {
+        if let Ok(value) = text.parse() {
+            response.headers_mut().insert(name, value);
+        }
+    }
+    response
+}
+
+fn aggregated_list(registry: &Registry, core: bool, version: &str) -> Value {
     let groups = groups(registry).into_iter().filter(|group| group.is_empty() == core);
     let items: Vec<Value> = groups.map(|group| aggregated_group(registry, group)).collect();
-    let list = json!({
+    json!({
         "kind": "APIGroupDiscoveryList", "apiVersion": format!("apidiscovery.k8s.io/{version}"),
         "metadata": {}, "items": items,
-    });
-    let mut response =
-        encoded(StatusCode::OK, &Format { media: crate::negotiate::Media::Json, ..*format }, list);
-    let media = format!("application/json;g=apidiscovery.k8s.io;v={version};as=APIGroupDiscoveryList");
-    if let Ok(value) = media.parse() {
-        response.headers_mut().insert(header::CONTENT_TYPE, value);
-    }
-    response.headers_mut().insert(header::VARY, header::HeaderValue::from_static("Accept"));
-    response
+    })
 }
 
 fn aggregated_group(registry: &Registry, group: &'static str) -> Value {
@@ -187,11 +211,7 @@ fn aggregated_group(registry: &Registry, group: &'static str) -> Value {
             json!({"version": version, "freshness": "Current", "resources": resources})
         })
         .collect();
-    let metadata = if group.is_empty() {
-        json!({"creationTimestamp": null})
-    } else {
-        json!({"name": group, "creationTimestamp": null})
-    };
+    let metadata = if group.is_empty() { json!({}) } else { json!({"name": group}) };
     json!({"metadata": metadata, "versions": versions})
 }
 
@@ -222,4 +242,59 @@ fn aggregated_resource(row: &'static Resource) -> Value {
         entry["subresources"] = json!(subresources);
     }
     entry
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn hashes_are_those_upstream_publishes() {
+        let hash = |group, version, plural| storage_hash(api::table::find(group, version, plural).unwrap());
+        assert_eq!(hash("", "v1", "pods"), "xPOwRZ+Yhw8=");
+        assert_eq!(hash("", "v1", "configmaps"), "qFsyl6wFWjQ=");
+        assert_eq!(hash("apps", "v1", "deployments"), "8aSe+NMegvE=");
+    }
+
+    /// Everything upstream serves in the versions we serve, and in its order of groups.
+    #[test]
+    fn groups_and_resources_are_upstreams() {
+        let path =
+            concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/reference/kubernetes-1.36/discovery.json");
+        let Ok(text) = std::fs::read_to_string(path) else { return eprintln!("skipped: no {path}") };
+        let reference: Value = serde_json::from_str(&text).unwrap();
+        let ours = aggregated_list(&Registry::new(&[]).unwrap(), false, "v2");
+        let names = |list: &Value| -> Vec<String> {
+            let items = list["items"].as_array().unwrap().iter();
+            items.map(|item| item["metadata"]["name"].as_str().unwrap_or_default().to_owned()).collect()
+        };
+        let mut expected = names(&reference);
+        expected.retain(|name| names(&ours).contains(name));
+        assert_eq!(names(&ours), expected);
+        // By group, version and resource.
+        let flat = |list: &Value| {
+            let mut flat: BTreeMap<String, Value> = BTreeMap::new();
+            for item in list["items"].as_array().unwrap() {
+                for version in item["versions"].as_array().unwrap() {
+                    for resource in version["resources"].as_array().unwrap() {
+                        let name = [&item["metadata"]["name"], &version["version"], &resource["resource"]];
+                        flat.insert(
+                            name.map(|part| part.as_str().unwrap_or_default()).join("/"),
+                            resource.clone(),
+                        );
+                    }
+                }
+            }
+            flat
+        };
+        let reference = flat(&reference);
+        for (name, resource) in flat(&ours) {
+            assert_eq!(Some(&resource), reference.get(&name), "{name}");
+        }
+        for name in reference.keys().filter(|name| name.contains("/v1/")) {
+            assert!(flat(&ours).contains_key(name), "{name} is missing");
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Paths that are not about objects: health, version, metrics and the schemas.
 
 use api::Status;
+use api::field::quoted;
 use bytes::Bytes;
 use http::{Response, StatusCode, header};
 use serde_json::{Value, json};
@@ -92,7 +93,7 @@ fn health(server: &Server, call: &Call, endpoint: &str, one: Option<&str>) -> Re
             }
         };
     }
-    let excluded: Vec<&str> = call.query.all("exclude").collect();
+    let excluded: std::collections::BTreeSet<&str> = call.query.all("exclude").collect();
     let mut lines = String::new();
     let mut failed = false;
     for name in names {
@@ -109,7 +110,7 @@ fn health(server: &Server, call: &Call, endpoint: &str, one: Option<&str>) -> Re
         }
     }
     let unknown: Vec<String> =
-        excluded.iter().filter(|name| !names.contains(name)).map(|name| format!("{name:?}")).collect();
+        excluded.iter().filter(|name| !names.contains(name)).map(|name| quoted(name)).collect();
     if !unknown.is_empty() {
         lines +=
             &format!("warn: some health checks cannot be excluded: no matches for {}\n", unknown.join(", "));
@@ -141,7 +142,8 @@ fn paths(server: &Server) -> Vec<String> {
 fn openapi_v2(server: &Server, call: &Call) -> Response<Body> {
     // Old clients ask with an `@`, which is no valid media type; the answer names the valid one.
     let accept = call.header(header::ACCEPT);
-    let protobuf = accept.contains("openapi.spec.v2@v1.0+protobuf") || accept.contains("openapi.spec.v2.v1.0+protobuf");
+    let protobuf =
+        accept.contains("openapi.spec.v2@v1.0+protobuf") || accept.contains("openapi.spec.v2.v1.0+protobuf");
     let document = openapi::v2_document(server.registry.rows(), protobuf);
     conditional(call, document, None)
 }

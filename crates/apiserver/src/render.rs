@@ -50,7 +50,10 @@ impl Include {
             "" | "Metadata" => Ok(Include::Metadata),
             "None" => Ok(Include::Nothing),
             "Object" => Ok(Include::Object),
-            other => Err(Status::bad_request(format!("unrecognized includeObject value: {other:?}"))),
+            other => Err(Status::bad_request(format!(
+                "Unable to convert to Table as requested: includeObject: Invalid value: {}: must be 'Metadata', 'Object', 'None', or empty",
+                api::field::quoted(other)
+            ))),
         }
     }
 }
@@ -115,7 +118,7 @@ impl Renderer {
 
     /// A bookmark: an object of the kind with nothing but a resourceVersion.
     pub fn bookmark(&self, revision: Revision, initial_events_end: bool, first: bool) -> Bytes {
-        let mut metadata = json!({"resourceVersion": revision.to_string(), "creationTimestamp": null});
+        let mut metadata = json!({"resourceVersion": revision.to_string()});
         if initial_events_end {
             metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
         }

@@ -20,7 +20,7 @@ use crate::body::Body;
 use crate::cache::Cache;
 use crate::door::Door;
 use crate::metrics::{Label, Metrics};
-use crate::negotiate::{Format, negotiate};
+use crate::negotiate::{Form, Format, negotiate};
 use crate::options::ListOptions;
 use crate::registry::Registry;
 use crate::render::{Include, Renderer, failure};
@@ -68,7 +68,10 @@ impl Call {
     }
 
     pub fn renderer(&self, target: &Target) -> Result<Renderer, Status> {
-        let include = Include::parse(self.query.get("includeObject"))?;
+        let include = match self.format.form {
+            Form::Table => Include::parse(self.query.get("includeObject"))?,
+            _ => Include::Metadata,
+        };
         Ok(Renderer { resource: target.resource, format: self.format, include, now: self.now })
     }
 }
@@ -155,7 +158,11 @@ impl Server {
         user: User,
     ) -> Result<Response<Body>, Status> {
         let path = request.uri().path().to_owned();
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
+        // HTTP/2 names the host elsewhere.
+        if let Some(host) = parts.uri.authority().and_then(|host| host.as_str().parse().ok()) {
+            parts.headers.entry(header::HOST).or_insert(host);
+        }
         let user = access::authenticate(user, &parts.headers)?;
         let asks = match &route {
             Ok(Route::Resource(target)) => {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use api::json::Json as _;
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
@@ -30,7 +31,11 @@ struct Frame {
 }
 
 impl Renderer {
-    pub async fn list(&self, objects: Vec<Arc<Object>>, meta: &ListMeta) -> Response<Body> {
+    pub async fn list(&self, mut objects: Vec<Arc<Object>>, meta: &ListMeta) -> Response<Body> {
+        if self.format.form == Form::Table && self.resource.plural == "flowschemas" {
+            // The one kind whose table is not sorted by name, but by which schema is tried first.
+            objects.sort_by_cached_key(|object| object.value().at("spec").int("matchingPrecedence"));
+        }
         let renderer = self.clone();
         let media = self.format.media;
         let chunks = match media {
@@ -272,7 +277,7 @@ mod tests {
         let object = |i: usize| {
             let value = json!({
                 "kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": format!("m{i}"), "namespace": "ns"},
-                "data": {"text": "x\n\ny: z".repeat(padding)},
+                "data": {"text": "x\ny: z".repeat(padding)},
             });
             let key = format!("/registry/configmaps/ns/m{i}");
             Arc::new(Object::new(key.into(), to_stored(value), 5 + i as u64).unwrap())
@@ -310,7 +315,7 @@ mod tests {
         )
         .await;
         check(Format::JSON, 2, expect![[r#"
-            {"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[{"metadata":{"resourceVersion":"5","name":"m0","namespace":"ns"},"data":{"text":"x\n\ny: z"}},{"metadata":{"resourceVersion":"6","name":"m1","namespace":"ns"},"data":{"text":"x\n\ny: z"}}]}
+            {"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[{"metadata":{"resourceVersion":"5","name":"m0","namespace":"ns"},"data":{"text":"x\ny: z"}},{"metadata":{"resourceVersion":"6","name":"m1","namespace":"ns"},"data":{"text":"x\ny: z"}}]}
         "#]]).await;
         check(Format { form: Form::Metadata, ..Format::JSON }, 1, expect![[r#"
             {"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"9"},"items":[{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"5","name":"m0","namespace":"ns"}}]}
@@ -334,36 +339,36 @@ mod tests {
             PRETTY,
             2,
             expect![[r#"
-            {
-              "apiVersion": "v1",
-              "kind": "ConfigMapList",
-              "metadata": {
-                "resourceVersion": "9"
-              },
-              "items": [
                 {
-                  "data": {
-                    "text": "x\n\ny: z"
-                  },
+                  "apiVersion": "v1",
+                  "kind": "ConfigMapList",
                   "metadata": {
-                    "name": "m0",
-                    "namespace": "ns",
-                    "resourceVersion": "5"
-                  }
-                },
-                {
-                  "data": {
-                    "text": "x\n\ny: z"
+                    "resourceVersion": "9"
                   },
-                  "metadata": {
-                    "name": "m1",
-                    "namespace": "ns",
-                    "resourceVersion": "6"
-                  }
+                  "items": [
+                    {
+                      "data": {
+                        "text": "x\ny: z"
+                      },
+                      "metadata": {
+                        "name": "m0",
+                        "namespace": "ns",
+                        "resourceVersion": "5"
+                      }
+                    },
+                    {
+                      "data": {
+                        "text": "x\ny: z"
+                      },
+                      "metadata": {
+                        "name": "m1",
+                        "namespace": "ns",
+                        "resourceVersion": "6"
+                      }
+                    }
+                  ]
                 }
-              ]
-            }
-        "#]],
+            "#]],
         )
         .await;
         check(
@@ -382,35 +387,51 @@ mod tests {
             YAML,
             2,
             expect![[r#"
-            apiVersion: v1
-            items:
-            - data:
-                text: |-
-                  x
-      
-                  y: z
-              metadata:
-                name: m0
-                namespace: ns
-                resourceVersion: "5"
-            - data:
-                text: |-
-                  x
-      
-                  y: z
-              metadata:
-                name: m1
-                namespace: ns
-                resourceVersion: "6"
-            kind: ConfigMapList
-            metadata:
-              resourceVersion: "9"
-        "#]],
+                apiVersion: v1
+                items:
+                - data:
+                    text: |-
+                      x
+                      y: z
+                  metadata:
+                    name: m0
+                    namespace: ns
+                    resourceVersion: "5"
+                - data:
+                    text: |-
+                      x
+                      y: z
+                  metadata:
+                    name: m1
+                    namespace: ns
+                    resourceVersion: "6"
+                kind: ConfigMapList
+                metadata:
+                  resourceVersion: "9"
+            "#]],
         )
         .await;
         check(Format { form: Form::Table, beta: true, ..Format::JSON }, 1, expect![[r#"
             {"kind":"Table","apiVersion":"meta.k8s.io/v1beta1","metadata":{"resourceVersion":"9"},"columnDefinitions":[{"description":"Name must be unique within a namespace. Is required when creating resources, although some resources may allow a client to request the generation of an appropriate name automatically. Name is primarily intended for creation idempotence and configuration definition. Cannot be updated. More info: https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names","format":"name","name":"Name","priority":0,"type":"string"},{"description":"Number of entries","format":"","name":"Data","priority":0,"type":"string"},{"description":"CreationTimestamp is a timestamp representing the server time when this object was created. It is not guaranteed to be set in happens-before order across separate operations. Clients may not set this value. It is represented in RFC3339 form and is in UTC.\n\nPopulated by the system. Read-only. Null for lists. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#metadata","format":"","name":"Age","priority":0,"type":"string"}],"rows":[{"cells":["m0",1,"<unknown>"],"object":{"apiVersion":"meta.k8s.io/v1beta1","kind":"PartialObjectMetadata","metadata":{"name":"m0","namespace":"ns","resourceVersion":"5"}}}]}
         "#]]).await;
+    }
+
+    #[tokio::test]
+    async fn flow_schemas_are_shown_in_the_order_they_are_tried() {
+        let resource = api::table::find("flowcontrol.apiserver.k8s.io", "v1", "flowschemas").unwrap();
+        let format = Format { form: Form::Table, ..Format::JSON };
+        let renderer = Renderer { resource, ..renderer("configmaps", format) };
+        let schema = |name: &str, precedence: i64| {
+            let value = json!({
+                "kind": "FlowSchema", "apiVersion": "flowcontrol.apiserver.k8s.io/v1",
+                "metadata": {"name": name}, "spec": {"matchingPrecedence": precedence},
+            });
+            Arc::new(Object::new(name.into(), to_stored(value), 1).unwrap())
+        };
+        let list = bytes(&renderer, vec![schema("a", 9), schema("b", 1), schema("c", 1)]).await;
+        let list: Value = serde_json::from_slice(&list).unwrap();
+        let names: Vec<_> = list.items("rows").iter().map(|row| row["cells"][0].clone()).collect();
+        assert_eq!(names, ["b", "c", "a"]);
     }
 
     /// Short lists and those longer than what is kept come out as one encoding of the whole would.
