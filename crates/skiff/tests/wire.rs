@@ -267,5 +267,8 @@ fn lasting(object: Value) -> Value {
         spec.remove("clusterIP");
         spec.remove("clusterIPs");
     }
+    if let Some(status) = object["status"].as_object_mut() {
+        status.remove("lastPhaseTransitionTime");
+    }
     object
 }

@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, bail};
 
 /// How long to wait for a sign of life before asking again anyway.
 const STEP: Duration = Duration::from_millis(20);
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// A running child, killed on drop.
 pub struct Process {
@@ -56,6 +57,7 @@ impl Process {
                 return Ok(answer);
             }
             if let Some(status) = self.child.try_wait()? {
+                self.hear_out();
                 bail!("the process ended with {status}\n{}", self.log());
             }
             if Instant::now() >= deadline {
@@ -94,6 +96,7 @@ impl Process {
         let deadline = Instant::now() + within;
         loop {
             if let Some(status) = self.child.try_wait()? {
+                self.hear_out();
                 return Ok(status);
             }
             if Instant::now() >= deadline {
@@ -101,6 +104,13 @@ impl Process {
             }
             self.wait_for_sign(STEP);
         }
+    }
+
+    /// Reads what a child that has ended said last. A grandchild may hold the pipes open, hence the limit.
+    fn hear_out(&mut self) {
+        let deadline = Instant::now() + LAST_WORDS;
+        let left = || deadline.saturating_duration_since(Instant::now());
+        while self.signs.recv_timeout(left()).is_ok() {}
     }
 
     fn wait_for_sign(&mut self, at_most: Duration) {
