@@ -73,6 +73,7 @@ impl Renderer {
         if self.is_plain() {
             let mut bytes = Vec::with_capacity(object.size() + 48);
             object.write_json(Place::Whole, object.revision, &mut bytes);
+            bytes.push(b'\n');
             return respond(code, Media::Json, bytes.into());
         }
         self.value(code, self.converted(object, object.revision))

@@ -31,7 +31,7 @@ use crate::write::with_warnings;
 /// Upstream's limit on request bodies.
 const BODY_LIMIT: usize = 3 << 20;
 /// Bodies smaller than this are not worth compressing.
-const GZIP_FROM: usize = 128 << 10;
+pub const GZIP_FROM: usize = 128 << 10;
 /// How long an answer may take to begin, the reading of the request included.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 

@@ -58,7 +58,7 @@ impl Renderer {
                 }
             }),
         };
-        respond(StatusCode::OK, media, Body::Chunks(chunks))
+        respond(StatusCode::OK, media, body(chunks))
     }
 
     /// The kind and version of the list, and the name of its items.
@@ -180,6 +180,18 @@ fn chunks(
         let chunk = std::mem::replace(&mut buffer, Vec::with_capacity(room));
         (!chunk.is_empty()).then(|| chunk.into())
     }))
+}
+
+/// A short list is sent whole, with its length and as it is; only a long one is worth streaming or packing.
+fn body(mut chunks: Chunks) -> Body {
+    let mut first: Vec<Bytes> = Vec::new();
+    while first.iter().map(Bytes::len).sum::<usize>() < crate::server::GZIP_FROM {
+        match chunks.next() {
+            Some(chunk) => first.push(chunk),
+            None => return first.concat().into(),
+        }
+    }
+    Body::Chunks(Box::new(first.into_iter().chain(chunks)))
 }
 
 /// The envelope says how long the list is before the list begins, so it is encoded to find that out; a
@@ -414,6 +426,15 @@ mod tests {
         check(Format { form: Form::Table, beta: true, ..Format::JSON }, 1, expect![[r#"
             {"kind":"Table","apiVersion":"meta.k8s.io/v1beta1","metadata":{"resourceVersion":"9"},"columnDefinitions":[{"description":"Name must be unique within a namespace. Is required when creating resources, although some resources may allow a client to request the generation of an appropriate name automatically. Name is primarily intended for creation idempotence and configuration definition. Cannot be updated. More info: https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names","format":"name","name":"Name","priority":0,"type":"string"},{"description":"Number of entries","format":"","name":"Data","priority":0,"type":"string"},{"description":"CreationTimestamp is a timestamp representing the server time when this object was created. It is not guaranteed to be set in happens-before order across separate operations. Clients may not set this value. It is represented in RFC3339 form and is in UTC.\n\nPopulated by the system. Read-only. Null for lists. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#metadata","format":"","name":"Age","priority":0,"type":"string"}],"rows":[{"cells":["m0",1,"<unknown>"],"object":{"apiVersion":"meta.k8s.io/v1beta1","kind":"PartialObjectMetadata","metadata":{"name":"m0","namespace":"ns","resourceVersion":"5"}}}]}
         "#]]).await;
+    }
+
+    #[tokio::test]
+    async fn only_long_lists_are_streamed() {
+        let meta = ListMeta::default();
+        for (count, expected) in [(0, true), (3, true), (300, false)] {
+            let response = renderer("configmaps", Format::JSON).list(objects(count, 100), &meta).await;
+            assert_eq!(response.body().size().is_some(), expected, "{count}");
+        }
     }
 
     #[tokio::test]

@@ -1,0 +1,173 @@
+//! The cache over a store, and its ring of events.
+
+use store::log::{Config, LogStore};
+use store::{Expect, Write};
+
+use super::*;
+
+const PREFIX: &str = "/registry/configmaps/";
+
+struct Rig {
+    cache: Arc<Cache>,
+    store: Arc<LogStore>,
+    _stop: watch::Sender<bool>,
+    _directory: tempfile::TempDir,
+}
+
+impl Rig {
+    async fn start() -> Rig {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Arc::new(LogStore::open(directory.path(), Config::default()).unwrap());
+        let stop = watch::Sender::new(false);
+        let cache = Cache::new();
+        cache.start(store.clone(), stop.subscribe()).await.unwrap();
+        Rig { cache, store, _stop: stop, _directory: directory }
+    }
+
+    async fn write(&self, key: &str, size: usize, expect: Expect) -> Revision {
+        let value = stored(size);
+        let write = Write { key: key.into(), value: Some(value), expect, ttl: None, lazy: false };
+        let revision = self.store.write(write).await.unwrap();
+        self.cache.reached(revision).await.unwrap();
+        revision
+    }
+}
+
+fn stored(size: usize) -> Bytes {
+    let metadata = serde_json::json!({"name": "x"});
+    let value =
+        serde_json::json!({"kind": "K", "apiVersion": "v1", "metadata": metadata, "x": "x".repeat(size)});
+    crate::object::to_stored(value)
+}
+
+fn object(key: &str, revision: Revision, size: usize) -> Arc<Object> {
+    Arc::new(Object::new(key.into(), stored(size), revision).unwrap())
+}
+
+fn revisions(batch: Batch) -> Option<Vec<Revision>> {
+    match batch {
+        Batch::Events(events) => Some(events.iter().map(|event| event.revision).collect()),
+        Batch::Lost => None,
+    }
+}
+
+#[test]
+fn keys_belong_to_kinds() {
+    assert_eq!(prefix_of("/registry/pods/ns/a"), Some("/registry/pods/"));
+    assert_eq!(prefix_of("/registry/nodes/a"), Some("/registry/nodes/"));
+    assert_eq!(prefix_of("/registry/apps/deployments/ns/a"), Some("/registry/apps/deployments/"));
+    for key in ["/registry/pods", "/registry/apps/x", "/else/pods/a", ""] {
+        assert_eq!(prefix_of(key), None, "{key}");
+    }
+}
+
+#[tokio::test]
+async fn a_shard_made_late_knows_what_came_before() {
+    let rig = Rig::start().await;
+    let start = rig.cache.revision();
+    let first = rig.write("/registry/configmaps/ns/a", 1, Expect::Absent).await;
+    rig.write("/registry/pods/ns/a", 1, Expect::Absent).await;
+    let shard = rig.cache.shard(PREFIX);
+    let all = shard.position_after(start).unwrap();
+    assert_eq!(revisions(shard.events_from(all, 9)), Some(vec![first]));
+    assert!(rig.cache.shard("/registry/secrets/").position_after(start).is_ok());
+    assert_eq!(shard.snapshot(PREFIX, rig.cache.revision()).revision, rig.cache.revision());
+}
+
+/// However many write at once: every change once, in order, and nothing between a snapshot and the
+/// events after it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_are_complete_and_in_order() {
+    let rig = Arc::new(Rig::start().await);
+    let shard = rig.cache.shard(PREFIX);
+    let writers: Vec<_> = (0..8)
+        .map(|writer| {
+            let rig = rig.clone();
+            tokio::spawn(async move {
+                let mut last = Expect::Absent;
+                for _ in 0..25 {
+                    let key = format!("/registry/configmaps/ns/{writer}");
+                    last = Expect::Revision(rig.write(&key, 10, last).await);
+                }
+            })
+        })
+        .collect();
+    let (snapshot, mut position) = shard.snapshot_and_position(PREFIX, rig.cache.revision());
+    let mut seen: BTreeMap<Arc<str>, Revision> =
+        snapshot.objects.iter().map(|object| (object.key.clone(), object.revision)).collect();
+    let mut last = snapshot.revision;
+    let mut news = shard.subscribe();
+    let mut done = futures_util::future::join_all(writers);
+    loop {
+        let ended = tokio::select! {
+            biased;
+            _ = news.changed() => false,
+            _ = &mut done => true,
+        };
+        let Batch::Events(events) = shard.events_from(position, usize::MAX) else { panic!("lost") };
+        position += events.len() as u64;
+        for event in events {
+            assert!(event.revision > last, "{} after {last}", event.revision);
+            last = event.revision;
+            let before = event.previous.as_ref().map(|object| object.revision);
+            assert_eq!(seen.insert(event.object.key.clone(), event.revision), before);
+        }
+        if ended {
+            break;
+        }
+    }
+    let now = shard.snapshot(PREFIX, 0).objects;
+    let now: BTreeMap<_, _> = now.iter().map(|object| (object.key.clone(), object.revision)).collect();
+    assert_eq!((now.len(), &now), (8, &seen));
+}
+
+#[test]
+fn the_ring_forgets_old_versions_and_says_so() {
+    let shard = Shard::new(10);
+    let size = 1 << 20;
+    for revision in 11..61 {
+        shard.put(object("/registry/configmaps/ns/a", revision, size));
+    }
+    let state = shard.state.read();
+    assert!(state.ring_bytes <= RING_BYTES, "{}", state.ring_bytes);
+    let floor = state.floor;
+    drop(state);
+    assert!((40..60).contains(&floor), "{floor}");
+    assert_eq!(shard.position_after(floor - 1), Err(CacheError::TooOld { asked: floor - 1, oldest: floor }));
+    let position = shard.position_after(floor).unwrap();
+    assert_eq!(revisions(shard.events_from(position, 1)), Some(vec![floor + 1]));
+    assert!(matches!(shard.events_from(position - 1, 1), Batch::Lost));
+    // New objects cost the ring nothing but themselves: all of these are remembered.
+    let shard = Shard::new(0);
+    for revision in 1..101 {
+        shard.put(object(&format!("/registry/configmaps/ns/{revision}"), revision, size / 2));
+    }
+    assert_eq!(shard.position_after(0), Ok(0));
+}
+
+#[test]
+fn only_new_events_keep_their_lines() {
+    let shard = Shard::new(0);
+    let size = LINE_BYTES / 4;
+    for revision in 1..10 {
+        shard.put(object(&format!("/registry/configmaps/ns/{revision}"), revision, size));
+        let Batch::Events(events) = shard.events_from(0, 99) else { panic!("lost") };
+        events.iter().for_each(|event| assert!(event.line().len() > size));
+    }
+    let state = shard.state.read();
+    let built = state.ring.iter().filter(|event| matches!(*event.line.lock(), Line::Built(_))).count();
+    assert_eq!((built, state.lined), (3, 3));
+}
+
+#[test]
+fn a_reload_sends_watchers_away() {
+    let shard = Shard::new(5);
+    shard.put(object("/registry/configmaps/ns/a", 6, 1));
+    let caught_up = shard.position_after(6).unwrap();
+    shard.reset(BTreeMap::new(), 9);
+    assert!(matches!(shard.events_from(caught_up, 1), Batch::Lost));
+    assert_eq!(shard.position_after(8), Err(CacheError::TooOld { asked: 8, oldest: 9 }));
+    let position = shard.position_after(9).unwrap();
+    shard.put(object("/registry/configmaps/ns/b", 10, 1));
+    assert_eq!(revisions(shard.events_from(position, 9)), Some(vec![10]));
+}
