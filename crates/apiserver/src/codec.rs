@@ -1,9 +1,13 @@
 //! Request bodies into values and values into the media types of answers.
 
+use std::borrow::Cow;
+use std::fmt;
+
 use api::{Resource, Status};
 use bytes::Bytes;
 use http::{HeaderMap, header};
 use schema::TypeId;
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Value, json};
 
 use crate::negotiate::{Media, PROTOBUF};
@@ -24,20 +28,13 @@ pub struct Decoded {
 }
 
 impl FieldValidation {
-    pub fn parse(text: &str) -> Result<FieldValidation, Status> {
+    /// `None` for a word that means nothing.
+    pub fn parse(text: &str) -> Option<FieldValidation> {
         match text {
-            "" | "Warn" => Ok(FieldValidation::Warn),
-            "Ignore" => Ok(FieldValidation::Ignore),
-            "Strict" => Ok(FieldValidation::Strict),
-            other => {
-                let mut errors = api::Errors::default();
-                errors.not_supported(
-                    &api::Path::new("fieldValidation"),
-                    other,
-                    &["", "Ignore", "Strict", "Warn"],
-                );
-                Err(Status::invalid("meta.k8s.io", "CreateOptions", "", &errors))
-            }
+            "" | "Warn" => Some(FieldValidation::Warn),
+            "Ignore" => Some(FieldValidation::Ignore),
+            "Strict" => Some(FieldValidation::Strict),
+            _ => None,
         }
     }
 
@@ -92,22 +89,21 @@ pub fn decode(
     };
     let decoded = match media {
         Media::Json => {
-            check_type_meta(&type_meta(body), group, version, kind)?;
+            let said = type_meta(body).map_err(|error| unrecognized(kind, &error, body))?;
+            check_type_meta(&said, group, version, kind)?;
             schema::from_json(table, ty, body).map_err(|error| cannot(error.to_string()))?
         }
         Media::Yaml => {
-            let json = yaml_to_json(body)?;
-            check_type_meta(&type_meta(&json), group, version, kind)?;
+            let json = yaml_to_json(body).map_err(|status| unrecognized(kind, &status.message, body))?;
+            let said = type_meta(&json).map_err(|error| unrecognized(kind, &error, body))?;
+            check_type_meta(&said, group, version, kind)?;
             schema::from_json(table, ty, &json).map_err(|error| cannot(error.to_string()))?
         }
         Media::Protobuf => {
             let envelope = schema::protobuf::open(body).map_err(|error| cannot(error.to_string()))?;
-            check_type_meta(
-                &(envelope.api_version.to_owned(), envelope.kind.to_owned()),
-                group,
-                version,
-                kind,
-            )?;
+            let said =
+                TypeMeta { api_version: envelope.api_version.to_owned(), kind: envelope.kind.to_owned() };
+            check_type_meta(&said, group, version, kind)?;
             let value = schema::protobuf::from_protobuf(table, ty, envelope.raw)
                 .map_err(|error| cannot(error.to_string()))?;
             schema::Decoded { value, unknown: Vec::new() }
@@ -141,40 +137,101 @@ pub fn row_type(row: &Resource) -> Result<TypeId, Status> {
     type_of(row.group, row.version, row.kind)
 }
 
-/// apiVersion and kind as the body states them; empty where it does not.
-fn type_meta(body: &[u8]) -> (String, String) {
-    #[derive(Default, serde::Deserialize)]
-    struct TypeMeta {
-        #[serde(default, rename = "apiVersion")]
-        api_version: Value,
-        #[serde(default)]
-        kind: Value,
-    }
-    let meta: TypeMeta = serde_json::from_slice(body).unwrap_or_default();
-    let text = |value: Value| value.as_str().unwrap_or("").to_owned();
-    (text(meta.api_version), text(meta.kind))
+/// What a body says about itself; empty where it says nothing, the last word where it says it twice.
+#[derive(Debug, Default, PartialEq)]
+struct TypeMeta {
+    api_version: String,
+    kind: String,
 }
 
-/// What a body says it is must be what the path says.
-pub fn check_type_meta(
-    said: &(String, String),
-    group: &str,
-    version: &str,
-    kind: &str,
-) -> Result<(), Status> {
+impl<'de> Deserialize<'de> for TypeMeta {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<TypeMeta, D::Error> {
+        struct Fields;
+        impl<'de> Visitor<'de> for Fields {
+            type Value = TypeMeta;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_unit<E>(self) -> Result<TypeMeta, E> {
+                Ok(TypeMeta::default())
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<TypeMeta, A::Error> {
+                let mut meta = TypeMeta::default();
+                while let Some(name) = map.next_key::<Cow<str>>()? {
+                    match &*name {
+                        "apiVersion" => meta.api_version = map.next_value::<Option<_>>()?.unwrap_or_default(),
+                        "kind" => meta.kind = map.next_value::<Option<_>>()?.unwrap_or_default(),
+                        _ => drop(map.next_value::<IgnoredAny>()?),
+                    }
+                }
+                Ok(meta)
+            }
+        }
+        deserializer.deserialize_any(Fields)
+    }
+}
+
+fn type_meta(body: &[u8]) -> Result<TypeMeta, String> {
+    let failed = |error: &serde_json::Error| match error.classify() {
+        serde_json::error::Category::Eof => "unexpected end of JSON input".to_owned(),
+        _ => error.to_string(),
+    };
+    match serde_json::from_slice(body) {
+        Ok(meta) => Ok(meta),
+        // Too deep: the real decoder has its own word for that.
+        Err(error) if error.to_string().starts_with("recursion limit") => Ok(TypeMeta::default()),
+        Err(error) => Err(format!("couldn't get version/kind; json parse error: {}", failed(&error))),
+    }
+}
+
+/// A body that is nothing at all.
+fn unrecognized(kind: &str, why: &str, body: &[u8]) -> Status {
+    const SHOWN: usize = 30;
+    let head = &body[..body.len().min(SHOWN)];
+    let more = if body.len() > SHOWN { " ..." } else { "" };
+    let summary = match body.first() {
+        None => "<empty>".to_owned(),
+        Some(b'{') => String::from_utf8_lossy(head).into_owned(),
+        Some(_) => head.iter().map(|byte| format!("{byte:02x}")).collect(),
+    };
+    Status::bad_request(format!(
+        "the object provided is unrecognized (must be of type {kind}): {why} ({summary}{more})"
+    ))
+}
+
+/// What a body says it is must be what the path says; what it does not say it need not be.
+fn check_type_meta(said: &TypeMeta, group: &str, version: &str, kind: &str) -> Result<(), Status> {
     let expected = api_version(group, version);
-    let (said_version, said_kind) = said;
-    if !said_version.is_empty() && *said_version != expected {
-        return Err(Status::bad_request(format!(
-            "the API version in the data ({said_version}) does not match the expected API version ({expected})"
-        )));
+    let said_version = if said.api_version.is_empty() { &expected } else { &said.api_version };
+    let said_kind = if said.kind.is_empty() { kind } else { &said.kind };
+    if *said_version == expected && said_kind == kind {
+        return Ok(());
     }
-    if !said_kind.is_empty() && said_kind != kind {
-        return Err(Status::bad_request(format!(
-            "{said_kind} in version {version:?} cannot be handled as a {kind}: converting ({said_kind}) to ({kind}): unknown conversion"
-        )));
+    let (said_group, short) = said_version.split_once('/').unwrap_or(("", said_version));
+    let cannot = |why: String| {
+        Err(Status::bad_request(format!(
+            "{said_kind} in version {short:?} cannot be handled as a {kind}: {why}"
+        )))
+    };
+    if schema::kubernetes().kind(said_group, short, said_kind).is_none() {
+        return cannot(format!(
+            "no kind {said_kind:?} is registered for version {said_version:?} in scheme \"pkg/api/legacyscheme/scheme.go:30\""
+        ));
     }
-    Ok(())
+    if said_kind != kind {
+        // Upstream's packages are named after the groups.
+        let package = match group {
+            "" | "events.k8s.io" => "core",
+            group => group.split('.').next().unwrap_or(group),
+        };
+        return cannot(format!("converting ({short}.{said_kind}) to ({package}.{kind}): unknown conversion"));
+    }
+    Err(Status::bad_request(format!(
+        "the API version in the data ({said_version}) does not match the expected API version ({expected})"
+    )))
 }
 
 /// The stored form of an object sent in the version of `row`.
@@ -197,7 +254,8 @@ pub fn from_stored(row: &'static Resource, value: Value) -> Value {
 
 /// YAML as JSON bytes. Aliases are bounded by the parser's budget, so a small text cannot grow without end.
 pub fn yaml_to_json(body: &[u8]) -> Result<Vec<u8>, Status> {
-    if matches!(body.iter().find(|byte| !byte.is_ascii_whitespace()), Some(b'{')) {
+    // JSON is YAML, and read faster; YAML's own braces are not JSON.
+    if body.trim_ascii_start().starts_with(b"{") && serde_json::from_slice::<IgnoredAny>(body).is_ok() {
         return Ok(body.to_vec());
     }
     let text = std::str::from_utf8(body)
@@ -235,5 +293,75 @@ pub fn watch_event(media: Media, kind: &str, object: Value) -> Bytes {
         }
         Media::Yaml => format!("---\n{}", to_yaml(&json!({"type": kind, "object": object}))).into(),
         Media::Protobuf => schema::protobuf::watch_frame(kind, &to_protobuf(&object)).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(media: Media, body: &str, expected: &str) {
+        let found = match decode(media, body.as_bytes(), ("", "v1", "Pod"), FieldValidation::Strict) {
+            Ok(decoded) => decoded.value["metadata"]["name"].to_string(),
+            Err(status) => status.message,
+        };
+        assert_eq!(found, expected, "{body}");
+    }
+
+    #[test]
+    fn bodies() {
+        let name = "\"a\"";
+        check(Media::Json, r#"{"metadata":{"name":"a"}}"#, name);
+        check(Media::Json, r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a"}}"#, name);
+        check(Media::Yaml, "metadata: {name: a}", name);
+        check(Media::Yaml, "{metadata: {name: a}}", name);
+        check(
+            Media::Json,
+            "",
+            "the object provided is unrecognized (must be of type Pod): couldn't get version/kind; json parse error: unexpected end of JSON input (<empty>)",
+        );
+        check(
+            Media::Json,
+            r#"{"kind":"PodList","apiVersion":"v1","items":[]}"#,
+            "PodList in version \"v1\" cannot be handled as a Pod: converting (v1.PodList) to (core.Pod): unknown conversion",
+        );
+        check(
+            Media::Json,
+            r#"{"kind":"Deployment","apiVersion":"apps/v1"}"#,
+            "Deployment in version \"v1\" cannot be handled as a Pod: converting (v1.Deployment) to (core.Pod): unknown conversion",
+        );
+        check(
+            Media::Json,
+            r#"{"kind":"Foo"}"#,
+            "Foo in version \"v1\" cannot be handled as a Pod: no kind \"Foo\" is registered for version \"v1\" in scheme \"pkg/api/legacyscheme/scheme.go:30\"",
+        );
+        check(
+            Media::Json,
+            r#"{"kind":"Pod","kind":"Pod"}"#,
+            "Pod in version \"v1\" cannot be handled as a Pod: strict decoding error: duplicate field \"kind\"",
+        );
+    }
+
+    #[test]
+    fn versions_must_agree() {
+        let body = br#"{"kind":"HorizontalPodAutoscaler","apiVersion":"autoscaling/v1"}"#;
+        let kind = ("autoscaling", "v2", "HorizontalPodAutoscaler");
+        let status = decode(Media::Json, body, kind, FieldValidation::Warn).unwrap_err();
+        assert_eq!(
+            status.message,
+            "the API version in the data (autoscaling/v1) does not match the expected API version (autoscaling/v2)"
+        );
+    }
+
+    #[test]
+    fn nothing_that_is_sent_is_fatal() {
+        let deep = "[".repeat(100_000);
+        let braces = "{\"a\":".repeat(100_000);
+        for body in ["null", "[]", "1", "\"x\"", "{\"kind\":5}", "\u{0}", &deep, &braces] {
+            for media in [Media::Json, Media::Yaml, Media::Protobuf] {
+                let _ = decode(media, body.as_bytes(), ("", "v1", "Pod"), FieldValidation::Warn);
+            }
+        }
     }
 }

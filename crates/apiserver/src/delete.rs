@@ -17,7 +17,7 @@ use crate::render::{Renderer, encoded};
 use crate::request::Target;
 use crate::server::{Call, Server};
 use crate::strategy;
-use crate::write::{MODIFIED, parse_dry_run};
+use crate::write::{MODIFIED, check_dry_run};
 
 /// Namespaces that stay, whoever asks.
 const IMMORTAL: &[&str] = &["default", "kube-system", "kube-public"];
@@ -154,14 +154,15 @@ impl DeleteOptions {
                 &["Foreground", "Background", "Orphan", "nil"],
             );
         }
+        let dry_run: Vec<&str> = value.items("dryRun").iter().filter_map(Value::as_str).collect();
+        check_dry_run(&dry_run, &mut errors);
         if !errors.is_empty() {
             return Err(Status::invalid("meta.k8s.io", "DeleteOptions", "", &errors));
         }
-        let dry_run = value.items("dryRun").iter().filter_map(Value::as_str);
         Ok(DeleteOptions {
             grace: value.int("gracePeriodSeconds"),
             old_background: orphan == Some(false),
-            dry_run: parse_dry_run(dry_run, "DeleteOptions")?,
+            dry_run: !dry_run.is_empty(),
             propagation: match orphan {
                 Some(true) => "Orphan".to_owned(),
                 Some(false) => "Background".to_owned(),
@@ -240,7 +241,7 @@ impl Server {
     }
 }
 
-fn check_preconditions(stored: &Resource, options: &DeleteOptions, before: &Value) -> Result<(), Status> {
+pub fn check_preconditions(stored: &Resource, options: &DeleteOptions, before: &Value) -> Result<(), Status> {
     let meta = before.at("metadata");
     let fields = [
         ("UID", &options.uid, meta.text("uid"), "deleted and then recreated"),

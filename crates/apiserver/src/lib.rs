@@ -14,6 +14,7 @@ mod create;
 mod delete;
 mod discovery;
 mod door;
+mod eviction;
 mod metrics;
 mod namespaces;
 mod negotiate;

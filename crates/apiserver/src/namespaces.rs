@@ -106,7 +106,11 @@ impl Going {
         let value = namespace.value();
         let work = value.at("metadata").has("deletionTimestamp")
             && value.at("spec").items("finalizers").iter().any(|finalizer| finalizer == KUBERNETES);
-        if work && !deleted { self.names.insert(name) } else { self.names.remove(&name) };
+        if work && !deleted {
+            self.names.insert(name)
+        } else {
+            self.names.remove(&name)
+        };
     }
 }
 
@@ -138,7 +142,11 @@ async fn empty(server: &Server, name: &str) -> Result<Vec<String>, Status> {
     for kind in namespaced(server) {
         rest.count(kind, &server.shard(kind).snapshot(&Target::collection(kind, name).key(), 0).objects);
     }
-    if rest.kinds.is_empty() { finalize(server, name).await? } else { tell(server, name, &rest).await? }
+    if rest.kinds.is_empty() {
+        finalize(server, name).await?
+    } else {
+        tell(server, name, &rest).await?
+    }
     Ok(rest.kinds)
 }
 
@@ -192,8 +200,11 @@ impl Rest {
         let mut counts = self.counts.clone();
         counts.sort();
         let remaining = format!("Some resources are remaining: {}", counts.join(", "));
-        let held: Vec<String> =
-            self.finalizers.iter().map(|(name, count)| format!("{name} in {count} resource instances")).collect();
+        let held: Vec<String> = self
+            .finalizers
+            .iter()
+            .map(|(name, count)| format!("{name} in {count} resource instances"))
+            .collect();
         let finalizers = if held.is_empty() {
             ("False", "ContentHasNoFinalizers", "All content-preserving finalizers finished".to_owned())
         } else {

@@ -44,8 +44,7 @@ pub async fn patch(
         "application/apply-patch+yaml" if matches!(door, Door::Main | Door::Status) => Kind::Apply,
         _ => return Err(codec::unsupported_media(ACCEPTED)),
     };
-    let options = WriteOptions::parse(call, "PatchOptions")?;
-    check_options(call, kind)?;
+    let options = WriteOptions::parse_with(call, "PatchOptions", check_options(call, kind))?;
     if kind == Kind::Apply {
         return apply(server, call, target, door, &options, renderer).await;
     }
@@ -67,7 +66,7 @@ pub async fn patch(
     Ok(with_warnings(door.rendered(renderer, StatusCode::OK, outcome), &warnings))
 }
 
-fn check_options(call: &Call, kind: Kind) -> Result<(), Status> {
+fn check_options(call: &Call, kind: Kind) -> Errors {
     let mut errors = Errors::default();
     let force = call.query.flag("force");
     if kind == Kind::Apply && call.query.get("fieldManager").is_empty() {
@@ -76,7 +75,7 @@ fn check_options(call: &Call, kind: Kind) -> Result<(), Status> {
     if kind != Kind::Apply && force.is_some() {
         errors.forbidden(&Path::new("force"), "may not be specified for non-apply patch");
     }
-    if errors.is_empty() { Ok(()) } else { Err(Status::invalid("meta.k8s.io", "PatchOptions", "", &errors)) }
+    errors
 }
 
 fn run(kind: Kind, gvk: (&str, &str, &str), value: &mut Value, patch: &Value) -> Result<(), Status> {
@@ -211,7 +210,8 @@ async fn apply(
     let ty = codec::row_type(stored)?;
     let merge = |live: Option<&Value>| {
         let table = schema::kubernetes();
-        let mut value = patch::apply::apply(table, ty, live, &config, &writer, force).map_err(apply_failed)?;
+        let mut value =
+            patch::apply::apply(table, ty, live, &config, &writer, force).map_err(apply_failed)?;
         // What was applied has only the fields that were sent; defaults go by the whole shape.
         schema::normalize(table, ty, &mut value).map_err(|error| Status::bad_request(error.to_string()))?;
         Ok::<Value, Status>(value)

@@ -7,14 +7,12 @@ use serde_json::{Value, json};
 
 use crate::body::Body;
 use crate::codec;
-use crate::create::invalid;
-use crate::delete::DeleteOptions;
 use crate::door::Door;
 use crate::options::{Version, parse_version};
 use crate::render::encoded;
 use crate::request::Target;
 use crate::server::{Call, Server, method_not_allowed};
-use crate::update::Change;
+use crate::update::{Change, check_uid};
 use crate::write::{Outcome, WriteOptions};
 
 pub async fn answer(server: &Server, call: &Call, target: &Target) -> Result<Response<Body>, Status> {
@@ -23,7 +21,7 @@ pub async fn answer(server: &Server, call: &Call, target: &Target) -> Result<Res
     }
     match (target.subresource.as_str(), call.method.as_str()) {
         ("binding", "POST") => bind(server, call, target).await,
-        ("eviction", "POST") => evict(server, call, target).await,
+        ("eviction", "POST") => crate::eviction::evict(server, call, target).await,
         ("log" | "exec" | "attach" | "portforward" | "proxy", _) => Err(no_node(server, target).await),
         ("token", "POST") => Err(no_tokens(server, target).await),
         _ => Err(method_not_allowed()),
@@ -57,163 +55,84 @@ async fn through(
 pub async fn bind(server: &Server, call: &Call, target: &Target) -> Result<Response<Body>, Status> {
     let options = WriteOptions::parse(call, "CreateOptions")?;
     let media = codec::body_media(&call.headers)?;
-    let binding = codec::decode(media, &call.body, ("", "v1", "Binding"), options.validation)?.value;
+    let mut binding = codec::decode(media, &call.body, ("", "v1", "Binding"), options.validation)?.value;
+    crate::create::place(&mut binding, target)?;
     let pods = api::table::find("", "v1", "pods").expect("pods are in the table");
-    let said = binding.path("metadata.name").as_str().unwrap_or("");
-    let name = if target.name.is_empty() { said } else { &target.name };
-    if !target.name.is_empty() && !said.is_empty() && said != target.name {
+    let name = binding.at("metadata").text("name").to_owned();
+    if !target.name.is_empty() && name != target.name {
         return Err(Status::bad_request("name in URL does not match name in Binding object"));
     }
-    let pod = Target { name: name.to_owned(), ..Target::collection(pods, &target.namespace) };
+    let pod = Target {
+        name: name.clone(),
+        subresource: "binding".into(),
+        ..Target::collection(pods, &target.namespace)
+    };
+    server.admit_into_namespace(&pod, &name).await?;
     let mut errors = Errors::default();
     api::core::binding::validate_binding(&binding, &mut errors);
-    invalid(api::table::find("", "v1", "bindings").unwrap_or(pods), name, &errors)?;
+    if !errors.is_empty() {
+        return Err(Status::failure(500, "", errors.to_string()));
+    }
     let now = options.timestamp();
-    let whole = Target { subresource: "binding".into(), ..pod.clone() };
-    server
-        .change(&whole, &options, |before| bound(before, &binding, &now, name).map(Change::replace))
-        .await?;
-    let status =
-        json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
-    Ok(encoded(StatusCode::CREATED, &call.format, status))
+    let make = |before: &Value| {
+        check_uid(&pod, binding.at("metadata").text("uid"), before)?;
+        let mut value =
+            bound(before, &binding, &now).map_err(|why| Status::conflict("", "pods/binding", &name, &why))?;
+        // A version in the binding is the pod's.
+        let version = binding.at("metadata").at("resourceVersion");
+        if !version.is_null() {
+            value.object_mut("metadata").insert("resourceVersion".into(), version.clone());
+        }
+        Ok(Change { value, tracked: true, again: true })
+    };
+    server.change(&pod, &options, make).await?;
+    Ok(encoded(StatusCode::CREATED, &call.format, success()))
 }
 
-fn bound(before: &Value, binding: &Value, now: &str, name: &str) -> Result<Value, Status> {
-    let conflict = |why: &str| Err(Status::conflict("", "pods/binding", name, why));
-    let (metadata, sent) = (before.at("metadata"), binding.at("metadata"));
+pub fn success() -> Value {
+    json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201})
+}
+
+fn bound(before: &Value, binding: &Value, now: &str) -> Result<Value, String> {
+    let (metadata, spec) = (before.at("metadata"), before.at("spec"));
+    let name = metadata.text("name");
     if metadata.has("deletionTimestamp") {
-        return conflict(&format!("pod {name} is being deleted, cannot be assigned to a host"));
+        return Err(format!("pod {name} is being deleted, cannot be assigned to a host"));
     }
-    if !sent.text("uid").is_empty() && sent.text("uid") != metadata.text("uid") {
-        return conflict(&format!(
-            "Precondition failed: UID in precondition: {}, UID in object meta: {}",
-            sent.text("uid"),
-            metadata.text("uid")
-        ));
+    if !spec.text("nodeName").is_empty() {
+        return Err(format!("pod {name} is already assigned to node {:?}", spec.text("nodeName")));
     }
-    let node = before.at("spec").text("nodeName");
-    if !node.is_empty() {
-        return conflict(&format!("pod {name} is already assigned to node {node:?}"));
-    }
-    if !before.at("spec").items("schedulingGates").is_empty() {
-        return conflict(&format!("pod {name} has non-empty .spec.schedulingGates"));
+    if !spec.items("schedulingGates").is_empty() {
+        return Err(format!("pod {name} has non-empty .spec.schedulingGates"));
     }
     let mut pod = before.clone();
     pod.object_mut("spec").insert("nodeName".into(), binding.at("target").at("name").clone());
+    pod.object_mut("status").remove("nominatedNodeName");
     for field in ["annotations", "labels"] {
-        for (key, value) in sent.entries(field) {
-            if let Some(entries) = pod["metadata"].object_mut(field).into() {
-                let entries: &mut serde_json::Map<String, Value> = entries;
-                entries.insert(key.to_owned(), value.clone());
-            }
+        for (key, value) in binding.at("metadata").entries(field) {
+            pod["metadata"].object_mut(field).insert(key.to_owned(), value.clone());
         }
     }
-    let mut conditions: Vec<Value> = pod.path("status.conditions").as_array().cloned().unwrap_or_default();
-    conditions.retain(|condition| condition.text("type") != "PodScheduled");
-    conditions.push(json!({
-        "type": "PodScheduled", "status": "True", "lastProbeTime": null, "lastTransitionTime": now,
-    }));
-    pod.object_mut("status").insert("conditions".into(), conditions.into());
+    let scheduled = json!({"type": "PodScheduled", "status": "True", "lastProbeTime": null});
+    set_condition(&mut pod, scheduled, now);
     Ok(pod)
 }
 
-/// Deletes a pod if its disruption budget allows it.
-async fn evict(server: &Server, call: &Call, target: &Target) -> Result<Response<Body>, Status> {
-    let options = WriteOptions::parse(call, "CreateOptions")?;
-    let media = codec::body_media(&call.headers)?;
-    let eviction = codec::decode(media, &call.body, ("policy", "v1", "Eviction"), options.validation)?.value;
-    let dry_run: Vec<&str> = call.query.all("dryRun").collect();
-    let asked = api::policy::eviction::delete_options(&eviction, &target.name, &dry_run)?;
-    let delete = DeleteOptions::from_value(&asked)?;
-    let whole = Target { subresource: String::new(), ..target.clone() };
-    let pod = server.current(&whole).await?.ok_or_else(|| target.not_found())?.value();
-    if needs_budget(&pod) {
-        spend_budget(server, &pod, target, delete.dry_run, &options).await?;
+/// Puts a condition in the place of the one of its type; its time is that of the last change of its status.
+pub fn set_condition(object: &mut Value, mut condition: Value, now: &str) {
+    let status = object.object_mut("status");
+    let list = status.entry("conditions").or_insert_with(|| json!([]));
+    let Some(list) = list.as_array_mut() else { return };
+    let old = list.iter_mut().find(|old| old.text("type") == condition.text("type"));
+    let since = match &old {
+        Some(old) if old.text("status") == condition.text("status") => old.at("lastTransitionTime").clone(),
+        _ => now.into(),
+    };
+    condition.set("lastTransitionTime", since);
+    match old {
+        Some(old) => *old = condition,
+        None => list.push(condition),
     }
-    server.delete_object(&whole, &delete, call.now).await?;
-    let status =
-        json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
-    Ok(encoded(StatusCode::CREATED, &call.format, status))
-}
-
-/// Pods that do no work any more, or none yet, are nobody's disruption.
-fn needs_budget(pod: &Value) -> bool {
-    !matches!(pod.at("status").text("phase"), "Succeeded" | "Failed" | "Pending")
-        && !pod.at("metadata").has("deletionTimestamp")
-}
-
-async fn spend_budget(
-    server: &Server,
-    pod: &Value,
-    target: &Target,
-    dry_run: bool,
-    options: &WriteOptions,
-) -> Result<(), Status> {
-    let row = api::table::find("policy", "v1", "poddisruptionbudgets").expect("budgets are in the table");
-    let collection = Target::collection(row, &target.namespace);
-    let budgets = server.shard(row).snapshot(&collection.key(), 0).objects;
-    let matching: Vec<Value> = budgets
-        .iter()
-        .map(|budget| budget.value())
-        .filter(|budget| {
-            let selector = budget.path("spec.selector");
-            !selector.is_null()
-                && api::selector::LabelSelector::from_value(selector)
-                    .is_ok_and(|selector| selector.matches_labels(pod.path("metadata.labels")))
-        })
-        .collect();
-    let budget = match matching.as_slice() {
-        [] => return Ok(()),
-        [budget] => budget,
-        _ => {
-            return Err(Status::internal(
-                "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
-            ));
-        }
-    };
-    let name = budget.at("metadata").text("name").to_owned();
-    let pod_name = target.name.clone();
-    let now = options.timestamp();
-    let status_of = Target { name: name.clone(), subresource: "status".into(), ..collection };
-    let spend = |before: &Value| {
-        let status = before.at("status");
-        let allowed = status.int("disruptionsAllowed").unwrap_or(0);
-        let observed = status.int("observedGeneration").unwrap_or(0);
-        if observed < before.at("metadata").int("generation").unwrap_or(0) {
-            return Err(too_many(
-                "Cannot evict pod as it would violate the pod's disruption budget.",
-                &format!("The disruption budget {name} is still being processed by the server."),
-            ));
-        }
-        if allowed <= 0 {
-            let healthy = status.int("currentHealthy").unwrap_or(0);
-            let desired = status.int("desiredHealthy").unwrap_or(0);
-            return Err(too_many(
-                "Cannot evict pod as it would violate the pod's disruption budget.",
-                &format!(
-                    "The disruption budget {name} needs {desired} healthy pods and has {healthy} currently"
-                ),
-            ));
-        }
-        let mut after = before.clone();
-        let status = after.object_mut("status");
-        status.insert("disruptionsAllowed".into(), (allowed - 1).into());
-        let disrupted = after["status"].object_mut("disruptedPods");
-        disrupted.insert(pod_name.clone(), now.clone().into());
-        Ok(Change::replace(after))
-    };
-    let options = WriteOptions { dry_run, ..options.clone() };
-    server.change(&status_of, &options, spend).await.map(drop)
-}
-
-fn too_many(message: &str, cause: &str) -> Status {
-    let mut status = Status::failure(429, "TooManyRequests", message);
-    status.details.get_or_insert_default().causes.push(api::status::Cause {
-        reason: "DisruptionBudget".into(),
-        message: cause.to_owned(),
-        field: String::new(),
-    });
-    status
 }
 
 /// What logs, exec and the like answer while nothing runs pods.

@@ -1,6 +1,8 @@
 //! Whole requests against a server in this process, on a store in a temporary directory.
 
 mod namespaces;
+mod services;
+mod subresources;
 mod write;
 
 use std::sync::Arc;

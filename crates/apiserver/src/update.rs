@@ -177,8 +177,9 @@ fn prepare(stored: &Resource, value: &mut Value, before: &Value, subresource: &s
         }
     }
     match subresource {
-        // These have let nothing through that they should not.
-        "finalize" | "binding" | "eviction" => {}
+        // A binding is no change of the client's, and so none of the generation.
+        "binding" => return,
+        "finalize" => {}
         "approval" => crate::special::prepare_approval(value, before, now),
         _ => stored.rules.prepare_update(value, before),
     }

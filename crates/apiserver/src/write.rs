@@ -39,15 +39,28 @@ pub enum Outcome {
 
 impl WriteOptions {
     pub fn parse(call: &Call, kind: &str) -> Result<WriteOptions, Status> {
-        let dry_run = parse_dry_run(call.query.all("dryRun"), kind)?;
+        WriteOptions::parse_with(call, kind, Errors::default())
+    }
+
+    /// The same with complaints the caller already has.
+    pub fn parse_with(call: &Call, kind: &str, mut errors: Errors) -> Result<WriteOptions, Status> {
         let given = call.query.get("fieldManager");
-        check_manager(given, kind)?;
+        check_manager(given, &mut errors);
+        let dry_run: Vec<&str> = call.query.all("dryRun").collect();
+        check_dry_run(&dry_run, &mut errors);
+        let word = call.query.get("fieldValidation");
+        let validation = FieldValidation::parse(word);
+        if validation.is_none() {
+            errors.not_supported(&Path::new("fieldValidation"), word, &["", "Ignore", "Strict", "Warn"]);
+        }
+        let (true, Some(validation)) = (errors.is_empty(), validation) else {
+            return Err(Status::invalid("meta.k8s.io", kind, "", &errors));
+        };
         let manager = match given {
             "" => default_manager(call.header(http::header::USER_AGENT)),
             given => given.to_owned(),
         };
-        let validation = FieldValidation::parse(call.query.get("fieldValidation"))?;
-        Ok(WriteOptions { dry_run, manager, validation, now: call.now })
+        Ok(WriteOptions { dry_run: !dry_run.is_empty(), manager, validation, now: call.now })
     }
 
     /// For the server's own writes.
@@ -60,32 +73,30 @@ impl WriteOptions {
     }
 }
 
-pub fn parse_dry_run<'a>(values: impl Iterator<Item = &'a str>, kind: &str) -> Result<bool, Status> {
-    let values: Vec<&str> = values.collect();
-    if let Some(wrong) = values.iter().find(|value| **value != "All") {
-        let mut errors = Errors::default();
-        errors.not_supported(&Path::new("dryRun"), *wrong, &["All"]);
-        return Err(Status::invalid("meta.k8s.io", kind, "", &errors));
+pub fn check_dry_run(values: &[&str], errors: &mut Errors) {
+    if values.iter().any(|value| *value != "All") {
+        errors.not_supported(&Path::new("dryRun"), values, &["All"]);
     }
-    Ok(!values.is_empty())
 }
 
-fn check_manager(manager: &str, kind: &str) -> Result<(), Status> {
+fn check_manager(manager: &str, errors: &mut Errors) {
     let path = Path::new("fieldManager");
-    let mut errors = Errors::default();
     if manager.len() > 128 {
         errors.too_long(&path, 128);
     }
-    if let Some((i, c)) = manager.char_indices().find(|(_, c)| c.is_control()) {
-        errors.invalid(&path, manager, &format!("invalid character {c:?} at position {i}"));
+    for (i, c) in manager.char_indices().filter(|(_, c)| c.is_control()).take(128) {
+        errors.invalid(&path, manager, &format!("invalid character U+{:04X} (at position {i})", c as u32));
     }
-    if errors.is_empty() { Ok(()) } else { Err(Status::invalid("meta.k8s.io", kind, "", &errors)) }
 }
 
 /// The program's name from its user agent.
 fn default_manager(agent: &str) -> String {
     let name = agent.split('/').next().unwrap_or("");
-    if name.is_empty() { "unknown".to_owned() } else { name.chars().take(128).collect() }
+    if name.is_empty() {
+        "unknown".to_owned()
+    } else {
+        name.chars().filter(|c| !c.is_control()).take(128).collect()
+    }
 }
 
 impl Server {

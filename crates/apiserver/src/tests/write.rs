@@ -27,7 +27,11 @@ async fn writing_the_same_again_writes_nothing() {
         (MERGE, format!("PATCH {MAPS}/a"), "{}".to_owned()),
     ] {
         let again = rig.call(&request, content_type, &body).await;
-        assert_eq!((again.0, again.1.at("metadata").at("resourceVersion")), (200, version), "{request} {body}");
+        assert_eq!(
+            (again.0, again.1.at("metadata").at("resourceVersion")),
+            (200, version),
+            "{request} {body}"
+        );
     }
     let config = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"s"},"data":{"a":"1"}}"#;
     let apply = format!("PATCH {MAPS}/s?fieldManager=me");
@@ -49,10 +53,7 @@ async fn creates() {
     check(rig.send(&post, map("a")).await, "409 configmaps \"a\" already exists");
     check(rig.send(&format!("{post}?dryRun=All"), map("a")).await, "409 configmaps \"a\" already exists");
     check(rig.send(&format!("{post}?dryRun=All"), map("b")).await, "201 b");
-    check(
-        rig.call(&format!("GET {MAPS}/b"), "", "").await,
-        "404 configmaps \"b\" not found",
-    );
+    check(rig.call(&format!("GET {MAPS}/b"), "", "").await, "404 configmaps \"b\" not found");
     let versioned = json!({"metadata": {"name": "v", "resourceVersion": "5"}});
     check(rig.send(&post, versioned).await, "500 resourceVersion should not be set on objects to be created");
     let elsewhere = json!({"metadata": {"name": "x", "namespace": "kube-system"}});

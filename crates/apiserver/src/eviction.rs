@@ -1,0 +1,269 @@
+//! Eviction: deletes a pod if its disruption budget allows it.
+
+use api::json::Json as _;
+use api::status::{Cause, Details};
+use api::{Resource, Status};
+use http::{Response, StatusCode};
+use serde_json::{Value, json};
+
+use crate::body::Body;
+use crate::codec;
+use crate::delete::DeleteOptions;
+use crate::render::encoded;
+use crate::request::Target;
+use crate::server::{Call, Server};
+use crate::subresource::{set_condition, success};
+use crate::update::Change;
+use crate::write::{MODIFIED, WriteOptions};
+
+/// A budget that has this many evictions under way waits for them.
+const MAX_DISRUPTED: usize = 2000;
+/// How often a pod may change under an eviction.
+const TRIES: usize = 20;
+const VIOLATED: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
+
+pub async fn evict(server: &Server, call: &Call, target: &Target) -> Result<Response<Body>, Status> {
+    let options = WriteOptions::parse(call, "CreateOptions")?;
+    let media = codec::body_media(&call.headers)?;
+    let mut eviction =
+        codec::decode(media, &call.body, ("policy", "v1", "Eviction"), options.validation)?.value;
+    crate::create::place(&mut eviction, target)?;
+    server.admit_into_namespace(target, &target.name).await?;
+    let dry_run: Vec<&str> = call.query.all("dryRun").collect();
+    let asked = api::policy::eviction::delete_options(&eviction, &target.name, &dry_run)?;
+    let delete = DeleteOptions::from_value(&asked)?;
+    let whole = Target { subresource: String::new(), ..target.clone() };
+    for _ in 0..TRIES {
+        let pod = server.current(&whole).await?.ok_or_else(|| target.not_found())?.value();
+        let step = judge(server, &pod, target, delete.dry_run, &options).await?;
+        let mut this = delete.clone();
+        if step == Step::IfUnchanged && delete.resource_version.is_empty() {
+            this.resource_version = pod.at("metadata").text("resourceVersion").to_owned();
+        }
+        match remove(server, &whole, this, &options).await {
+            // What was true of the pod is not any more: look again.
+            Err(status) if status.code == 409 && step == Step::IfUnchanged => {
+                if !delete.resource_version.is_empty() {
+                    return Err(status);
+                }
+            }
+            Err(status) => return Err(status),
+            Ok(()) => return Ok(encoded(StatusCode::CREATED, &call.format, success())),
+        }
+    }
+    Err(Status::conflict("", "pods", &target.name, MODIFIED))
+}
+
+/// How the pod may go, if it may.
+#[derive(Clone, Copy, PartialEq)]
+enum Step {
+    Delete,
+    /// As long as it is the way it was judged.
+    IfUnchanged,
+}
+
+async fn judge(
+    server: &Server,
+    pod: &Value,
+    target: &Target,
+    dry_run: bool,
+    options: &WriteOptions,
+) -> Result<Step, Status> {
+    let over = matches!(pod.at("status").text("phase"), "Succeeded" | "Failed");
+    if over || pod.at("metadata").has("deletionTimestamp") {
+        return Ok(Step::Delete);
+    }
+    if pod.at("status").text("phase") == "Pending" {
+        return Ok(Step::IfUnchanged);
+    }
+    let row: &'static Resource =
+        api::table::find("policy", "v1", "poddisruptionbudgets").expect("budgets are in the table");
+    let collection = Target::collection(row, &target.namespace);
+    let mut budgets = server.shard(row).snapshot(&collection.key(), 0).objects;
+    budgets.retain(|budget| {
+        let budget = budget.value();
+        let selector = api::selector::LabelSelector::from_value(budget.path("spec.selector"));
+        budget.at("spec").has("selector")
+            && selector.is_ok_and(|selector| selector.matches_labels(pod.path("metadata.labels")))
+    });
+    let budget = match budgets.as_slice() {
+        [] => return Ok(Step::Delete),
+        [budget] => budget.value(),
+        _ => {
+            return Err(Status::failure(
+                500,
+                "",
+                "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
+            ));
+        }
+    };
+    if !is_ready(pod) && spares_unready(&budget) {
+        return Ok(Step::IfUnchanged);
+    }
+    let name = budget.at("metadata").text("name").to_owned();
+    let status = Target { name, subresource: "status".into(), ..collection };
+    let now = options.timestamp();
+    let options = WriteOptions { dry_run, ..options.clone() };
+    let spend = |before: &Value| spend(before, &target.name, &now).map(Change::replace);
+    server.change(&status, &options, spend).await?;
+    Ok(Step::Delete)
+}
+
+fn is_ready(pod: &Value) -> bool {
+    let conditions = pod.at("status").items("conditions");
+    conditions.iter().any(|condition| condition.text("type") == "Ready" && condition.text("status") == "True")
+}
+
+/// A pod that is not ready does no work that its budget could miss.
+fn spares_unready(budget: &Value) -> bool {
+    let healthy = budget.at("status").int("currentHealthy").unwrap_or(0);
+    let desired = budget.at("status").int("desiredHealthy").unwrap_or(0);
+    budget.at("spec").text("unhealthyPodEvictionPolicy") == "AlwaysAllow" || healthy >= desired && desired > 0
+}
+
+/// The budget with one disruption less, if it has one to give.
+fn spend(budget: &Value, pod: &str, now: &str) -> Result<Value, Status> {
+    let name = budget.at("metadata").text("name");
+    let status = budget.at("status");
+    let observed = status.int("observedGeneration").unwrap_or(0);
+    if observed < budget.at("metadata").int("generation").unwrap_or(0) {
+        let why = "is still being processed by the server.";
+        return Err(too_many(name, 10, why));
+    }
+    let refused = |why: &str| Err(Status::forbidden("policy", "poddisruptionbudget", name, why));
+    let allowed = status.int("disruptionsAllowed").unwrap_or(0);
+    if allowed < 0 {
+        return refused("pdb disruptions allowed is negative");
+    }
+    if status.entries("disruptedPods").count() > MAX_DISRUPTED {
+        return refused("DisruptedPods map too big - too many evictions not confirmed by PDB controller");
+    }
+    if allowed == 0 {
+        return Err(too_many(name, 0, &spent(status)));
+    }
+    let mut after = budget.clone();
+    let fields = after.object_mut("status");
+    fields.insert("disruptionsAllowed".into(), (allowed - 1).into());
+    after["status"].object_mut("disruptedPods").insert(pod.to_owned(), now.into());
+    if allowed == 1 {
+        let condition = json!({
+            "type": "DisruptionAllowed", "status": "False", "reason": "InsufficientPods", "message": "",
+            "observedGeneration": observed,
+        });
+        set_condition(&mut after, condition, now);
+    }
+    Ok(after)
+}
+
+/// Why a budget has nothing to give.
+fn spent(status: &Value) -> String {
+    let (healthy, desired) =
+        (status.int("currentHealthy").unwrap_or(0), status.int("desiredHealthy").unwrap_or(0));
+    let conditions = status.items("conditions").iter();
+    let refusal = conditions
+        .filter(|condition| condition.text("type") == "DisruptionAllowed")
+        .find(|condition| condition.text("status") == "False" && !condition.text("message").is_empty());
+    match refusal.map(|condition| (condition.text("reason"), condition.text("message"))) {
+        Some(("SyncFailed", message)) => {
+            format!("does not allow evicting pods currently because it failed sync: {message}")
+        }
+        _ if healthy <= desired => format!("needs {desired} healthy pods and has {healthy} currently"),
+        Some((reason, message)) => format!("does not allow evicting pods currently ({reason}): {message}"),
+        None => "does not allow evicting pods currently".to_owned(),
+    }
+}
+
+fn too_many(budget: &str, seconds: u32, why: &str) -> Status {
+    let mut status = Status::failure(429, "TooManyRequests", VIOLATED);
+    let message = format!("The disruption budget {budget} {why}");
+    let cause = Cause { reason: "DisruptionBudget".into(), message, field: String::new() };
+    status.details =
+        Some(Details { causes: vec![cause], retry_after_seconds: seconds, ..Details::default() });
+    status
+}
+
+/// Says in the pod why it goes, then deletes it.
+async fn remove(
+    server: &Server,
+    pod: &Target,
+    mut delete: DeleteOptions,
+    options: &WriteOptions,
+) -> Result<(), Status> {
+    if !delete.dry_run {
+        let status = Target { subresource: "status".into(), ..pod.clone() };
+        let now = options.timestamp();
+        let tell = |before: &Value| {
+            crate::delete::check_preconditions(pod.resource, &delete, before)?;
+            let mut after = before.clone();
+            let condition = json!({
+                "type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
+                "message": "Eviction API: evicting", "lastProbeTime": null,
+            });
+            set_condition(&mut after, condition, &now);
+            Ok(Change { value: after, tracked: true, again: true })
+        };
+        let options = WriteOptions { dry_run: false, ..options.clone() };
+        let (outcome, _) = server.change(&status, &options, tell).await?;
+        if let crate::write::Outcome::Stored(object) = outcome
+            && !delete.resource_version.is_empty()
+        {
+            delete.resource_version = object.revision.to_string();
+        }
+    }
+    server.delete_object(pod, &delete, options.now).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(status: Value, expected: &str) {
+        let budget = json!({"metadata": {"name": "b", "generation": 2}, "status": status});
+        let found = match spend(&budget, "p", "now") {
+            Ok(after) => after.at("status").to_string(),
+            Err(status) => {
+                let causes = status.details.map(|details| details.causes).unwrap_or_default();
+                format!("{} {}", status.code, causes.first().map_or(status.message, |c| c.message.clone()))
+            }
+        };
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_budget_is_spent_one_by_one() {
+        let status = |more: Value| {
+            let mut status = json!({"observedGeneration": 2, "currentHealthy": 3, "desiredHealthy": 2});
+            status.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            status
+        };
+        check(
+            json!({"observedGeneration": 1, "disruptionsAllowed": 1}),
+            "429 The disruption budget b is still being processed by the server.",
+        );
+        check(
+            status(json!({"disruptionsAllowed": 0, "currentHealthy": 2})),
+            "429 The disruption budget b needs 2 healthy pods and has 2 currently",
+        );
+        check(status(json!({})), "429 The disruption budget b does not allow evicting pods currently");
+        check(
+            status(json!({"disruptionsAllowed": -1})),
+            "403 poddisruptionbudget.policy \"b\" is forbidden: pdb disruptions allowed is negative",
+        );
+        check(
+            status(json!({"disruptionsAllowed": 2})),
+            r#"{"currentHealthy":3,"desiredHealthy":2,"disruptedPods":{"p":"now"},"disruptionsAllowed":1,"observedGeneration":2}"#,
+        );
+    }
+
+    #[test]
+    fn unready_pods() {
+        let budget = |policy: &str, healthy: i64| {
+            json!({"spec": {"unhealthyPodEvictionPolicy": policy},
+                "status": {"currentHealthy": healthy, "desiredHealthy": 2}})
+        };
+        assert!(spares_unready(&budget("AlwaysAllow", 0)));
+        assert!(spares_unready(&budget("IfHealthyBudget", 2)));
+        assert!(!spares_unready(&budget("", 1)));
+    }
+}
