@@ -171,7 +171,11 @@ impl Server {
             _ => access::Asks::Path(parts.method.as_str(), &path),
         };
         access::authorize(&user, &asks)?;
-        let format = negotiate(&parts.headers, &query)?;
+        let format = match (negotiate(&parts.headers, &query), &route) {
+            // These have forms of their own, as OpenAPI's protobuf.
+            (Err(_), Ok(Route::Other)) => Format::JSON,
+            (format, _) => format?,
+        };
         let body = read(body).await?;
         let now = Timestamp::now();
         let call =
