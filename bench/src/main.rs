@@ -102,6 +102,7 @@ fn main() -> Result<()> {
         "cpus": std::thread::available_parallelism().map_or(0, usize::from),
         "load": [before, load_average()],
         "quick": flags.quick,
+        "skiff": binary.display().to_string(),
     });
     println!("{}", report.json(about));
     Ok(())

@@ -110,20 +110,19 @@ pub fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// Three digits that mean something; the machine does not give more.
+/// Three digits, or two of a small number; the machine does not give more.
 fn shown(value: f64) -> String {
-    let decimals = if value >= 100.0 {
-        0
-    } else if value >= 10.0 {
-        1
-    } else {
-        2
+    let decimals = match value {
+        100.0.. => 0,
+        10.0..100.0 => 1,
+        0.1..10.0 => 2,
+        _ => 4,
     };
     format!("{value:.decimals$}")
 }
 
 fn rounded(value: f64) -> f64 {
-    (value * 1000.0).round() / 1000.0
+    (value * 1e4).round() / 1e4
 }
 
 #[cfg(test)]
@@ -139,6 +138,12 @@ mod tests {
         assert_eq!(quantile(&mut hundred, 0.99), 99.0);
         assert_eq!(quantile(&mut hundred, 1.0), 100.0);
         assert_eq!(quantile(&mut [5.0], 0.01), 5.0);
+    }
+
+    #[test]
+    fn numbers_show_no_more_than_they_know() {
+        let texts = [12345.6, 99.96, 7.0, 0.25, 0.0021].map(shown);
+        assert_eq!(texts, ["12346", "100.0", "7.00", "0.25", "0.0021"]);
     }
 
     #[test]
