@@ -6,11 +6,13 @@ use std::sync::Arc;
 
 use api::json::Json as _;
 use api::{Resource, Status};
+use futures_util::future::select_all;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::cache::{Batch, stopped};
+use crate::options::Version;
 use crate::registry::prefix;
 use crate::request::Target;
 use crate::server::Server;
@@ -40,12 +42,13 @@ pub async fn first_objects(server: &Server, cluster: &Cluster) -> Result<(), Sta
     let service = json!({
         "metadata": {"labels": {"component": "apiserver", "provider": "kubernetes"}},
         "spec": {
-            "type": "ClusterIP", "clusterIP": cluster.service_ip.to_string(), "clusterIPs": [cluster.service_ip.to_string()],
-            "ipFamilyPolicy": "SingleStack", "sessionAffinity": "None",
+            "type": "ClusterIP", "clusterIP": cluster.service_ip.to_string(), "ipFamilyPolicy": "SingleStack",
+            "sessionAffinity": "None",
             "ports": [{"name": "https", "port": 443, "protocol": "TCP", "targetPort": cluster.port}],
         },
     });
-    ensure(server, row("", "services"), "default", "kubernetes", service).await?;
+    set(server, row("", "services"), service, &["/spec/ports"]).await?;
+    crate::services::repair(server).await;
     publish_endpoints(server, cluster).await
 }
 
@@ -83,7 +86,7 @@ async fn ready_service_cidr(server: &Server) -> Result<(), Status> {
         let mut after = before.clone();
         if before.path("status.conditions").as_array().is_none_or(Vec::is_empty) {
             after["status"] = json!({"conditions": [{
-                "type": "Ready", "status": "True", "reason": "", "message": "Kubernetes Service CIDR is ready",
+                "type": "Ready", "status": "True", "reason": "", "message": "Kubernetes default Service CIDR is ready",
                 "lastTransitionTime": now,
             }]});
         }
@@ -103,50 +106,71 @@ async fn publish_endpoints(server: &Server, cluster: &Cluster) -> Result<(), Sta
             "ports": [{"name": "https", "port": cluster.port, "protocol": "TCP"}],
         }],
     });
-    set(server, row("", "endpoints"), "kubernetes", endpoints, "subsets").await?;
+    set(server, row("", "endpoints"), endpoints, &["/subsets"]).await?;
+    let slices = row("discovery.k8s.io", "endpointslices");
+    let family = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
+    let target = Target { name: KUBERNETES.into(), ..Target::collection(slices, "default") };
+    if let Some(old) = server.current(&target).await?
+        && old.value().text("addressType") != family
+    {
+        // The family of a slice cannot change; a new one takes its place.
+        server.remove(&old).await?;
+        server.fresh(Version::MostRecent).await?;
+    }
     let slice = json!({
-        "metadata": {"labels": {"kubernetes.io/service-name": "kubernetes"}},
-        "addressType": if ip.is_ipv4() { "IPv4" } else { "IPv6" },
+        "metadata": {"labels": {"kubernetes.io/service-name": KUBERNETES}},
+        "addressType": family,
         "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
         "ports": [{"name": "https", "port": cluster.port, "protocol": "TCP"}],
     });
-    set(server, row("discovery.k8s.io", "endpointslices"), "kubernetes", slice.clone(), "endpoints").await?;
-    set(server, row("discovery.k8s.io", "endpointslices"), "kubernetes", slice, "ports").await
+    set(server, slices, slice, &["/endpoints", "/ports"]).await
 }
 
-/// Makes an object in `default`, or brings one field of it up to date.
+/// The name of everything about the server itself, in `default`.
+const KUBERNETES: &str = "kubernetes";
+
+/// Makes an object of that name, or brings some fields of it up to date.
 async fn set(
     server: &Server,
     resource: &'static Resource,
-    name: &str,
     value: Value,
-    field: &str,
+    fields: &[&str],
 ) -> Result<(), Status> {
-    ensure(server, resource, "default", name, value.clone()).await?;
-    let target = Target { name: name.to_owned(), ..Target::collection(resource, "default") };
+    ensure(server, resource, "default", KUBERNETES, value.clone()).await?;
+    let target = Target { name: KUBERNETES.into(), ..Target::collection(resource, "default") };
     let options = WriteOptions::internal(Timestamp::now());
     let change = |before: &Value| {
         let mut after = before.clone();
-        after[field] = value.at(field).clone();
+        for field in fields {
+            let (parent, name) = field.rsplit_once('/').unwrap_or(("", field));
+            if let (Some(parent), Some(new)) = (after.pointer_mut(parent), value.pointer(field)) {
+                parent.set(name, new.clone());
+            }
+        }
         crate::create::defaulted(resource, after).map(Change::replace)
     };
     server.change(&target, &options, change).await.map(drop)
 }
 
 /// Gives every namespace its default service account and the cluster's certificate, and gives them again
-/// when somebody deletes them. Sleeps until something happens to one of the three kinds.
-pub async fn furnish_namespaces(server: Arc<Server>, mut shutdown: watch::Receiver<bool>) {
-    let kinds = [row("", "namespaces"), row("", "serviceaccounts"), row("", "configmaps")];
+/// when somebody deletes them; so too with what is there for the server itself. Sleeps until something
+/// happens to one of these kinds.
+pub async fn furnish_namespaces(server: Arc<Server>, cluster: Cluster, mut shutdown: watch::Receiver<bool>) {
+    let kinds = [
+        row("", "namespaces"),
+        row("", "serviceaccounts"),
+        row("", "configmaps"),
+        row("", "services"),
+        row("", "endpoints"),
+        row("discovery.k8s.io", "endpointslices"),
+    ];
     let shards = kinds.map(|kind| server.shard(kind));
     let mut news = shards.each_ref().map(|shard| shard.subscribe());
     let mut positions = shards.each_ref().map(|shard| shard.position_after(u64::MAX).unwrap_or(0));
     furnish_all(&server).await;
     loop {
-        let [namespaces, accounts, maps] = &mut news;
         tokio::select! {
-            _ = namespaces.changed() => {}
-            _ = accounts.changed() => {}
-            _ = maps.changed() => {}
+            _ = select_all(news.each_mut().map(|news| Box::pin(news.changed()))) => {}
             () = stopped(&mut shutdown) => return,
         }
         for (i, shard) in shards.iter().enumerate() {
@@ -165,6 +189,17 @@ pub async fn furnish_namespaces(server: Arc<Server>, mut shutdown: watch::Receiv
                             }
                             2 if event.object.name() == ROOT_CA => {
                                 furnish(&server, event.object.namespace()).await
+                            }
+                            3.. if event.deleted
+                                && event.object.name() == KUBERNETES
+                                && event.object.namespace() == "default" =>
+                            {
+                                if let Err(status) = first_objects(&server, &cluster).await {
+                                    tracing::warn!(
+                                        error = status.message,
+                                        "cannot restore the first objects"
+                                    );
+                                }
                             }
                             _ => {}
                         }

@@ -110,7 +110,7 @@ pub async fn run(
     bootstrap::first_objects(&server, &cluster)
         .await
         .map_err(|status| Error::FirstObjects(status.message))?;
-    let furnisher = tokio::spawn(bootstrap::furnish_namespaces(server.clone(), shutdown.clone()));
+    let furnisher = tokio::spawn(bootstrap::furnish_namespaces(server.clone(), cluster, shutdown.clone()));
     let emptier = tokio::spawn(namespaces::empty_namespaces(server.clone(), shutdown.clone()));
     ready.send_replace(true);
     serve::serve(server, listener, config.tls, shutdown).await;

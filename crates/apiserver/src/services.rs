@@ -3,7 +3,7 @@
 //! One lock spans the choice and the write of a Service, so two can never get the same address. Each
 //! cluster IP is also shown as an IPAddress object, as upstream shows it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -154,7 +154,7 @@ async fn show(server: &Server, ip: IpAddr, service: &Value) {
             "name": target.name,
             "labels": {
                 "ipaddress.kubernetes.io/ip-family": if ip.is_ipv4() { "IPv4" } else { "IPv6" },
-                "ipaddress.kubernetes.io/managed-by": "ipallocator.k8s.io",
+                MANAGED_BY: MANAGER,
             },
         },
         "spec": {"parentRef": {
@@ -170,9 +170,39 @@ async fn show(server: &Server, ip: IpAddr, service: &Value) {
 
 async fn hide(server: &Server, ip: IpAddr) {
     let target = address(ip);
-    while let Ok(Some(object)) = server.current(&target).await {
+    for _ in 0..TRIES {
+        let Ok(Some(object)) = server.current(&target).await else { return };
         if !matches!(server.remove(&object).await, Ok(None)) {
             return;
         }
     }
 }
+
+/// How often an IPAddress may change while it is being removed.
+const TRIES: usize = 20;
+
+/// Shows what is taken and hides what is not, in case the server stopped between a Service and its address.
+pub async fn repair(server: &Server) {
+    let row = api::table::find("", "v1", "services").expect("services are in the table");
+    let mut held = HashMap::new();
+    for service in server.shard(row).snapshot(&crate::registry::prefix(row), 0).objects {
+        let service = service.value();
+        held.extend(alloc::held(&service).0.into_iter().map(|ip| (ip, service.clone())));
+    }
+    for (ip, service) in &held {
+        if server.find(&address(*ip)).is_none() {
+            show(server, *ip, service).await;
+        }
+    }
+    let addresses = address(IpAddr::from([0, 0, 0, 0])).resource;
+    for object in server.shard(addresses).snapshot(&crate::registry::prefix(addresses), 0).objects {
+        let ours = object.label(MANAGED_BY) == Some(MANAGER);
+        match object.name().parse() {
+            Ok(ip) if ours && !held.contains_key(&ip) => hide(server, ip).await,
+            _ => {}
+        }
+    }
+}
+
+const MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
+const MANAGER: &str = "ipallocator.k8s.io";

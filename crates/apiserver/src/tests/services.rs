@@ -2,6 +2,7 @@ use api::json::Json as _;
 use serde_json::{Value, json};
 
 use super::{Rig, brief};
+use crate::request::Target;
 
 const SERVICES: &str = "/api/v1/namespaces/default/services";
 const ADDRESSES: &str = "/apis/networking.k8s.io/v1/ipaddresses";
@@ -49,7 +50,11 @@ async fn the_first_objects_follow_the_server() {
     let rig = Rig::start().await;
     let service = rig.get(&format!("{SERVICES}/kubernetes")).await;
     assert_eq!(service.path("spec.clusterIP"), "10.43.0.1");
+    let row = api::table::find("networking.k8s.io", "v1", "ipaddresses").unwrap();
+    let shown = Target { name: "10.43.0.1".into(), ..Target::collection(row, "") };
+    rig.server.remove(&rig.server.find(&shown).unwrap()).await.unwrap();
     rig.bootstrap(7443).await;
+    assert_eq!(rig.get(&format!("{ADDRESSES}/10.43.0.1")).await.path("spec.parentRef.name"), "kubernetes");
     let target = rig.get(&format!("{SERVICES}/kubernetes")).await;
     assert_eq!(target.at("spec").items("ports")[0].at("targetPort"), 7443);
     let endpoints = rig.get("/api/v1/namespaces/default/endpoints/kubernetes").await;
