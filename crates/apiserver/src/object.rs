@@ -3,6 +3,7 @@
 //! The bytes carry no `resourceVersion`, since it is only known once the store has taken them. They begin
 //! `{"kind":…,"apiVersion":…,"metadata":{`, so that it can be spliced in on the way out without decoding.
 
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
@@ -97,6 +98,24 @@ impl Object {
         value
     }
 
+    /// Decodes the object without `managedFields`, which is often most of it and of no use to people.
+    pub fn value_to_show(&self) -> Value {
+        let mut managed = 0..0;
+        let _ = members(&self.bytes, self.metadata.start as usize, |name, at, value| {
+            if name == b"\"managedFields\"" {
+                managed = at..value.end;
+            }
+        });
+        match (self.bytes.get(managed.end), managed.start.checked_sub(1).and_then(|at| self.bytes.get(at))) {
+            _ if managed.is_empty() => {}
+            (Some(b','), _) => managed.end += 1,
+            (_, Some(b',')) => managed.start -= 1,
+            _ => {}
+        }
+        let rest = [&self.bytes[..managed.start], &self.bytes[managed.end..]].concat();
+        serde_json::from_slice(&rest).unwrap_or_default()
+    }
+
     /// A label's value. Neither names nor values of labels can hold a quote or a backslash.
     pub fn label(&self, name: &str) -> Option<&str> {
         let mut parts = self.part(self.labels).split(|byte| *byte == b'"');
@@ -140,24 +159,32 @@ fn write_revision(revision: Revision, out: &mut Vec<u8>) {
 
 /// Finds the metadata of a stored object and the labels in it, without decoding either.
 fn metadata_of(bytes: &[u8]) -> Option<(Span, Span)> {
-    let span =
-        |start: usize, end: usize| Some(Span { start: start.try_into().ok()?, end: end.try_into().ok()? });
+    let span = |start: usize, end: usize| Span { start: start as u32, end: end as u32 };
+    u32::try_from(bytes.len()).ok()?;
     let start = memchr::memmem::find(bytes, METADATA)? + METADATA.len();
     let mut labels = Span::default();
-    let mut at = start;
+    let end = members(bytes, start, |name, _, value| {
+        if name == b"\"labels\"" && bytes[value.start] == b'{' {
+            labels = span(value.start + 1, value.end - 1);
+        }
+    })?;
+    Some((span(start, end), labels))
+}
+
+/// Shows each member of the JSON object whose first one begins at `at`: its name in quotes, where it begins,
+/// and where its value is. Answers with the position of the closing brace.
+fn members(bytes: &[u8], at: usize, mut show: impl FnMut(&[u8], usize, Range<usize>)) -> Option<usize> {
+    let mut at = at;
     loop {
         let name_end = end_of_string(bytes, at)?;
         if bytes.get(name_end) != Some(&b':') {
             return None;
         }
-        let value = name_end + 1;
-        let end = end_of_value(bytes, value)?;
-        if &bytes[at..name_end] == b"\"labels\"" && bytes[value] == b'{' {
-            labels = span(value + 1, end - 1)?;
-        }
+        let end = end_of_value(bytes, name_end + 1)?;
+        show(&bytes[at..name_end], at, name_end + 1..end);
         match bytes.get(end)? {
             b',' => at = end + 1,
-            b'}' => return Some((span(start, end)?, labels)),
+            b'}' => return Some(end),
             _ => return None,
         }
     }
@@ -265,6 +292,10 @@ mod tests {
         expected["metadata"]["resourceVersion"] = json!("42");
         assert_eq!(serde_json::from_slice::<Value>(&whole).unwrap(), expected);
         assert_eq!(object.value(), expected);
+        let mut shown = expected.clone();
+        let metadata = shown["metadata"].as_object_mut().unwrap();
+        metadata.retain(|name, _| name != "managedFields" && name != "resourceVersion");
+        assert_eq!(object.value_to_show(), shown);
         let mut item = Vec::new();
         object.write_json(Place::Item, 42, &mut item);
         assert!(item.starts_with(b"{\"metadata\":{\"resourceVersion\":\"42\","), "{item:?}");
@@ -276,6 +307,23 @@ mod tests {
         let metadata: Value = serde_json::from_slice(&metadata).unwrap();
         assert_eq!(metadata["metadata"], expected["metadata"]);
         assert_eq!((object.namespace(), object.name()), ("ns", "x"));
+    }
+
+    #[test]
+    fn managed_fields_are_left_out_wherever_they_stand() {
+        let with = [
+            "\"managedFields\":[{}],\"name\":\"x\"",
+            "\"a\":1,\"managedFields\":[{}]",
+            "\"managedFields\":[]",
+            "\"name\":\"x\"",
+        ];
+        let without = ["\"name\":\"x\"", "\"a\":1", "", "\"name\":\"x\""];
+        for (with, without) in with.iter().zip(without) {
+            let bytes = format!("{{\"kind\":\"K\",\"metadata\":{{{with}}},\"spec\":{{}}}}");
+            let object = Object::new("k".into(), bytes.into(), 1).unwrap();
+            let expected = format!("{{\"kind\":\"K\",\"metadata\":{{{without}}},\"spec\":{{}}}}");
+            assert_eq!(object.value_to_show(), serde_json::from_str::<Value>(&expected).unwrap());
+        }
     }
 
     #[test]

@@ -86,7 +86,7 @@ impl Renderer {
             Form::Metadata => encoded(code, &self.format, self.metadata_of(value)),
             Form::Table => {
                 let meta = json!({"resourceVersion": value.pointer("/metadata/resourceVersion").cloned().unwrap_or_default()});
-                let row = self.row(value);
+                let row = self.row(crate::codec::to_stored_version(self.resource, value));
                 encoded(code, &self.format, self.table(meta, row, true))
             }
         }
@@ -104,7 +104,10 @@ impl Renderer {
             line.extend_from_slice(b"}\n");
             return line.into();
         }
-        let value = self.converted(object, revision);
+        let value = match self.format.form {
+            Form::Table => object.value_at(revision),
+            _ => self.converted(object, revision),
+        };
         self.event_value(kind, value, first)
     }
 
@@ -158,6 +161,7 @@ impl Renderer {
         partial
     }
 
+    /// A table's row for an object in the version it is stored in, which is what columns know.
     fn row(&self, value: Value) -> Value {
         let stored = stored_as(self.resource);
         let cells = api::columns::cells(stored.group, stored.plural, &value, self.now);
@@ -169,7 +173,7 @@ impl Renderer {
         // Even a client that wants no objects is told that the initial events are complete.
         let tells_end = value.pointer("/metadata/annotations/k8s.io~1initial-events-end").is_some();
         row["object"] = match self.include {
-            Include::Object => value,
+            Include::Object => crate::codec::from_stored(self.resource, value),
             Include::Nothing if !tells_end => Value::Null,
             Include::Nothing | Include::Metadata => self.metadata_of(value),
         };

@@ -7,11 +7,12 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
-use super::{ListMeta, Renderer, list_meta, respond, write_partial};
+use super::{Include, ListMeta, Renderer, list_meta, respond, write_partial};
 use crate::body::Body;
 use crate::codec::to_yaml;
 use crate::negotiate::{Form, Media};
 use crate::object::{Object, Place};
+use crate::registry::stored_as;
 
 /// How much of a list is put together at a time.
 const CHUNK: usize = 64 << 10;
@@ -127,6 +128,7 @@ impl Renderer {
         match self.format.form {
             Form::Object if self.is_stored_form() => object.write_json(Place::Item, object.revision, out),
             Form::Metadata => write_partial(self.format.meta_version(), object, object.revision, out),
+            Form::Table if self.include != Include::Object => self.write_row(object, out),
             _ => {
                 // Writing into a Vec cannot fail.
                 let _ = serde_json::to_writer(out, &self.item_value(object));
@@ -134,7 +136,33 @@ impl Renderer {
         }
     }
 
+    /// The same row as `row` makes, decoding no more than the cells need.
+    fn write_row(&self, object: &Object, out: &mut Vec<u8>) {
+        let stored = stored_as(self.resource);
+        let value = object.value_to_show();
+        // Writing into a Vec cannot fail.
+        out.extend_from_slice(b"{\"cells\":");
+        let _ = serde_json::to_writer(
+            &mut *out,
+            &api::columns::cells(stored.group, stored.plural, &value, self.now),
+        );
+        let conditions = api::columns::conditions(stored.group, stored.plural, &value);
+        if !conditions.is_empty() {
+            out.extend_from_slice(b",\"conditions\":");
+            let _ = serde_json::to_writer(&mut *out, &conditions);
+        }
+        out.extend_from_slice(b",\"object\":");
+        match self.include {
+            Include::Nothing => out.extend_from_slice(b"null"),
+            _ => write_partial(self.format.meta_version(), object, object.revision, out),
+        }
+        out.push(b'}');
+    }
+
     fn item_value(&self, object: &Object) -> Value {
+        if self.format.form == Form::Table {
+            return self.row(object.value());
+        }
         let mut value = self.converted(object, object.revision);
         match self.format.form {
             Form::Object => {
@@ -144,8 +172,7 @@ impl Renderer {
                 }
                 value
             }
-            Form::Metadata => self.metadata_of(value),
-            Form::Table => self.row(value),
+            _ => self.metadata_of(value),
         }
     }
 }
@@ -278,7 +305,6 @@ mod tests {
     use crate::negotiate::Format;
     use crate::object::to_stored;
     use crate::registry::Registry;
-    use crate::render::Include;
 
     fn renderer(plural: &str, format: Format) -> Renderer {
         let resource = Registry::new(&[]).unwrap().find("", "v1", plural).unwrap();
@@ -423,9 +449,29 @@ mod tests {
             "#]],
         )
         .await;
-        check(Format { form: Form::Table, beta: true, ..Format::JSON }, 1, expect![[r#"
-            {"kind":"Table","apiVersion":"meta.k8s.io/v1beta1","metadata":{"resourceVersion":"9"},"columnDefinitions":[{"description":"Name must be unique within a namespace. Is required when creating resources, although some resources may allow a client to request the generation of an appropriate name automatically. Name is primarily intended for creation idempotence and configuration definition. Cannot be updated. More info: https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names","format":"name","name":"Name","priority":0,"type":"string"},{"description":"Number of entries","format":"","name":"Data","priority":0,"type":"string"},{"description":"CreationTimestamp is a timestamp representing the server time when this object was created. It is not guaranteed to be set in happens-before order across separate operations. Clients may not set this value. It is represented in RFC3339 form and is in UTC.\n\nPopulated by the system. Read-only. Null for lists. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#metadata","format":"","name":"Age","priority":0,"type":"string"}],"rows":[{"cells":["m0",1,"<unknown>"],"object":{"apiVersion":"meta.k8s.io/v1beta1","kind":"PartialObjectMetadata","metadata":{"name":"m0","namespace":"ns","resourceVersion":"5"}}}]}
-        "#]]).await;
+    }
+
+    #[tokio::test]
+    async fn tables_of_old() {
+        let format = Format { form: Form::Table, beta: true, ..Format::JSON };
+        let list = bytes(&renderer("configmaps", format), objects(1, 1)).await;
+        let list: Value = serde_json::from_slice(&list).unwrap();
+        assert_eq!((list.text("kind"), list.text("apiVersion")), ("Table", "meta.k8s.io/v1beta1"));
+        let row = &list.items("rows")[0];
+        assert_eq!(list.items("columnDefinitions").len(), row.items("cells").len());
+        assert_eq!(row.at("object").text("apiVersion"), "meta.k8s.io/v1beta1");
+    }
+
+    #[test]
+    fn rows_written_without_decoding_are_the_same() {
+        for include in [Include::Metadata, Include::Nothing] {
+            let format = Format { form: Form::Table, ..Format::JSON };
+            let renderer = Renderer { include, ..renderer("configmaps", format) };
+            let object = &objects(1, 1)[0];
+            let mut row = Vec::new();
+            renderer.write_row(object, &mut row);
+            assert_eq!(serde_json::from_slice::<Value>(&row).unwrap(), renderer.row(object.value()));
+        }
     }
 
     #[tokio::test]
