@@ -229,9 +229,10 @@ impl Server {
             if !gone {
                 return Ok(Deleted::Going(old.value()));
             }
+            let mut last = old.value();
+            let claim = self.allocations.giving_back(self, stored, &last).await;
             if let Some(revision) = self.remove(&old).await? {
-                let mut last = old.value();
-                Box::pin(self.allocations.release(self, stored, &last)).await;
+                Box::pin(claim.keep(self, &last)).await;
                 last.object_mut("metadata").insert("resourceVersion".into(), revision.to_string().into());
                 return Ok(Deleted::Gone(last));
             }

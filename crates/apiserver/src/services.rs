@@ -64,16 +64,16 @@ impl Allocations {
         }
     }
 
-    /// Gives back everything a deleted Service held.
-    pub async fn release(&self, server: &Server, stored: &Resource, service: &Value) {
+    /// Everything a Service holds, to be given back once it is removed. Claimed before that, so that nobody
+    /// sees the Service gone and its addresses still taken.
+    pub async fn giving_back(&self, server: &Server, stored: &Resource, service: &Value) -> Claim {
         if !is_service(stored) {
-            return;
+            return Claim::default();
         }
         let mut guard = self.used.clone().lock_owned().await;
         guard.get_or_insert_with(|| taken(server));
         let (ips, ports) = alloc::held(service);
-        let changes = Changes { freed_ips: ips, freed_ports: ports, ..Changes::default() };
-        Claim(Some((guard, changes))).keep(server, service).await;
+        Claim(Some((guard, Changes { freed_ips: ips, freed_ports: ports, ..Changes::default() })))
     }
 }
 
@@ -95,7 +95,7 @@ impl Claim {
             used.ips.retain(|ip| !changes.freed_ips.contains(ip));
             used.ports.retain(|port| !changes.freed_ports.contains(port));
         }
-        drop(guard);
+        // Still under the lock, so that the next one to hold an address does not find the last one's IPAddress.
         for ip in &changes.taken_ips {
             show(server, *ip, service).await;
         }

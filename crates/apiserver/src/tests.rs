@@ -53,14 +53,17 @@ impl Rig {
         rig
     }
 
-    pub async fn bootstrap(&self, port: u16) {
-        let cluster = Cluster {
+    pub fn cluster(port: u16) -> Cluster {
+        Cluster {
             address: Some([192, 0, 2, 1].into()),
             port,
             service_ip: [10, 43, 0, 1].into(),
             service_cidrs: vec!["10.43.0.0/16".into()],
-        };
-        bootstrap::first_objects(&self.server, &cluster).await.expect("the first objects");
+        }
+    }
+
+    pub async fn bootstrap(&self, port: u16) {
+        bootstrap::first_objects(&self.server, &Rig::cluster(port)).await.expect("the first objects");
     }
 
     /// Answers `"POST /api/v1/…?query"` with a code and a JSON value.

@@ -131,9 +131,10 @@ impl Server {
                 return Ok((Outcome::Imagined(value), warnings));
             }
             if is_finished(&value) {
+                drop(claim);
+                let claim = self.allocations.giving_back(self, stored, &before).await;
                 if let Some(revision) = self.remove(&old).await? {
-                    drop(claim);
-                    Box::pin(self.allocations.release(self, stored, &before)).await;
+                    Box::pin(claim.keep(self, &before)).await;
                     let metadata = value.object_mut("metadata");
                     metadata.insert("resourceVersion".into(), revision.to_string().into());
                     return Ok((Outcome::Imagined(value), warnings));

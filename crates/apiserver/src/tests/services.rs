@@ -62,3 +62,28 @@ async fn the_first_objects_follow_the_server() {
     let slices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes";
     assert_eq!(rig.get(slices).await.at("ports")[0]["port"], 7443);
 }
+
+#[tokio::test]
+async fn the_servers_own_service_comes_back() {
+    let rig = Rig::start().await;
+    let shard = rig.server.shard(api::table::find("", "v1", "services").unwrap());
+    let mut news = shard.subscribe();
+    let cluster = Rig::cluster(6443);
+    let task =
+        tokio::spawn(crate::bootstrap::furnish_namespaces(rig.server.clone(), cluster, rig.stop.subscribe()));
+    // The loop has begun to listen once it has furnished the namespaces.
+    let accounts = rig.server.shard(api::table::find("", "v1", "serviceaccounts").unwrap());
+    let mut made = accounts.subscribe();
+    while accounts.len() < 4 {
+        made.changed().await.unwrap();
+    }
+    let path = format!("{SERVICES}/kubernetes");
+    let uid = rig.get(&path).await.path("metadata.uid").clone();
+    assert_eq!(rig.call(&format!("DELETE {path}"), "", "").await.0, 200);
+    while [&Value::Null, &uid].contains(&rig.get(&path).await.path("metadata.uid")) {
+        news.changed().await.unwrap();
+    }
+    assert_eq!(rig.get(&path).await.path("spec.clusterIP"), "10.43.0.1");
+    rig.stop.send_replace(true);
+    task.await.unwrap();
+}
