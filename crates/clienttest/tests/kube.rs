@@ -43,7 +43,8 @@ async fn config_maps(client: Client) -> Result<()> {
     let patched = api.patch("a", &PatchParams::default(), &Patch::Merge(patch)).await?;
     assert_ne!(patched.resource_version(), made.resource_version());
     assert_eq!(event(&mut watch).await?, "modified a");
-    assert_eq!(api.list(&ListParams::default().labels("app=web").limit(1)).await?.items, [patched.clone()]);
+    let listed = api.list(&ListParams::default().labels("app=web").limit(1)).await?;
+    assert_eq!(listed.items, [patched]);
     // Old news: what was made is not what is there.
     let refused = api.replace("a", &PostParams::default(), &made).await.unwrap_err();
     assert!(matches!(refused, kube::Error::Api(status) if status.code == 409 && status.reason == "Conflict"));

@@ -19,7 +19,7 @@ pub struct Flags {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a control plane
-    Server(ServerFlags),
+    Server(Box<ServerFlags>),
     /// Copy a stopped server's data into one file
     Backup(BackupFlags),
     /// Fill an empty data directory from a backup

@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         .with_target(false)
         .init();
     let result = match flags.command {
-        Command::Server(flags) => server::run(flags),
+        Command::Server(flags) => server::run(*flags),
         Command::Backup(flags) => server::backup(&flags),
         Command::Restore(flags) => server::restore(&flags),
     };

@@ -88,22 +88,23 @@ fn dry_runs_answer_and_store_nothing() {
     let mut changed = kept.clone();
     changed["data"]["k"] = "2".into();
     let one = format!("{MAPS}/kept");
+    let one = one.as_str();
     let apply = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"z": "2"}});
     // The verb, its path, content type and body; then the code and a field of the answer.
-    let table: [(&str, &str, &str, Value, u16, (&str, &str)); 7] = [
+    let table = [
         (
             "POST",
             MAPS,
             "application/json",
             json!({"metadata": {"name": "new"}}),
-            201,
+            201_u16,
             ("/metadata/name", "new"),
         ),
         ("POST", MAPS, "application/json", kept.clone(), 409, ("/reason", "AlreadyExists")),
-        ("PUT", &one, "application/json", changed, 200, ("/data/k", "2")),
-        ("PATCH", &one, MERGE, json!({"data": {"k": "3"}}), 200, ("/data/k", "3")),
-        ("PATCH", &one, "application/apply-patch+yaml", apply, 200, ("/data/z", "2")),
-        ("DELETE", &one, "application/json", json!({}), 200, ("/status", "Success")),
+        ("PUT", one, "application/json", changed, 200, ("/data/k", "2")),
+        ("PATCH", one, MERGE, json!({"data": {"k": "3"}}), 200, ("/data/k", "3")),
+        ("PATCH", one, "application/apply-patch+yaml", apply, 200, ("/data/z", "2")),
+        ("DELETE", one, "application/json", json!({}), 200, ("/status", "Success")),
         ("DELETE", MAPS, "application/json", json!({}), 200, ("/kind", "ConfigMapList")),
     ];
     let before = http.get(MAPS).unwrap().json();
