@@ -1,5 +1,5 @@
 //! The cluster's certificates: authorities, the leaves they sign, and what both look like on disk and on
-//! the wire.
+//! the wire; and the keys that sign service accounts' tokens ([`token`]).
 //!
 //! Owns key material and nothing else: it knows no API objects, opens no sockets and reads no clock (the
 //! time is an argument). Every key is ECDSA P-256; every file is written whole, mode 0600, in a directory
@@ -11,6 +11,7 @@ mod identity;
 mod kubeconfig;
 mod leaf;
 mod tls;
+pub mod token;
 
 use std::{io, path::PathBuf};
 
@@ -44,6 +45,8 @@ pub enum Error {
     Sign { common_name: String, source: rcgen::Error },
     #[error("cannot make a private key")]
     Key { source: rcgen::Error },
+    #[error("cannot make or use a signing key: no randomness")]
+    Randomness,
     #[error("cannot set up TLS")]
     Tls { source: rustls::Error },
     #[error("cannot set up the verification of client certificates")]

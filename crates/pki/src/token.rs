@@ -1,0 +1,211 @@
+//! Signed tokens (JWT) and the keys behind them.
+//!
+//! One key signs; it and all others beside it verify, so keys are rotated by renaming `service-account.key`
+//! to `service-account-<anything>.key` and starting again. Only ES256 is signed and accepted, whatever a
+//! token's header claims. Knows nothing of what a token says: claims are JSON, and their meaning
+//! (issuer, audience, expiry) is the caller's to judge.
+
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use ring::digest;
+use ring::rand::SystemRandom;
+use ring::signature::{
+    ECDSA_P256_SHA256_FIXED, ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _, UnparsedPublicKey,
+};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{PrivatePkcs8KeyDer, SubjectPublicKeyInfoDer};
+use serde_json::{Value, json};
+
+use crate::{Error, file};
+
+const NAME: &str = "service-account";
+const ALGORITHM: &str = "ES256";
+/// What precedes the 65 bytes of an uncompressed P-256 point in its SubjectPublicKeyInfo.
+const SPKI_PREFIX: [u8; 26] = [
+    0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86,
+    0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
+];
+const POINT: usize = 65;
+
+/// The keys of one cluster's tokens.
+pub struct Keys {
+    signing: EcdsaKeyPair,
+    random: SystemRandom,
+    /// The signing key's first.
+    public: Vec<PublicKey>,
+}
+
+/// Why a token is not one of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// It is not a signed token at all.
+    Malformed,
+    /// It names a key we do not have.
+    UnknownKey,
+    Signature,
+}
+
+struct PublicKey {
+    id: String,
+    point: [u8; POINT],
+}
+
+impl Keys {
+    /// Reads the signing key from `service-account.key`, making it if it is missing, and the keys of
+    /// `service-account-*.key` and `service-account-*.pub` to verify with.
+    pub fn load_or_create(dir: &Path) -> Result<Keys, Error> {
+        file::private_dir(dir)?;
+        let random = SystemRandom::new();
+        let path = dir.join(format!("{NAME}.key"));
+        let pem = match file::read(&path)? {
+            Some(pem) => pem,
+            None => {
+                let made = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random)
+                    .map_err(|_| Error::Randomness)?;
+                let pem = to_pem("PRIVATE KEY", made.as_ref());
+                file::write_file(&path, pem.as_bytes(), 0o600)?;
+                pem
+            }
+        };
+        let signing = private_key(&pem, &path, &random)?;
+        let mut public = vec![PublicKey::of(&signing, &path)?];
+        for path in others(dir)? {
+            let Some(pem) = file::read(&path)? else { continue };
+            let key = if path.extension().is_some_and(|extension| extension == "pub") {
+                public_key(&pem, &path)?
+            } else {
+                PublicKey::of(&private_key(&pem, &path, &random)?, &path)?
+            };
+            if public.iter().all(|known| known.id != key.id) {
+                public.push(key);
+            }
+        }
+        Ok(Keys { signing, random, public })
+    }
+
+    /// The claims as a token.
+    pub fn sign(&self, claims: &Value) -> Result<String, Error> {
+        let header = json!({"alg": ALGORITHM, "kid": self.public[0].id});
+        let mut token = URL_SAFE_NO_PAD.encode(header.to_string());
+        token.push('.');
+        URL_SAFE_NO_PAD.encode_string(claims.to_string(), &mut token);
+        let signature = self.signing.sign(&self.random, token.as_bytes()).map_err(|_| Error::Randomness)?;
+        token.push('.');
+        URL_SAFE_NO_PAD.encode_string(signature, &mut token);
+        Ok(token)
+    }
+
+    /// The claims of a token that one of these keys has signed.
+    pub fn verify(&self, token: &str) -> Result<Value, Refused> {
+        let (signed, signature) = token.rsplit_once('.').ok_or(Refused::Malformed)?;
+        let (header, payload) = signed.split_once('.').ok_or(Refused::Malformed)?;
+        let header = decode(header)?;
+        let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| Refused::Malformed)?;
+        let claims = decode(payload)?;
+        if header.get("crit").is_some() {
+            // An extension that must be understood, and none is.
+            return Err(Refused::Signature);
+        }
+        let named = header.get("kid").and_then(Value::as_str).unwrap_or("");
+        let mut keys = self.public.iter().filter(|key| named.is_empty() || key.id == named).peekable();
+        if keys.peek().is_none() {
+            return Err(Refused::UnknownKey);
+        }
+        let is_ours = header.get("alg").and_then(Value::as_str) == Some(ALGORITHM)
+            && keys.any(|key| key.verifies(signed.as_bytes(), &signature));
+        if is_ours { Ok(claims) } else { Err(Refused::Signature) }
+    }
+
+    /// The public keys as a JSON Web Key Set, and the algorithms they are used with.
+    pub fn key_set(&self) -> (String, Vec<&'static str>) {
+        // Written out for the order of the fields, which is upstream's.
+        let keys: Vec<String> = self.public.iter().map(PublicKey::to_jwk).collect();
+        (format!("{{\"keys\":[{}]}}", keys.join(",")), vec![ALGORITHM])
+    }
+}
+
+/// What a token says, whoever wrote it: good for nothing but finding out who might vouch for it.
+pub fn unverified_claims(token: &str) -> Option<Value> {
+    let mut parts = token.split('.');
+    let (_, payload, _) = (parts.next()?, parts.next()?, parts.next()?);
+    if parts.next().is_some() {
+        return None;
+    }
+    decode(payload).ok()
+}
+
+impl PublicKey {
+    fn new(point: &[u8]) -> Option<PublicKey> {
+        let point: [u8; POINT] = point.try_into().ok()?;
+        let hash = digest::digest(&digest::SHA256, &[&SPKI_PREFIX[..], &point].concat());
+        Some(PublicKey { id: URL_SAFE_NO_PAD.encode(hash), point })
+    }
+
+    fn of(key: &EcdsaKeyPair, path: &Path) -> Result<PublicKey, Error> {
+        PublicKey::new(key.public_key().as_ref()).ok_or_else(|| malformed(path))
+    }
+
+    fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {
+        UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, &self.point).verify(message, signature).is_ok()
+    }
+
+    fn to_jwk(&self) -> String {
+        // An uncompressed point: a mark and two coordinates.
+        let (x, y) = self.point[1..].split_at(POINT / 2);
+        format!(
+            r#"{{"use":"sig","kty":"EC","kid":"{}","crv":"P-256","alg":"{ALGORITHM}","x":"{}","y":"{}"}}"#,
+            self.id,
+            URL_SAFE_NO_PAD.encode(x),
+            URL_SAFE_NO_PAD.encode(y)
+        )
+    }
+}
+
+/// A part of a token: a JSON object.
+fn decode(part: &str) -> Result<Value, Refused> {
+    let bytes = URL_SAFE_NO_PAD.decode(part).map_err(|_| Refused::Malformed)?;
+    let value: Value = serde_json::from_slice(&bytes).map_err(|_| Refused::Malformed)?;
+    if value.is_object() { Ok(value) } else { Err(Refused::Malformed) }
+}
+
+/// The further keys' files, in the order of their names.
+fn others(dir: &Path) -> Result<Vec<PathBuf>, Error> {
+    let unreadable = |source| Error::Read { path: dir.to_owned(), source };
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(unreadable)? {
+        let name = entry.map_err(unreadable)?.file_name();
+        let Some(name) = name.to_str() else { continue };
+        let is_key = name.ends_with(".key") || name.ends_with(".pub");
+        if is_key && name.strip_prefix(NAME).is_some_and(|rest| rest.starts_with('-')) {
+            paths.push(dir.join(name));
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+fn private_key(pem: &str, path: &Path, random: &SystemRandom) -> Result<EcdsaKeyPair, Error> {
+    let der = PrivatePkcs8KeyDer::from_pem_slice(pem.as_bytes()).map_err(|_| malformed(path))?;
+    EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, der.secret_pkcs8_der(), random)
+        .map_err(|_| malformed(path))
+}
+
+fn public_key(pem: &str, path: &Path) -> Result<PublicKey, Error> {
+    let der = SubjectPublicKeyInfoDer::from_pem_slice(pem.as_bytes()).map_err(|_| malformed(path))?;
+    der.strip_prefix(&SPKI_PREFIX).and_then(PublicKey::new).ok_or_else(|| malformed(path))
+}
+
+fn malformed(path: &Path) -> Error {
+    Error::Malformed { what: format!("{} (which must hold a P-256 key)", path.display()) }
+}
+
+fn to_pem(label: &str, der: &[u8]) -> String {
+    let text = STANDARD.encode(der);
+    let lines: Vec<&str> = text.as_bytes().chunks(64).filter_map(|line| str::from_utf8(line).ok()).collect();
+    format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", lines.join("\n"))
+}
+
+#[cfg(test)]
+mod tests;
