@@ -46,7 +46,7 @@ pub struct Shard {
 
 #[derive(Default)]
 struct State {
-    objects: BTreeMap<Arc<str>, Arc<Object>>,
+    objects: Objects,
     ring: VecDeque<Arc<Event>>,
     ring_bytes: usize,
     /// How many of the newest events may hold a line, and the size of their objects.
@@ -58,6 +58,20 @@ struct State {
     floor: Revision,
     /// The revision of the newest change.
     last: Revision,
+}
+
+type Objects = BTreeMap<Arc<str>, Slot>;
+
+/// An object, and the bits of its labels at hand: a list by label then looks at few objects it does not want.
+struct Slot {
+    object: Arc<Object>,
+    label_bits: u64,
+}
+
+impl Slot {
+    fn new(object: Arc<Object>) -> Slot {
+        Slot { label_bits: object.label_bits(), object }
+    }
 }
 
 /// One change to one object.
@@ -146,7 +160,7 @@ impl Cache {
     }
 
     async fn load(&self, store: &dyn Store) -> Result<store::Watch, store::Error> {
-        let mut objects: HashMap<Arc<str>, BTreeMap<Arc<str>, Arc<Object>>> = HashMap::new();
+        let mut objects: HashMap<Arc<str>, Objects> = HashMap::new();
         let mut from: Option<String> = None;
         let mut at = None;
         let revision = loop {
@@ -161,7 +175,7 @@ impl Cache {
                     None => objects.entry(prefix.into()).or_default(),
                 };
                 if let Some(object) = object_of(entry) {
-                    shard.insert(object.key.clone(), object);
+                    shard.insert(object.key.clone(), Slot::new(object));
                 }
             }
             if page.remaining == 0 {
@@ -285,7 +299,7 @@ impl Shard {
     }
 
     pub fn get(&self, key: &str) -> Option<Arc<Object>> {
-        self.state.read().objects.get(key).cloned()
+        self.state.read().objects.get(key).map(|slot| slot.object.clone())
     }
 
     pub fn len(&self) -> usize {
@@ -294,14 +308,19 @@ impl Shard {
 
     /// All objects whose key starts with `prefix`; `known` is a revision the cache had reached before.
     pub fn snapshot(&self, prefix: &str, known: Revision) -> Snapshot {
+        self.snapshot_with(prefix, known, 0)
+    }
+
+    /// The same without most of the objects whose labels lack some of `label_bits`.
+    pub fn snapshot_with(&self, prefix: &str, known: Revision, label_bits: u64) -> Snapshot {
         let state = self.state.read();
-        Snapshot { objects: state.under(prefix), revision: known.max(state.last) }
+        Snapshot { objects: state.under(prefix, label_bits), revision: known.max(state.last) }
     }
 
     /// Like `snapshot`, with the position from which a watch continues without a gap.
     pub fn snapshot_and_position(&self, prefix: &str, known: Revision) -> (Snapshot, u64) {
         let state = self.state.read();
-        let snapshot = Snapshot { objects: state.under(prefix), revision: known.max(state.last) };
+        let snapshot = Snapshot { objects: state.under(prefix, 0), revision: known.max(state.last) };
         (snapshot, state.first + state.ring.len() as u64)
     }
 
@@ -313,6 +332,12 @@ impl Shard {
         }
         let older = state.ring.partition_point(|event| event.revision <= revision);
         Ok(state.first + older as u64)
+    }
+
+    /// The position after the newest event.
+    pub fn position(&self) -> u64 {
+        let state = self.state.read();
+        state.first + state.ring.len() as u64
     }
 
     pub fn subscribe(&self) -> watch::Receiver<u64> {
@@ -328,21 +353,22 @@ impl Shard {
 
     fn put(&self, object: Arc<Object>) {
         let mut state = self.state.write();
-        let previous = state.objects.insert(object.key.clone(), object.clone());
+        let slot = Slot::new(object.clone());
+        let previous = state.objects.insert(object.key.clone(), slot).map(|slot| slot.object);
         let revision = object.revision;
         state.push(Event { revision, object, previous, deleted: false, line: Mutex::new(Line::Unbuilt) });
     }
 
     fn delete(&self, key: &str, revision: Revision) {
         let mut state = self.state.write();
-        if let Some(object) = state.objects.remove(key) {
+        if let Some(Slot { object, .. }) = state.objects.remove(key) {
             let previous = Some(object.clone());
             state.push(Event { revision, object, previous, deleted: true, line: Mutex::new(Line::Unbuilt) });
         }
     }
 
     /// Replaces everything and sends away all watchers.
-    fn reset(&self, objects: BTreeMap<Arc<str>, Arc<Object>>, revision: Revision) {
+    fn reset(&self, objects: Objects, revision: Revision) {
         let mut state = self.state.write();
         // A gap in the numbering, so that no position a watcher may hold is valid any more.
         let first = state.first + state.ring.len() as u64 + 1;
@@ -369,12 +395,13 @@ impl Shard {
 }
 
 impl State {
-    fn under(&self, prefix: &str) -> Vec<Arc<Object>> {
+    fn under(&self, prefix: &str, label_bits: u64) -> Vec<Arc<Object>> {
         let range = (Bound::Included(prefix), Bound::Unbounded);
         self.objects
             .range::<str, _>(range)
             .take_while(|(key, _)| key.starts_with(prefix))
-            .map(|(_, object)| object.clone())
+            .filter(|(_, slot)| slot.label_bits & label_bits == label_bits)
+            .map(|(_, slot)| slot.object.clone())
             .collect()
     }
 

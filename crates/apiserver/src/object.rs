@@ -116,16 +116,21 @@ impl Object {
         serde_json::from_slice(&rest).unwrap_or_default()
     }
 
-    /// A label's value. Neither names nor values of labels can hold a quote or a backslash.
+    /// A label's value.
     pub fn label(&self, name: &str) -> Option<&str> {
+        let (_, value) = self.labels().find(|(key, _)| *key == name.as_bytes())?;
+        std::str::from_utf8(value).ok()
+    }
+
+    /// The bits of all labels: an object that lacks a label's bits lacks the label.
+    pub fn label_bits(&self) -> u64 {
+        self.labels().fold(0, |bits, (name, value)| bits | label_bits(name, value))
+    }
+
+    /// Neither names nor values of labels can hold a quote or a backslash.
+    fn labels(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         let mut parts = self.part(self.labels).split(|byte| *byte == b'"');
-        loop {
-            let key = parts.nth(1)?;
-            let value = parts.nth(1)?;
-            if key == name.as_bytes() {
-                return std::str::from_utf8(value).ok();
-            }
-        }
+        std::iter::from_fn(move || Some((parts.nth(1)?, parts.nth(1)?)))
     }
 
     fn part(&self, span: Span) -> &[u8] {
@@ -148,6 +153,17 @@ impl Object {
     pub fn namespace(&self) -> &str {
         self.key.rsplit('/').nth(1).unwrap_or_default()
     }
+}
+
+/// Two bits of 64 that stand for a label with this value, and for few others.
+pub fn label_bits(name: &[u8], value: &[u8]) -> u64 {
+    // FNV-1a, folded since its low bits are the weaker ones.
+    let bytes = name.iter().chain(b"=").chain(value);
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    let hash = hash ^ hash >> 32;
+    1 << (hash & 63) | 1 << (hash >> 6 & 63)
 }
 
 fn write_revision(revision: Revision, out: &mut Vec<u8>) {
@@ -301,6 +317,10 @@ mod tests {
         assert!(item.starts_with(b"{\"metadata\":{\"resourceVersion\":\"42\","), "{item:?}");
         let labels = ["l", "k8s.io/x", "z", "m", "", "1"].map(|name| object.label(name));
         assert_eq!(labels, [Some("1"), Some(""), Some("2"), None, None, None]);
+        let bits = ["l=1", "k8s.io/x=", "z=2"].map(|label| label.split_once('=').unwrap());
+        let bits =
+            bits.iter().fold(0, |bits, (name, value)| bits | label_bits(name.as_bytes(), value.as_bytes()));
+        assert_eq!(object.label_bits(), bits);
         let mut metadata = b"{".to_vec();
         object.write_metadata(42, &mut metadata);
         metadata.push(b'}');

@@ -8,7 +8,7 @@ use api::selector::{FieldSelector, LabelSelector};
 use api::{Path, Resource, Status};
 use store::Revision;
 
-use crate::object::Object;
+use crate::object::{Object, label_bits};
 use crate::request::{Query, Target};
 
 pub struct ListOptions {
@@ -171,6 +171,13 @@ impl Selection {
     /// The one name a selected object can have.
     pub fn only_name(&self) -> Option<&str> {
         if self.name.is_empty() { self.fields.exact("metadata.name") } else { Some(&self.name) }
+    }
+
+    /// Bits that the labels of every selected object have (`Object::label_bits`).
+    pub fn label_bits(&self) -> u64 {
+        let required = self.labels.requirements().iter();
+        let exact = required.filter_map(|term| Some((&term.key, self.labels.exact(&term.key)?)));
+        exact.fold(0, |bits, (name, value)| bits | label_bits(name.as_bytes(), value.as_bytes()))
     }
 
     pub fn is_everything(&self) -> bool {
