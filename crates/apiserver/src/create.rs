@@ -14,7 +14,7 @@ use crate::render::Renderer;
 use crate::request::Target;
 use crate::server::{Call, Server};
 use crate::strategy::{has_status, ignored};
-use crate::write::{Outcome, WriteOptions, with_warnings};
+use crate::write::{Outcome, WriteOptions, dedup_owners, with_warnings};
 
 /// How often a generated name may already be taken.
 const NAME_TRIES: usize = 7;
@@ -31,7 +31,9 @@ pub async fn create(
     let media = codec::body_media(&call.headers)?;
     let decoded = codec::decode(media, &call.body, (row.group, row.version, row.kind), options.validation)?;
     let mut warnings = decoded.warnings;
-    let (outcome, more) = server.create_object(target, decoded.value, &options, Some(call)).await?;
+    let mut value = decoded.value;
+    warnings.extend(dedup_owners(&mut value, ""));
+    let (outcome, more) = server.create_object(target, value, &options, Some(call)).await?;
     warnings.extend(more);
     Ok(with_warnings(Door::Main.rendered(renderer, StatusCode::CREATED, outcome), &warnings))
 }

@@ -18,7 +18,7 @@ use crate::request::Target;
 use crate::server::{Call, Server};
 use crate::strategy::ignored;
 use crate::update::{Change, check_name};
-use crate::write::{WriteOptions, with_warnings};
+use crate::write::{AFTER_ADMISSION, WriteOptions, dedup_owners, with_warnings};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -56,6 +56,7 @@ pub async fn patch(
         run(kind, door.kind(row), &mut value, &patch)?;
         *warnings.lock() = shape(kind, door.kind(row), &mut value, &patch, options.validation)?;
         check_name(&mut value, target)?;
+        warnings.lock().extend(dedup_owners(&mut value, AFTER_ADMISSION));
         // The patched object carries the version it was made of; one that the patch itself sets is wrong
         // the next time, as it should be.
         Ok(Change::replace(door.merge(row, before, value)?))
@@ -257,6 +258,9 @@ fn read_config(call: &Call, target: &Target) -> Result<Value, Status> {
         let slash = if said.contains('/') { "" } else { "/" };
         return Err(Status::bad_request(format!("invalid object type: {slash}{said}, Kind={kind}")));
     }
+    // What is applied to an object need not repeat its name.
+    let named = target.name.clone();
+    value.object_mut("metadata").entry("name").or_insert_with(|| named.into());
     check_name(&mut value, target)?;
     let stored = stored_as(row);
     if !std::ptr::eq(stored, row) {

@@ -16,7 +16,7 @@ use crate::request::Target;
 use crate::server::{Call, Server};
 use crate::services::Claim;
 use crate::strategy;
-use crate::write::{MODIFIED, Outcome, WriteOptions, with_warnings};
+use crate::write::{MODIFIED, Outcome, WriteOptions, dedup_owners, with_warnings};
 
 /// How often a change is made again when others come first. Each try waits for the change that won.
 const TRIES: usize = 200;
@@ -35,6 +35,7 @@ pub async fn update(
     let mut warnings = decoded.warnings;
     let mut value = decoded.value;
     check_name(&mut value, target)?;
+    warnings.extend(dedup_owners(&mut value, ""));
     if door == Door::Main && server.current(target).await?.is_none() {
         if !strategy::created_by_put(stored_as(row)) || !value.at("metadata").text("uid").is_empty() {
             return Err(target.not_found());
@@ -57,18 +58,16 @@ pub async fn update(
 /// The object must be the one the path names.
 pub fn check_name(value: &mut Value, target: &Target) -> Result<(), Status> {
     place(value, target)?;
-    let metadata = value.object_mut("metadata");
-    match metadata.get("name").and_then(Value::as_str).unwrap_or("") {
-        "" => drop(metadata.insert("name".into(), target.name.clone().into())),
-        name if name == target.name => {}
-        name => {
-            return Err(Status::bad_request(format!(
-                "the name of the object ({name}) does not match the name on the URL ({})",
-                target.name
-            )));
-        }
+    let wanted = &target.name;
+    match value.at("metadata").text("name") {
+        name if name == wanted => Ok(()),
+        "" => Err(Status::bad_request(format!(
+            "the name of the object ({wanted} based on URL) was undeterminable: name must be provided"
+        ))),
+        name => Err(Status::bad_request(format!(
+            "the name of the object ({name}) does not match the name on the URL ({wanted})"
+        ))),
     }
-    Ok(())
 }
 
 /// A uid is a precondition: the object must be the very one the client has seen.

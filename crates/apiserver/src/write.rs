@@ -1,5 +1,6 @@
 //! What create, update, patch and delete have in common: their options, and the step into the store.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -176,6 +177,29 @@ fn is_heartbeat(stored: &Resource) -> bool {
     matches!((stored.group, stored.plural), ("coordination.k8s.io", "leases") | ("", "events"))
 }
 
+/// Where upstream looks for owners named twice in a patched object.
+pub const AFTER_ADMISSION: &str = " after mutating admission happens";
+
+/// An owner named twice is named once, and the client told.
+pub fn dedup_owners(value: &mut Value, when: &str) -> Option<String> {
+    let owners = value.pointer_mut("/metadata/ownerReferences")?.as_array_mut()?;
+    let mut seen = HashSet::new();
+    let mut twice = Vec::new();
+    owners.retain(|owner| {
+        let new = seen.insert(owner.to_string());
+        if !new {
+            twice.push(owner.text("uid").to_owned());
+        }
+        new
+    });
+    (!twice.is_empty()).then(|| {
+        format!(
+            ".metadata.ownerReferences contains duplicate entries{when}; API server dedups owner references in 1.20+, and may reject such requests as early as 1.24; please fix your requests; duplicate UID(s) observed: {}",
+            twice.join(", ")
+        )
+    })
+}
+
 /// Adds `Warning` headers, as long as they are sane for a header.
 pub fn with_warnings(mut response: Response<Body>, warnings: &[String]) -> Response<Body> {
     for warning in warnings.iter().take(50) {
@@ -190,3 +214,21 @@ pub fn with_warnings(mut response: Response<Body>, warnings: &[String]) -> Respo
 
 pub const MODIFIED: &str =
     "the object has been modified; please apply your changes to the latest version and try again";
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn owners_are_named_once() {
+        let owner = |name: &str| json!({"name": name, "uid": "u"});
+        let mut value = json!({"metadata": {"ownerReferences": [owner("a"), owner("b"), owner("a")]}});
+        let warning = dedup_owners(&mut value, "").unwrap();
+        assert!(warning.ends_with("duplicate UID(s) observed: u"), "{warning}");
+        assert_eq!(value, json!({"metadata": {"ownerReferences": [owner("a"), owner("b")]}}));
+        assert_eq!(dedup_owners(&mut value, ""), None);
+        assert_eq!(dedup_owners(&mut json!({}), ""), None);
+    }
+}

@@ -98,6 +98,10 @@ async fn updates() {
         rig.send(&put, map("b")).await,
         "400 the name of the object (b) does not match the name on the URL (a)",
     );
+    check(
+        rig.send(&put, json!({"data": {}})).await,
+        "400 the name of the object (a based on URL) was undeterminable: name must be provided",
+    );
     let leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
     let lease = json!({"metadata": {"name": "l"}, "spec": {"holderIdentity": "x"}});
     let made = rig.send(&format!("PUT {leases}/l"), lease.clone()).await;
