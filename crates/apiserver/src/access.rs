@@ -1,15 +1,14 @@
 //! Who asks, and whether they may.
 //!
-//! Client certificates say who; members of `system:masters` may do everything, also as somebody else.
-//! Everybody may see whether the server is healthy; whoever is known may see what it serves and ask about
-//! themselves. Everything else is refused. Never switched off.
+//! Client certificates say who; roles and their bindings (`rbac`) say whether, also who may act as somebody
+//! else. Never switched off.
 
 use std::collections::BTreeMap;
 
 use api::Status;
-use api::field::quoted;
 use http::{HeaderMap, header};
 
+use crate::rbac::{Ask, Rbac};
 use crate::request::{Target, percent_decode};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,7 +40,7 @@ impl User {
         User { name: identity.user, groups, ..User::default() }
     }
 
-    fn is_in(&self, group: &str) -> bool {
+    pub fn is_in(&self, group: &str) -> bool {
         self.groups.iter().any(|member| member == group)
     }
 }
@@ -49,27 +48,22 @@ impl User {
 const ANONYMOUS: &str = "system:anonymous";
 const AUTHENTICATED: &str = "system:authenticated";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
-const MASTERS: &str = "system:masters";
-
-/// Paths that tell nothing but that the server is there, and those that tell what it serves.
-const PUBLIC: &[&str] = &["/healthz", "/livez", "/readyz", "/version"];
-const DISCOVERY: &[&str] = &["/api", "/apis", "/openapi"];
-/// What everybody who is known may ask about themselves.
-const SELF_REVIEWS: &[&str] = &["selfsubjectreviews", "selfsubjectaccessreviews", "selfsubjectrulesreviews"];
+/// Who may do everything, whatever roles say.
+pub const MASTERS: &str = "system:masters";
 
 /// Who a request is from, given who its connection is from.
-pub fn authenticate(user: User, headers: &HeaderMap) -> Result<User, Status> {
+pub fn authenticate(rbac: &Rbac, user: User, headers: &HeaderMap) -> Result<User, Status> {
     let token = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
     let bearer = token.is_some_and(|text| text.len() > 7 && text[..7].eq_ignore_ascii_case(b"bearer "));
     if bearer && user.name == ANONYMOUS {
         // No token is known here.
         return Err(Status::failure(401, "Unauthorized", "Unauthorized"));
     }
-    impersonate(user, headers)
+    impersonate(rbac, user, headers)
 }
 
 /// The user that `Impersonate-*` headers name, where `user` may act as others.
-fn impersonate(user: User, headers: &HeaderMap) -> Result<User, Status> {
+fn impersonate(rbac: &Rbac, user: User, headers: &HeaderMap) -> Result<User, Status> {
     let texts = |name: &str| -> Vec<String> {
         headers
             .get_all(name)
@@ -100,19 +94,7 @@ fn impersonate(user: User, headers: &HeaderMap) -> Result<User, Status> {
         };
     }
     let account = other.name.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'));
-    if !user.is_in(MASTERS) {
-        let (resource, name, place) = match account {
-            Some((namespace, name)) => {
-                ("serviceaccounts", name, format!("in the namespace {}", quoted(namespace)))
-            }
-            None => ("users", other.name.as_str(), "at the cluster scope".to_owned()),
-        };
-        let why = format!(
-            "User {} cannot impersonate resource {resource:?} in API group \"\" {place}",
-            quoted(&user.name)
-        );
-        return Err(Status::forbidden("", resource, name, &why));
-    }
+    may_act_as(rbac, &user, &other, account)?;
     if let (true, Some((namespace, _))) = (other.groups.is_empty(), account) {
         other.groups = vec!["system:serviceaccounts".into(), format!("system:serviceaccounts:{namespace}")];
     }
@@ -126,40 +108,49 @@ fn impersonate(user: User, headers: &HeaderMap) -> Result<User, Status> {
     Ok(other)
 }
 
-pub fn authorize(user: &User, asks: &Asks<'_>) -> Result<(), Status> {
-    if user.is_in(MASTERS) {
-        return Ok(());
-    }
-    let known = user.is_in(AUTHENTICATED);
-    let name = quoted(&user.name);
-    let below = |path: &str, paths: &[&str]| {
-        paths.iter().any(|public| {
-            path.strip_prefix(public).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        })
+/// Each part of another's identity needs its own permission.
+fn may_act_as(rbac: &Rbac, user: &User, other: &User, account: Option<(&str, &str)>) -> Result<(), Status> {
+    let check = |(group, resource, subresource): (&str, &str, &str), namespace: &str, name: &str| {
+        let verb = "impersonate";
+        rbac.authorize(user, &Ask::Resource { verb, group, resource, subresource, namespace, name })
     };
+    match account {
+        Some((namespace, name)) => check(("", "serviceaccounts", ""), namespace, name)?,
+        None => check(("", "users", ""), "", &other.name)?,
+    }
+    for group in &other.groups {
+        check(("", "groups", ""), "", group)?;
+    }
+    for (key, values) in &other.extra {
+        for value in values {
+            check(("authentication.k8s.io", "userextras", key), "", value)?;
+        }
+    }
+    if !other.uid.is_empty() {
+        check(("authentication.k8s.io", "uids", ""), "", &other.uid)?;
+    }
+    Ok(())
+}
+
+pub fn authorize(rbac: &Rbac, user: &User, asks: &Asks<'_>) -> Result<(), Status> {
     match asks {
-        Asks::Path("GET" | "HEAD", path) if below(path, PUBLIC) || known && below(path, DISCOVERY) => Ok(()),
-        Asks::Resource("create", target) if known && SELF_REVIEWS.contains(&target.resource.plural) => Ok(()),
         Asks::Path(method, path) => {
-            let verb = method.to_ascii_lowercase();
-            let why = format!("User {name} cannot {verb} path {}", quoted(path));
-            Err(Status::forbidden("", "", "", &why))
+            let verb = &method.to_ascii_lowercase();
+            rbac.authorize(user, &Ask::Path { verb, path })
         }
         Asks::Resource(verb, target) => {
             let resource = target.resource;
-            let plural = match target.subresource.as_str() {
-                "" => resource.plural.to_owned(),
-                subresource => format!("{}/{subresource}", resource.plural),
+            // A namespace is also in itself, so that its owners can see it.
+            let itself = resource.group.is_empty() && resource.plural == "namespaces";
+            let ask = Ask::Resource {
+                verb,
+                group: resource.group,
+                resource: resource.plural,
+                subresource: &target.subresource,
+                namespace: if itself { &target.name } else { &target.namespace },
+                name: &target.name,
             };
-            let place = match (resource.namespaced, target.namespace.as_str()) {
-                (true, namespace) if !namespace.is_empty() => {
-                    format!("in the namespace {}", quoted(namespace))
-                }
-                _ => "at the cluster scope".to_owned(),
-            };
-            let group = resource.group;
-            let why = format!("User {name} cannot {verb} resource {plural:?} in API group {group:?} {place}");
-            Err(Status::forbidden(group, resource.plural, &target.name, &why))
+            rbac.authorize(user, &ask)
         }
     }
 }
@@ -167,21 +158,7 @@ pub fn authorize(user: &User, asks: &Asks<'_>) -> Result<(), Status> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::Registry;
-    use crate::request::{Route, route};
-
-    #[track_caller]
-    fn check(groups: &[&str], path: &str, expected: Option<&str>) {
-        let groups = groups.iter().map(|g| (*g).to_owned()).collect();
-        let user = User { name: "jo".into(), groups, ..User::default() };
-        let registry = Registry::new(&[]).unwrap();
-        let route = route(&registry, path).unwrap();
-        let asks = match &route {
-            Route::Resource(target) => Asks::Resource("list", target),
-            _ => Asks::Path("GET", path),
-        };
-        assert_eq!(authorize(&user, &asks).err().map(|status| status.message).as_deref(), expected);
-    }
+    use crate::cache::Cache;
 
     #[track_caller]
     fn check_headers(from: &str, headers: &[(&str, &str)], expected: &str) {
@@ -193,7 +170,7 @@ mod tests {
         for (name, value) in headers {
             map.append(http::HeaderName::from_bytes(name.as_bytes()).unwrap(), value.parse().unwrap());
         }
-        let found = match authenticate(user, &map) {
+        let found = match authenticate(&Rbac::new(&Cache::new()), user, &map) {
             Ok(user) => format!("{} {:?} {} {:?}", user.name, user.groups, user.uid, user.extra),
             Err(status) => format!("{} {}", status.code, status.message),
         };
@@ -250,29 +227,5 @@ mod tests {
             r#"system:anonymous ["system:unauthenticated"]  {}"#,
         );
         check_headers("devs", &[("Authorization", "Bearer x")], r#"jo ["devs"]  {}"#);
-    }
-
-    #[test]
-    fn only_masters_may_do_more_than_look_at_health() {
-        check(&["system:masters"], "/api/v1/secrets", None);
-        check(&[], "/readyz", None);
-        check(&[], "/livez/ping", None);
-        check(&["system:authenticated"], "/apis/apps", None);
-        check(&[], "/apis", Some("forbidden: User \"jo\" cannot get path \"/apis\""));
-        check(&[], "/livezzz", Some("forbidden: User \"jo\" cannot get path \"/livezzz\""));
-        check(
-            &["system:authenticated"],
-            "/apis/apps/v1/namespaces/x/deployments",
-            Some(
-                "deployments.apps is forbidden: User \"jo\" cannot list resource \"deployments\" in API group \"apps\" in the namespace \"x\"",
-            ),
-        );
-        check(
-            &[],
-            "/api/v1/nodes",
-            Some(
-                "nodes is forbidden: User \"jo\" cannot list resource \"nodes\" in API group \"\" at the cluster scope",
-            ),
-        );
     }
 }

@@ -67,6 +67,9 @@ impl Server {
         if row.namespaced {
             self.admit_into_namespace(target, value.path("metadata.name").as_str().unwrap_or("")).await?;
         }
+        if let Some(user) = &options.user {
+            crate::rbac::escalation::check(&self.rbac, user, target, &value, None)?;
+        }
         // A version on something new is refused, but only after everything else about it was found good.
         let versioned =
             parse_version(value.at("metadata").text("resourceVersion")).is_ok_and(|v| v > Some(0));

@@ -23,6 +23,7 @@ mod openapi;
 mod options;
 mod other;
 mod patching;
+mod rbac;
 mod read;
 mod registry;
 mod render;
@@ -110,12 +111,15 @@ pub async fn run(
     bootstrap::first_objects(&server, &cluster)
         .await
         .map_err(|status| Error::FirstObjects(status.message))?;
+    rbac::ensure_defaults(&server).await.map_err(|status| Error::FirstObjects(status.message))?;
+    let aggregator = tokio::spawn(rbac::keep_aggregated(server.clone(), shutdown.clone()));
     let furnisher = tokio::spawn(bootstrap::furnish_namespaces(server.clone(), cluster, shutdown.clone()));
     let emptier = tokio::spawn(namespaces::empty_namespaces(server.clone(), shutdown.clone()));
     ready.send_replace(true);
     serve::serve(server, listener, config.tls, shutdown).await;
     furnisher.abort();
     emptier.abort();
+    aggregator.abort();
     Ok(())
 }
 

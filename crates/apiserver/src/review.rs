@@ -5,10 +5,11 @@ use api::{Errors, Status};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
-use crate::access::{Asks, User, authorize};
+use crate::access::User;
 use crate::body::Body;
 use crate::codec;
 use crate::create::invalid;
+use crate::rbac::{Ask, Decision, Rule};
 use crate::render::encoded;
 use crate::request::Target;
 use crate::server::{Call, Server, method_not_allowed};
@@ -35,7 +36,7 @@ pub async fn answer(server: &Server, call: &Call, target: &Target) -> Result<Res
     review["status"] = match row.plural {
         "selfsubjectreviews" => json!({"userInfo": {"username": call.user.name, "groups": call.user.groups}}),
         "tokenreviews" => json!({"user": {}, "error": "this server knows no tokens"}),
-        "selfsubjectrulesreviews" => rules(&call.user),
+        "selfsubjectrulesreviews" => rules(server, &call.user, review.at("spec"))?,
         "selfsubjectaccessreviews" => access(server, &call.user, review.at("spec")),
         _ => access(server, &subject(review.at("spec")), review.at("spec")),
     };
@@ -49,40 +50,49 @@ fn subject(spec: &Value) -> User {
 }
 
 fn access(server: &Server, user: &User, spec: &Value) -> Value {
-    let attributes = spec.at("resourceAttributes");
-    let may = if attributes.is_object() {
-        let row =
-            server.registry.rows().iter().find(|row| {
-                row.group == attributes.text("group") && row.plural == attributes.text("resource")
-            });
-        // Asked about a kind nobody serves, only those who may do everything may.
-        match row {
-            Some(row) => {
-                authorize(user, &Asks::Resource("", &Target::collection(row, attributes.text("namespace"))))
-            }
-            None => authorize(user, &Asks::Path("", "")),
+    let resource = spec.at("resourceAttributes");
+    let path = spec.at("nonResourceAttributes");
+    let ask = if resource.is_object() {
+        Ask::Resource {
+            verb: resource.text("verb"),
+            group: resource.text("group"),
+            resource: resource.text("resource"),
+            subresource: resource.text("subresource"),
+            namespace: resource.text("namespace"),
+            name: resource.text("name"),
         }
     } else {
-        let path = spec.at("nonResourceAttributes");
-        let verb = path.text("verb").to_ascii_uppercase();
-        authorize(user, &Asks::Path(&verb, path.text("path")))
+        Ask::Path { verb: path.text("verb"), path: path.text("path") }
     };
-    json!({"allowed": may.is_ok()})
+    let decision = server.rbac.decide(user, &ask);
+    let mut status = json!({"allowed": matches!(decision, Decision::Allow(_))});
+    match decision.reason(user) {
+        reason if reason.is_empty() => {}
+        reason => status.set("reason", reason),
+    }
+    status
 }
 
-fn rules(user: &User) -> Value {
-    let everything = user.groups.iter().any(|group| group == "system:masters");
-    let resource_rules = if everything {
-        json!([{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}])
-    } else {
-        json!([])
-    };
-    let mut paths =
-        vec![json!({"verbs": ["get"], "nonResourceURLs": ["/healthz", "/livez", "/readyz", "/version"]})];
-    if everything {
-        paths.push(json!({"verbs": ["*"], "nonResourceURLs": ["*"]}));
+fn rules(server: &Server, user: &User, spec: &Value) -> Result<Value, Status> {
+    let namespace = spec.text("namespace");
+    if namespace.is_empty() {
+        return Err(Status::bad_request("no namespace on request"));
     }
-    json!({"resourceRules": resource_rules, "nonResourceRules": paths, "incomplete": false})
+    let held = server.rbac.held(user, namespace);
+    let (mut resources, mut paths) = (Vec::new(), Vec::new());
+    for rule in &held.rules {
+        if !rule.resources.is_empty() {
+            resources.push(Rule { urls: Vec::new(), ..rule.clone() }.to_value());
+        }
+        if !rule.urls.is_empty() {
+            paths.push(json!({"verbs": rule.verbs, "nonResourceURLs": rule.urls}));
+        }
+    }
+    let mut status = json!({"resourceRules": resources, "nonResourceRules": paths, "incomplete": false});
+    if !held.problems.is_empty() {
+        status.set("evaluationError", crate::rbac::together(&held.problems));
+    }
+    Ok(status)
 }
 
 /// The old health listing. Deprecated upstream; everything here lives and dies with this process.

@@ -22,6 +22,7 @@ use crate::door::Door;
 use crate::metrics::{Label, Metrics};
 use crate::negotiate::{Form, Format, negotiate};
 use crate::options::ListOptions;
+use crate::rbac::Rbac;
 use crate::registry::Registry;
 use crate::render::{Include, Renderer, failure};
 use crate::request::{Query, Route, Target, route, verb};
@@ -39,6 +40,7 @@ pub struct Server {
     pub store: Arc<dyn Store>,
     pub cache: Arc<Cache>,
     pub registry: Registry,
+    pub rbac: Rbac,
     pub metrics: Metrics,
     pub allocations: Allocations,
     pub shutdown: watch::Receiver<bool>,
@@ -87,6 +89,7 @@ impl Server {
     ) -> Server {
         let seed = AtomicU64::new(uuid::Uuid::new_v4().as_u64_pair().0);
         Server {
+            rbac: Rbac::new(&cache),
             store,
             cache,
             registry,
@@ -163,14 +166,14 @@ impl Server {
         if let Some(host) = parts.uri.authority().and_then(|host| host.as_str().parse().ok()) {
             parts.headers.entry(header::HOST).or_insert(host);
         }
-        let user = access::authenticate(user, &parts.headers)?;
+        let user = access::authenticate(&self.rbac, user, &parts.headers)?;
         let asks = match &route {
             Ok(Route::Resource(target)) => {
                 access::Asks::Resource(verb(&parts.method, target, is_watch(&query, target)), target)
             }
             _ => access::Asks::Path(parts.method.as_str(), &path),
         };
-        access::authorize(&user, &asks)?;
+        access::authorize(&self.rbac, &user, &asks)?;
         let format = match (negotiate(&parts.headers, &query), &route) {
             // These have forms of their own, as OpenAPI's protobuf.
             (Err(_), Ok(Route::Other)) => Format::JSON,

@@ -114,6 +114,9 @@ impl Server {
             let old = self.current(target).await?.ok_or_else(|| target.not_found())?;
             let before = old.value();
             let Change { mut value, tracked, again } = make(&before)?;
+            if let Some(user) = &options.user {
+                crate::rbac::escalation::check(&self.rbac, user, target, &value, Some(&before))?;
+            }
             let conditional = check_version(row, &value, &old)? && !again;
             if !tracked {
                 // Owned is what was sent, not what the rules below put back or fill in.

@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 use store::{Expect, Write};
 
+use crate::access::User;
 use crate::body::Body;
 use crate::codec::FieldValidation;
 use crate::object::{Object, to_stored};
@@ -29,6 +30,8 @@ pub struct WriteOptions {
     pub manager: String,
     pub validation: FieldValidation,
     pub now: Timestamp,
+    /// Whose write this is; `None` for the server itself.
+    pub user: Option<User>,
 }
 
 /// What a write led to.
@@ -61,12 +64,24 @@ impl WriteOptions {
             "" => default_manager(call.header(http::header::USER_AGENT)),
             given => given.to_owned(),
         };
-        Ok(WriteOptions { dry_run: !dry_run.is_empty(), manager, validation, now: call.now })
+        Ok(WriteOptions {
+            dry_run: !dry_run.is_empty(),
+            manager,
+            validation,
+            now: call.now,
+            user: Some(call.user.clone()),
+        })
     }
 
     /// For the server's own writes.
     pub fn internal(now: Timestamp) -> WriteOptions {
-        WriteOptions { dry_run: false, manager: "skiff".into(), validation: FieldValidation::Ignore, now }
+        WriteOptions {
+            dry_run: false,
+            manager: "skiff".into(),
+            validation: FieldValidation::Ignore,
+            now,
+            user: None,
+        }
     }
 
     pub fn timestamp(&self) -> String {

@@ -1,0 +1,237 @@
+//! The roles and bindings every cluster has, made at start and brought up to date.
+//!
+//! What somebody took away is given back and what they added stays, unless the object says that it does
+//! not want to be looked after.
+
+use api::Status;
+use api::json::Json as _;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use store::Revision;
+
+use super::row;
+use super::rule::{Rule, missing};
+use crate::codec::set_type_meta;
+use crate::request::Target;
+use crate::server::Server;
+use crate::update::Change;
+use crate::write::{Outcome, WriteOptions};
+
+const TABLE: &str = include_str!("defaults.txt");
+const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
+const AGGREGATE: &str = "rbac.authorization.k8s.io/aggregate-to-";
+
+/// Makes what is missing and repairs what is there; afterwards decisions know of it.
+pub async fn ensure_defaults(server: &Server) -> Result<(), Status> {
+    // Together, so that the store can write them together.
+    let all = objects(TABLE).into_iter().map(|wanted| ensure(server, wanted));
+    let revisions = futures_util::future::try_join_all(all).await?;
+    let newest = revisions.into_iter().max().unwrap_or(0);
+    server.cache.reached(newest).await.map_err(Status::internal)
+}
+
+/// The revision of the object as it shall be.
+async fn ensure(server: &Server, wanted: Value) -> Result<Revision, Status> {
+    let metadata = wanted.at("metadata");
+    let resource = row(match wanted.text("kind") {
+        "ClusterRole" => "clusterroles",
+        "Role" => "roles",
+        "ClusterRoleBinding" => "clusterrolebindings",
+        _ => "rolebindings",
+    });
+    let collection = Target::collection(resource, metadata.text("namespace"));
+    let target = Target { name: metadata.text("name").to_owned(), ..collection.clone() };
+    let options = WriteOptions::internal(Timestamp::now());
+    if let Some(object) = server.current(&target).await? {
+        let found = object.value();
+        if found.at("metadata").at("annotations").text(AUTOUPDATE) == "false" {
+            return Ok(object.revision);
+        }
+        if found.at("roleRef") == wanted.at("roleRef") {
+            let repair = |before: &Value| Ok(Change::replace(repaired(before, &wanted)));
+            return server.change(&target, &options, repair).await.map(|(outcome, _)| revision(&outcome));
+        }
+        // A binding cannot be pointed elsewhere, only made anew.
+        server.remove(&object).await?;
+    }
+    match server.create_object(&collection, wanted, &options, None).await {
+        Err(status) if status.reason == "AlreadyExists" => Ok(0),
+        other => other.map(|(outcome, _)| revision(&outcome)),
+    }
+}
+
+fn revision(outcome: &Outcome) -> Revision {
+    match outcome {
+        Outcome::Stored(object) => object.revision,
+        Outcome::Imagined(_) => 0,
+    }
+}
+
+/// `found` with everything that `wanted` has and it lacks.
+fn repaired(found: &Value, wanted: &Value) -> Value {
+    let mut after = found.clone();
+    for field in ["annotations", "labels"] {
+        for (name, value) in wanted.at("metadata").entries(field) {
+            let metadata = after.object_mut("metadata");
+            let map = metadata.entry(field).or_insert_with(|| json!({}));
+            if !map.has(name) {
+                map.set(name, value.clone());
+            }
+        }
+    }
+    let lacking = missing(&Rule::all_of(found), &Rule::all_of(wanted));
+    extend(&mut after, "rules", lacking.iter().map(Rule::to_value));
+    let subjects = wanted.items("subjects").iter();
+    let lacking = subjects.filter(|subject| !found.items("subjects").contains(subject));
+    extend(&mut after, "subjects", lacking.cloned());
+    if !wanted.has("aggregationRule") {
+        if let Some(fields) = after.as_object_mut() {
+            fields.remove("aggregationRule");
+        }
+        return after;
+    }
+    const SELECTORS: &str = "clusterRoleSelectors";
+    let there = found.at("aggregationRule").items(SELECTORS);
+    let selectors = wanted.at("aggregationRule").items(SELECTORS).iter();
+    let lacking: Vec<Value> = selectors.filter(|selector| !there.contains(selector)).cloned().collect();
+    if !lacking.is_empty() {
+        let all: Vec<Value> = there.iter().cloned().chain(lacking).collect();
+        after.set("aggregationRule", json!({SELECTORS: all}));
+    }
+    after
+}
+
+fn extend(value: &mut Value, list: &str, more: impl Iterator<Item = Value>) {
+    let all: Vec<Value> = value.items(list).iter().cloned().chain(more).collect();
+    if all.len() > value.items(list).len() {
+        value.set(list, all);
+    }
+}
+
+/// Reads the table; `defaults.txt` says how.
+fn objects(table: &str) -> Vec<Value> {
+    let mut objects: Vec<Value> = Vec::new();
+    for line in table.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        match (line.strip_prefix("  "), objects.last_mut()) {
+            (Some(line), Some(object)) if object.has("roleRef") => push(object, "subjects", subject(line)),
+            (Some(line), Some(object)) => push(object, "rules", rule(line).to_value()),
+            _ => objects.push(heading(line)),
+        }
+    }
+    objects
+}
+
+fn push(object: &mut Value, list: &str, item: Value) {
+    extend(object, list, std::iter::once(item));
+}
+
+fn heading(line: &str) -> Value {
+    let mut words = line.split(' ');
+    let kind = words.next().unwrap_or_default();
+    let namespace = if kind.starts_with("Cluster") { None } else { words.next() };
+    let name = words.next().unwrap_or_default();
+    let mut object = json!({"metadata": {
+        "name": name,
+        "annotations": {AUTOUPDATE: "true"},
+        "labels": {"kubernetes.io/bootstrapping": "rbac-defaults"},
+    }});
+    set_type_meta(&mut object, super::GROUP, "v1", kind);
+    let metadata = object.object_mut("metadata");
+    if let Some(namespace) = namespace {
+        metadata.insert("namespace".into(), namespace.into());
+    }
+    let mut role = name;
+    let mut gathered = None;
+    for word in words {
+        match word.split_once(':') {
+            Some(("into", other)) => metadata["labels"].set(&format!("{AGGREGATE}{other}"), "true"),
+            Some(("from", other)) => gathered = Some(format!("{AGGREGATE}{other}")),
+            Some(("of", other)) => role = other,
+            _ => {}
+        }
+    }
+    if let Some(label) = gathered {
+        let selector = json!({"matchLabels": {label: "true"}});
+        object.set("aggregationRule", json!({"clusterRoleSelectors": [selector]}));
+    }
+    if let Some(kind) = kind.strip_suffix("Binding") {
+        object.set("roleRef", json!({"apiGroup": super::GROUP, "kind": kind, "name": role}));
+    }
+    object
+}
+
+fn rule(line: &str) -> Rule {
+    let words = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
+    let (verbs, what) = line.split_once(": ").unwrap_or((line, ""));
+    let verbs = match verbs {
+        "READ" => words("get list watch"),
+        "WRITE" => words("create delete deletecollection patch update"),
+        "READ+WRITE" => words("create delete deletecollection get list patch update watch"),
+        other => words(other),
+    };
+    let Some((resources, groups)) = what.split_once(" @ ") else {
+        return Rule { verbs, urls: words(what), ..Rule::default() };
+    };
+    let (groups, names) = match groups.split_once(" = ") {
+        Some((groups, names)) => (groups, words(names)),
+        None => (groups, Vec::new()),
+    };
+    let group = |word: &str| if word == "core" { String::new() } else { word.to_owned() };
+    Rule {
+        verbs,
+        resources: words(resources),
+        groups: groups.split(',').map(group).collect(),
+        names,
+        ..Rule::default()
+    }
+}
+
+fn subject(line: &str) -> Value {
+    let (kind, name) = line.split_once(' ').unwrap_or((line, ""));
+    match (kind, name.split_once('/')) {
+        ("ServiceAccount", Some((namespace, name))) => {
+            json!({"kind": kind, "namespace": namespace, "name": name})
+        }
+        _ => json!({"apiGroup": super::GROUP, "kind": kind, "name": name}),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_holds_upstreams_policy() {
+        let objects = objects(TABLE);
+        let count = |kind: &str| objects.iter().filter(|object| object.text("kind") == kind).count();
+        let counts = ["ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"].map(count);
+        expect_test::expect!["[69, 50, 7, 7]"].assert_eq(&format!("{counts:?}"));
+        for object in &objects {
+            for rule in Rule::all_of(object) {
+                let resources = !rule.groups.is_empty() && !rule.resources.is_empty();
+                assert!(!rule.verbs.is_empty() && resources != !rule.urls.is_empty(), "{object}");
+            }
+            let bound = object.at("roleRef").text("name");
+            let kind = object.at("roleRef").text("kind");
+            let role = |other: &Value| {
+                other.text("kind") == kind
+                    && other.at("metadata").text("name") == bound
+                    && other.at("metadata").at("namespace") == object.at("metadata").at("namespace")
+            };
+            assert!(bound.is_empty() || objects.iter().any(role), "{object} binds no role");
+        }
+    }
+
+    #[test]
+    fn repairing_adds_what_lacks_and_keeps_the_rest() {
+        let wanted = objects("ClusterRole a into:b\n  get list: pods @ core\n  get: /x\n").remove(0);
+        let found = json!({
+            "metadata": {"name": "a", "labels": {"own": "1"}, "annotations": {AUTOUPDATE: "yes"}},
+            "rules": [{"verbs": ["get", "delete"], "apiGroups": [""], "resources": ["pods"]}],
+        });
+        let after = repaired(&found, &wanted);
+        expect_test::expect![[r#"{"metadata":{"annotations":{"rbac.authorization.kubernetes.io/autoupdate":"yes"},"labels":{"kubernetes.io/bootstrapping":"rbac-defaults","own":"1","rbac.authorization.k8s.io/aggregate-to-b":"true"},"name":"a"},"rules":[{"apiGroups":[""],"resources":["pods"],"verbs":["get","delete"]},{"apiGroups":[""],"resources":["pods"],"verbs":["list"]},{"nonResourceURLs":["/x"],"verbs":["get"]}]}"#]].assert_eq(&after.to_string());
+        assert_eq!(repaired(&after, &wanted), after);
+        assert_eq!(repaired(&wanted, &wanted), wanted);
+    }
+}

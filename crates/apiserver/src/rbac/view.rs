@@ -1,0 +1,295 @@
+//! Roles and bindings as decisions need them: by subject, with rules parsed.
+//!
+//! Kept up to date change by change. A binding points at the slot of its role, which is there before the
+//! role is and outlives it, so a role may come, change and go without its bindings being touched.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use api::field::quoted;
+use api::json::Json as _;
+use parking_lot::RwLock;
+use serde_json::Value;
+
+use super::rule::Rule;
+use super::{Ask, Decision};
+use crate::access::User;
+
+#[derive(Default)]
+pub struct View {
+    roles: HashMap<RoleKey, Arc<Slot>>,
+    /// By namespace; `""` are the ClusterRoleBindings.
+    scopes: HashMap<String, Scope>,
+}
+
+/// The namespace (`""` for a ClusterRole) and the name.
+type RoleKey = (String, String);
+
+#[derive(Default)]
+struct Scope {
+    bindings: HashMap<String, Arc<Binding>>,
+    users: HashMap<String, Vec<Arc<Binding>>>,
+    groups: HashMap<String, Vec<Arc<Binding>>>,
+}
+
+/// The place of a role, whether or not there is one.
+struct Slot {
+    key: RoleKey,
+    /// A bit for each resource that some rule names; a clear bit means no rule needs to be looked at.
+    mask: AtomicU64,
+    rules: RwLock<Option<Arc<[Rule]>>>,
+}
+
+pub struct Binding {
+    name: String,
+    /// `""` for a ClusterRoleBinding.
+    namespace: String,
+    subjects: Vec<Subject>,
+    role_kind: String,
+    role_name: String,
+    /// `None` where the kind of role is unknown.
+    role: Option<Arc<Slot>>,
+}
+
+struct Subject {
+    kind: String,
+    name: String,
+    /// Of a ServiceAccount.
+    namespace: String,
+}
+
+/// The rules somebody has, and what went wrong finding them.
+#[derive(Default)]
+pub struct Held {
+    pub rules: Vec<Rule>,
+    pub problems: Vec<String>,
+}
+
+impl View {
+    pub fn put_role(&mut self, namespace: &str, name: &str, role: &Value) {
+        let rules = Rule::all_of(role);
+        let slot = self.slot(namespace, name);
+        slot.mask.store(mask_of(&rules), Ordering::Relaxed);
+        *slot.rules.write() = Some(rules.into());
+    }
+
+    pub fn remove_role(&mut self, namespace: &str, name: &str) {
+        let key = (namespace.to_owned(), name.to_owned());
+        if let Some(slot) = self.roles.get(&key) {
+            slot.mask.store(0, Ordering::Relaxed);
+            *slot.rules.write() = None;
+        }
+        self.forget_unused(&key);
+    }
+
+    pub fn put_binding(&mut self, namespace: &str, name: &str, value: &Value) {
+        self.remove_binding(namespace, name);
+        let reference = value.at("roleRef");
+        let role = match reference.text("kind") {
+            "Role" => Some(self.slot(namespace, reference.text("name"))),
+            "ClusterRole" => Some(self.slot("", reference.text("name"))),
+            _ => None,
+        };
+        let subject = |value: &Value| Subject {
+            kind: value.text("kind").to_owned(),
+            name: value.text("name").to_owned(),
+            namespace: match value.text("namespace") {
+                "" => namespace.to_owned(),
+                other => other.to_owned(),
+            },
+        };
+        let binding = Arc::new(Binding {
+            name: name.to_owned(),
+            namespace: namespace.to_owned(),
+            subjects: value.items("subjects").iter().map(subject).collect(),
+            role_kind: reference.text("kind").to_owned(),
+            role_name: reference.text("name").to_owned(),
+            role,
+        });
+        let scope = self.scopes.entry(namespace.to_owned()).or_default();
+        for subject in &binding.subjects {
+            let Some((index, key)) = scope.index(subject) else { continue };
+            let list = index.entry(key).or_default();
+            if !list.iter().any(|other| Arc::ptr_eq(other, &binding)) {
+                list.push(binding.clone());
+            }
+        }
+        scope.bindings.insert(name.to_owned(), binding);
+    }
+
+    pub fn remove_binding(&mut self, namespace: &str, name: &str) {
+        let Some(scope) = self.scopes.get_mut(namespace) else { return };
+        let Some(binding) = scope.bindings.remove(name) else { return };
+        for subject in &binding.subjects {
+            let Some((index, key)) = scope.index(subject) else { continue };
+            if let Some(list) = index.get_mut(&key) {
+                list.retain(|other| !Arc::ptr_eq(other, &binding));
+                if list.is_empty() {
+                    index.remove(&key);
+                }
+            }
+        }
+        if scope.bindings.is_empty() {
+            self.scopes.remove(namespace);
+        }
+        let key = binding.role.as_ref().map(|slot| slot.key.clone());
+        drop(binding);
+        if let Some(key) = key {
+            self.forget_unused(&key);
+        }
+    }
+
+    fn slot(&mut self, namespace: &str, name: &str) -> Arc<Slot> {
+        let key = (namespace.to_owned(), name.to_owned());
+        let new = || Arc::new(Slot { key: key.clone(), mask: AtomicU64::new(0), rules: RwLock::new(None) });
+        self.roles.entry(key.clone()).or_insert_with(new).clone()
+    }
+
+    /// A slot without a role goes with the last binding to it.
+    fn forget_unused(&mut self, key: &RoleKey) {
+        let unused = |slot: &Arc<Slot>| Arc::strong_count(slot) == 1 && slot.rules.read().is_none();
+        if self.roles.get(key).is_some_and(unused) {
+            self.roles.remove(key);
+        }
+    }
+
+    pub fn decide(&self, user: &User, ask: &Ask<'_>) -> Decision {
+        let bit = ask.bit();
+        for binding in self.bindings(user, ask.namespace()) {
+            let Some(slot) = &binding.role else { continue };
+            if slot.mask.load(Ordering::Relaxed) & bit == 0 {
+                continue;
+            }
+            if slot.rules.read().iter().flat_map(|rules| rules.iter()).any(|rule| rule.allows(ask)) {
+                return Decision::Allow(Some(binding.clone()));
+            }
+        }
+        Decision::Deny(self.problems(user, ask.namespace()))
+    }
+
+    /// Every rule `user` has in `namespace`.
+    pub fn held(&self, user: &User, namespace: &str) -> Held {
+        let mut held = Held::default();
+        for binding in self.ordered(user, namespace) {
+            match binding.rules() {
+                Ok(rules) => held.rules.extend_from_slice(&rules),
+                Err(problem) => held.problems.push(problem),
+            }
+        }
+        held
+    }
+
+    /// The rules of a role; `None` where there is none.
+    pub fn rules_of(&self, namespace: &str, name: &str) -> Option<Arc<[Rule]>> {
+        self.roles.get(&(namespace.to_owned(), name.to_owned())).and_then(|slot| slot.rules.read().clone())
+    }
+
+    fn problems(&self, user: &User, namespace: &str) -> Vec<String> {
+        self.ordered(user, namespace).iter().filter_map(|binding| binding.rules().err()).collect()
+    }
+
+    /// The bindings that apply to a user, as often as they do.
+    fn bindings<'a>(&'a self, user: &'a User, namespace: &'a str) -> impl Iterator<Item = &'a Arc<Binding>> {
+        let cluster = self.scopes.get("");
+        let local = if namespace.is_empty() { None } else { self.scopes.get(namespace) };
+        cluster.into_iter().chain(local).flat_map(move |scope| {
+            let users = scope.users.get(&user.name);
+            let groups = user.groups.iter().filter_map(move |group| scope.groups.get(group));
+            users.into_iter().chain(groups).flatten()
+        })
+    }
+
+    /// Each binding that applies to a user once, cluster-wide ones first, by name.
+    fn ordered<'a>(&'a self, user: &'a User, namespace: &'a str) -> Vec<&'a Arc<Binding>> {
+        let mut all: Vec<&Arc<Binding>> = self.bindings(user, namespace).collect();
+        all.sort_by_key(|binding| (&binding.namespace, &binding.name));
+        all.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        all
+    }
+}
+
+impl Scope {
+    /// The index a subject is found in, and by which key.
+    fn index(&mut self, subject: &Subject) -> Option<(&mut HashMap<String, Vec<Arc<Binding>>>, String)> {
+        match subject.kind.as_str() {
+            "User" => Some((&mut self.users, subject.name.clone())),
+            "Group" => Some((&mut self.groups, subject.name.clone())),
+            "ServiceAccount" if !subject.namespace.is_empty() => Some((&mut self.users, subject.account())),
+            _ => None,
+        }
+    }
+}
+
+impl Binding {
+    fn rules(&self) -> Result<Arc<[Rule]>, String> {
+        let Some(slot) = &self.role else {
+            return Err(format!("unsupported role reference kind: {}", quoted(&self.role_kind)));
+        };
+        slot.rules.read().clone().ok_or_else(|| {
+            let kind = self.role_kind.to_ascii_lowercase();
+            format!("{kind}.rbac.authorization.k8s.io {} not found", quoted(&self.role_name))
+        })
+    }
+
+    /// How this binding gives `user` what it gives: `ClusterRoleBinding "x" of ClusterRole "y" to User "z"`.
+    pub fn describe(&self, user: &User) -> String {
+        let (kind, name) = match self.namespace.as_str() {
+            "" => ("ClusterRoleBinding", self.name.clone()),
+            namespace => ("RoleBinding", format!("{}/{namespace}", self.name)),
+        };
+        let subject = match self.subjects.iter().find(|subject| subject.is(user)) {
+            Some(subject) if subject.kind == "ServiceAccount" => {
+                let name = format!("{}/{}", subject.name, subject.namespace);
+                format!("ServiceAccount {}", quoted(&name))
+            }
+            Some(subject) => format!("{} {}", subject.kind, quoted(&subject.name)),
+            None => String::new(),
+        };
+        format!("{kind} {} of {} {} to {subject}", quoted(&name), self.role_kind, quoted(&self.role_name))
+    }
+}
+
+impl Subject {
+    fn account(&self) -> String {
+        format!("system:serviceaccount:{}:{}", self.namespace, self.name)
+    }
+
+    fn is(&self, user: &User) -> bool {
+        match self.kind.as_str() {
+            "User" => user.name == self.name,
+            "Group" => user.groups.contains(&self.name),
+            _ => !self.namespace.is_empty() && user.name == self.account(),
+        }
+    }
+}
+
+/// Set where a rule is about paths.
+const PATHS: u64 = 1 << 63;
+
+impl Ask<'_> {
+    fn bit(&self) -> u64 {
+        match self {
+            Ask::Resource { resource, .. } => resource_bit(resource),
+            Ask::Path { .. } => PATHS,
+        }
+    }
+}
+
+fn mask_of(rules: &[Rule]) -> u64 {
+    let of = |rule: &Rule| {
+        let resources = rule.resources.iter().map(|resource| match resource.split('/').next() {
+            None | Some("*") => !PATHS,
+            Some(resource) => resource_bit(resource),
+        });
+        let paths = if rule.urls.is_empty() { 0 } else { PATHS };
+        resources.fold(paths, |mask, bit| mask | bit)
+    };
+    rules.iter().map(of).fold(0, |mask, bits| mask | bits)
+}
+
+/// One of 63 bits.
+fn resource_bit(resource: &str) -> u64 {
+    1 << (BuildHasherDefault::<DefaultHasher>::default().hash_one(resource) % 63)
+}
