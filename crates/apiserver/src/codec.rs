@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http::{HeaderMap, header};
 use schema::TypeId;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::error::Category;
 use serde_json::{Value, json};
 
 use crate::negotiate::{Media, PROTOBUF};
@@ -144,26 +145,33 @@ struct TypeMeta {
     kind: String,
 }
 
-impl<'de> Deserialize<'de> for TypeMeta {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<TypeMeta, D::Error> {
+/// The two fields as they come, whatever they are.
+#[derive(Default)]
+struct RawTypeMeta {
+    api_version: Value,
+    kind: Value,
+}
+
+impl<'de> Deserialize<'de> for RawTypeMeta {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<RawTypeMeta, D::Error> {
         struct Fields;
         impl<'de> Visitor<'de> for Fields {
-            type Value = TypeMeta;
+            type Value = RawTypeMeta;
 
             fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_unit<E>(self) -> Result<TypeMeta, E> {
-                Ok(TypeMeta::default())
+            fn visit_unit<E>(self) -> Result<RawTypeMeta, E> {
+                Ok(RawTypeMeta::default())
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<TypeMeta, A::Error> {
-                let mut meta = TypeMeta::default();
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawTypeMeta, A::Error> {
+                let mut meta = RawTypeMeta::default();
                 while let Some(name) = map.next_key::<Cow<str>>()? {
                     match &*name {
-                        "apiVersion" => meta.api_version = map.next_value::<Option<_>>()?.unwrap_or_default(),
-                        "kind" => meta.kind = map.next_value::<Option<_>>()?.unwrap_or_default(),
+                        "apiVersion" => meta.api_version = map.next_value()?,
+                        "kind" => meta.kind = map.next_value()?,
                         _ => drop(map.next_value::<IgnoredAny>()?),
                     }
                 }
@@ -175,15 +183,48 @@ impl<'de> Deserialize<'de> for TypeMeta {
 }
 
 fn type_meta(body: &[u8]) -> Result<TypeMeta, String> {
-    let failed = |error: &serde_json::Error| match error.classify() {
-        serde_json::error::Category::Eof => "unexpected end of JSON input".to_owned(),
-        _ => error.to_string(),
-    };
-    match serde_json::from_slice(body) {
-        Ok(meta) => Ok(meta),
+    let raw: RawTypeMeta = match serde_json::from_slice(body) {
+        Ok(raw) => raw,
         // Too deep: the real decoder has its own word for that.
-        Err(error) if error.to_string().starts_with("recursion limit") => Ok(TypeMeta::default()),
-        Err(error) => Err(format!("couldn't get version/kind; json parse error: {}", failed(&error))),
+        Err(error) if error.to_string().starts_with("recursion limit") => RawTypeMeta::default(),
+        Err(error) => {
+            let why = match error.classify() {
+                Category::Eof => "unexpected end of JSON input".to_owned(),
+                Category::Data => {
+                    format!("json: cannot unmarshal {} into Go value of type {GO_STRUCT}", first(body))
+                }
+                _ => error.to_string(),
+            };
+            return Err(format!("couldn't get version/kind; json parse error: {why}"));
+        }
+    };
+    let text = |name: &str, value: Value| match value {
+        Value::Null => Ok(String::new()),
+        Value::String(text) => Ok(text),
+        other => Err(format!(
+            "couldn't get version/kind; json parse error: json: cannot unmarshal {} into Go struct field .{name} of type string",
+            first(other.to_string().as_bytes())
+        )),
+    };
+    let meta = TypeMeta { api_version: text("apiVersion", raw.api_version)?, kind: text("kind", raw.kind)? };
+    match meta.api_version.matches('/').count() {
+        0 | 1 => Ok(meta),
+        _ => Err(format!("unexpected GroupVersion string: {}", meta.api_version)),
+    }
+}
+
+/// What upstream reads the two fields into, as its errors name it.
+const GO_STRUCT: &str =
+    r#"struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" }"#;
+
+/// What Go calls the value that a JSON text begins with.
+fn first(text: &[u8]) -> &'static str {
+    match text.trim_ascii_start().first() {
+        Some(b'{') => "object",
+        Some(b'[') => "array",
+        Some(b'"') => "string",
+        Some(b't' | b'f') => "bool",
+        _ => "number",
     }
 }
 
@@ -320,6 +361,21 @@ mod tests {
             Media::Json,
             "",
             "the object provided is unrecognized (must be of type Pod): couldn't get version/kind; json parse error: unexpected end of JSON input (<empty>)",
+        );
+        check(
+            Media::Json,
+            "[]",
+            r#"the object provided is unrecognized (must be of type Pod): couldn't get version/kind; json parse error: json: cannot unmarshal array into Go value of type struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" } (5b5d)"#,
+        );
+        check(
+            Media::Json,
+            r#"{"kind":5}"#,
+            r#"the object provided is unrecognized (must be of type Pod): couldn't get version/kind; json parse error: json: cannot unmarshal number into Go struct field .kind of type string ({"kind":5})"#,
+        );
+        check(
+            Media::Json,
+            r#"{"apiVersion":"a/b/c"}"#,
+            r#"the object provided is unrecognized (must be of type Pod): unexpected GroupVersion string: a/b/c ({"apiVersion":"a/b/c"})"#,
         );
         check(
             Media::Json,
