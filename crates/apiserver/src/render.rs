@@ -224,20 +224,18 @@ fn list_meta(meta: &ListMeta) -> Value {
 /// A value that is no stored object (reviews, scales, discovery) in the media type asked for.
 pub fn encoded(code: StatusCode, format: &Format, value: Value) -> Response<Body> {
     let bytes = match format.media {
-        Media::Json if format.pretty => {
-            let mut bytes = serde_json::to_vec_pretty(&value).unwrap_or_default();
-            bytes.push(b'\n');
-            bytes
-        }
-        Media::Json => {
-            let mut bytes = serde_json::to_vec(&value).unwrap_or_default();
-            bytes.push(b'\n');
-            bytes
-        }
+        Media::Json => json(format, &value),
         Media::Yaml => crate::codec::to_yaml(&value).into_bytes(),
         Media::Protobuf => crate::codec::to_protobuf(&value),
     };
     respond(code, format.media, bytes.into())
+}
+
+fn json(format: &Format, value: &impl serde::Serialize) -> Vec<u8> {
+    let bytes = if format.pretty { serde_json::to_vec_pretty(value) } else { serde_json::to_vec(value) };
+    let mut bytes = bytes.unwrap_or_default();
+    bytes.push(b'\n');
+    bytes
 }
 
 pub fn respond(code: StatusCode, media: Media, body: Body) -> Response<Body> {
@@ -252,8 +250,14 @@ pub fn respond(code: StatusCode, media: Media, body: Body) -> Response<Body> {
 /// A failure, in the media type asked for; tables have no form for it.
 pub fn failure(format: &Format, status: &Status) -> Response<Body> {
     let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let value = serde_json::to_value(status).unwrap_or_default();
-    let mut response = encoded(code, &Format { form: Form::Object, ..*format }, value);
+    let mut response = match format.media {
+        // Fields in upstream's order, for whoever reads them.
+        Media::Json => respond(code, Media::Json, json(format, status).into()),
+        _ => {
+            let value = serde_json::to_value(status).unwrap_or_default();
+            encoded(code, &Format { form: Form::Object, ..*format }, value)
+        }
+    };
     let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
     if seconds > 0 {
         response.headers_mut().insert(header::RETRY_AFTER, seconds.into());

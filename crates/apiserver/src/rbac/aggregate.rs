@@ -56,7 +56,7 @@ async fn gather_all(server: &Server) {
 }
 
 /// The rules of all roles that `role` selects, each once, in the order of the roles' names.
-fn gathered(role: &Value, roles: &[Value]) -> Vec<Value> {
+pub fn gathered(role: &Value, roles: &[Value]) -> Vec<Value> {
     let own = role.at("metadata").text("name");
     let mut rules: Vec<Value> = Vec::new();
     for selector in role.at("aggregationRule").items("clusterRoleSelectors") {

@@ -17,7 +17,7 @@ use crate::server::Server;
 use crate::update::Change;
 use crate::write::{Outcome, WriteOptions};
 
-const TABLE: &str = include_str!("defaults.txt");
+pub const TABLE: &str = include_str!("defaults.txt");
 const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
 const AGGREGATE: &str = "rbac.authorization.k8s.io/aggregate-to-";
 
@@ -109,7 +109,7 @@ fn extend(value: &mut Value, list: &str, more: impl Iterator<Item = Value>) {
 }
 
 /// Reads the table; `defaults.txt` says how.
-fn objects(table: &str) -> Vec<Value> {
+pub fn objects(table: &str) -> Vec<Value> {
     let mut objects: Vec<Value> = Vec::new();
     for line in table.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
         match (line.strip_prefix("  "), objects.last_mut()) {

@@ -1,1 +1,265 @@
+//! Decisions by hand-written expectation, in the form of `defaults.txt` and `decisions.txt`.
 
+mod escalation;
+mod requests;
+
+use api::json::Json as _;
+use expect_test::expect;
+use serde_json::Value;
+
+use super::view::View;
+use super::{Ask, Decision, KINDS, Rbac, State, aggregate, defaults};
+use crate::access::User;
+use crate::cache::Cache;
+
+/// Objects of a policy; `of:^x` in a RoleBinding names a ClusterRole.
+fn objects(policy: &str) -> Vec<Value> {
+    let mut objects = defaults::objects(policy);
+    for object in &mut objects {
+        if let Some(name) = object.at("roleRef").text("name").strip_prefix('^').map(str::to_owned) {
+            object["roleRef"].set("name", name);
+            object["roleRef"].set("kind", "ClusterRole");
+        }
+    }
+    // Roles may be gathered from gathered ones.
+    for _ in 0..3 {
+        let roles: Vec<Value> =
+            objects.iter().filter(|object| object.text("kind") == "ClusterRole").cloned().collect();
+        for object in objects.iter_mut().filter(|object| object.has("aggregationRule")) {
+            object.set("rules", aggregate::gathered(object, &roles));
+        }
+    }
+    objects
+}
+
+fn put(view: &mut View, object: &Value) {
+    let metadata = object.at("metadata");
+    let (namespace, name) = (metadata.text("namespace"), metadata.text("name"));
+    match object.text("kind") {
+        "Role" | "ClusterRole" => view.put_role(namespace, name, object),
+        _ => view.put_binding(namespace, name, object),
+    }
+}
+
+/// An authorizer that knows a policy and nothing else.
+fn rbac(policy: &str) -> Rbac {
+    let mut view = View::default();
+    objects(policy).iter().for_each(|object| put(&mut view, object));
+    Rbac { state: State { positions: Some([0; 4]), view }.into(), ..Rbac::new(&Cache::new()) }
+}
+
+/// `name group group…`; service accounts and everybody else are also in the groups they always are in.
+fn user(text: &str) -> User {
+    let mut words = text.split_whitespace().map(str::to_owned);
+    let name = words.next().unwrap_or_default();
+    let mut groups: Vec<String> = words.collect();
+    if let Some((namespace, _)) =
+        name.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'))
+    {
+        groups.extend(["system:serviceaccounts".to_owned(), format!("system:serviceaccounts:{namespace}")]);
+    }
+    let known = if name == "system:anonymous" { "system:unauthenticated" } else { "system:authenticated" };
+    groups.push(known.to_owned());
+    User { name, groups, ..User::default() }
+}
+
+/// `verb resource/sub.group namespace:name` or `verb /path`.
+fn ask(text: &str) -> Ask<'_> {
+    let mut words = text.split_whitespace();
+    let verb = words.next().expect("a verb");
+    let what = words.next().expect("a resource or a path");
+    if what.starts_with('/') {
+        return Ask::Path { verb, path: what };
+    }
+    let (what, group) = what.split_once('.').unwrap_or((what, ""));
+    let (resource, subresource) = what.split_once('/').unwrap_or((what, ""));
+    let place = words.next().unwrap_or("");
+    let (namespace, name) = place.split_once(':').unwrap_or((place, ""));
+    Ask::Resource { verb, group, resource, subresource, namespace, name }
+}
+
+/// Each user is a line, followed by indented `yes` or `no` and what they ask.
+#[track_caller]
+fn check_all(rbac: &Rbac, table: &str) -> usize {
+    let mut who = User::default();
+    let mut count = 0;
+    let mut wrong = Vec::new();
+    for line in table.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let Some(line) = line.strip_prefix("  ") else {
+            who = user(line);
+            continue;
+        };
+        let (expected, asked) = line.trim().split_once(' ').expect("an expectation and a question");
+        count += 1;
+        if rbac.allows(&who, &ask(asked.trim())) != (expected == "yes") {
+            wrong.push(format!("{}: {line}", who.name));
+        }
+    }
+    assert!(wrong.is_empty(), "decided otherwise:\n{}", wrong.join("\n"));
+    count
+}
+
+#[test]
+fn the_default_policy_decides_as_upstreams() {
+    let policy = format!(
+        "{}{}",
+        defaults::TABLE,
+        "
+RoleBinding team owners of:^admin
+  Group owners
+RoleBinding team writers of:^edit
+  User ed
+RoleBinding team readers of:^view
+  User vi
+  ServiceAccount team/robot
+ClusterRoleBinding auditors of:view
+  User audit
+"
+    );
+    assert!(check_all(&rbac(&policy), include_str!("tests/defaults.txt")) > 100);
+}
+
+#[test]
+fn rules_match_as_upstreams() {
+    let count = check_all(&rbac(include_str!("tests/policy.txt")), include_str!("tests/decisions.txt"));
+    assert!(count > 100);
+}
+
+const BROKEN: &str = "
+ClusterRole read
+  get: pods @ core
+ClusterRoleBinding everywhere of:read
+  User ann
+  Group devs
+RoleBinding a here of:^read
+  ServiceAccount a/bot
+RoleBinding a lost of:nothing
+  Group devs
+RoleBinding a lost2 of:^nowhere
+  Group devs
+RoleBinding a lost3 of:^nowhere
+  User cy
+RoleBinding a lost4 of:^nowhere
+  User cy
+";
+
+#[track_caller]
+fn check_reason(who: &str, asked: &str, expected: expect_test::Expect) {
+    let (rbac, user, ask) = (rbac(BROKEN), user(who), ask(asked));
+    let text = match rbac.authorize(&user, &ask) {
+        Ok(()) => rbac.decide(&user, &ask).reason(&user),
+        Err(status) => format!("{} {}", status.code, status.message),
+    };
+    expected.assert_eq(&text);
+}
+
+#[test]
+fn reasons_are_told_in_upstreams_words() {
+    check_reason(
+        "ann",
+        "get pods b:x",
+        expect![[r#"RBAC: allowed by ClusterRoleBinding "everywhere" of ClusterRole "read" to User "ann""#]],
+    );
+    check_reason(
+        "bob devs",
+        "get pods",
+        expect![[
+            r#"RBAC: allowed by ClusterRoleBinding "everywhere" of ClusterRole "read" to Group "devs""#
+        ]],
+    );
+    check_reason(
+        "system:serviceaccount:a:bot",
+        "get pods a",
+        expect![[r#"RBAC: allowed by RoleBinding "here/a" of ClusterRole "read" to ServiceAccount "bot/a""#]],
+    );
+    check_reason(
+        "bob devs",
+        "list pods a",
+        expect![[
+            r#"403 pods is forbidden: User "bob" cannot list resource "pods" in API group "" in the namespace "a": RBAC: [role.rbac.authorization.k8s.io "nothing" not found, clusterrole.rbac.authorization.k8s.io "nowhere" not found]"#
+        ]],
+    );
+    check_reason(
+        "cy",
+        "update deployments/scale.apps a:x",
+        expect![[
+            r#"403 deployments.apps "x" is forbidden: User "cy" cannot update resource "deployments/scale" in API group "apps" in the namespace "a": RBAC: clusterrole.rbac.authorization.k8s.io "nowhere" not found"#
+        ]],
+    );
+    check_reason(
+        "zoe",
+        "list nodes",
+        expect![[
+            r#"403 nodes is forbidden: User "zoe" cannot list resource "nodes" in API group "" at the cluster scope"#
+        ]],
+    );
+    check_reason("zoe", "get /metrics", expect![[r#"403 forbidden: User "zoe" cannot get path "/metrics""#]]);
+    check_reason("root system:masters", "get /metrics", expect![""]);
+}
+
+#[test]
+fn roles_and_bindings_come_change_and_go() {
+    let mut view = View::default();
+    let bob = user("bob");
+    let get = ask("get pods a");
+    let may = |view: &View| matches!(view.decide(&bob, &get), Decision::Allow(_));
+    let [role, binding] = <[Value; 2]>::try_from(objects(
+        "Role a r\n  get: pods @ core\nRoleBinding a b of:r\n  User bob\n  User bob\n",
+    ))
+    .expect("two objects");
+    put(&mut view, &binding);
+    assert!(!may(&view), "the role is not there yet");
+    put(&mut view, &role);
+    assert!(may(&view));
+    put(&mut view, &objects("Role a r\n  list: pods @ core\n")[0]);
+    assert!(!may(&view), "the role has changed");
+    put(&mut view, &role);
+    view.remove_binding("a", "b");
+    assert!(!may(&view), "the binding is gone");
+    put(&mut view, &binding);
+    assert!(may(&view));
+    view.remove_role("a", "r");
+    assert!(!may(&view), "the role is gone");
+    put(&mut view, &objects("RoleBinding a b of:r\n  User ann\n")[0]);
+    put(&mut view, &role);
+    assert!(!may(&view), "the binding is somebody else's");
+    view.remove_role("a", "r");
+    view.remove_binding("a", "b");
+    assert!(view.is_empty(), "nothing is kept of what is gone");
+}
+
+/// Many roles and bindings: everybody still has their own rights only.
+#[test]
+fn a_thousand_roles_and_five_thousand_bindings() {
+    let mut view = View::default();
+    for i in 0..1_000 {
+        put(&mut view, &objects(&format!("Role n{} r{i}\n  get list: kind{i} pods/log @ core\n", i % 50))[0]);
+    }
+    for i in 0..5_000 {
+        let (role, place) = (i % 1_000, i % 50);
+        let text = format!("RoleBinding n{place} b{i} of:r{role}\n  User u{i}\n  Group g{}\n", i % 100);
+        put(&mut view, &objects(&text)[0]);
+    }
+    let decide = |view: &View, who: &str, asked: &str| {
+        matches!(view.decide(&user(who), &ask(asked)), Decision::Allow(_))
+    };
+    let may = |who: &str, asked: &str| decide(&view, who, asked);
+    for i in (0..5_000).step_by(7) {
+        let (role, place) = (i % 1_000, i % 50);
+        assert!(may(&format!("u{i}"), &format!("get kind{role} n{place}:x")));
+        assert!(may(&format!("x g{}", i % 100), &format!("list kind{role} n{place}")));
+        assert!(!may(&format!("u{i}"), &format!("get kind{role} n{}:x", (place + 1) % 50)));
+        assert!(!may(&format!("u{i}"), &format!("get kind{} n{place}:x", (role + 50) % 1_000)));
+        assert!(!may(&format!("u{i}"), &format!("delete kind{role} n{place}:x")));
+    }
+    for i in 0..5_000 {
+        view.remove_binding(&format!("n{}", i % 50), &format!("b{i}"));
+    }
+    assert!(!decide(&view, "u1", "get kind1 n1:x"));
+}
+
+#[test]
+fn the_kinds_are_in_the_order_that_applying_them_expects() {
+    let namespaced = KINDS.map(|plural| super::row(plural).namespaced);
+    assert_eq!(namespaced, [false, true, false, true]);
+}

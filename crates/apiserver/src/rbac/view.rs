@@ -186,6 +186,11 @@ impl View {
         self.roles.get(&(namespace.to_owned(), name.to_owned())).and_then(|slot| slot.rules.read().clone())
     }
 
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.roles.is_empty() && self.scopes.is_empty()
+    }
+
     fn problems(&self, user: &User, namespace: &str) -> Vec<String> {
         self.ordered(user, namespace).iter().filter_map(|binding| binding.rules().err()).collect()
     }
