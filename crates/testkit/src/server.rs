@@ -154,8 +154,8 @@ impl Server {
         let kubeconfig = self.dir.path().join("kubeconfig.yaml");
         let is_ready = || {
             let text = std::fs::read_to_string(&kubeconfig).ok()?;
-            let reply = Http::from_kubeconfig(&text).ok()?.get("/readyz").ok()?;
-            (reply.status == 200).then_some(())
+            let http = Http::from_kubeconfig(&text).ok()?;
+            (http.get("/readyz").ok()?.status == 200 && is_settled(&http)?).then_some(())
         };
         process.wait_until(START, is_ready)
     }
@@ -188,6 +188,15 @@ impl Output {
         assert_eq!(self.code, 0, "{}{}", self.stdout, self.stderr);
         self.stdout
     }
+}
+
+/// Whether every namespace has what the server puts into it, so that nothing turns up in the middle of a test.
+fn is_settled(http: &Http) -> Option<bool> {
+    let count = |path: &str| Some(http.get(path).ok()?.json()["items"].as_array()?.len());
+    let namespaces = count("/api/v1/namespaces")?;
+    let certificates = count("/api/v1/configmaps?fieldSelector=metadata.name%3Dkube-root-ca.crt")?;
+    let accounts = count("/api/v1/serviceaccounts?fieldSelector=metadata.name%3Ddefault")?;
+    Some(namespaces > 0 && certificates >= namespaces && accounts >= namespaces)
 }
 
 /// Runs a command to its end. A thread feeds its input, so that neither side waits for the other.
