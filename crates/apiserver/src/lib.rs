@@ -37,6 +37,7 @@ mod strategy;
 mod subresource;
 #[cfg(test)]
 mod tests;
+mod tokens;
 mod update;
 mod watch;
 mod write;
@@ -64,6 +65,9 @@ pub struct Config {
     pub tls: rustls::ServerConfig,
     /// The certificate of the authority that signed the serving certificate.
     pub ca_pem: String,
+    /// Who service accounts' tokens are from and, unless they say otherwise, for.
+    pub issuer: String,
+    pub token_keys: pki::token::Keys,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -91,17 +95,19 @@ pub async fn run(
     let (ranges, service_ip) = service_ranges(&config)?;
     let cache = cache::Cache::new();
     cache.start(store.clone(), shutdown.clone()).await?;
+    let address: SocketAddr = config.listener.local_addr()?;
+    let reached_at = SocketAddr::new(config.advertise.unwrap_or(address.ip()), address.port());
     let server = Arc::new(server::Server::new(
         store,
         cache,
         registry,
         services::Allocations::new(ranges),
         config.ca_pem,
+        tokens::Tokens::new(config.token_keys, config.issuer, &reached_at.to_string()),
         (shutdown.clone(), ready.subscribe()),
     ));
     config.listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(config.listener)?;
-    let address: SocketAddr = listener.local_addr()?;
     let cluster = bootstrap::Cluster {
         address: config.advertise,
         port: address.port(),

@@ -37,6 +37,9 @@ pub async fn answer(server: &Server, call: &Call) -> Result<Response<Body>, Stat
             let group_version = rest.strip_prefix("v3/").ok_or_else(Status::no_such_path)?;
             openapi_v3(server, call, group_version)
         }
+        ("/.well-known" | "/openid", Some(_)) => {
+            crate::tokens::discovery(server, path).ok_or_else(Status::no_such_path)
+        }
         ("", None) => Ok(encoded(StatusCode::OK, &json, json!({"paths": paths(server)}))),
         _ => Err(Status::no_such_path()),
     }
@@ -131,8 +134,18 @@ fn paths(server: &Server) -> Vec<String> {
         paths.push(format!("/apis/{}/{}", row.group, row.version));
     }
     paths.extend(
-        ["/healthz", "/livez", "/metrics", "/openapi/v2", "/openapi/v3", "/readyz", "/version"]
-            .map(str::to_owned),
+        [
+            "/.well-known/openid-configuration",
+            "/healthz",
+            "/livez",
+            "/metrics",
+            "/openapi/v2",
+            "/openapi/v3",
+            "/openid/v1/jwks",
+            "/readyz",
+            "/version",
+        ]
+        .map(str::to_owned),
     );
     paths.sort();
     paths.dedup();

@@ -13,6 +13,7 @@ use crate::rbac::{Ask, Decision, Rule};
 use crate::render::encoded;
 use crate::request::Target;
 use crate::server::{Call, Server, method_not_allowed};
+use crate::tokens;
 use crate::write::WriteOptions;
 
 pub async fn answer(server: &Server, call: &Call, target: &Target) -> Result<Response<Body>, Status> {
@@ -34,13 +35,17 @@ pub async fn answer(server: &Server, call: &Call, target: &Target) -> Result<Res
     row.rules.validate(&review, &mut errors);
     invalid(row, "", &errors)?;
     review["status"] = match row.plural {
-        "selfsubjectreviews" => json!({"userInfo": {"username": call.user.name, "groups": call.user.groups}}),
-        "tokenreviews" => json!({"user": {}, "error": "this server knows no tokens"}),
+        "selfsubjectreviews" => json!({"userInfo": tokens::user_info(&call.user)}),
+        "tokenreviews" => {
+            api::authentication::token_review::token(&review)?;
+            tokens::review(server, review.at("spec"), call.now).await
+        }
         "selfsubjectrulesreviews" => rules(server, &call.user, review.at("spec"))?,
         "selfsubjectaccessreviews" => access(server, &call.user, review.at("spec")),
         _ => access(server, &subject(review.at("spec")), review.at("spec")),
     };
-    review.object_mut("metadata").insert("creationTimestamp".into(), Value::Null);
+    let created = if row.plural == "selfsubjectreviews" { options.timestamp().into() } else { Value::Null };
+    review.object_mut("metadata").insert("creationTimestamp".into(), created);
     Ok(encoded(StatusCode::CREATED, &call.format, review))
 }
 

@@ -27,6 +27,7 @@ use crate::registry::Registry;
 use crate::render::{Include, Renderer, failure};
 use crate::request::{Query, Route, Target, route, verb};
 use crate::services::Allocations;
+use crate::tokens::{self, Tokens};
 use crate::write::with_warnings;
 
 /// Upstream's limit on request bodies.
@@ -46,6 +47,7 @@ pub struct Server {
     pub shutdown: watch::Receiver<bool>,
     /// The certificate of the cluster's authority, published to every namespace.
     pub ca_pem: String,
+    pub tokens: Tokens,
     /// `true` once the first objects are there.
     pub ready: watch::Receiver<bool>,
     seed: AtomicU64,
@@ -85,6 +87,7 @@ impl Server {
         registry: Registry,
         allocations: Allocations,
         ca_pem: String,
+        tokens: Tokens,
         (shutdown, ready): (watch::Receiver<bool>, watch::Receiver<bool>),
     ) -> Server {
         let seed = AtomicU64::new(uuid::Uuid::new_v4().as_u64_pair().0);
@@ -97,6 +100,7 @@ impl Server {
             allocations,
             shutdown,
             ca_pem,
+            tokens,
             ready,
             seed,
         }
@@ -166,7 +170,8 @@ impl Server {
         if let Some(host) = parts.uri.authority().and_then(|host| host.as_str().parse().ok()) {
             parts.headers.entry(header::HOST).or_insert(host);
         }
-        let user = access::authenticate(&self.rbac, user, &parts.headers)?;
+        let user = tokens::authenticate(self, user, &mut parts.headers).await?;
+        let user = access::impersonate(&self.rbac, user, &parts.headers)?;
         let asks = match &route {
             Ok(Route::Resource(target)) => {
                 access::Asks::Resource(verb(&parts.method, target, is_watch(&query, target)), target)

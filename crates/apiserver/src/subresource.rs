@@ -23,7 +23,7 @@ pub async fn answer(server: &Server, call: &Call, target: &Target) -> Result<Res
         ("binding", "POST") => bind(server, call, target).await,
         ("eviction", "POST") => crate::eviction::evict(server, call, target).await,
         ("log" | "exec" | "attach" | "portforward" | "proxy", _) => Err(no_node(server, target).await),
-        ("token", "POST") => Err(no_tokens(server, target).await),
+        ("token", "POST") => crate::tokens::issue(server, call, target).await,
         _ => Err(method_not_allowed()),
     }
 }
@@ -164,18 +164,5 @@ async fn no_node(server: &Server, target: &Target) -> Status {
                 }
             }
         }
-    }
-}
-
-/// Tokens come with authentication by tokens; until then the request is refused, not faked.
-async fn no_tokens(server: &Server, target: &Target) -> Status {
-    match server.current(&Target { subresource: String::new(), ..target.clone() }).await {
-        Err(status) => status,
-        Ok(None) => target.not_found(),
-        Ok(Some(_)) => Status::failure(
-            501,
-            "",
-            "this server does not issue service account tokens; use a client certificate",
-        ),
     }
 }

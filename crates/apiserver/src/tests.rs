@@ -22,6 +22,7 @@ use crate::registry::Registry;
 use crate::request::{Query, Route, route};
 use crate::server::{Call, Server};
 use crate::services::Allocations;
+use crate::tokens::Tokens;
 
 pub struct Rig {
     pub server: Arc<Server>,
@@ -40,12 +41,14 @@ impl Rig {
         let network = Cidr::parse("10.43.0.0/16").expect("a network");
         let ranges = api::core::service::alloc::Ranges::new(vec![network], 30000..=32767);
         let ready = watch::Sender::new(true);
+        let keys = pki::token::Keys::load_or_create(&directory.path().join("tls")).expect("new keys");
         let server = Arc::new(Server::new(
             store,
             cache,
             Registry::new(&[]).expect("every kind"),
             Allocations::new(ranges),
             "certificate".into(),
+            Tokens::new(keys, "https://kubernetes.default.svc.cluster.local".into(), "192.0.2.1:6443"),
             (stop.subscribe(), ready.subscribe()),
         ));
         let rig = Rig { server, stop, _directory: directory };

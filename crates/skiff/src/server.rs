@@ -46,6 +46,8 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         runtime_config: runtime_config(&flags)?,
         tls,
         ca_pem: certificates.server_ca.clone(),
+        issuer: format!("https://kubernetes.default.svc.{}", flags.cluster_domain),
+        token_keys: pki::token::Keys::load_or_create(&flags.data_dir.join("tls"))?,
     };
     let kubeconfig =
         flags.write_kubeconfig.clone().unwrap_or_else(|| flags.data_dir.join("admin.kubeconfig"));

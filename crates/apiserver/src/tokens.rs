@@ -1,0 +1,267 @@
+//! Service accounts' tokens: who a token is from, issuing them, reviewing them, and publishing the keys
+//! that others check them with.
+//!
+//! A token is worth nothing without the objects it names: the service account and what the token is bound
+//! to must still be there, as fresh as the store knows, so deleting one of them revokes the token at once.
+//! No token ever appears in a log or an error.
+
+mod claims;
+mod issue;
+#[cfg(test)]
+mod tests;
+
+use api::Status;
+use api::json::Json as _;
+use http::{HeaderMap, HeaderValue, Response, header};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::access::User;
+use crate::body::Body;
+use crate::options::Version;
+use crate::request::Target;
+use crate::server::Server;
+
+use claims::{Claims, Reference, Window};
+pub use issue::issue;
+
+/// What the server signs tokens with, and in whose name.
+pub struct Tokens {
+    keys: pki::token::Keys,
+    issuer: String,
+    /// The discovery document and the keys, as they are served.
+    configuration: String,
+    key_set: String,
+}
+
+/// Why a token is refused, in upstream's words. What is in them comes from our own signed claims.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    #[error("invalid bearer token")]
+    Unknown,
+    #[error("invalid signature, no keys found")]
+    UnknownKey,
+    #[error("go-jose/go-jose: error in cryptographic primitive")]
+    Signature,
+    #[error("token audiences {} is invalid for the target audiences {}", list(.token), list(.wanted))]
+    Audience { token: Vec<String>, wanted: Vec<String> },
+    #[error("service account token has expired")]
+    Expired,
+    #[error("service account token is not valid yet")]
+    NotYet,
+    #[error("service account token is issued in the future")]
+    Future,
+    #[error("{}", .0.message)]
+    Server(Box<Status>),
+    #[error("service account UID ({found}) does not match claim ({claimed})")]
+    Account { found: String, claimed: String },
+    #[error("service account {0}/{1} has been deleted")]
+    AccountDeleted(String, String),
+    #[error("service account token has been invalidated")]
+    Invalidated,
+    #[error("{kind} UID ({found}) does not match service account {kind} ref claim ({claimed})")]
+    Bound { kind: &'static str, found: String, claimed: String },
+}
+
+impl Tokens {
+    /// `authority` is where others reach this server: `host:port`.
+    pub fn new(keys: pki::token::Keys, issuer: String, authority: &str) -> Tokens {
+        let (key_set, algorithms) = keys.key_set();
+        // In the order of upstream's fields.
+        let configuration = format!(
+            "{{\"issuer\":{},\"jwks_uri\":{},\"response_types_supported\":[\"id_token\"],\
+             \"subject_types_supported\":[\"public\"],\"id_token_signing_alg_values_supported\":{}}}",
+            json!(issuer),
+            json!(format!("https://{authority}/openid/v1/jwks")),
+            json!(algorithms)
+        );
+        Tokens { keys, issuer, configuration, key_set }
+    }
+
+    /// What tokens must be for to be good here.
+    fn audiences(&self) -> Vec<String> {
+        vec![self.issuer.clone()]
+    }
+}
+
+/// Who a request is from, given who its connection is from: a certificate outranks a token, and a token
+/// that is no good is refused rather than ignored. Takes the token out of the headers.
+pub async fn authenticate(server: &Server, user: User, headers: &mut HeaderMap) -> Result<User, Status> {
+    let Some(value) = headers.remove(header::AUTHORIZATION) else { return Ok(user) };
+    let Some(token) = bearer(&value) else { return Ok(user) };
+    if user != User::anonymous() {
+        return Ok(user);
+    }
+    match owner(server, &token, &server.tokens.audiences(), Timestamp::now()).await {
+        Ok((user, _)) => Ok(user),
+        Err(why) => {
+            tracing::debug!(%why, "refused a token");
+            Err(Status::failure(401, "Unauthorized", "Unauthorized"))
+        }
+    }
+}
+
+/// The status of a TokenReview.
+pub async fn review(server: &Server, spec: &Value, now: Timestamp) -> Value {
+    let mut wanted: Vec<String> =
+        spec.items("audiences").iter().filter_map(Value::as_str).map(str::to_owned).collect();
+    if wanted.is_empty() {
+        wanted = server.tokens.audiences();
+    }
+    // What cannot be sent as a header cannot be a credential.
+    let sent = HeaderValue::from_str(&format!("Bearer {}", spec.text("token"))).ok();
+    let owner = match sent.as_ref().and_then(bearer) {
+        Some(token) => owner(server, &token, &wanted, now).await,
+        None => Err(Refused::Unknown),
+    };
+    match owner {
+        Ok((user, audiences)) => {
+            json!({"authenticated": true, "user": user_info(&user), "audiences": audiences})
+        }
+        // Upstream asks two authenticators and tells what each says.
+        Err(Refused::Unknown) => json!({"user": {}, "error": Refused::Unknown.to_string()}),
+        Err(why) => json!({"user": {}, "error": format!("[{}, {why}]", Refused::Unknown)}),
+    }
+}
+
+/// A user as the API tells of them.
+pub fn user_info(user: &User) -> Value {
+    let mut info = json!({"username": user.name, "groups": user.groups});
+    if !user.uid.is_empty() {
+        info.set("uid", user.uid.clone());
+    }
+    if !user.extra.is_empty() {
+        info.set("extra", json!(user.extra));
+    }
+    info
+}
+
+/// The documents that let others check our tokens.
+pub fn discovery(server: &Server, path: &str) -> Option<Response<Body>> {
+    let (content_type, text) = match path {
+        "/.well-known/openid-configuration" => ("application/json", &server.tokens.configuration),
+        "/openid/v1/jwks" => ("application/jwk-set+json", &server.tokens.key_set),
+        _ => return None,
+    };
+    let mut response = Response::new(Body::from(bytes::Bytes::from(text.clone())));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("public, max-age=3600"));
+    Some(response)
+}
+
+/// The token of an `Authorization` header. Without one, other credentials count.
+fn bearer(value: &HeaderValue) -> Option<String> {
+    // Bytes that are no text make no good token, but were meant as one.
+    let text = String::from_utf8_lossy(value.as_bytes());
+    let mut words = text.trim().split(' ');
+    let is_bearer = words.next()?.eq_ignore_ascii_case("bearer");
+    words.next().filter(|token| is_bearer && !token.is_empty()).map(str::to_owned)
+}
+
+/// The user a token is from and which of the wanted audiences it is for.
+async fn owner(
+    server: &Server,
+    token: &str,
+    wanted: &[String],
+    now: Timestamp,
+) -> Result<(User, Vec<String>), Refused> {
+    let tokens = &server.tokens;
+    let unverified = pki::token::unverified_claims(token).ok_or(Refused::Unknown)?;
+    if unverified.text("iss") != tokens.issuer {
+        return Err(Refused::Unknown);
+    }
+    let claims = tokens.keys.verify(token).map_err(|why| match why {
+        pki::token::Refused::Malformed => Refused::Unknown,
+        pki::token::Refused::UnknownKey => Refused::UnknownKey,
+        pki::token::Refused::Signature => Refused::Signature,
+    })?;
+    let claims: Claims = serde_json::from_value(claims).map_err(|_| Refused::Unknown)?;
+    let audiences: Vec<String> =
+        claims.audiences.iter().filter(|audience| wanted.contains(audience)).cloned().collect();
+    if audiences.is_empty() {
+        return Err(Refused::Audience { token: claims.audiences, wanted: wanted.to_vec() });
+    }
+    match claims.window(now) {
+        Window::Before => return Err(Refused::NotYet),
+        Window::After => return Err(Refused::Expired),
+        Window::Future => return Err(Refused::Future),
+        Window::Within => {}
+    }
+    server.fresh(Version::MostRecent).await.map_err(|status| Refused::Server(Box::new(status)))?;
+    check_account(server, &claims, now)?;
+    check_bound(server, &claims, now)?;
+    Ok((claims.user(), audiences))
+}
+
+fn check_account(server: &Server, claims: &Claims, now: Timestamp) -> Result<(), Refused> {
+    let (bound, account) = (&claims.kubernetes, &claims.kubernetes.serviceaccount);
+    let target = named("serviceaccounts", &bound.namespace, &account.name);
+    let Some(found) = Found::of(server, &target) else {
+        return Err(Refused::Server(Box::new(target.not_found())));
+    };
+    if found.uid != account.uid {
+        return Err(Refused::Account { found: found.uid, claimed: account.uid.clone() });
+    }
+    if found.is_gone(now) {
+        return Err(Refused::AccountDeleted(bound.namespace.clone(), account.name.clone()));
+    }
+    Ok(())
+}
+
+/// What the token is bound to is still there. A pod's node is only told, not looked for.
+fn check_bound(server: &Server, claims: &Claims, now: Timestamp) -> Result<(), Refused> {
+    let bound = &claims.kubernetes;
+    let node = bound.node.as_ref().filter(|_| bound.pod.is_none());
+    let references = [
+        ("secret", "secrets", bound.namespace.as_str(), bound.secret.as_ref()),
+        ("pod", "pods", bound.namespace.as_str(), bound.pod.as_ref()),
+        ("node", "nodes", "", node),
+    ];
+    for (kind, plural, namespace, reference) in references {
+        let Some(Reference { name, uid }) = reference else { continue };
+        let found = Found::of(server, &named(plural, namespace, name)).ok_or(Refused::Invalidated)?;
+        if found.uid != *uid {
+            return Err(Refused::Bound { kind, found: found.uid, claimed: uid.clone() });
+        }
+        if found.is_gone(now) {
+            return Err(Refused::Invalidated);
+        }
+    }
+    Ok(())
+}
+
+/// What matters of an object that a token names.
+struct Found {
+    uid: String,
+    deleted: Option<Timestamp>,
+}
+
+impl Found {
+    fn of(server: &Server, target: &Target) -> Option<Found> {
+        let value = server.find(target)?.value();
+        let metadata = value.at("metadata");
+        let deleted = metadata.at("deletionTimestamp").as_str();
+        Some(Found {
+            uid: metadata.text("uid").to_owned(),
+            // A time nobody can read is long ago.
+            deleted: deleted.map(|text| api::time::parse_rfc3339(text).unwrap_or(Timestamp::UNIX_EPOCH)),
+        })
+    }
+
+    /// Being deleted for longer than clocks may differ.
+    fn is_gone(&self, now: Timestamp) -> bool {
+        self.deleted.is_some_and(|at| at.as_second() + claims::LEEWAY < now.as_second())
+    }
+}
+
+fn named(plural: &str, namespace: &str, name: &str) -> Target {
+    let resource = api::table::find("", "v1", plural).expect("a core kind is in the table");
+    Target { name: name.to_owned(), ..Target::collection(resource, namespace) }
+}
+
+/// As upstream prints lists.
+fn list(texts: &[String]) -> String {
+    let quoted: Vec<String> = texts.iter().map(|text| api::field::quoted(text)).collect();
+    format!("[{}]", quoted.join(" "))
+}

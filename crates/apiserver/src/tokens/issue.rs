@@ -1,0 +1,180 @@
+//! `POST serviceaccounts/<name>/token`: a token for a service account.
+
+use api::field::Path;
+use api::json::Json as _;
+use api::{Errors, Status};
+use http::{Response, StatusCode};
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+
+use super::claims::{Bound, Claims, Reference, subject};
+use super::{Tokens, named};
+use crate::body::Body;
+use crate::codec;
+use crate::render::encoded;
+use crate::request::Target;
+use crate::server::{Call, Server};
+use crate::write::{WriteOptions, with_warnings};
+
+const KIND: (&str, &str, &str) = ("authentication.k8s.io", "v1", "TokenRequest");
+/// What pods ask for whose programs may not know that tokens expire; they get a year.
+const WARN_ONLY_SECONDS: i64 = 60 * 60 + 7;
+const EXTENDED_SECONDS: i64 = 365 * 24 * 60 * 60;
+
+pub async fn issue(server: &Server, call: &Call, target: &Target) -> Result<Response<Body>, Status> {
+    let options = WriteOptions::parse(call, "CreateOptions")?;
+    let media = codec::body_media(&call.headers)?;
+    let decoded = codec::decode(media, &call.body, KIND, options.validation)?;
+    let mut request = decoded.value;
+    let ty = codec::type_of(KIND.0, KIND.1, KIND.2)?;
+    api::defaults::set_defaults(schema::kubernetes(), ty, &mut request);
+    check_name(&request, target)?;
+    crate::create::place(&mut request, target)?;
+    let writer = patch::apply::Writer {
+        manager: &options.manager,
+        api_version: &codec::api_version(KIND.0, KIND.1),
+        subresource: "token",
+        now: &options.timestamp(),
+        ignore: &[],
+    };
+    patch::apply::track(schema::kubernetes(), ty, None, &mut request, &writer);
+
+    let account = current(server, &named("serviceaccounts", &target.namespace, &target.name)).await?;
+    let uid = account.at("metadata").text("uid");
+    complete(&mut request, target, uid, &server.tokens)?;
+    request.object_mut("metadata").insert("creationTimestamp".into(), options.timestamp().into());
+    let mut errors = Errors::default();
+    api::authentication::token_request::validate(&request, &mut errors);
+    if !errors.is_empty() {
+        return Err(Status::invalid(KIND.0, KIND.2, "", &errors));
+    }
+    let mut bound = bound_object(server, target, request.at("spec").at("boundObjectRef")).await?;
+    bound.namespace = target.namespace.clone();
+    bound.serviceaccount = Reference { name: target.name.clone(), uid: uid.to_owned() };
+
+    let (claims, expires) = claims(&request, bound, &server.tokens, call.now);
+    let claims = serde_json::to_value(&claims).map_err(Status::internal)?;
+    let token = server.tokens.keys.sign(&claims);
+    let token = token.map_err(|error| Status::internal(format!("failed to generate token: {error}")))?;
+    request["status"] = json!({"token": token, "expirationTimestamp": api::time::rfc3339(expires)});
+    Ok(with_warnings(encoded(StatusCode::CREATED, &call.format, request), &decoded.warnings))
+}
+
+fn check_name(request: &Value, target: &Target) -> Result<(), Status> {
+    let name = request.at("metadata").text("name");
+    let mut errors = Errors::default();
+    if !name.is_empty() && name != target.name {
+        let path = Path::new("metadata.name");
+        errors.invalid(&path, name, "must match the service account name if specified");
+        return Err(Status::invalid(KIND.0, KIND.2, &target.name, &errors));
+    }
+    Ok(())
+}
+
+/// Fills in what the request leaves open.
+fn complete(request: &mut Value, target: &Target, uid: &str, tokens: &Tokens) -> Result<(), Status> {
+    let metadata = request.object_mut("metadata");
+    match metadata.get("uid").and_then(Value::as_str).unwrap_or("") {
+        "" => {}
+        said if said == uid => {}
+        said => {
+            let why = format!(
+                "the UID in the token request ({said}) does not match the UID of the service account ({uid})"
+            );
+            return Err(Status::conflict(KIND.0, KIND.2, &target.name, &why));
+        }
+    }
+    metadata.insert("uid".into(), uid.into());
+    metadata.insert("name".into(), target.name.clone().into());
+    if request.at("spec").items("audiences").is_empty() {
+        request.object_mut("spec").insert("audiences".into(), tokens.audiences().into());
+    }
+    Ok(())
+}
+
+/// The object the token shall depend on, which must be there.
+async fn bound_object(server: &Server, target: &Target, reference: &Value) -> Result<Bound, Status> {
+    let mut bound = Bound::default();
+    if !reference.is_object() {
+        return Ok(bound);
+    }
+    let (kind, name) = (reference.text("kind"), reference.text("name"));
+    let (group, version) = match reference.text("apiVersion") {
+        text if text.matches('/').count() > 1 => ("", ""),
+        text => text.split_once('/').unwrap_or(("", text)),
+    };
+    let object = match (group, kind) {
+        ("", "Pod") => named("pods", &target.namespace, name),
+        ("", "Secret") => named("secrets", &target.namespace, name),
+        ("", "Node") => named("nodes", "", name),
+        _ => {
+            let kind = format!("{group}/{version}, Kind={kind}");
+            return Err(Status::bad_request(format!("cannot bind token to object of type {kind}")));
+        }
+    };
+    let found = current(server, &object).await?;
+    if kind == "Pod" {
+        let spec = found.at("spec");
+        if spec.text("serviceAccountName") != target.name {
+            return Err(Status::bad_request(format!(
+                "cannot bind token for serviceaccount {} to pod running with different serviceaccount name.",
+                api::field::quoted(&target.name)
+            )));
+        }
+        bound.node = Some(spec.text("nodeName")).filter(|node| !node.is_empty()).map(|node| {
+            // A node nobody knows (any more) is told by its name alone.
+            let object = server.find(&named("nodes", "", node)).map(|node| node.value());
+            let uid = object.as_ref().map_or("", |object| object.at("metadata").text("uid"));
+            Reference { name: node.to_owned(), uid: uid.to_owned() }
+        });
+    }
+    let uid = found.at("metadata").text("uid");
+    let said = reference.text("uid");
+    if !said.is_empty() && said != uid {
+        let why = format!(
+            "the UID in the bound object reference ({said}) does not match the UID in record. The object might have been deleted and then recreated"
+        );
+        return Err(Status::conflict(group, kind, name, &why));
+    }
+    let reference = Some(Reference { name: name.to_owned(), uid: uid.to_owned() });
+    match kind {
+        "Pod" => bound.pod = reference,
+        "Secret" => bound.secret = reference,
+        _ => bound.node = reference,
+    }
+    Ok(bound)
+}
+
+/// The claims, and when the client is told that the token ends.
+fn claims(request: &Value, mut bound: Bound, tokens: &Tokens, now: Timestamp) -> (Claims, Timestamp) {
+    let spec = request.at("spec");
+    let audiences: Vec<String> =
+        spec.items("audiences").iter().filter_map(Value::as_str).map(str::to_owned).collect();
+    let asked = api::authentication::token_request::expiration_seconds(request);
+    let issued = now.as_second();
+    let ours = tokens.audiences();
+    let mut seconds = asked;
+    if bound.pod.is_some()
+        && asked == WARN_ONLY_SECONDS
+        && audiences.iter().all(|audience| ours.contains(audience))
+    {
+        bound.warnafter = Some(issued.saturating_add(asked));
+        seconds = EXTENDED_SECONDS;
+    }
+    let claims = Claims {
+        audiences,
+        expires: issued.saturating_add(seconds),
+        issued,
+        issuer: tokens.issuer.clone(),
+        id: uuid::Uuid::new_v4().to_string(),
+        subject: subject(&bound.namespace, &bound.serviceaccount.name),
+        kubernetes: bound,
+        begins: issued,
+    };
+    (claims, now.checked_add(SignedDuration::from_secs(asked)).unwrap_or(Timestamp::MAX))
+}
+
+async fn current(server: &Server, target: &Target) -> Result<Value, Status> {
+    let found = server.current(target).await?;
+    Ok(found.ok_or_else(|| target.not_found())?.value())
+}

@@ -1,0 +1,138 @@
+//! Service accounts' tokens against a real server, as kubectl and programs in pods use them.
+
+use serde_json::{Value, json};
+use testkit::Server;
+
+const ROBOT: &str = "system:serviceaccount:default:robot";
+const POD: &str = "apiVersion: v1
+kind: Pod
+metadata: {name: web}
+spec:
+  serviceAccountName: robot
+  containers: [{name: c, image: web:1}]
+";
+
+#[test]
+fn kubectl_makes_and_uses_tokens() {
+    let Some(server) = start() else { return };
+    let token = make(&server, "robot", &[]);
+    assert_eq!(who(&server, &token), (201, ROBOT.to_owned()));
+    let whoami = with_token(&server, &token, &["auth", "whoami", "-o", "json"]);
+    assert_eq!(whoami.code, 0, "{}", whoami.stderr);
+    let user: Value = serde_json::from_str(&whoami.stdout).unwrap();
+    let user = &user["status"]["userInfo"];
+    assert_eq!(user["username"], ROBOT);
+    assert_eq!(
+        user["groups"],
+        json!(["system:serviceaccounts", "system:serviceaccounts:default", "system:authenticated"])
+    );
+    let id = user["extra"]["authentication.kubernetes.io/credential-id"][0].as_str().unwrap();
+    assert!(id.starts_with("JTI="), "{id}");
+
+    let secrets = with_token(&server, &token, &["get", "secrets"]);
+    assert_eq!(
+        secrets.stderr,
+        "Error from server (Forbidden): secrets is forbidden: User \"system:serviceaccount:default:robot\" cannot list resource \"secrets\" in API group \"\" in the namespace \"default\"\n"
+    );
+    let garbage = with_token(&server, "garbage", &["get", "pods"]);
+    assert_eq!(garbage.stderr, "error: You must be logged in to the server (Unauthorized)\n");
+    assert_eq!(who(&server, "garbage"), (401, "Unauthorized".to_owned()));
+    assert_eq!(who(&server, &format!("{token}A")).0, 401);
+    let short = server.kubectl(&["create", "token", "robot", "--duration=1m"]);
+    assert_eq!(
+        short.stderr,
+        "error: failed to create token: TokenRequest.authentication.k8s.io \"\" is invalid: spec.expirationSeconds: Invalid value: 60: may not specify a duration less than 10 minutes\n"
+    );
+    let elsewhere = make(&server, "robot", &["--audience=vault"]);
+    assert_eq!(who(&server, &elsewhere).0, 401);
+    assert!(!server.log().contains(&token), "tokens are not for logs");
+}
+
+#[test]
+fn tokens_end_with_what_they_are_bound_to() {
+    let Some(server) = start() else { return };
+    server.kubectl_with(&["create", "-f", "-"], POD).ok();
+    server.kubectl(&["create", "secret", "generic", "pass"]).ok();
+    let bound = |kind: &str, name: &str| {
+        make(&server, "robot", &["--bound-object-kind", kind, "--bound-object-name", name])
+    };
+    let tokens = [("pod", "web", bound("Pod", "web")), ("secret", "pass", bound("Secret", "pass"))];
+    for (kind, name, token) in &tokens {
+        assert_eq!(who(&server, token), (201, ROBOT.to_owned()));
+        server.kubectl(&["delete", kind, name, "--now"]).ok();
+        assert_eq!(who(&server, token), (401, "Unauthorized".to_owned()), "{kind}");
+    }
+    let token = make(&server, "robot", &[]);
+    assert_eq!(who(&server, &token), (201, ROBOT.to_owned()));
+    server.kubectl(&["delete", "serviceaccount", "robot"]).ok();
+    assert_eq!(who(&server, &token), (401, "Unauthorized".to_owned()));
+    // One of the same name is another one.
+    server.kubectl(&["create", "serviceaccount", "robot"]).ok();
+    assert_eq!(who(&server, &token), (401, "Unauthorized".to_owned()));
+}
+
+#[test]
+fn tokens_survive_a_restart_and_a_change_of_keys() {
+    let Some(mut server) = start() else { return };
+    let old = make(&server, "robot", &[]);
+    server.stop();
+    let tls = server.data_dir().join("tls");
+    std::fs::rename(tls.join("service-account.key"), tls.join("service-account-1.key")).unwrap();
+    server.restart();
+    assert_eq!(who(&server, &old), (201, ROBOT.to_owned()));
+    let new = make(&server, "robot", &[]);
+    assert_eq!(who(&server, &new), (201, ROBOT.to_owned()));
+
+    // What others check our tokens with.
+    let reply = server.http().get("/openid/v1/jwks").unwrap();
+    assert_eq!(reply.header("content-type"), Some("application/jwk-set+json"));
+    let keys = reply.json();
+    assert_eq!(keys["keys"].as_array().map(Vec::len), Some(2));
+    let configuration = server.http().get("/.well-known/openid-configuration").unwrap().json();
+    assert_eq!(configuration["issuer"], "https://kubernetes.default.svc.cluster.local");
+
+    server.stop();
+    std::fs::remove_file(tls.join("service-account-1.key")).unwrap();
+    server.restart();
+    assert_eq!(who(&server, &old).0, 401);
+    assert_eq!(who(&server, &new), (201, ROBOT.to_owned()));
+}
+
+/// A server with a service account, where there is a kubectl.
+fn start() -> Option<Server> {
+    if !testkit::has_kubectl() {
+        eprintln!("skipped: no kubectl");
+        return None;
+    }
+    let server = Server::start();
+    server.kubectl(&["create", "serviceaccount", "robot"]).ok();
+    Some(server)
+}
+
+#[track_caller]
+fn make(server: &Server, account: &str, flags: &[&str]) -> String {
+    let token = server.kubectl(&[&["create", "token", account], flags].concat()).ok();
+    token.trim().to_owned()
+}
+
+/// kubectl with a token and without the certificate, which would outrank it.
+#[track_caller]
+fn with_token(server: &Server, token: &str, args: &[&str]) -> testkit::Output {
+    let url = server.url();
+    let flags = ["--kubeconfig=/dev/null", "--insecure-skip-tls-verify", "--server", &url, "--token", token];
+    server.kubectl(&[&flags[..], args].concat())
+}
+
+/// What the server takes the bearer of a token for.
+#[track_caller]
+fn who(server: &Server, token: &str) -> (u16, String) {
+    let authorization = format!("Bearer {token}");
+    let headers = [("authorization", authorization.as_str()), ("content-type", "application/json")];
+    let reply = server
+        .anonymous()
+        .send("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", &headers, b"{}")
+        .unwrap();
+    let answer = reply.json();
+    let name = answer["status"]["userInfo"]["username"].as_str();
+    (reply.status, name.or(answer["message"].as_str()).unwrap_or("").to_owned())
+}
