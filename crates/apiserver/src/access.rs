@@ -21,8 +21,8 @@ pub struct User {
 
 /// What a request asks to do.
 pub enum Asks<'a> {
-    /// A verb on objects.
-    Resource(&'static str, &'a Target),
+    /// A verb on objects, and the name where it is about one.
+    Resource(&'static str, &'a Target, &'a str),
     /// A method on any other path.
     Path(&'a str, &'a str),
 }
@@ -127,7 +127,7 @@ pub fn authorize(rbac: &Rbac, user: &User, asks: &Asks<'_>) -> Result<(), Status
             let verb = &method.to_ascii_lowercase();
             rbac.authorize(user, &Ask::Path { verb, path })
         }
-        Asks::Resource(verb, target) => {
+        Asks::Resource(verb, target, name) => {
             let resource = target.resource;
             // A namespace is also in itself, so that its owners can see it.
             let itself = resource.group.is_empty() && resource.plural == "namespaces";
@@ -137,7 +137,7 @@ pub fn authorize(rbac: &Rbac, user: &User, asks: &Asks<'_>) -> Result<(), Status
                 resource: resource.plural,
                 subresource: &target.subresource,
                 namespace: if itself { &target.name } else { &target.namespace },
-                name: &target.name,
+                name,
             };
             rbac.authorize(user, &ask)
         }

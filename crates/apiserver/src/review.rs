@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::access::User;
 use crate::body::Body;
 use crate::codec;
-use crate::create::invalid;
+use crate::create::{invalid, place};
 use crate::rbac::{Ask, Decision, Rule};
 use crate::render::encoded;
 use crate::request::Target;
@@ -31,6 +31,7 @@ pub async fn answer(server: &Server, call: &Call, target: &Target) -> Result<Res
     let media = codec::body_media(&call.headers)?;
     let mut review =
         codec::decode(media, &call.body, (row.group, row.version, row.kind), options.validation)?.value;
+    place(&mut review, target)?;
     let mut errors = Errors::default();
     row.rules.validate(&review, &mut errors);
     invalid(row, "", &errors)?;

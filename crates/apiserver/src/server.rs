@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use api::Status;
+use api::selector::FieldSelector;
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use http::{Method, Request, Response, header};
@@ -172,9 +173,16 @@ impl Server {
         }
         let user = tokens::authenticate(self, user, &mut parts.headers).await?;
         let user = access::impersonate(&self.rbac, user, &parts.headers)?;
+        // Whoever lists one object by its name asks about that one.
+        let selected = FieldSelector::parse(query.get("fieldSelector")).unwrap_or_default();
         let asks = match &route {
             Ok(Route::Resource(target)) => {
-                access::Asks::Resource(verb(&parts.method, target, is_watch(&query, target)), target)
+                let verb = verb(&parts.method, target, is_watch(&query, target));
+                let name = match (target.name.as_str(), selected.exact("metadata.name")) {
+                    ("", Some(name)) if matches!(verb, "list" | "watch") => name,
+                    (name, _) => name,
+                };
+                access::Asks::Resource(verb, target, name)
             }
             _ => access::Asks::Path(parts.method.as_str(), &path),
         };

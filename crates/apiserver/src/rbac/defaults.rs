@@ -209,7 +209,7 @@ mod tests {
         for object in &objects {
             for rule in Rule::all_of(object) {
                 let resources = !rule.groups.is_empty() && !rule.resources.is_empty();
-                assert!(!rule.verbs.is_empty() && resources != !rule.urls.is_empty(), "{object}");
+                assert!(!rule.verbs.is_empty() && resources == rule.urls.is_empty(), "{object}");
             }
             let bound = object.at("roleRef").text("name");
             let kind = object.at("roleRef").text("kind");

@@ -27,11 +27,14 @@ pub struct View {
 /// The namespace (`""` for a ClusterRole) and the name.
 type RoleKey = (String, String);
 
+/// Bindings by the name of a user or a group.
+type Index = HashMap<String, Vec<Arc<Binding>>>;
+
 #[derive(Default)]
 struct Scope {
     bindings: HashMap<String, Arc<Binding>>,
-    users: HashMap<String, Vec<Arc<Binding>>>,
-    groups: HashMap<String, Vec<Arc<Binding>>>,
+    users: Index,
+    groups: Index,
 }
 
 /// The place of a role, whether or not there is one.
@@ -217,7 +220,7 @@ impl View {
 
 impl Scope {
     /// The index a subject is found in, and by which key.
-    fn index(&mut self, subject: &Subject) -> Option<(&mut HashMap<String, Vec<Arc<Binding>>>, String)> {
+    fn index(&mut self, subject: &Subject) -> Option<(&mut Index, String)> {
         match subject.kind.as_str() {
             "User" => Some((&mut self.users, subject.name.clone())),
             "Group" => Some((&mut self.groups, subject.name.clone())),

@@ -15,7 +15,7 @@ async fn check(rig: &Rig, who: &str, request: &str, expected: Expect) {
     let route = route(&rig.server.registry, path).expect("a route");
     let asks = match &route {
         Route::Resource(target) => {
-            Asks::Resource(verb(&method.parse().expect("a method"), target, false), target)
+            Asks::Resource(verb(&method.parse().expect("a method"), target, false), target, &target.name)
         }
         _ => Asks::Path(method, path),
     };
