@@ -36,6 +36,10 @@ pub async fn first_objects(server: &Server, cluster: &Cluster) -> Result<(), Sta
     for name in NAMESPACES {
         ensure(server, row("", "namespaces"), "", name, json!({})).await?;
     }
+    for (name, value, description) in crate::admission::SYSTEM_CLASSES {
+        let class = json!({"value": value, "description": description});
+        ensure(server, row("scheduling.k8s.io", "priorityclasses"), "", name, class).await?;
+    }
     let cidrs = json!({"spec": {"cidrs": cluster.service_cidrs}});
     ensure(server, row("networking.k8s.io", "servicecidrs"), "", "kubernetes", cidrs).await?;
     ready_service_cidr(server).await?;

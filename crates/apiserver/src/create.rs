@@ -5,6 +5,7 @@ use api::{Errors, Path, Resource, Status};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
+use crate::admission::{Operation, Request};
 use crate::body::Body;
 use crate::codec::{self, row_type, to_stored_version};
 use crate::door::Door;
@@ -64,9 +65,6 @@ impl Server {
         place(&mut value, target)?;
         value = defaulted(row, value)?;
         let stored = stored_as(row);
-        if row.namespaced {
-            self.admit_into_namespace(target, value.path("metadata.name").as_str().unwrap_or("")).await?;
-        }
         if let Some(user) = &options.user {
             crate::rbac::escalation::check(&self.rbac, user, target, &value, None)?;
         }
@@ -78,6 +76,7 @@ impl Server {
             Some(fields) => drop(value.object_mut("metadata").insert("managedFields".into(), fields)),
             None => track(row, None, &mut value, options, "")?,
         }
+        self.admit(&Request::new(target, Operation::Create, &value, None), &mut value).await?;
         fill_in(&mut value, stored, options);
         crate::special::before_create(stored, &mut value, call);
         let prefixed = !value.at("metadata").text("generateName").is_empty();
@@ -94,6 +93,10 @@ impl Server {
             crate::special::stamp(stored, &mut attempt, &options.timestamp());
             complete_status(stored, &mut attempt)?;
             validate_new(stored, &attempt)?;
+            let mut request = Request::new(target, Operation::Create, &attempt, None);
+            request.dry_run = options.dry_run || versioned;
+            self.judge(&request, &attempt)?;
+            let grant = self.admission.quotas.grant(self, &request, &attempt).await?;
             let warnings = stored.rules.warnings(&attempt, None);
             let name = attempt.path("metadata.name").as_str().unwrap_or("").to_owned();
             if options.dry_run || versioned {
@@ -106,6 +109,7 @@ impl Server {
             }
             match self.put(row, attempt, None).await? {
                 Some(object) => {
+                    grant.keep();
                     claim.keep_for(self, &object).await;
                     return Ok((Outcome::Stored(object), warnings));
                 }
@@ -113,34 +117,6 @@ impl Server {
                 None => return Err(already_exists(row, &name, prefixed)),
             }
         }
-    }
-
-    /// Objects are made only in namespaces that exist and are not going away.
-    pub async fn admit_into_namespace(&self, target: &Target, name: &str) -> Result<(), Status> {
-        let namespaces = api::table::find("", "v1", "namespaces").expect("namespaces are in the table");
-        let place = Target { name: target.namespace.clone(), ..Target::collection(namespaces, "") };
-        let found = match self.find(&place) {
-            Some(object) => Some(object),
-            None => self.current(&place).await?,
-        };
-        let Some(namespace) = found else { return Err(place.not_found()) };
-        // A namespace under deletion is in this phase, and fields for selectors are decoded only once.
-        let phase = namespace.fields(namespaces.rules).iter().find(|(field, _)| *field == "status.phase");
-        if phase.is_some_and(|(_, phase)| **phase == *"Terminating") {
-            let row = target.resource;
-            let why = format!(
-                "unable to create new content in namespace {} because it is being terminated",
-                target.namespace
-            );
-            let mut status = Status::forbidden(row.group, row.plural, name, &why);
-            status.details.get_or_insert_default().causes.push(api::status::Cause {
-                reason: "NamespaceTerminating".into(),
-                message: format!("namespace {} is being terminated", target.namespace),
-                field: "metadata.namespace".into(),
-            });
-            return Err(status);
-        }
-        Ok(())
     }
 }
 

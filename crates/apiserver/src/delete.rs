@@ -7,6 +7,7 @@ use http::{Response, StatusCode};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
+use crate::admission::{Operation, Request};
 use crate::body::Body;
 use crate::codec;
 use crate::negotiate::Media;
@@ -18,9 +19,6 @@ use crate::request::Target;
 use crate::server::{Call, Server};
 use crate::strategy;
 use crate::write::{MODIFIED, check_dry_run};
-
-/// Namespaces that stay, whoever asks.
-const IMMORTAL: &[&str] = &["default", "kube-system", "kube-public"];
 
 /// How often a deletion is tried again when something else changes the object first.
 const TRIES: usize = 200;
@@ -53,10 +51,8 @@ pub async fn delete(
 ) -> Result<Response<Body>, Status> {
     let options = DeleteOptions::read(call)?;
     let row = target.resource;
-    if strategy::is(row, "", "namespaces") && IMMORTAL.contains(&target.name.as_str()) {
-        let why = "this namespace may not be deleted";
-        return Err(Status::forbidden(row.group, row.plural, &target.name, why));
-    }
+    let request = Request::new(target, Operation::Delete, &Value::Null, None);
+    server.admit(&request, &mut Value::Null).await?;
     match server.delete_object(target, &options, call.now).await? {
         Deleted::Gone(last) if !strategy::answered_with_object(stored_as(row)) => {
             Ok(encoded(StatusCode::OK, &renderer.format, success(row, &last)))

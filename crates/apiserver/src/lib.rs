@@ -6,6 +6,7 @@
 //! Read [`server::Server::answer`] first, then `create` and `watch`.
 
 mod access;
+mod admission;
 mod body;
 mod bootstrap;
 mod cache;
@@ -51,6 +52,7 @@ use store::Store;
 use tokio::net::TcpListener;
 use tokio::sync::watch as channel;
 
+pub use admission::{SwitchError, Switches};
 pub use registry::RuntimeConfigError;
 
 /// What the API server needs to know.
@@ -62,6 +64,8 @@ pub struct Config {
     pub node_ports: std::ops::RangeInclusive<u16>,
     /// `--runtime-config` entries.
     pub runtime_config: Vec<String>,
+    /// Admission plugins switched on and off.
+    pub admission: Switches,
     pub tls: rustls::ServerConfig,
     /// The certificate of the authority that signed the serving certificate.
     pub ca_pem: String,
@@ -74,6 +78,8 @@ pub struct Config {
 pub enum Error {
     #[error(transparent)]
     RuntimeConfig(#[from] RuntimeConfigError),
+    #[error(transparent)]
+    Admission(#[from] SwitchError),
     #[error("service network {0:?} is not a CIDR with room for addresses")]
     ServiceCidr(String),
     #[error("cannot read the store")]
@@ -97,7 +103,7 @@ pub async fn run(
     cache.start(store.clone(), shutdown.clone()).await?;
     let address: SocketAddr = config.listener.local_addr()?;
     let reached_at = SocketAddr::new(config.advertise.unwrap_or(address.ip()), address.port());
-    let server = Arc::new(server::Server::new(
+    let mut server = server::Server::new(
         store,
         cache,
         registry,
@@ -105,7 +111,9 @@ pub async fn run(
         config.ca_pem,
         tokens::Tokens::new(config.token_keys, config.issuer, &reached_at.to_string()),
         (shutdown.clone(), ready.subscribe()),
-    ));
+    );
+    server.admission = admission::Chain::new(&config.admission)?;
+    let server = Arc::new(server);
     config.listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(config.listener)?;
     let cluster = bootstrap::Cluster {
@@ -120,10 +128,12 @@ pub async fn run(
     rbac::ensure_defaults(&server).await.map_err(|status| Error::FirstObjects(status.message))?;
     let aggregator = tokio::spawn(rbac::keep_aggregated(server.clone(), shutdown.clone()));
     let furnisher = tokio::spawn(bootstrap::furnish_namespaces(server.clone(), cluster, shutdown.clone()));
+    let counter = tokio::spawn(admission::quota::keep_counts(server.clone(), shutdown.clone()));
     let emptier = tokio::spawn(namespaces::empty_namespaces(server.clone(), shutdown.clone()));
     ready.send_replace(true);
     serve::serve(server, listener, config.tls, shutdown).await;
     furnisher.abort();
+    counter.abort();
     emptier.abort();
     aggregator.abort();
     Ok(())

@@ -133,6 +133,11 @@ impl Object {
         std::iter::from_fn(move || Some((parts.nth(1)?, parts.nth(1)?)))
     }
 
+    /// Whether the object's JSON has `text` in it anywhere: a cheap way to find out that it does not.
+    pub fn mentions(&self, text: &str) -> bool {
+        memchr::memmem::find(&self.bytes, text.as_bytes()).is_some()
+    }
+
     fn part(&self, span: Span) -> &[u8] {
         &self.bytes[span.start as usize..span.end as usize]
     }

@@ -17,6 +17,7 @@ use store::Store;
 use tokio::sync::watch;
 
 use crate::access::{self, User};
+use crate::admission::Chain;
 use crate::body::Body;
 use crate::cache::Cache;
 use crate::door::Door;
@@ -45,6 +46,7 @@ pub struct Server {
     pub rbac: Rbac,
     pub metrics: Metrics,
     pub allocations: Allocations,
+    pub admission: Chain,
     pub shutdown: watch::Receiver<bool>,
     /// The certificate of the cluster's authority, published to every namespace.
     pub ca_pem: String,
@@ -99,6 +101,7 @@ impl Server {
             registry,
             metrics: Metrics::default(),
             allocations,
+            admission: Chain::default(),
             shutdown,
             ca_pem,
             tokens,

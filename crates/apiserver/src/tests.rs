@@ -53,6 +53,12 @@ impl Rig {
         ));
         let rig = Rig { server, stop, _directory: directory };
         rig.bootstrap(6443).await;
+        // Without which no pod can be made.
+        rig.send(
+            "POST /api/v1/namespaces/default/serviceaccounts",
+            serde_json::json!({"metadata": {"name": "default"}}),
+        )
+        .await;
         rig
     }
 
@@ -71,6 +77,13 @@ impl Rig {
 
     /// Answers `"POST /api/v1/…?query"` with a code and a JSON value.
     pub async fn call(&self, request: &str, content_type: &str, body: &str) -> (u16, Value) {
+        let groups = vec!["system:masters".into()];
+        let admin = User { name: "admin".into(), groups, ..User::default() };
+        self.call_as(admin, request, content_type, body).await
+    }
+
+    /// The same for any user, who is not asked whether they may.
+    pub async fn call_as(&self, user: User, request: &str, content_type: &str, body: &str) -> (u16, Value) {
         let (method, rest) = request.split_once(' ').expect("a method and a path");
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
         let mut headers = http::HeaderMap::new();
@@ -83,7 +96,7 @@ impl Rig {
             query,
             headers,
             body: body.to_owned().into(),
-            user: User { name: "admin".into(), groups: vec!["system:masters".into()], ..User::default() },
+            user,
             now: jiff::Timestamp::now(),
         };
         let answer = match route(&self.server.registry, path) {

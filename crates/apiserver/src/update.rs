@@ -5,6 +5,7 @@ use api::{Errors, Path, Resource, Status};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
+use crate::admission::{Operation, Request};
 use crate::body::Body;
 use crate::codec;
 use crate::create::{invalid, place, track};
@@ -122,12 +123,17 @@ impl Server {
                 // Owned is what was sent, not what the rules below put back or fill in.
                 track(row, Some(&before), &mut value, options, &target.subresource)?;
             }
+            let mut request = Request::new(target, Operation::Update, &value, Some(&before));
+            request.dry_run = options.dry_run;
+            self.admit(&request, &mut value).await?;
             let claim = match target.subresource.as_str() {
                 "" => self.allocations.claim(self, stored, &mut value, Some(&before)).await?,
                 _ => Claim::default(),
             };
             prepare(stored, &mut value, &before, &target.subresource, &options.timestamp());
             let warnings = validate_change(target, &value, &before)?;
+            self.judge(&request, &value)?;
+            let grant = self.admission.quotas.grant(self, &request, &value).await?;
             patch::apply::keep_times(&before, &mut value);
             if options.dry_run {
                 return Ok((Outcome::Imagined(value), warnings));
@@ -145,6 +151,7 @@ impl Server {
                 // Nothing changed, so nothing is written and nobody is told.
                 return Ok((Outcome::Stored(old), warnings));
             } else if let Some(object) = self.put(row, value, Some(&old)).await? {
+                grant.keep();
                 claim.keep_for(self, &object).await;
                 return Ok((Outcome::Stored(object), warnings));
             }

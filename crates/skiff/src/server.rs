@@ -38,12 +38,14 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     )?;
     let (stop, shutdown) = watch::channel(false);
     let (ready, mut is_ready) = watch::channel(false);
+    let arguments = Arguments::parse(&flags)?;
     let config = apiserver::Config {
         listener,
         advertise,
         service_cidrs: flags.service_cidr.clone(),
         node_ports: flags.service_node_port_range.0.clone(),
-        runtime_config: runtime_config(&flags)?,
+        runtime_config: arguments.runtime_config,
+        admission: arguments.admission,
         tls,
         ca_pem: certificates.server_ca.clone(),
         issuer: format!("https://kubernetes.default.svc.{}", flags.cluster_domain),
@@ -138,17 +140,29 @@ fn certificates(flags: &ServerFlags, advertise: Option<IpAddr>) -> anyhow::Resul
     })
 }
 
-fn runtime_config(flags: &ServerFlags) -> anyhow::Result<Vec<String>> {
-    let mut switches = flags.runtime_config.clone();
-    for argument in &flags.kube_apiserver_arg {
-        match argument.trim_start_matches("--").split_once('=') {
-            Some(("runtime-config", value)) => switches.extend(value.split(',').map(str::to_owned)),
-            _ => anyhow::bail!(
-                "--kube-apiserver-arg {argument:?} has no meaning here; only runtime-config=... has"
-            ),
+/// What `--kube-apiserver-arg` can say.
+struct Arguments {
+    runtime_config: Vec<String>,
+    admission: apiserver::Switches,
+}
+
+impl Arguments {
+    fn parse(flags: &ServerFlags) -> anyhow::Result<Arguments> {
+        let mut runtime_config = flags.runtime_config.clone();
+        let mut admission = apiserver::Switches::default();
+        for argument in &flags.kube_apiserver_arg {
+            let (list, value) = match argument.trim_start_matches("--").split_once('=') {
+                Some(("runtime-config", value)) => (&mut runtime_config, value),
+                Some(("enable-admission-plugins", value)) => (&mut admission.enable, value),
+                Some(("disable-admission-plugins", value)) => (&mut admission.disable, value),
+                _ => anyhow::bail!(
+                    "--kube-apiserver-arg {argument:?} has no meaning here; only runtime-config=..., enable-admission-plugins=... and disable-admission-plugins=... have"
+                ),
+            };
+            list.extend(value.split(',').filter(|name| !name.is_empty()).map(str::to_owned));
         }
+        Ok(Arguments { runtime_config, admission })
     }
-    Ok(switches)
 }
 
 /// Copies a stopped server's data into one file.

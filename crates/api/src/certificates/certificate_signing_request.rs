@@ -226,6 +226,20 @@ fn request_problem(request: &str) -> Option<&'static str> {
     }
 }
 
+/// The organizations, which become groups, in the subject of the request.
+pub fn organizations(csr: &Value) -> Result<Vec<String>, &'static str> {
+    let request = csr.at("spec").text("request");
+    if let Some(problem) = request_problem(request) {
+        return Err(problem);
+    }
+    let block = pem_blocks(request).into_iter().next();
+    let parsed = block.as_ref().and_then(|block| X509CertificationRequest::from_der(&block.contents).ok());
+    let Some((_, parsed)) = parsed else { return Ok(Vec::new()) };
+    let subject = &parsed.certification_request_info.subject;
+    // One that is no text names no group either.
+    Ok(subject.iter_organization().filter_map(|name| name.as_str().ok()).map(str::to_owned).collect())
+}
+
 /// `example.com/signer`.
 fn signer_name(name: &str, path: &Path, errors: &mut Errors) {
     const MAX: usize = 253;

@@ -1,0 +1,250 @@
+//! Admission: what may change or refuse a write once its sender is allowed to make it.
+//!
+//! One table of plugins in upstream's order, each a pure function of the request, the object and what the
+//! cluster holds. The changing half of a plugin runs before the kind's rules, the judging half after them.
+//! Only `quota` keeps state, since what it grants must hold until the object is stored.
+
+mod defaults;
+mod lifecycle;
+mod limits;
+mod optional;
+mod priority;
+pub mod quota;
+mod resources;
+mod runtime;
+mod service_account;
+mod storage;
+mod subject;
+#[cfg(test)]
+mod tests;
+mod usage;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::json::Json as _;
+use api::{Resource, Status};
+use serde_json::Value;
+
+use crate::object::Object;
+use crate::options::Version;
+use crate::registry::stored_as;
+use crate::request::Target;
+use crate::server::Server;
+
+pub use priority::SYSTEM_CLASSES;
+
+/// How long a pod waits for the default account of a namespace that is still being furnished.
+const ACCOUNT_WAIT: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    Create,
+    Update,
+    Delete,
+}
+
+/// What a plugin knows of a write besides the object.
+pub struct Request<'a> {
+    /// The row of the stored version.
+    pub row: &'static Resource,
+    pub operation: Operation,
+    pub subresource: &'a str,
+    pub namespace: &'a str,
+    /// As far as it is known: a name still to be generated is known by its beginning.
+    pub name: String,
+    /// What is replaced.
+    pub old: Option<&'a Value>,
+    pub dry_run: bool,
+}
+
+/// What plugins see of the cluster.
+pub trait Cluster {
+    fn get(&self, group: &str, plural: &str, namespace: &str, name: &str) -> Option<Arc<Object>>;
+    fn list(&self, group: &str, plural: &str, namespace: &str) -> Vec<Arc<Object>>;
+}
+
+type Admit = fn(&Request<'_>, &mut Value, &dyn Cluster) -> Result<(), Status>;
+type Validate = fn(&Request<'_>, &Value, &dyn Cluster) -> Result<(), Status>;
+
+pub struct Plugin {
+    pub name: &'static str,
+    /// On unless switched off.
+    on: bool,
+    admit: Option<Admit>,
+    validate: Option<Validate>,
+}
+
+const fn plugin(name: &'static str, on: bool, admit: Option<Admit>, validate: Option<Validate>) -> Plugin {
+    Plugin { name, on, admit, validate }
+}
+
+/// Every plugin, in upstream's order.
+pub const PLUGINS: &[Plugin] = &[
+    plugin("NamespaceLifecycle", true, Some(lifecycle::admit), None),
+    plugin("LimitPodHardAntiAffinityTopology", false, None, Some(optional::hostname_anti_affinity)),
+    plugin("LimitRanger", true, Some(limits::admit), Some(limits::validate)),
+    plugin("ServiceAccount", true, Some(service_account::admit), Some(service_account::validate)),
+    plugin("TaintNodesByCondition", true, Some(defaults::not_ready_taint), None),
+    plugin("AlwaysPullImages", false, Some(optional::pull_always), Some(optional::pulls_always)),
+    plugin("Priority", true, Some(priority::admit), Some(priority::validate)),
+    plugin("DefaultTolerationSeconds", true, Some(defaults::toleration_seconds), None),
+    plugin("ExtendedResourceToleration", false, Some(optional::extended_resource_tolerations), None),
+    plugin("DefaultStorageClass", true, Some(storage::default_class), None),
+    // Off until something takes the finalizers away again once nothing uses the object.
+    plugin("StorageObjectInUseProtection", false, Some(storage::protect), None),
+    plugin("PersistentVolumeClaimResize", true, None, Some(storage::resize)),
+    plugin("RuntimeClass", true, Some(runtime::admit), Some(runtime::validate)),
+    plugin("CertificateSubjectRestriction", true, None, Some(subject::validate)),
+    plugin("DefaultIngressClass", true, Some(defaults::ingress_class), None),
+    plugin("DenyServiceExternalIPs", false, None, Some(optional::no_external_ips)),
+    // Judges in `quota`, since it must hold on to what it grants.
+    plugin("ResourceQuota", true, None, None),
+];
+
+/// Which plugins to switch on and off, as `--enable-admission-plugins` and its opposite name them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Switches {
+    pub enable: Vec<String>,
+    pub disable: Vec<String>,
+}
+
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SwitchError {
+    #[error("admission plugin {0:?} is not known here")]
+    Unknown(String),
+    #[error("admission plugin {0:?} is both enabled and disabled")]
+    Both(String),
+}
+
+/// The plugins that are on.
+pub struct Chain {
+    plugins: Vec<&'static Plugin>,
+    pub quotas: quota::Quotas,
+}
+
+impl Default for Chain {
+    fn default() -> Chain {
+        Chain::new(&Switches::default()).expect("nothing is switched that is not known")
+    }
+}
+
+impl Chain {
+    pub fn new(switches: &Switches) -> Result<Chain, SwitchError> {
+        for name in switches.enable.iter().chain(&switches.disable) {
+            if !PLUGINS.iter().any(|plugin| plugin.name == name) {
+                return Err(SwitchError::Unknown(name.clone()));
+            }
+        }
+        if let Some(both) = switches.enable.iter().find(|name| switches.disable.contains(name)) {
+            return Err(SwitchError::Both(both.clone()));
+        }
+        let says = |list: &[String], plugin: &Plugin| list.iter().any(|name| name == plugin.name);
+        let on = |plugin: &&Plugin| {
+            says(&switches.enable, plugin) || plugin.on && !says(&switches.disable, plugin)
+        };
+        let plugins: Vec<&Plugin> = PLUGINS.iter().filter(on).collect();
+        let enforced = plugins.iter().any(|plugin| plugin.name == "ResourceQuota");
+        Ok(Chain { plugins, quotas: quota::Quotas::new(enforced) })
+    }
+
+    fn admit(&self, request: &Request<'_>, object: &mut Value, cluster: &dyn Cluster) -> Result<(), Status> {
+        let mut steps = self.plugins.iter().filter_map(|plugin| plugin.admit);
+        steps.try_for_each(|admit| admit(request, object, cluster))
+    }
+
+    fn validate(&self, request: &Request<'_>, object: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
+        let mut steps = self.plugins.iter().filter_map(|plugin| plugin.validate);
+        steps.try_for_each(|validate| validate(request, object, cluster))
+    }
+}
+
+impl<'a> Request<'a> {
+    pub fn new(target: &'a Target, operation: Operation, object: &Value, old: Option<&'a Value>) -> Self {
+        let metadata = object.at("metadata");
+        let known = [target.name.as_str(), metadata.text("name"), metadata.text("generateName"), "Unknown"];
+        Request {
+            row: stored_as(target.resource),
+            operation,
+            subresource: &target.subresource,
+            namespace: &target.namespace,
+            name: known.into_iter().find(|name| !name.is_empty()).unwrap_or_default().to_owned(),
+            old,
+            dry_run: false,
+        }
+    }
+
+    /// About the kind itself, not one of its subresources.
+    fn is(&self, group: &str, plural: &str) -> bool {
+        self.subresource.is_empty() && self.row.plural == plural && self.row.group == group
+    }
+
+    fn creates(&self, group: &str, plural: &str) -> bool {
+        self.operation == Operation::Create && self.is(group, plural)
+    }
+
+    fn forbidden(&self, why: impl AsRef<str>) -> Status {
+        Status::forbidden(self.row.group, self.row.plural, &self.name, why.as_ref())
+    }
+}
+
+impl Cluster for Server {
+    fn get(&self, group: &str, plural: &str, namespace: &str, name: &str) -> Option<Arc<Object>> {
+        let row = api::table::find(group, "v1", plural)?;
+        self.find(&Target { name: name.to_owned(), ..Target::collection(row, namespace) })
+    }
+
+    fn list(&self, group: &str, plural: &str, namespace: &str) -> Vec<Arc<Object>> {
+        match api::table::find(group, "v1", plural) {
+            Some(row) => self.shard(row).snapshot(&Target::collection(row, namespace).key(), 0).objects,
+            None => Vec::new(),
+        }
+    }
+}
+
+impl Server {
+    /// Runs the changing halves of the plugins.
+    pub async fn admit(&self, request: &Request<'_>, object: &mut Value) -> Result<(), Status> {
+        if request.operation == Operation::Create && !request.namespace.is_empty() {
+            // Pods depend on many objects that may just have been made; for the rest the namespace is enough.
+            let pod = request.is("", "pods");
+            if pod || self.get("", "namespaces", "", request.namespace).is_none() {
+                self.fresh(Version::MostRecent).await?;
+            }
+            if pod && matches!(object.at("spec").text("serviceAccountName"), "" | "default") {
+                self.default_account(request.namespace).await;
+            }
+        }
+        self.admission.admit(request, object, self)
+    }
+
+    /// For requests that make nothing themselves, such as a binding: only the namespace matters.
+    pub async fn admit_into_namespace(&self, target: &Target, name: &str) -> Result<(), Status> {
+        let mut request = Request::new(target, Operation::Create, &Value::Null, None);
+        request.name = name.to_owned();
+        self.admit(&request, &mut Value::Null).await
+    }
+
+    /// Runs the judging halves.
+    pub fn judge(&self, request: &Request<'_>, object: &Value) -> Result<(), Status> {
+        self.admission.validate(request, object, self)
+    }
+
+    /// A new namespace gets its default account a moment after it is made; a pod may come in between.
+    async fn default_account(&self, namespace: &str) {
+        let Some(row) = api::table::find("", "v1", "serviceaccounts") else { return };
+        if self.get("", "namespaces", "", namespace).is_none() {
+            return;
+        }
+        let mut news = self.shard(row).subscribe();
+        let there = async {
+            while self.get("", "serviceaccounts", namespace, "default").is_none() {
+                if news.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        // Too late is for the plugin to say.
+        let _ = tokio::time::timeout(ACCOUNT_WAIT, there).await;
+    }
+}

@@ -1,0 +1,80 @@
+//! Small plugins that fill something in: taints of new nodes, tolerations of pods, the class of an ingress.
+
+use api::Status;
+use api::json::Json as _;
+use serde_json::{Value, json};
+
+use super::service_account::push;
+use super::{Cluster, Operation, Request};
+
+const NOT_READY: &str = "node.kubernetes.io/not-ready";
+const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
+
+/// TaintNodesByCondition: nothing is scheduled to a node before it is known to be ready.
+pub fn not_ready_taint(request: &Request<'_>, node: &mut Value, _: &dyn Cluster) -> Result<(), Status> {
+    if request.creates("", "nodes") {
+        let same = |taint: &Value| taint.text("key") == NOT_READY && taint.text("effect") == "NoSchedule";
+        if !node.at("spec").items("taints").iter().any(same) {
+            node.object_mut("spec");
+            push(&mut node["spec"], "taints", json!({"key": NOT_READY, "effect": "NoSchedule"}));
+        }
+    }
+    Ok(())
+}
+
+/// DefaultTolerationSeconds: a pod stays five minutes on a node that is in trouble.
+pub fn toleration_seconds(request: &Request<'_>, pod: &mut Value, _: &dyn Cluster) -> Result<(), Status> {
+    if !request.is("", "pods") || request.operation == Operation::Delete {
+        return Ok(());
+    }
+    for key in [NOT_READY, UNREACHABLE] {
+        let tolerates = |toleration: &Value| {
+            (toleration.text("key") == key || toleration.text("key").is_empty())
+                && matches!(toleration.text("effect"), "NoExecute" | "")
+        };
+        if !pod.at("spec").items("tolerations").iter().any(tolerates) {
+            let toleration =
+                json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300});
+            pod.object_mut("spec");
+            push(&mut pod["spec"], "tolerations", toleration);
+        }
+    }
+    Ok(())
+}
+
+/// DefaultIngressClass.
+pub fn ingress_class(
+    request: &Request<'_>,
+    ingress: &mut Value,
+    cluster: &dyn Cluster,
+) -> Result<(), Status> {
+    const GROUP: &str = "networking.k8s.io";
+    if !request.creates(GROUP, "ingresses")
+        || ingress.at("spec").has("ingressClassName")
+        || ingress.path("metadata.annotations").has("kubernetes.io/ingress.class")
+    {
+        return Ok(());
+    }
+    let marks = &["ingressclass.kubernetes.io/is-default-class"];
+    if let Some(name) = newest_default(cluster, GROUP, "ingressclasses", marks) {
+        ingress.object_mut("spec").insert("ingressClassName".into(), name.into());
+    }
+    Ok(())
+}
+
+/// The newest object that one of the annotations `marks` calls the default.
+pub fn newest_default(cluster: &dyn Cluster, group: &str, plural: &str, marks: &[&str]) -> Option<String> {
+    let key = |class: &Value| {
+        let metadata = class.at("metadata");
+        // Times in this form sort as text; of two just as new the first by name counts.
+        (metadata.text("creationTimestamp").to_owned(), std::cmp::Reverse(metadata.text("name").to_owned()))
+    };
+    let classes = cluster.list(group, plural, "");
+    let values = classes.iter().map(|class| class.value());
+    let defaults = values.filter(|class| {
+        let annotations = class.at("metadata").at("annotations");
+        marks.iter().any(|mark| annotations.text(mark) == "true")
+    });
+    let newest = defaults.max_by_key(key)?;
+    Some(newest.at("metadata").text("name").to_owned())
+}

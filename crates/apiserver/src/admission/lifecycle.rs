@@ -1,0 +1,42 @@
+//! NamespaceLifecycle: nothing new where there is no namespace or it is going away, and some stay.
+
+use api::Status;
+use api::status::Cause;
+use serde_json::Value;
+
+use super::{Cluster, Operation, Request};
+
+/// Namespaces that stay, whoever asks.
+const IMMORTAL: &[&str] = &["default", "kube-system", "kube-public"];
+
+pub fn admit(request: &Request<'_>, _: &mut Value, cluster: &dyn Cluster) -> Result<(), Status> {
+    if request.is("", "namespaces") {
+        return match request.operation == Operation::Delete && IMMORTAL.contains(&request.name.as_str()) {
+            true => Err(request.forbidden("this namespace may not be deleted")),
+            false => Ok(()),
+        };
+    }
+    let review = request.row.plural == "localsubjectaccessreviews";
+    if request.namespace.is_empty() || request.operation != Operation::Create || review {
+        return Ok(());
+    }
+    let name = request.namespace;
+    let Some(namespace) = cluster.get("", "namespaces", "", name) else {
+        return Err(Status::not_found("", "namespaces", name));
+    };
+    // A namespace under deletion is in this phase, and fields for selectors are decoded only once.
+    let rules = api::table::find("", "v1", "namespaces").expect("namespaces are in the table").rules;
+    let phase = namespace.fields(rules).iter().find(|(field, _)| *field == "status.phase");
+    if phase.is_none_or(|(_, phase)| **phase != *"Terminating") {
+        return Ok(());
+    }
+    let mut status = request.forbidden(format!(
+        "unable to create new content in namespace {name} because it is being terminated"
+    ));
+    status.details.get_or_insert_default().causes.push(Cause {
+        reason: "NamespaceTerminating".into(),
+        message: format!("namespace {name} is being terminated"),
+        field: "metadata.namespace".into(),
+    });
+    Err(status)
+}

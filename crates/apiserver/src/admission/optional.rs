@@ -1,0 +1,126 @@
+//! Plugins that are off unless switched on.
+
+use std::collections::BTreeSet;
+
+use api::Status;
+use api::json::Json as _;
+use serde_json::{Value, json};
+
+use super::service_account::push;
+use super::{Cluster, Operation, Request};
+
+const HOSTNAME: &str = "kubernetes.io/hostname";
+/// In the order upstream visits them.
+const CONTAINERS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
+
+/// LimitPodHardAntiAffinityTopology: pods may insist to be apart only by node.
+pub fn hostname_anti_affinity(request: &Request<'_>, pod: &Value, _: &dyn Cluster) -> Result<(), Status> {
+    if !request.is("", "pods") || request.operation == Operation::Delete {
+        return Ok(());
+    }
+    let anti = pod.path("spec.affinity.podAntiAffinity");
+    let terms = anti.items("requiredDuringSchedulingIgnoredDuringExecution");
+    match terms.iter().map(|term| term.text("topologyKey")).find(|key| *key != HOSTNAME) {
+        None => Ok(()),
+        Some(key) => Err(request.forbidden(format!(
+            "affinity.PodAntiAffinity.RequiredDuringScheduling has TopologyKey {key} but only key {HOSTNAME} is allowed"
+        ))),
+    }
+}
+
+/// AlwaysPullImages: nobody uses an image they may not pull themselves.
+pub fn pull_always(request: &Request<'_>, pod: &mut Value, _: &dyn Cluster) -> Result<(), Status> {
+    if !pulls(request, pod) {
+        return Ok(());
+    }
+    let Some(spec) = pod.get_mut("spec") else { return Ok(()) };
+    for field in CONTAINERS {
+        for container in spec.get_mut(field).and_then(Value::as_array_mut).into_iter().flatten() {
+            container.set("imagePullPolicy", "Always");
+        }
+    }
+    for volume in spec.get_mut("volumes").and_then(Value::as_array_mut).into_iter().flatten() {
+        if volume.has("image") {
+            volume.object_mut("image").insert("pullPolicy".into(), "Always".into());
+        }
+    }
+    Ok(())
+}
+
+pub fn pulls_always(request: &Request<'_>, pod: &Value, _: &dyn Cluster) -> Result<(), Status> {
+    if !pulls(request, pod) {
+        return Ok(());
+    }
+    let spec = pod.at("spec");
+    let mut policies = Vec::new();
+    for field in CONTAINERS {
+        for (i, container) in spec.items(field).iter().enumerate() {
+            policies.push((format!("spec.{field}[{i}].imagePullPolicy"), container.text("imagePullPolicy")));
+        }
+    }
+    for (i, volume) in spec.items("volumes").iter().enumerate().filter(|(_, volume)| volume.has("image")) {
+        policies.push((format!("spec.volumes[{i}].image.pullPolicy"), volume.at("image").text("pullPolicy")));
+    }
+    match policies.into_iter().find(|(_, policy)| *policy != "Always") {
+        None => Ok(()),
+        Some((path, policy)) => {
+            Err(request
+                .forbidden(format!("{path}: Unsupported value: {policy:?}: supported values: \"Always\"")))
+        }
+    }
+}
+
+/// New pods, and changes that bring other images.
+fn pulls(request: &Request<'_>, pod: &Value) -> bool {
+    if !request.is("", "pods") || request.operation == Operation::Delete {
+        return false;
+    }
+    let Some(old) = request.old else { return true };
+    let images = |pod: &Value| -> BTreeSet<String> {
+        let containers = CONTAINERS.iter().flat_map(|field| pod.at("spec").items(field));
+        containers.map(|container| container.text("image").to_owned()).collect()
+    };
+    !images(pod).is_subset(&images(old))
+}
+
+/// ExtendedResourceToleration: who asks for a device tolerates the taint that keeps others from its node.
+pub fn extended_resource_tolerations(
+    request: &Request<'_>,
+    pod: &mut Value,
+    _: &dyn Cluster,
+) -> Result<(), Status> {
+    if !request.is("", "pods") || request.operation == Operation::Delete {
+        return Ok(());
+    }
+    let containers = ["containers", "initContainers"];
+    let containers = containers.iter().flat_map(|field| pod.at("spec").items(field));
+    let names = containers.flat_map(|container| container.at("resources").entries("requests"));
+    let names = names.map(|(name, _)| name).filter(|name| is_extended(name));
+    let names: BTreeSet<String> = names.map(str::to_owned).collect();
+    for name in names {
+        let toleration = json!({"key": name, "operator": "Exists", "effect": "NoSchedule"});
+        if !pod.at("spec").items("tolerations").contains(&toleration) {
+            pod.object_mut("spec");
+            push(&mut pod["spec"], "tolerations", toleration);
+        }
+    }
+    Ok(())
+}
+
+/// A resource of somebody else's: with a domain that is not Kubernetes' own.
+pub fn is_extended(name: &str) -> bool {
+    let native = !name.contains('/') || name.contains("kubernetes.io/");
+    !native && !name.starts_with("requests.")
+}
+
+/// DenyServiceExternalIPs: no external IPs beyond those that are there.
+pub fn no_external_ips(request: &Request<'_>, service: &Value, _: &dyn Cluster) -> Result<(), Status> {
+    if !request.is("", "services") || request.operation == Operation::Delete {
+        return Ok(());
+    }
+    let had = request.old.map_or(&[][..], |old| old.at("spec").items("externalIPs"));
+    match service.at("spec").items("externalIPs").iter().all(|ip| had.contains(ip)) {
+        true => Ok(()),
+        false => Err(request.forbidden("Use of external IPs is denied by admission control")),
+    }
+}

@@ -1,0 +1,98 @@
+//! Priority: a pod's priority is that of its class.
+
+use api::Status;
+use api::json::Json as _;
+use serde_json::{Value, json};
+
+use super::{Cluster, Operation, Request};
+
+const GROUP: &str = "scheduling.k8s.io";
+
+/// The classes every cluster has: name, value, description.
+pub const SYSTEM_CLASSES: &[(&str, i64, &str)] = &[
+    (
+        "system-node-critical",
+        2_000_001_000,
+        "Used for system critical pods that must not be moved from their current node.",
+    ),
+    (
+        "system-cluster-critical",
+        2_000_000_000,
+        "Used for system critical pods that must run in the cluster, but can be moved to another node if necessary.",
+    ),
+];
+
+pub fn admit(request: &Request<'_>, pod: &mut Value, cluster: &dyn Cluster) -> Result<(), Status> {
+    if !request.is("", "pods") {
+        return Ok(());
+    }
+    match (request.operation, request.old) {
+        (Operation::Create, _) => set_priority(request, pod, cluster),
+        (Operation::Update, Some(old)) => {
+            for field in ["priority", "preemptionPolicy"] {
+                let kept = old.at("spec").at(field);
+                if !pod.at("spec").has(field) && !kept.is_null() {
+                    pod.object_mut("spec").insert(field.into(), kept.clone());
+                }
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn set_priority(request: &Request<'_>, pod: &mut Value, cluster: &dyn Cluster) -> Result<(), Status> {
+    let named = pod.at("spec").text("priorityClassName").to_owned();
+    let class = match named.as_str() {
+        "" => default_class(cluster).unwrap_or(json!({"preemptionPolicy": "PreemptLowerPriority"})),
+        name => match cluster.get(GROUP, "priorityclasses", "", name) {
+            Some(class) => class.value(),
+            None => return Err(request.forbidden(format!("no PriorityClass with name {name} was found"))),
+        },
+    };
+    let value = class.int("value").unwrap_or(0);
+    if let Some(said) = pod.at("spec").int("priority").filter(|said| *said != value) {
+        return Err(request.forbidden(format!(
+            "the integer value of priority ({said}) must not be provided in pod spec; priority admission controller computed {value} from the given PriorityClass name"
+        )));
+    }
+    let policy = class.text("preemptionPolicy");
+    let said = pod.at("spec").text("preemptionPolicy");
+    if !policy.is_empty() && !said.is_empty() && said != policy {
+        return Err(request.forbidden(format!(
+            "the string value of PreemptionPolicy ({said}) must not be provided in pod spec; priority admission controller computed {policy} from the given PriorityClass name"
+        )));
+    }
+    let spec = pod.object_mut("spec");
+    spec.insert("priority".into(), value.into());
+    if !policy.is_empty() {
+        spec.insert("preemptionPolicy".into(), policy.into());
+    }
+    let name = class.at("metadata").text("name");
+    if named.is_empty() && !name.is_empty() {
+        spec.insert("priorityClassName".into(), name.into());
+    }
+    Ok(())
+}
+
+pub fn validate(request: &Request<'_>, class: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
+    if !request.is(GROUP, "priorityclasses") || !class.flag("globalDefault") {
+        return Ok(());
+    }
+    let Some(other) = default_class(cluster) else { return Ok(()) };
+    let name = other.at("metadata").text("name");
+    match request.operation {
+        Operation::Update if name == class.at("metadata").text("name") => Ok(()),
+        _ => Err(request.forbidden(format!(
+            "PriorityClass {name} is already marked as default. Only one default can exist"
+        ))),
+    }
+}
+
+/// Should there ever be two defaults, the lower one counts.
+fn default_class(cluster: &dyn Cluster) -> Option<Value> {
+    let classes = cluster.list(GROUP, "priorityclasses", "");
+    let marked = classes.iter().filter(|class| class.mentions("\"globalDefault\":true"));
+    let defaults = marked.map(|class| class.value()).filter(|class| class.flag("globalDefault"));
+    defaults.min_by_key(|class| class.int("value").unwrap_or(0))
+}

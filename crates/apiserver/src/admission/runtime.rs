@@ -1,0 +1,114 @@
+//! RuntimeClass: a pod carries the overhead of its runtime and goes where the runtime is.
+
+use api::Status;
+use api::json::Json as _;
+use serde_json::Value;
+
+use super::resources::list;
+use super::{Cluster, Request};
+
+const MISMATCH: &str = "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead";
+
+pub fn admit(request: &Request<'_>, pod: &mut Value, cluster: &dyn Cluster) -> Result<(), Status> {
+    if !request.creates("", "pods") {
+        return Ok(());
+    }
+    let Some(class) = class(request, pod, cluster)? else { return Ok(()) };
+    if class.has("overhead") {
+        let said = list(pod.at("spec"), "overhead");
+        if !said.is_empty() && said != list(class.at("overhead"), "podFixed") {
+            return Err(request.forbidden(MISMATCH));
+        }
+        let overhead = class.at("overhead").at("podFixed");
+        if !overhead.is_null() {
+            pod.object_mut("spec").insert("overhead".into(), overhead.clone());
+        }
+    }
+    if class.has("scheduling") {
+        schedule(request, pod, class.at("scheduling"))?;
+    }
+    Ok(())
+}
+
+pub fn validate(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
+    if !request.creates("", "pods") {
+        return Ok(());
+    }
+    match class(request, pod, cluster)?.filter(|class| class.has("overhead")) {
+        Some(class) if list(pod.at("spec"), "overhead") != list(class.at("overhead"), "podFixed") => {
+            Err(request.forbidden(MISMATCH))
+        }
+        None if pod.at("spec").has("overhead") => Err(request
+            .forbidden("pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead")),
+        _ => Ok(()),
+    }
+}
+
+fn class(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Result<Option<Value>, Status> {
+    let Some(name) = pod.at("spec").at("runtimeClassName").as_str() else { return Ok(None) };
+    match cluster.get("node.k8s.io", "runtimeclasses", "", name) {
+        Some(class) => Ok(Some(class.value())),
+        None => Err(request.forbidden(format!("pod rejected: RuntimeClass {name:?} not found"))),
+    }
+}
+
+fn schedule(request: &Request<'_>, pod: &mut Value, scheduling: &Value) -> Result<(), Status> {
+    for (key, value) in scheduling.entries("nodeSelector") {
+        let said = pod.at("spec").at("nodeSelector").get(key);
+        if let Some(said) = said.filter(|said| *said != value) {
+            let (value, said) = (value.as_str().unwrap_or(""), said.as_str().unwrap_or(""));
+            return Err(request.forbidden(format!(
+                "conflict: runtimeClass.scheduling.nodeSelector[{key}] = {value}; pod.spec.nodeSelector[{key}] = {said}"
+            )));
+        }
+        pod.object_mut("spec");
+        pod["spec"].object_mut("nodeSelector").insert(key.to_owned(), value.clone());
+    }
+    let all: Vec<&Value> =
+        pod.at("spec").items("tolerations").iter().chain(scheduling.items("tolerations")).collect();
+    let merged = merge_tolerations(&all);
+    if !merged.is_empty() {
+        pod.object_mut("spec").insert("tolerations".into(), merged.into());
+    }
+    Ok(())
+}
+
+/// Without those that another covers; of equal ones the first stays.
+fn merge_tolerations(all: &[&Value]) -> Vec<Value> {
+    let mut merged: Vec<Value> = Vec::new();
+    for (i, toleration) in all.iter().enumerate() {
+        let before = merged.iter().any(|other| covers(other, toleration));
+        let later = all[i + 1..].iter().any(|other| *other != *toleration && covers(other, toleration));
+        if !before && !later {
+            merged.push((*toleration).clone());
+        }
+    }
+    merged
+}
+
+/// Whether `wide` tolerates all that `narrow` does.
+fn covers(wide: &Value, narrow: &Value) -> bool {
+    if wide == narrow {
+        return true;
+    }
+    let exists = wide.text("operator") == "Exists";
+    if wide.text("key") != narrow.text("key") && !(wide.text("key").is_empty() && exists) {
+        return false;
+    }
+    if wide.text("effect") != narrow.text("effect") && !wide.text("effect").is_empty() {
+        return false;
+    }
+    if wide.text("effect") == "NoExecute"
+        && let Some(seconds) = wide.int("tolerationSeconds")
+        && narrow.int("tolerationSeconds").is_none_or(|other| other > seconds)
+    {
+        return false;
+    }
+    match wide.text("operator") {
+        "Exists" => true,
+        "Equal" | "" => {
+            matches!(narrow.text("operator"), "Equal" | "") && wide.text("value") == narrow.text("value")
+        }
+        _ => false,
+    }
+}

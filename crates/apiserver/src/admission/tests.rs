@@ -1,0 +1,241 @@
+//! One table per plugin: an object and the cluster in, the changed part or the complaint out.
+
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::*;
+use crate::object::to_stored;
+
+mod pods;
+mod quotas;
+
+/// A cluster of these objects.
+#[derive(Default)]
+struct Fake(Vec<Arc<Object>>);
+
+impl Fake {
+    /// Each object with the plural of its kind, such as `limitranges`.
+    fn of(objects: &[(&str, &str, Value)]) -> Fake {
+        let store = |(group, plural, value): &(&str, &str, Value)| {
+            let row = api::table::find(group, "v1", plural).expect("a known kind");
+            let metadata = value.at("metadata");
+            let collection = Target::collection(row, metadata.text("namespace"));
+            let key = Target { name: metadata.text("name").to_owned(), ..collection }.key();
+            Arc::new(Object::new(key.into(), to_stored(value.clone()), 1).expect("an object"))
+        };
+        Fake(objects.iter().map(store).collect())
+    }
+}
+
+impl Cluster for Fake {
+    fn get(&self, group: &str, plural: &str, namespace: &str, name: &str) -> Option<Arc<Object>> {
+        self.list(group, plural, namespace).into_iter().find(|object| object.name() == name)
+    }
+
+    fn list(&self, group: &str, plural: &str, namespace: &str) -> Vec<Arc<Object>> {
+        let row = api::table::find(group, "v1", plural).expect("a known kind");
+        let prefix = Target::collection(row, namespace).key();
+        self.0.iter().filter(|object| object.key.starts_with(&prefix)).cloned().collect()
+    }
+}
+
+/// Runs one plugin, both halves, and answers with the changed object or the complaint.
+fn run(
+    name: &str,
+    (group, plural): (&str, &str),
+    operation: Operation,
+    mut object: Value,
+    old: Option<&Value>,
+    cluster: &Fake,
+) -> Result<Value, String> {
+    let plugin = PLUGINS.iter().find(|plugin| plugin.name == name).expect("a known plugin");
+    let row = api::table::find(group, "v1", plural).expect("a known kind");
+    let target = Target::collection(row, object.at("metadata").text("namespace"));
+    let mut request = Request::new(&target, operation, &object, old);
+    request.name = object.at("metadata").text("name").to_owned();
+    let admitted = plugin.admit.map_or(Ok(()), |admit| admit(&request, &mut object, cluster));
+    let judged = admitted
+        .and_then(|()| plugin.validate.map_or(Ok(()), |validate| validate(&request, &object, cluster)));
+    judged.map(|()| object).map_err(|status| format!("{} {}", status.code, status.message))
+}
+
+/// The part at `path` of what one plugin makes of a new object, or the complaint.
+#[track_caller]
+fn check(name: &str, kind: (&str, &str), object: Value, cluster: &Fake, path: &str, expected: Value) {
+    let found = match run(name, kind, Operation::Create, object, None, cluster) {
+        Ok(object) => object.pointer(path).cloned().unwrap_or_default(),
+        Err(message) => message.into(),
+    };
+    assert_eq!(found, expected);
+}
+
+#[track_caller]
+fn check_update(name: &str, kind: (&str, &str), new: Value, old: Value, cluster: &Fake, expected: &str) {
+    let found = run(name, kind, Operation::Update, new, Some(&old), cluster);
+    assert_eq!(found.err().unwrap_or_default(), expected);
+}
+
+#[test]
+fn plugins_are_switched_by_name() {
+    let on = |enable: &[&str], disable: &[&str]| {
+        let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        Chain::new(&Switches { enable: list(enable), disable: list(disable) })
+            .map(|chain| chain.plugins.iter().map(|plugin| plugin.name).collect::<Vec<_>>())
+    };
+    let usual = on(&[], &[]).unwrap();
+    assert_eq!(usual.first(), Some(&"NamespaceLifecycle"));
+    assert_eq!(usual.last(), Some(&"ResourceQuota"));
+    assert!(!usual.contains(&"AlwaysPullImages"));
+    let changed = on(&["AlwaysPullImages", "Priority"], &["LimitRanger"]).unwrap();
+    assert_eq!(changed.len(), usual.len());
+    assert!(changed.contains(&"AlwaysPullImages") && !changed.contains(&"LimitRanger"));
+    assert_eq!(on(&["Nonsense"], &[]), Err(SwitchError::Unknown("Nonsense".into())));
+    assert_eq!(on(&["Priority"], &["Priority"]), Err(SwitchError::Both("Priority".into())));
+    let mut names: Vec<_> = PLUGINS.iter().map(|plugin| plugin.name).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), PLUGINS.len());
+}
+
+#[test]
+fn namespaces_live_and_end() {
+    let cluster = Fake::of(&[
+        ("", "namespaces", json!({"metadata": {"name": "n"}, "status": {"phase": "Active"}})),
+        ("", "namespaces", json!({"metadata": {"name": "end"}, "status": {"phase": "Terminating"}})),
+    ]);
+    let kind = ("", "configmaps");
+    let map = |namespace: &str| json!({"metadata": {"name": "m", "namespace": namespace}});
+    let check = |namespace: &str, expected: &str| {
+        check("NamespaceLifecycle", kind, map(namespace), &cluster, "/none", expected.into());
+    };
+    super::tests::check("NamespaceLifecycle", kind, map("n"), &cluster, "/metadata/name", json!("m"));
+    check("none", "404 namespaces \"none\" not found");
+    check(
+        "end",
+        "403 configmaps \"m\" is forbidden: unable to create new content in namespace end because it is being terminated",
+    );
+    for (name, expected) in [
+        ("default", Some("403 namespaces \"default\" is forbidden: this namespace may not be deleted")),
+        ("kube-node-lease", None),
+    ] {
+        let namespace = json!({"metadata": {"name": name}});
+        let found =
+            run("NamespaceLifecycle", ("", "namespaces"), Operation::Delete, namespace, None, &cluster);
+        assert_eq!(found.err().as_deref(), expected);
+    }
+}
+
+#[test]
+fn new_nodes_are_not_ready() {
+    let taint = json!({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"});
+    for spec in [json!({}), json!({"taints": [taint]})] {
+        let node = json!({"metadata": {"name": "n"}, "spec": spec});
+        check("TaintNodesByCondition", ("", "nodes"), node, &Fake::default(), "/spec/taints", json!([taint]));
+    }
+}
+
+#[test]
+fn default_classes() {
+    let class = |name: &str, time: &str, default: &str| {
+        json!({"metadata": {"name": name, "creationTimestamp": time, "annotations": {
+            "storageclass.kubernetes.io/is-default-class": default,
+            "ingressclass.kubernetes.io/is-default-class": default,
+        }}})
+    };
+    let classes = [
+        class("a", "2026-01-01T00:00:00Z", "true"),
+        class("b", "2026-01-02T00:00:00Z", "true"),
+        class("c", "2026-01-02T00:00:00Z", "true"),
+        class("d", "2026-01-03T00:00:00Z", "false"),
+    ];
+    let of = |group: &'static str, plural: &'static str| {
+        Fake::of(&classes.clone().map(|class| (group, plural, class)))
+    };
+    let named = json!({"metadata": {"name": "x", "namespace": "n"}, "spec": {"storageClassName": "", "ingressClassName": "z"}});
+    let plain = json!({"metadata": {"name": "x", "namespace": "n"}, "spec": {}});
+    let (claims, ingresses) = (("", "persistentvolumeclaims"), ("networking.k8s.io", "ingresses"));
+    let storage = of("storage.k8s.io", "storageclasses");
+    check("DefaultStorageClass", claims, plain.clone(), &storage, "/spec/storageClassName", json!("b"));
+    check("DefaultStorageClass", claims, named.clone(), &storage, "/spec/storageClassName", json!(""));
+    check(
+        "DefaultStorageClass",
+        claims,
+        plain.clone(),
+        &Fake::default(),
+        "/spec/storageClassName",
+        json!(null),
+    );
+    let ingress = of("networking.k8s.io", "ingressclasses");
+    check("DefaultIngressClass", ingresses, plain, &ingress, "/spec/ingressClassName", json!("b"));
+    check("DefaultIngressClass", ingresses, named, &ingress, "/spec/ingressClassName", json!("z"));
+}
+
+#[test]
+fn storage_in_use_is_held() {
+    let object = json!({"metadata": {"name": "x", "finalizers": ["a/b"]}});
+    let check = |kind, expected: Value| {
+        check(
+            "StorageObjectInUseProtection",
+            kind,
+            object.clone(),
+            &Fake::default(),
+            "/metadata/finalizers",
+            expected,
+        );
+    };
+    check(("", "persistentvolumes"), json!(["a/b", "kubernetes.io/pv-protection"]));
+    check(("", "persistentvolumeclaims"), json!(["a/b", "kubernetes.io/pvc-protection"]));
+    check(("", "configmaps"), json!(["a/b"]));
+}
+
+#[test]
+fn claims_grow_where_their_class_allows_it() {
+    let cluster = Fake::of(&[
+        (
+            "storage.k8s.io",
+            "storageclasses",
+            json!({"metadata": {"name": "grows"}, "allowVolumeExpansion": true}),
+        ),
+        ("storage.k8s.io", "storageclasses", json!({"metadata": {"name": "stays"}})),
+    ]);
+    let claim = |class: &str, size: &str, phase: &str| {
+        json!({"metadata": {"name": "c", "namespace": "n"}, "status": {"phase": phase},
+            "spec": {"storageClassName": class, "resources": {"requests": {"storage": size}}}})
+    };
+    let check = |class: &str, phase: &str, sizes: (&str, &str), why: &str| {
+        let expected = match why {
+            "" => String::new(),
+            why => format!("403 persistentvolumeclaims \"c\" is forbidden: {why}"),
+        };
+        let (new, old) = (claim(class, sizes.1, phase), claim(class, sizes.0, phase));
+        check_update(
+            "PersistentVolumeClaimResize",
+            ("", "persistentvolumeclaims"),
+            new,
+            old,
+            &cluster,
+            &expected,
+        );
+    };
+    let fixed = "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize";
+    check("grows", "Bound", ("1Gi", "2Gi"), "");
+    check("stays", "Bound", ("1Gi", "2Gi"), fixed);
+    check("", "Bound", ("1Gi", "2Gi"), fixed);
+    check("stays", "Bound", ("1Gi", "1024Mi"), "");
+    check("grows", "Pending", ("1Gi", "2Gi"), "Only bound persistent volume claims can be expanded");
+}
+
+#[test]
+fn external_ips_can_be_denied() {
+    let service =
+        |ips: &[&str]| json!({"metadata": {"name": "s", "namespace": "n"}, "spec": {"externalIPs": ips}});
+    let kind = ("", "services");
+    let none = Fake::default();
+    let refused = "403 services \"s\" is forbidden: Use of external IPs is denied by admission control";
+    check("DenyServiceExternalIPs", kind, service(&["1.1.1.1"]), &none, "", json!(refused));
+    check("DenyServiceExternalIPs", kind, service(&[]), &none, "/metadata/name", json!("s"));
+    let old = service(&["1.1.1.1", "2.2.2.2"]);
+    check_update("DenyServiceExternalIPs", kind, service(&["2.2.2.2"]), old.clone(), &none, "");
+    check_update("DenyServiceExternalIPs", kind, service(&["3.3.3.3"]), old, &none, refused);
+}
