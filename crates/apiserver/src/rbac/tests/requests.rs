@@ -99,3 +99,98 @@ async fn the_policy_is_repaired_at_start_unless_told_otherwise() {
     assert_ne!(rig.get(&format!("{path}/system:basic-user")).await["rules"], Value::Null);
     assert_eq!(rig.get(&format!("{path}/system:discovery")).await["rules"], Value::Null);
 }
+
+/// A write by somebody who may write roles, but not more than they have.
+#[track_caller]
+async fn write(rig: &Rig, request: &str, body: Value) -> String {
+    let media = match request.split_once(' ') {
+        Some(("PATCH", rest)) if rest.contains("fieldManager") => "application/apply-patch+yaml",
+        Some(("PATCH", _)) => "application/merge-patch+json",
+        _ => "application/json",
+    };
+    brief(&rig.call_as(user("al"), request, media, &body.to_string()).await, &["metadata.name"])
+}
+
+#[tokio::test]
+async fn no_way_of_writing_grants_more_than_one_has() {
+    let rig = Rig::start().await;
+    let group = "rbac.authorization.k8s.io";
+    let rule = |verb: &str| json!([{"verbs": [verb], "apiGroups": [""], "resources": ["pods"]}]);
+    let role = |name: &str, verb: &str| {
+        let api_version = format!("{group}/v1");
+        json!({"apiVersion": api_version, "kind": "ClusterRole", "metadata": {"name": name}, "rules": rule(verb)})
+    };
+    let path = format!("/apis/{group}/v1/clusterroles");
+    let subject = json!({"kind": "User", "name": "al", "apiGroup": group});
+    let binding = |name: &str, role: &str| {
+        let reference = json!({"apiGroup": group, "kind": "ClusterRole", "name": role});
+        json!({"metadata": {"name": name}, "subjects": [subject], "roleRef": reference})
+    };
+    let bindings = format!("/apis/{group}/v1/clusterrolebindings");
+    rig.send(&format!("POST {path}"), role("read", "get")).await;
+    rig.send(&format!("POST {path}"), role("big", "delete")).await;
+    let (_, made) = rig.send(&format!("POST {bindings}"), binding("al", "read")).await;
+    let revision = made["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok());
+    rig.server.cache.reached(revision.expect("a version")).await.expect("in the cache");
+    let answers = [
+        write(&rig, &format!("POST {path}"), role("mine", "get")).await,
+        write(&rig, &format!("POST {path}"), role("more", "create")).await,
+        write(&rig, &format!("POST {path}?dryRun=All"), role("more", "create")).await,
+        write(&rig, &format!("PUT {path}/mine"), role("mine", "create")).await,
+        write(&rig, &format!("PUT {path}/more"), role("more", "create")).await,
+        write(&rig, &format!("PATCH {path}/mine"), json!({"rules": rule("create")})).await,
+        write(&rig, &format!("PATCH {path}/mine?fieldManager=al&force=true"), role("mine", "create")).await,
+        write(&rig, &format!("PATCH {path}/more?fieldManager=al"), role("more", "create")).await,
+        write(&rig, &format!("PATCH {path}/big"), json!({"metadata": {"labels": {"a": "b"}}})).await,
+        write(&rig, &format!("PATCH {path}/big"), json!({"metadata": {"finalizers": ["a.b/c"]}})).await,
+        write(&rig, &format!("POST {bindings}"), binding("ok", "read")).await,
+        write(&rig, &format!("POST {bindings}"), binding("more", "big")).await,
+        write(&rig, &format!("PUT {bindings}/more"), binding("more", "big")).await,
+    ];
+    expect![[r#"
+        201 mine
+        403 clusterroles.rbac.authorization.k8s.io "more" is forbidden: user "al" (groups=["system:authenticated"]) is attempting to grant RBAC permissions not currently held:
+        {APIGroups:[""], Resources:["pods"], Verbs:["create"]}
+        403 clusterroles.rbac.authorization.k8s.io "more" is forbidden: user "al" (groups=["system:authenticated"]) is attempting to grant RBAC permissions not currently held:
+        {APIGroups:[""], Resources:["pods"], Verbs:["create"]}
+        403 clusterroles.rbac.authorization.k8s.io "mine" is forbidden: user "al" (groups=["system:authenticated"]) is attempting to grant RBAC permissions not currently held:
+        {APIGroups:[""], Resources:["pods"], Verbs:["create"]}
+        403 clusterroles.rbac.authorization.k8s.io "more" is forbidden: user "al" (groups=["system:authenticated"]) is attempting to grant RBAC permissions not currently held:
+        {APIGroups:[""], Resources:["pods"], Verbs:["create"]}
+        403 clusterroles.rbac.authorization.k8s.io "mine" is forbidden: user "al" (groups=["system:authenticated"]) is attempting to grant RBAC permissions not currently held:
+        {APIGroups:[""], Resources:["pods"], Verbs:["create"]}
+        403 clusterroles.rbac.authorization.k8s.io "mine" is forbidden: user "al" (groups=["system:authenticated"]) is attempting to grant RBAC permissions not currently held:
+        {APIGroups:[""], Resources:["pods"], Verbs:["create"]}
+        403 clusterroles.rbac.authorization.k8s.io "more" is forbidden: user "al" (groups=["system:authenticated"]) is attempting to grant RBAC permissions not currently held:
+        {APIGroups:[""], Resources:["pods"], Verbs:["create"]}
+        403 clusterroles.rbac.authorization.k8s.io "big" is forbidden: user "al" (groups=["system:authenticated"]) is attempting to grant RBAC permissions not currently held:
+        {APIGroups:[""], Resources:["pods"], Verbs:["delete"]}
+        200 big
+        201 ok
+        403 clusterrolebindings.rbac.authorization.k8s.io "more" is forbidden: user "al" (groups=["system:authenticated"]) is attempting to grant RBAC permissions not currently held:
+        {APIGroups:[""], Resources:["pods"], Verbs:["delete"]}
+        403 clusterrolebindings.rbac.authorization.k8s.io "more" is forbidden: user "al" (groups=["system:authenticated"]) is attempting to grant RBAC permissions not currently held:
+        {APIGroups:[""], Resources:["pods"], Verbs:["delete"]}"#]].assert_eq(&answers.join("\n"));
+}
+
+#[tokio::test]
+async fn reviews_tell_what_is_held_and_stay_in_their_namespace() {
+    let rig = Rig::start().await;
+    ensure_defaults(&rig.server).await.expect("the default policy");
+    let review = |kind: &str, spec: Value| {
+        let group = "authorization.k8s.io/v1";
+        json!({"apiVersion": group, "kind": kind, "spec": spec}).to_string()
+    };
+    let rules = "POST /apis/authorization.k8s.io/v1/selfsubjectrulesreviews";
+    let body = review("SelfSubjectRulesReview", json!({"namespace": "default"}));
+    let answer = rig.call_as(user("al"), rules, "application/json", &body).await;
+    expect![[r#"201 {"incomplete":false,"nonResourceRules":[{"nonResourceURLs":["/api","/api/*","/apis","/apis/*","/healthz","/livez","/openapi","/openapi/*","/readyz","/version","/version/"],"verbs":["get"]},{"nonResourceURLs":["/healthz","/livez","/readyz","/version","/version/"],"verbs":["get"]}],"resourceRules":[{"apiGroups":["authorization.k8s.io"],"resources":["selfsubjectaccessreviews","selfsubjectrulesreviews"],"verbs":["create"]},{"apiGroups":["authentication.k8s.io"],"resources":["selfsubjectreviews"],"verbs":["create"]}]}"#]].assert_eq(&brief(&answer, &["status"]));
+    let body = review("SelfSubjectRulesReview", json!({}));
+    let answer = rig.call_as(user("al"), rules, "application/json", &body).await;
+    expect!["400 no namespace on request"].assert_eq(&brief(&answer, &["status"]));
+    let local = "POST /apis/authorization.k8s.io/v1/namespaces/default/localsubjectaccessreviews";
+    let elsewhere = json!({"verb": "get", "resource": "pods", "namespace": "kube-system"});
+    let body = review("LocalSubjectAccessReview", json!({"user": "bo", "resourceAttributes": elsewhere}));
+    let answer = rig.call_as(user("al"), local, "application/json", &body).await;
+    expect![[r#"422 LocalSubjectAccessReview.authorization.k8s.io "" is invalid: spec.resourceAttributes.namespace: Invalid value: "kube-system": must match metadata.namespace"#]].assert_eq(&brief(&answer, &["status"]));
+}
