@@ -121,6 +121,11 @@ fn may_act_as(rbac: &Rbac, user: &User, other: &User, account: Option<(&str, &st
     Ok(())
 }
 
+/// A change of what is not there makes it, which is more than changing it.
+pub fn authorize_creation(rbac: &Rbac, user: &User, target: &Target) -> Result<(), Status> {
+    authorize(rbac, user, &Asks::Resource("create", target, &target.name))
+}
+
 pub fn authorize(rbac: &Rbac, user: &User, asks: &Asks<'_>) -> Result<(), Status> {
     match asks {
         Asks::Path(method, path) => {

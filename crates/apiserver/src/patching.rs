@@ -8,6 +8,7 @@ use patch::apply::{ApplyError, Writer};
 use patch::{JsonPatchError, StrategicError};
 use serde_json::{Map, Value};
 
+use crate::access;
 use crate::body::Body;
 use crate::codec::{self, FieldValidation, type_of};
 use crate::create::defaulted;
@@ -228,6 +229,7 @@ async fn apply(
             );
             return Err(Status::conflict(row.group, row.plural, &target.name, &why));
         }
+        access::authorize_creation(&server.rbac, &call.user, target)?;
         let mut value = merge(None)?;
         value.object_mut("metadata").remove("resourceVersion");
         let fields = value.path("metadata.managedFields").clone();

@@ -5,6 +5,7 @@ use api::{Errors, Path, Resource, Status};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
+use crate::access;
 use crate::admission::{Operation, Request};
 use crate::body::Body;
 use crate::codec;
@@ -41,6 +42,7 @@ pub async fn update(
         if !strategy::created_by_put(stored_as(row)) || !value.at("metadata").text("uid").is_empty() {
             return Err(target.not_found());
         }
+        access::authorize_creation(&server.rbac, &call.user, target)?;
         let collection = Target { name: String::new(), ..target.clone() };
         value.object_mut("metadata").remove("resourceVersion");
         let (outcome, more) = server.create_object(&collection, value, &options, Some(call)).await?;
