@@ -328,8 +328,11 @@ const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
 pub fn watch_event(media: Media, kind: &str, object: Value) -> Bytes {
     match media {
         Media::Json => {
-            let mut line = serde_json::to_vec(&json!({"type": kind, "object": object})).unwrap_or_default();
-            line.push(b'\n');
+            // By hand, since the type comes first, as it does upstream.
+            let mut line = format!("{{\"type\":\"{kind}\",\"object\":").into_bytes();
+            // Writing into memory cannot fail.
+            let _ = serde_json::to_writer(&mut line, &object);
+            line.extend_from_slice(b"}\n");
             line.into()
         }
         Media::Yaml => format!("---\n{}", to_yaml(&json!({"type": kind, "object": object}))).into(),

@@ -8,6 +8,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
+use sha2::Digest as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
@@ -107,9 +108,12 @@ async fn connection(
 
 /// The certificate has been verified by TLS; here it only says who it is.
 fn user_of(certificates: Option<&[rustls::pki_types::CertificateDer<'_>]>) -> User {
-    let identity = certificates.and_then(|chain| chain.first()).map(|leaf| pki::identity_of(leaf.as_ref()));
-    match identity {
-        Some(Ok(identity)) => User::from_certificate(identity),
-        _ => User::anonymous(),
-    }
+    let Some(leaf) = certificates.and_then(|chain| chain.first()) else { return User::anonymous() };
+    let Ok(identity) = pki::identity_of(leaf) else { return User::anonymous() };
+    let mut user = User::from_certificate(identity);
+    // Which certificate it was, for audit and `kubectl auth whoami`.
+    let digest: String = sha2::Sha256::digest(leaf).iter().map(|byte| format!("{byte:02x}")).collect();
+    user.extra
+        .insert("authentication.kubernetes.io/credential-id".into(), vec![format!("X509SHA256={digest}")]);
+    user
 }

@@ -352,7 +352,7 @@ fn the_server_describes_itself() {
         kubectl explain configmap.nothing
         kubectl auth can-i create pods
         kubectl auth can-i create pods --as=nobody
-        kubectl auth whoami
+        kubectl auth whoami | sed -E 's/=[0-9a-f]{64}/=DIGEST/'
         kubectl cluster-info | head -1
         kubectl version 2>/dev/null | grep Server
         kubectl get --raw /readyz
@@ -437,10 +437,11 @@ fn the_server_describes_itself() {
             $ kubectl auth can-i create pods --as=nobody
             no
             ? 1
-            $ kubectl auth whoami
-            ATTRIBUTE   VALUE
-            Username    system:admin
-            Groups      [system:masters system:authenticated]
+            $ kubectl auth whoami | sed -E 's/=[0-9a-f]{64}/=DIGEST/'
+            ATTRIBUTE                                           VALUE
+            Username                                            system:admin
+            Groups                                              [system:masters system:authenticated]
+            Extra: authentication.kubernetes.io/credential-id   [X509SHA256=DIGEST]
             $ kubectl cluster-info | head -1
             Kubernetes control plane is running at URL
             $ kubectl version 2>/dev/null | grep Server

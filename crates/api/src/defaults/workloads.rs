@@ -28,6 +28,7 @@ pub(super) const ROWS: &[Row] = &[
             Set("persistentVolumeClaimRetentionPolicy", Struct),
             Set("replicas", Int(1)),
             Set("revisionHistoryLimit", Int(10)),
+            Fill(claim_templates),
         ],
     },
     Row { ty: "apps.v1.StatefulSetUpdateStrategy", rules: &[Fill(stateful_set_strategy)] },
@@ -71,6 +72,14 @@ fn rolling_update(strategy: &mut Value, unavailable: Value, surge: Value) {
         strategy.object_mut("rollingUpdate");
         strategy["rollingUpdate"].default_to("maxUnavailable", unavailable);
         strategy["rollingUpdate"].default_to("maxSurge", surge);
+    }
+}
+
+/// Claim templates say what they are, as upstream's conversion makes them.
+fn claim_templates(spec: &mut Value) {
+    for claim in spec.get_mut("volumeClaimTemplates").and_then(Value::as_array_mut).into_iter().flatten() {
+        claim.set("apiVersion", "v1");
+        claim.set("kind", "PersistentVolumeClaim");
     }
 }
 
