@@ -121,6 +121,44 @@ fn may_act_as(rbac: &Rbac, user: &User, other: &User, account: Option<(&str, &st
     Ok(())
 }
 
+/// What a path asks for that looks like one of objects but leads to none: only those who may see objects
+/// of that kind learn that there is no such kind.
+fn unserved<'a>(method: &str, path: &'a str) -> Option<Ask<'a>> {
+    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+    let (group, mut rest) = match parts.as_slice() {
+        ["api", _, rest @ ..] if !rest.is_empty() => ("", rest),
+        ["apis", group, _, rest @ ..] if !rest.is_empty() => (*group, rest),
+        _ => return None,
+    };
+    let watch = rest[0] == "watch";
+    if watch {
+        rest = &rest[1..];
+    }
+    let namespace = match rest {
+        ["namespaces", namespace, ..] => *namespace,
+        _ => "",
+    };
+    if let ["namespaces", _, inner, ..] = rest
+        && !matches!(*inner, "status" | "finalize")
+    {
+        rest = &rest[2..];
+    }
+    let part = |i: usize| rest.get(i).copied().unwrap_or("");
+    let verb = match (method, part(1)) {
+        _ if watch => "watch",
+        ("GET" | "HEAD", "") => "list",
+        ("GET" | "HEAD", _) => "get",
+        ("POST", _) => "create",
+        ("PUT", _) => "update",
+        ("PATCH", _) => "patch",
+        ("DELETE", "") => "deletecollection",
+        ("DELETE", _) => "delete",
+        _ => "",
+    };
+    let (resource, name, subresource) = (part(0), part(1), part(2));
+    Some(Ask::Resource { verb, group, resource, subresource, namespace, name })
+}
+
 /// A change of what is not there makes it, which is more than changing it.
 pub fn authorize_creation(rbac: &Rbac, user: &User, target: &Target) -> Result<(), Status> {
     authorize(rbac, user, &Asks::Resource("create", target, &target.name))
@@ -130,7 +168,7 @@ pub fn authorize(rbac: &Rbac, user: &User, asks: &Asks<'_>) -> Result<(), Status
     match asks {
         Asks::Path(method, path) => {
             let verb = &method.to_ascii_lowercase();
-            rbac.authorize(user, &Ask::Path { verb, path })
+            rbac.authorize(user, &unserved(method, path).unwrap_or(Ask::Path { verb, path }))
         }
         Asks::Resource(verb, target, name) => {
             let resource = target.resource;

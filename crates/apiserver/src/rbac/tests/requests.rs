@@ -12,9 +12,9 @@ use crate::tests::{Rig, brief};
 
 async fn check(rig: &Rig, who: &str, request: &str, expected: Expect) {
     let (method, path) = request.split_once(' ').expect("a method and a path");
-    let route = route(&rig.server.registry, path).expect("a route");
+    let route = route(&rig.server.registry, path);
     let asks = match &route {
-        Route::Resource(target) => {
+        Ok(Route::Resource(target)) => {
             Asks::Resource(verb(&method.parse().expect("a method"), target, false), target, &target.name)
         }
         _ => Asks::Path(method, path),
@@ -47,6 +47,17 @@ async fn requests_are_decided_by_the_roles_in_the_store() {
     check(&rig, "jo", "GET /api/v1/nodes", expect![[r#"nodes is forbidden: User "jo" cannot list resource "nodes" in API group "" at the cluster scope"#]]).await;
     check(&rig, "jo", "GET /apis/apps/v1/namespaces/x/deployments", expect![[r#"deployments.apps is forbidden: User "jo" cannot list resource "deployments" in API group "apps" in the namespace "x""#]]).await;
     check(&rig, "jo", "GET /api/v1/namespaces/x", expect![[r#"namespaces "x" is forbidden: User "jo" cannot get resource "namespaces" in API group "" in the namespace "x""#]]).await;
+    check(&rig, "jo", "GET /apis/acme.com/v1/namespaces/x/nope/y/z", expect![[r#"nope.acme.com "y" is forbidden: User "jo" cannot get resource "nope/z" in API group "acme.com" in the namespace "x""#]]).await;
+    check(&rig, "jo", "GET /api/v1/watch/nope", expect![[r#"nope is forbidden: User "jo" cannot watch resource "nope" in API group "" at the cluster scope"#]]).await;
+    check(&rig, "jo", "DELETE /apis/apps/v1/nope", expect![[r#"nope.apps is forbidden: User "jo" cannot deletecollection resource "nope" in API group "apps" at the cluster scope"#]]).await;
+    check(&rig, "jo", "GET /apis/acme.com/v1", expect![[r#"may"#]]).await;
+    check(
+        &rig,
+        "jo",
+        "POST /apis/acme.com/v1",
+        expect![[r#"forbidden: User "jo" cannot post path "/apis/acme.com/v1""#]],
+    )
+    .await;
     check(&rig, "jo system:masters", "GET /api/v1/secrets", expect![[r#"may"#]]).await;
     let binding = json!({
         "metadata": {"name": "jo"}, "subjects": [{"kind": "User", "name": "jo", "apiGroup": "rbac.authorization.k8s.io"}],
