@@ -112,7 +112,6 @@ async fn the_policy_is_repaired_at_start_unless_told_otherwise() {
 }
 
 /// A write by somebody who may write roles, but not more than they have.
-#[track_caller]
 async fn write(rig: &Rig, request: &str, body: Value) -> String {
     let media = match request.split_once(' ') {
         Some(("PATCH", rest)) if rest.contains("fieldManager") => "application/apply-patch+yaml",
