@@ -6,13 +6,15 @@
 //! No token ever appears in a log or an error.
 
 mod claims;
+mod header;
 mod issue;
 #[cfg(test)]
 mod tests;
 
 use api::Status;
 use api::json::Json as _;
-use http::{HeaderMap, HeaderValue, Response, header};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Response};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -87,18 +89,19 @@ impl Tokens {
 /// Who a request is from, given who its connection is from: a certificate outranks a token, and a token
 /// that is no good is refused rather than ignored. Takes the token out of the headers.
 pub async fn authenticate(server: &Server, user: User, headers: &mut HeaderMap) -> Result<User, Status> {
-    let Some(value) = headers.remove(header::AUTHORIZATION) else { return Ok(user) };
-    let Some(token) = bearer(&value) else { return Ok(user) };
+    let token = header::take(headers);
     if user != User::anonymous() {
         return Ok(user);
     }
-    match owner(server, &token, &server.tokens.audiences(), Timestamp::now()).await {
-        Ok((user, _)) => Ok(user),
-        Err(why) => {
-            tracing::debug!(%why, "refused a token");
-            Err(Status::failure(401, "Unauthorized", "Unauthorized"))
-        }
-    }
+    let owner = match token {
+        Ok(None) => return Ok(user),
+        Ok(Some(token)) => owner(server, &token, &server.tokens.audiences(), Timestamp::now()).await,
+        Err(header::Unreadable) => Err(Refused::Unknown),
+    };
+    owner.map(|(user, _)| user).map_err(|why| {
+        tracing::debug!(%why, "refused a token");
+        Status::failure(401, "Unauthorized", "Unauthorized")
+    })
 }
 
 /// The status of a TokenReview.
@@ -110,7 +113,7 @@ pub async fn review(server: &Server, spec: &Value, now: Timestamp) -> Value {
     }
     // What cannot be sent as a header cannot be a credential.
     let sent = HeaderValue::from_str(&format!("Bearer {}", spec.text("token"))).ok();
-    let owner = match sent.as_ref().and_then(bearer) {
+    let owner = match sent.as_ref().and_then(header::bearer) {
         Some(token) => owner(server, &token, &wanted, now).await,
         None => Err(Refused::Unknown),
     };
@@ -145,18 +148,9 @@ pub fn discovery(server: &Server, path: &str) -> Option<Response<Body>> {
     };
     let mut response = Response::new(Body::from(bytes::Bytes::from(text.clone())));
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("public, max-age=3600"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("public, max-age=3600"));
     Some(response)
-}
-
-/// The token of an `Authorization` header. Without one, other credentials count.
-fn bearer(value: &HeaderValue) -> Option<String> {
-    // Bytes that are no text make no good token, but were meant as one.
-    let text = String::from_utf8_lossy(value.as_bytes());
-    let mut words = text.trim().split(' ');
-    let is_bearer = words.next()?.eq_ignore_ascii_case("bearer");
-    words.next().filter(|token| is_bearer && !token.is_empty()).map(str::to_owned)
 }
 
 /// The user a token is from and which of the wanted audiences it is for.

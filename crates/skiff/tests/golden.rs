@@ -7,7 +7,8 @@ use std::process::Command;
 use testkit::Server;
 
 /// What an API server alone can answer.
-const WALKTHROUGHS: &[&str] = &["11-labels.t", "12-bad-input.t", "19-patch-and-apply.t", "20-api.t"];
+const WALKTHROUGHS: &[&str] =
+    &["11-labels.t", "12-bad-input.t", "16-rbac.t", "19-patch-and-apply.t", "20-api.t"];
 
 #[test]
 fn recorded_walkthroughs_look_the_same() {

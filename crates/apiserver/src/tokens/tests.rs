@@ -1,3 +1,4 @@
+use http::header::AUTHORIZATION;
 use jiff::ToSpan as _;
 
 use super::*;
@@ -298,7 +299,7 @@ async fn requests_are_from_their_token_unless_from_a_certificate() {
         let rig = &rig;
         async move {
             let mut headers = HeaderMap::new();
-            headers.insert(header::AUTHORIZATION, HeaderValue::from_bytes(value.as_bytes()).unwrap());
+            headers.insert(AUTHORIZATION, HeaderValue::from_bytes(value.as_bytes()).unwrap());
             let found = match authenticate(&rig.server, user, &mut headers).await {
                 Ok(user) => user.name,
                 Err(status) => format!("{} {} {}", status.code, status.reason, status.message),
@@ -326,8 +327,8 @@ async fn requests_are_from_their_token_unless_from_a_certificate() {
 async fn others_can_check_our_tokens() {
     let rig = Rig::start().await;
     let configuration = discovery(&rig.server, "/.well-known/openid-configuration").unwrap();
-    assert_eq!(configuration.headers()[header::CONTENT_TYPE], "application/json");
-    assert_eq!(configuration.headers()[header::CACHE_CONTROL], "public, max-age=3600");
+    assert_eq!(configuration.headers()[CONTENT_TYPE], "application/json");
+    assert_eq!(configuration.headers()[CACHE_CONTROL], "public, max-age=3600");
     assert_eq!(
         rig.server.tokens.configuration,
         format!(
@@ -335,6 +336,6 @@ async fn others_can_check_our_tokens() {
         )
     );
     let keys = discovery(&rig.server, "/openid/v1/jwks").unwrap();
-    assert_eq!(keys.headers()[header::CONTENT_TYPE], "application/jwk-set+json");
+    assert_eq!(keys.headers()[CONTENT_TYPE], "application/jwk-set+json");
     assert!(discovery(&rig.server, "/openid/v1").is_none());
 }

@@ -1,0 +1,100 @@
+//! Where a request carries its token: the `Authorization` header or, for browsers that cannot set one, a
+//! subprotocol of a WebSocket.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http::{HeaderMap, HeaderValue, header};
+
+const PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
+
+/// A token is meant to be there, but cannot be read.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Unreadable;
+
+/// Takes the token out of the headers, so that nothing further in ever sees it.
+pub fn take(headers: &mut HeaderMap) -> Result<Option<String>, Unreadable> {
+    let bearer = headers.remove(header::AUTHORIZATION).as_ref().and_then(bearer);
+    let protocol = if is_websocket(headers) { protocol(headers) } else { Ok(None) };
+    match bearer {
+        Some(token) => Ok(Some(token)),
+        None => protocol,
+    }
+}
+
+/// The token of an `Authorization` header. Without one, other credentials count.
+pub fn bearer(value: &HeaderValue) -> Option<String> {
+    // Bytes that are no text make no good token, but were meant as one.
+    let text = String::from_utf8_lossy(value.as_bytes());
+    let mut words = text.trim().split(' ');
+    let is_bearer = words.next()?.eq_ignore_ascii_case("bearer");
+    words.next().filter(|token| is_bearer && !token.is_empty()).map(str::to_owned)
+}
+
+fn is_websocket(headers: &HeaderMap) -> bool {
+    let has = |name: header::HeaderName, word: &str| {
+        let value = headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("");
+        value.split(',').any(|part| part.trim().eq_ignore_ascii_case(word))
+    };
+    has(header::UPGRADE, "websocket") && has(header::CONNECTION, "upgrade")
+}
+
+/// The token among the subprotocols. There must be another one, for the server to choose.
+fn protocol(headers: &mut HeaderMap) -> Result<Option<String>, Unreadable> {
+    let sent: Vec<String> = headers
+        .get_all(header::SEC_WEBSOCKET_PROTOCOL)
+        .iter()
+        .flat_map(|value| value.to_str().unwrap_or("").split(','))
+        .map(|protocol| protocol.trim().to_owned())
+        .collect();
+    let (tokens, others): (Vec<String>, Vec<String>) =
+        sent.into_iter().partition(|protocol| protocol.starts_with(PROTOCOL));
+    if tokens.is_empty() {
+        return Ok(None);
+    }
+    headers.remove(header::SEC_WEBSOCKET_PROTOCOL);
+    if let (false, Ok(value)) = (others.is_empty(), others.join(",").parse()) {
+        headers.insert(header::SEC_WEBSOCKET_PROTOCOL, value);
+    }
+    let [token] = tokens.as_slice() else { return Err(Unreadable) };
+    let bytes = URL_SAFE_NO_PAD.decode(&token[PROTOCOL.len()..]).map_err(|_| Unreadable)?;
+    match String::from_utf8(bytes) {
+        Ok(token) if token.is_empty() => Ok(None),
+        Ok(token) if !others.is_empty() => Ok(Some(token)),
+        _ => Err(Unreadable),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(protocols: &[&str], token: Result<Option<&str>, Unreadable>, left: &str) {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::UPGRADE, HeaderValue::from_static("WebSocket"));
+        headers.insert(header::CONNECTION, HeaderValue::from_static("keep-alive, Upgrade"));
+        for value in protocols {
+            headers.append(header::SEC_WEBSOCKET_PROTOCOL, value.parse().unwrap());
+        }
+        let mut plain = headers.clone();
+        plain.remove(header::UPGRADE);
+        assert_eq!(take(&mut plain), Ok(None), "no WebSocket");
+        assert_eq!(take(&mut headers).as_ref().map(Option::as_deref), token.as_ref().copied());
+        let found = headers.get(header::SEC_WEBSOCKET_PROTOCOL).map_or("", |value| value.to_str().unwrap());
+        assert_eq!(found, left);
+    }
+
+    #[test]
+    fn browsers_send_tokens_as_a_subprotocol() {
+        let token = format!("{PROTOCOL}{}", URL_SAFE_NO_PAD.encode("abc"));
+        check(&[], Ok(None), "");
+        check(&["v4.channel.k8s.io"], Ok(None), "v4.channel.k8s.io");
+        check(&[&format!("a, {token} ,b")], Ok(Some("abc")), "a,b");
+        check(&["a", &token, "b"], Ok(Some("abc")), "a,b");
+        check(&[&token], Err(Unreadable), "");
+        check(&["a", &token, &token], Err(Unreadable), "a");
+        check(&["a", &format!("{PROTOCOL}?")], Err(Unreadable), "a");
+        check(&["a", &format!("{PROTOCOL}{}", URL_SAFE_NO_PAD.encode([0xff]))], Err(Unreadable), "a");
+        check(&["a", PROTOCOL], Ok(None), "a");
+    }
+}
