@@ -67,7 +67,8 @@ pub struct ServerFlags {
     /// Groups and versions to switch, as `batch/v1=false`
     #[arg(long, value_delimiter = ',')]
     pub runtime_config: Vec<String>,
-    /// Flags of upstream's API server that have a meaning here: `runtime-config=...`
+    /// Flags of upstream's API server that have a meaning here: `runtime-config=...`,
+    /// `enable-admission-plugins=...` and `disable-admission-plugins=...`
     #[arg(long)]
     pub kube_apiserver_arg: Vec<String>,
     /// Run the control plane without a node

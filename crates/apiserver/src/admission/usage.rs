@@ -34,11 +34,10 @@ pub fn concerns(request: &Request<'_>) -> bool {
     }
     match request.operation {
         Operation::Create => request.subresource.is_empty(),
-        Operation::Update => match (row.group, row.plural, request.subresource) {
-            ("", "pods", "resize") => true,
-            ("", "services" | "persistentvolumeclaims", "") => true,
-            _ => false,
-        },
+        Operation::Update => matches!(
+            (row.group, row.plural, request.subresource),
+            ("", "pods", "resize") | ("", "services" | "persistentvolumeclaims", "")
+        ),
         Operation::Delete => false,
     }
 }

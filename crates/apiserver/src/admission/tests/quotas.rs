@@ -115,3 +115,39 @@ fn scopes_choose_pods() {
         assert_eq!(in_scope(scope.clone(), spec.clone()), expected, "{scope} {spec}");
     }
 }
+
+#[test]
+fn objects_use_what_they_ask_for() {
+    let now = "2026-01-01T00:00:00Z".parse().unwrap();
+    let check = |plural: &str, object: Value, expected: &str| {
+        let row = api::table::find("", "v1", plural).unwrap();
+        let used = super::super::usage::usage(row, &object, now);
+        let used: Vec<String> = used.iter().map(|(name, quantity)| format!("{name}={quantity}")).collect();
+        assert_eq!(used.join(" "), expected, "{object}");
+        for name in used.iter().filter_map(|part| part.split_once('=')).map(|(name, _)| name) {
+            assert!(super::super::usage::is_of(row, name), "{name}");
+        }
+    };
+    let resources = json!({"requests": {"cpu": "1", "example.com/gpu": "2", "hugepages-2Mi": "4Mi"}, "limits": {"memory": "1Gi"}});
+    let pod = |phase: &str| json!({"spec": {"containers": [{"name": "c", "resources": resources}], "overhead": {"cpu": "500m"}}, "status": {"phase": phase}});
+    check(
+        "pods",
+        pod("Pending"),
+        "count/pods=1 cpu=1500m hugepages-2Mi=4Mi limits.memory=1Gi pods=1 requests.cpu=1500m requests.example.com/gpu=2 requests.hugepages-2Mi=4Mi",
+    );
+    check("pods", pod("Succeeded"), "count/pods=1");
+    let late =
+        json!({"metadata": {"deletionTimestamp": "2025-12-31T23:59:00Z", "deletionGracePeriodSeconds": 30}});
+    check("pods", late, "count/pods=1");
+    check("configmaps", Value::Null, "configmaps=1 count/configmaps=1");
+    let service = json!({"spec": {"type": "LoadBalancer", "ports": [{"port": 1}, {"port": 2}]}});
+    check("services", service, "count/services=1 services=1 services.loadbalancers=1 services.nodeports=2");
+    let bare = json!({"spec": {"type": "LoadBalancer", "allocateLoadBalancerNodePorts": false, "ports": [{"port": 1}]}});
+    check("services", bare, "count/services=1 services=1 services.loadbalancers=1 services.nodeports=0");
+    let claim = json!({"spec": {"storageClassName": "fast", "resources": {"requests": {"storage": "1Gi"}}}, "status": {"allocatedResources": {"storage": "2Gi"}}});
+    check(
+        "persistentvolumeclaims",
+        claim,
+        "count/persistentvolumeclaims=1 fast.storageclass.storage.k8s.io/persistentvolumeclaims=1 fast.storageclass.storage.k8s.io/requests.storage=2Gi persistentvolumeclaims=1 requests.storage=2Gi",
+    );
+}
