@@ -239,3 +239,30 @@ fn external_ips_can_be_denied() {
     check_update("DenyServiceExternalIPs", kind, service(&["2.2.2.2"]), old.clone(), &none, "");
     check_update("DenyServiceExternalIPs", kind, service(&["3.3.3.3"]), old, &none, refused);
 }
+
+#[test]
+fn nobody_asks_to_be_a_master() {
+    use base64::Engine as _;
+    let csr = |pem: &str, signer: &str| {
+        let request = base64::engine::general_purpose::STANDARD.encode(pem);
+        json!({"metadata": {"name": "c"}, "spec": {"request": request, "signerName": signer}})
+    };
+    let (masters, jane) = (include_str!("tests/masters.csr"), include_str!("tests/jane.csr"));
+    let client = "kubernetes.io/kube-apiserver-client";
+    let refused = |why: &str| {
+        json!(format!("403 certificatesigningrequests.certificates.k8s.io \"c\" is forbidden: {why}"))
+    };
+    let not_allowed =
+        refused("use of kubernetes.io/kube-apiserver-client signer with system:masters group is not allowed");
+    let unreadable = refused("failed to parse CSR: PEM block type must be CERTIFICATE REQUEST");
+    for (object, expected) in [
+        (csr(jane, client), json!("c")),
+        (csr(masters, client), not_allowed),
+        (csr(masters, "example.com/other"), json!("c")),
+        (csr("nonsense", client), unreadable),
+    ] {
+        let kind = ("certificates.k8s.io", "certificatesigningrequests");
+        let name = "CertificateSubjectRestriction";
+        check(name, kind, object, &Fake::default(), "/metadata/name", expected);
+    }
+}
