@@ -175,7 +175,6 @@ impl Server {
             parts.headers.entry(header::HOST).or_insert(host);
         }
         let user = tokens::authenticate(self, user, &mut parts.headers).await?;
-        let user = access::impersonate(&self.rbac, user, &parts.headers)?;
         // Whoever lists one object by its name asks about that one.
         let selected = FieldSelector::parse(query.get("fieldSelector")).unwrap_or_default();
         let asks = match &route {
@@ -189,6 +188,7 @@ impl Server {
             }
             _ => access::Asks::Path(parts.method.as_str(), &path),
         };
+        let user = access::impersonate(&self.rbac, user, &parts.headers, &asks)?;
         access::authorize(&self.rbac, &user, &asks)?;
         let format = match (negotiate(&parts.headers, &query), &route) {
             // These have forms of their own, as OpenAPI's protobuf.

@@ -1,6 +1,7 @@
 //! Decisions by hand-written expectation, in the form of `defaults.txt` and `decisions.txt`.
 
 mod escalation;
+mod impersonation;
 mod requests;
 
 use api::json::Json as _;
