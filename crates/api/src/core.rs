@@ -19,6 +19,7 @@ pub(crate) mod rules;
 pub mod secret;
 pub mod service;
 pub mod service_account;
+pub(crate) mod volume_source;
 
 #[cfg(test)]
 pub(crate) mod testing;
