@@ -4,7 +4,6 @@ use serde_json::Value;
 
 use super::workload;
 use crate::core::pod::rules::{immutable, non_negative};
-use crate::core::pod::template::name_warning;
 use crate::field::{Errors, Path};
 use crate::json::Json;
 use crate::kind::Kind;
@@ -73,8 +72,7 @@ impl Kind for Deployment {
     }
 
     fn warnings(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
-        let name = if old.is_none() { name_warning(new, "Pod names and hostnames") } else { None };
-        name.into_iter().chain(workload::template_warnings(new, old)).collect()
+        workload::name_and_template_warnings(new, old)
     }
 }
 

@@ -4,7 +4,6 @@ use serde_json::Value;
 
 use super::workload;
 use crate::core::pod::rules::{immutable, non_negative};
-use crate::core::pod::template::name_warning;
 use crate::field::{Errors, Path};
 use crate::json::Json;
 use crate::kind::Kind;
@@ -36,32 +35,14 @@ impl Kind for ReplicaSet {
     }
 
     fn validate_status(&self, new: &Value, _old: &Value, errors: &mut Errors) {
-        workload::counts(new.at("status"), REPLICA_COUNTS, REPLICA_PARTS, errors);
+        workload::replica_status(new.at("status"), errors);
     }
 
     fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
-        vec![("status.replicas", obj.at("status").int("replicas").unwrap_or(0).to_string())]
+        workload::selectable_replicas(obj)
     }
 
     fn warnings(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
-        let name = if old.is_none() { name_warning(new, "Pod names and hostnames") } else { None };
-        name.into_iter().chain(workload::template_warnings(new, old)).collect()
+        workload::name_and_template_warnings(new, old)
     }
 }
-
-/// Also a ReplicationController's, which has no terminating ones.
-pub(crate) const REPLICA_COUNTS: &[&str] = &[
-    "replicas",
-    "fullyLabeledReplicas",
-    "readyReplicas",
-    "availableReplicas",
-    "observedGeneration",
-    "terminatingReplicas",
-];
-
-pub(crate) const REPLICA_PARTS: &[(&str, &str, &str)] = &[
-    ("fullyLabeledReplicas", "replicas", "cannot be greater than status.replicas"),
-    ("readyReplicas", "replicas", "cannot be greater than status.replicas"),
-    ("availableReplicas", "replicas", "cannot be greater than status.replicas"),
-    ("availableReplicas", "readyReplicas", "cannot be greater than readyReplicas"),
-];

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::core::pod::rules::{invalid_as, non_negative, shown};
-use crate::core::pod::template::{keeps_running, validate_pod_template_spec};
+use crate::core::pod::template::{keeps_running, name_warning, validate_pod_template_spec};
 use crate::core::pod::{drop_disabled, warnings};
 use crate::field::{Errors, Path, Reason};
 use crate::intstr::IntOrString;
@@ -120,6 +120,30 @@ pub(crate) fn counts(status: &Value, fields: &[&str], parts: &[(&str, &str, &str
     }
 }
 
+/// The status of a ReplicaSet, or of a ReplicationController, which has no terminating replicas.
+pub(crate) fn replica_status(status: &Value, e: &mut Errors) {
+    const COUNTS: &[&str] = &[
+        "replicas",
+        "fullyLabeledReplicas",
+        "readyReplicas",
+        "availableReplicas",
+        "observedGeneration",
+        "terminatingReplicas",
+    ];
+    const PARTS: &[(&str, &str, &str)] = &[
+        ("fullyLabeledReplicas", "replicas", "cannot be greater than status.replicas"),
+        ("readyReplicas", "replicas", "cannot be greater than status.replicas"),
+        ("availableReplicas", "replicas", "cannot be greater than status.replicas"),
+        ("availableReplicas", "readyReplicas", "cannot be greater than readyReplicas"),
+    ];
+    counts(status, COUNTS, PARTS, e);
+}
+
+/// How many replicas there are, which lists of ReplicaSets and ReplicationControllers can be filtered by.
+pub(crate) fn selectable_replicas(obj: &Value) -> Vec<(&'static str, String)> {
+    vec![("status.replicas", obj.at("status").int("replicas").unwrap_or(0).to_string())]
+}
+
 /// The counter against hash collisions only grows.
 pub(crate) fn collisions(new: &Value, old: &Value, e: &mut Errors) {
     let count = |object: &Value| object.at("status").int("collisionCount");
@@ -136,4 +160,11 @@ pub(crate) fn template_warnings(new: &Value, old: Option<&Value>) -> Vec<String>
         return Vec::new();
     }
     warnings::for_template(new.path("spec.template"), &Path::new("spec.template"))
+}
+
+/// The same, and one about the name of a new object, if pods that are named after it can't have it as
+/// their hostname.
+pub(crate) fn name_and_template_warnings(new: &Value, old: Option<&Value>) -> Vec<String> {
+    let name = if old.is_none() { name_warning(new, "Pod names and hostnames") } else { None };
+    name.into_iter().chain(template_warnings(new, old)).collect()
 }

@@ -2,10 +2,8 @@
 
 use serde_json::Value;
 
-use crate::apps::replica_set::{REPLICA_COUNTS, REPLICA_PARTS};
 use crate::apps::workload;
 use crate::core::pod::rules::non_negative;
-use crate::core::pod::template::name_warning;
 use crate::field::{Errors, Path};
 use crate::json::Json;
 use crate::kind::Kind;
@@ -43,15 +41,14 @@ impl Kind for ReplicationController {
     }
 
     fn validate_status(&self, new: &Value, _old: &Value, errors: &mut Errors) {
-        workload::counts(new.at("status"), REPLICA_COUNTS, REPLICA_PARTS, errors);
+        workload::replica_status(new.at("status"), errors);
     }
 
     fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
-        vec![("status.replicas", obj.at("status").int("replicas").unwrap_or(0).to_string())]
+        workload::selectable_replicas(obj)
     }
 
     fn warnings(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
-        let name = if old.is_none() { name_warning(new, "Pod names and hostnames") } else { None };
-        name.into_iter().chain(workload::template_warnings(new, old)).collect()
+        workload::name_and_template_warnings(new, old)
     }
 }
