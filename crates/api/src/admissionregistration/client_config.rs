@@ -48,7 +48,13 @@ fn url(address: &str, path: &Path, errors: &mut Errors) {
 }
 
 fn service(service: &Value, path: &Path, errors: &mut Errors) {
-    for field in ["name", "namespace"] {
+    service_reference(service, ["name", "namespace"], path, errors);
+    url_path(service.text("path"), &path.at("path"), errors);
+}
+
+/// The Service behind a webhook or an APIService: `required` in the order upstream asks for them, and a port.
+pub(crate) fn service_reference(service: &Value, required: [&str; 2], path: &Path, errors: &mut Errors) {
+    for field in required {
         if service.text(field).is_empty() {
             errors.required(&path.at(field), "");
         }
@@ -59,7 +65,6 @@ fn service(service: &Value, path: &Path, errors: &mut Errors) {
         let message = format!("port is not valid: {}", problems.join(", "));
         errors.invalid(&path.at("port"), port, &message);
     }
-    url_path(service.text("path"), &path.at("path"), errors);
 }
 
 fn url_path(value: &str, path: &Path, errors: &mut Errors) {

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::admissionregistration::client_config::service_reference;
 use crate::field::{Errors, Path};
 use crate::json::Json;
 use crate::kind::{Kind, NameRule};
@@ -92,18 +93,7 @@ fn service(spec: &Value, path: &Path, errors: &mut Errors) {
         }
         return;
     }
-    let (service, path) = (spec.at("service"), path.at("service"));
-    for field in ["namespace", "name"] {
-        if service.text(field).is_empty() {
-            errors.required(&path.at(field), "");
-        }
-    }
-    let port = service.int("port").unwrap_or(443);
-    let problems = names::port_number(port);
-    if !problems.is_empty() {
-        let message = format!("port is not valid: {}", problems.join(", "));
-        errors.invalid(&path.at("port"), port, &message);
-    }
+    service_reference(spec.at("service"), ["namespace", "name"], &path.at("service"), errors);
     if insecure && !bundle.is_empty() {
         errors.invalid(&at_insecure, true, "may not be true if caBundle is present");
     }
