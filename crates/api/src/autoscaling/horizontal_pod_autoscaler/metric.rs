@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::{ApiVersion, reference};
+use crate::core::resources;
 use crate::field::{Errors, Path};
 use crate::json::Json;
 use crate::names;
@@ -123,50 +124,14 @@ fn resource(kind: &str, source: &Value, path: &Path, errors: &mut Errors) {
 /// A resource a container can ask for: `cpu`, `memory`, huge pages or `example.com/widget`.
 fn container_resource_name(name: &str, path: &Path, errors: &mut Errors) {
     let messages = names::qualified_name(name);
-    for message in &messages {
-        errors.invalid(path, name, message);
+    if messages.is_empty() {
+        return resources::container_name(name, path, errors);
     }
-    if !messages.is_empty() {
-        if !name.contains('/') {
-            errors.invalid(path, name, "must be a standard resource for containers");
-        }
-        return;
-    }
-    let for_container =
-        matches!(name, "cpu" | "memory" | "ephemeral-storage") || name.starts_with("hugepages-");
-    if !name.contains('/') && !for_container {
-        if !STANDARD_RESOURCES.contains(&name) && !name.starts_with("requests.hugepages-") {
-            errors.invalid(path, name, "must be a standard resource type or fully qualified");
-        }
+    errors.invalid_each(path, name, messages);
+    if !name.contains('/') {
         errors.invalid(path, name, "must be a standard resource for containers");
-    } else if name.contains('/') && !name.contains("kubernetes.io/") {
-        let quota_name = format!("requests.{name}");
-        if name.starts_with("requests.") || !names::qualified_name(&quota_name).is_empty() {
-            errors.invalid(path, name, "doesn't follow extended resource name standard");
-        }
     }
 }
-
-/// Resources that quotas count; a container can't ask for them.
-const STANDARD_RESOURCES: [&str; 17] = [
-    "requests.cpu",
-    "requests.memory",
-    "requests.ephemeral-storage",
-    "limits.cpu",
-    "limits.memory",
-    "limits.ephemeral-storage",
-    "pods",
-    "resourcequotas",
-    "services",
-    "replicationcontrollers",
-    "secrets",
-    "configmaps",
-    "persistentvolumeclaims",
-    "storage",
-    "requests.storage",
-    "services.nodeports",
-    "services.loadbalancers",
-];
 
 fn identifier(name: &str, path: &Path, errors: &mut Errors) {
     if name.is_empty() {
