@@ -9,10 +9,15 @@ use crate::field::Errors;
 ///
 /// Objects come in with their shape checked and their defaults set (see `defaults`).
 pub trait Kind: Sync {
-    /// Brings a new object into the shape the rules expect, before validation: drops what a client may not
-    /// set, fills in what follows from other fields. `status` has already been removed where the kind has
-    /// a status subresource.
-    fn prepare_create(&self, _new: &mut Value) {}
+    /// Brings an object into the shape the rules expect, before validation: drops what a client may not
+    /// set, fills in what follows from other fields. For kinds that do the same on create and on update.
+    fn prepare(&self, _new: &mut Value) {}
+
+    /// The same for a new object; `status` has already been removed where the kind has a status
+    /// subresource.
+    fn prepare_create(&self, new: &mut Value) {
+        self.prepare(new);
+    }
 
     /// Nodes register themselves with their status; for every other kind a new object starts without one.
     fn keeps_status_on_create(&self) -> bool {
@@ -21,7 +26,9 @@ pub trait Kind: Sync {
 
     /// The same for an update; `new.status` has already been set to `old.status` where the kind has a
     /// status subresource.
-    fn prepare_update(&self, _new: &mut Value, _old: &Value) {}
+    fn prepare_update(&self, new: &mut Value, _old: &Value) {
+        self.prepare(new);
+    }
 
     /// The same for an update through `/status`; `new` has the old spec.
     fn prepare_status(&self, _new: &mut Value, _old: &Value) {}

@@ -11,11 +11,7 @@ use crate::kind::Kind;
 pub struct ReplicaSet;
 
 impl Kind for ReplicaSet {
-    fn prepare_create(&self, new: &mut Value) {
-        workload::prepare_template(new, &["spec", "template"]);
-    }
-
-    fn prepare_update(&self, new: &mut Value, _old: &Value) {
+    fn prepare(&self, new: &mut Value) {
         workload::prepare_template(new, &["spec", "template"]);
     }
 

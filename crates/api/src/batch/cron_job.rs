@@ -20,11 +20,7 @@ const MAX_NAME: usize = 52;
 pub struct CronJob;
 
 impl Kind for CronJob {
-    fn prepare_create(&self, new: &mut Value) {
-        workload::prepare_template(new, TEMPLATE);
-    }
-
-    fn prepare_update(&self, new: &mut Value, _old: &Value) {
+    fn prepare(&self, new: &mut Value) {
         workload::prepare_template(new, TEMPLATE);
     }
 

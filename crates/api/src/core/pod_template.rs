@@ -12,11 +12,7 @@ use crate::meta::same;
 pub struct PodTemplate;
 
 impl Kind for PodTemplate {
-    fn prepare_create(&self, new: &mut Value) {
-        prepare_template(new, &["template"]);
-    }
-
-    fn prepare_update(&self, new: &mut Value, _old: &Value) {
+    fn prepare(&self, new: &mut Value) {
         prepare_template(new, &["template"]);
     }
 

@@ -12,11 +12,7 @@ use crate::selector::LabelSelector;
 pub struct ReplicationController;
 
 impl Kind for ReplicationController {
-    fn prepare_create(&self, new: &mut Value) {
-        workload::prepare_template(new, &["spec", "template"]);
-    }
-
-    fn prepare_update(&self, new: &mut Value, _old: &Value) {
+    fn prepare(&self, new: &mut Value) {
         workload::prepare_template(new, &["spec", "template"]);
     }
 

@@ -11,11 +11,7 @@ pub struct ServiceAccount;
 const ENFORCE_MOUNTABLE_SECRETS: &str = "kubernetes.io/enforce-mountable-secrets";
 
 impl Kind for ServiceAccount {
-    fn prepare_create(&self, new: &mut Value) {
-        keep_secret_names(new);
-    }
-
-    fn prepare_update(&self, new: &mut Value, _old: &Value) {
+    fn prepare(&self, new: &mut Value) {
         keep_secret_names(new);
     }
 

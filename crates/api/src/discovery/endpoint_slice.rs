@@ -19,11 +19,7 @@ const MAX_PORTS: usize = 20000;
 const MAX_HINTS: usize = 8;
 
 impl Kind for EndpointSlice {
-    fn prepare_create(&self, new: &mut Value) {
-        drop_topology(new);
-    }
-
-    fn prepare_update(&self, new: &mut Value, _old: &Value) {
+    fn prepare(&self, new: &mut Value) {
         drop_topology(new);
     }
 

@@ -20,11 +20,7 @@ const MAX_COUNTER_SETS: usize = 8;
 pub struct ResourceSlice;
 
 impl Kind for ResourceSlice {
-    fn prepare_create(&self, new: &mut Value) {
-        drop_disabled(new);
-    }
-
-    fn prepare_update(&self, new: &mut Value, _old: &Value) {
+    fn prepare(&self, new: &mut Value) {
         drop_disabled(new);
     }
 
