@@ -131,12 +131,6 @@ fn check_source(e: &mut Errors, volume: &Value, path: &Path, pod_name: &str, is_
     }
 }
 
-fn all_required(e: &mut Errors, source: &Value, path: &Path, fields: &[&str]) {
-    for field in fields {
-        required(e, source, path, field);
-    }
-}
-
 fn empty_dir(e: &mut Errors, source: &Value, path: &Path) {
     if Quantity::read(source.at("sizeLimit")).is_some_and(|size| size.is_negative()) {
         e.forbidden(&path.at("sizeLimit"), "SizeLimit field must be a valid resource quantity");
@@ -283,7 +277,8 @@ fn data_sources(e: &mut Errors, spec: &Value, path: &Path) {
             continue;
         }
         let at = path.at(field);
-        all_required(e, source, &at, &["name", "kind"]);
+        required(e, source, &at, "name");
+        required(e, source, &at, "kind");
         let (group, kind) = (source.text("apiGroup"), source.text("kind"));
         if group.is_empty() && kind != "PersistentVolumeClaim" {
             let words = "must be 'PersistentVolumeClaim' when referencing the default apiGroup";
