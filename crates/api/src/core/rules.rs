@@ -11,9 +11,7 @@ use crate::names;
 
 /// One complaint for each message a name rule has about the value.
 pub(crate) fn name(value: &str, rule: fn(&str) -> Vec<String>, path: &Path, errors: &mut Errors) {
-    for message in rule(value) {
-        errors.invalid(path, value, &message);
-    }
+    errors.invalid_each(path, value, rule(value));
 }
 
 /// A name that must be there and keep a rule.
@@ -44,9 +42,7 @@ pub(crate) fn one_of_if_set(value: &Value, supported: &[&str], path: &Path, erro
 }
 
 pub(crate) fn port_number(port: i64, path: &Path, errors: &mut Errors) {
-    if !(1..=65535).contains(&port) {
-        errors.invalid(path, port, "must be between 1 and 65535, inclusive");
-    }
+    errors.invalid_each(path, port, names::port_number(port));
 }
 
 /// A port by number or by name.

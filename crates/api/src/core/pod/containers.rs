@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::rules::{
-    descending_path, has_backsteps, is_sidecar, label, port_number, required, required_one_of,
-};
+use super::rules::{descending_path, has_backsteps, is_sidecar, label, required, required_one_of};
 use super::{env, probes, resources, security};
+use crate::core::rules::port_number;
 use crate::field::{Errors, Path};
 use crate::json::Json;
 use crate::names;
@@ -178,10 +177,10 @@ fn ports(e: &mut Errors, ports: &[Value], path: &Path) {
         }
         match port.int("containerPort").unwrap_or(0) {
             0 => e.required(&at.at("containerPort"), ""),
-            number => port_number(e, &at.at("containerPort"), number),
+            number => port_number(number, &at.at("containerPort"), e),
         }
         if let Some(number) = port.int("hostPort").filter(|&n| n != 0) {
-            port_number(e, &at.at("hostPort"), number);
+            port_number(number, &at.at("hostPort"), e);
         }
         required_one_of(e, port, &at, "protocol", &["SCTP", "TCP", "UDP"]);
     }

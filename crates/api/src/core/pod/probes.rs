@@ -3,7 +3,8 @@
 use serde_json::Value;
 
 use super::containers::Surroundings;
-use super::rules::{named, non_negative, port_number, required};
+use super::rules::{named, non_negative, required};
+use crate::core::rules::port_number_or_name;
 use crate::field::{Errors, Path};
 use crate::json::Json;
 use crate::names;
@@ -73,7 +74,7 @@ fn handler(e: &mut Errors, handler: &Value, path: &Path, sorts: &[&str], grace_p
             }
             "httpGet" => http_get(e, action, &at),
             "sleep" => sleep(e, action, &at, grace_period),
-            _ => port(e, action.at("port"), &at.at("port")),
+            _ => port_number_or_name(action.at("port"), &at.at("port"), e),
         }
     }
     if !found {
@@ -83,21 +84,13 @@ fn handler(e: &mut Errors, handler: &Value, path: &Path, sorts: &[&str], grace_p
 
 fn http_get(e: &mut Errors, action: &Value, path: &Path) {
     required(e, action, path, "path");
-    port(e, action.at("port"), &path.at("port"));
+    port_number_or_name(action.at("port"), &path.at("port"), e);
     let scheme = action.text("scheme");
     if !["HTTP", "HTTPS"].contains(&scheme) {
         e.not_supported(&path.at("scheme"), scheme, &["HTTP", "HTTPS"]);
     }
     for header in action.items("httpHeaders") {
         named(e, &path.at("httpHeaders"), header.text("name"), names::http_header_name);
-    }
-}
-
-/// A port given by number or by name.
-fn port(e: &mut Errors, port: &Value, path: &Path) {
-    match port.as_str() {
-        Some(name) => named(e, path, name, names::port_name),
-        None => port_number(e, path, port.as_i64().unwrap_or(0)),
     }
 }
 

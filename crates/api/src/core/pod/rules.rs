@@ -59,13 +59,7 @@ pub(crate) fn required_one_of(e: &mut Errors, obj: &Value, path: &Path, field: &
 }
 
 pub(crate) fn in_range(e: &mut Errors, path: &Path, value: i64, low: i64, high: i64) {
-    if !(low..=high).contains(&value) {
-        e.invalid(path, value, &between(low, high));
-    }
-}
-
-pub(crate) fn between(low: i64, high: i64) -> String {
-    format!("must be between {low} and {high}, inclusive")
+    e.invalid_each(path, value, names::in_range(value, low, high));
 }
 
 /// A user or group id, when present.
@@ -73,10 +67,6 @@ pub(crate) fn id(e: &mut Errors, obj: &Value, path: &Path, field: &str) {
     if let Some(value) = obj.int(field) {
         in_range(e, &path.at(field), value, 0, i64::from(i32::MAX));
     }
-}
-
-pub(crate) fn port_number(e: &mut Errors, path: &Path, value: i64) {
-    in_range(e, path, value, 1, 65535);
 }
 
 /// A file mode, when present.
