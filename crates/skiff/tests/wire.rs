@@ -227,6 +227,10 @@ fn manifest(row: &Resource) -> Value {
         // With it the rules are not the client's but the server's to write.
         manifest.as_object_mut().unwrap().remove("aggregationRule");
     }
+    if row.kind == "ResourceQuota" {
+        // With limits it would bind the others, and the server would write into it what they use.
+        manifest["spec"].as_object_mut().unwrap().remove("hard");
+    }
     if row.kind == "Namespace" {
         // Not the one the others live in.
         manifest["metadata"]["name"] = "quay".into();

@@ -298,10 +298,14 @@ async fn write_used(
     let make = |before: &Value| {
         let mut after = before.clone();
         let status = after.object_mut("status");
-        if let Some(hard) = hard {
-            status.insert("hard".into(), text(hard));
+        for (field, list) in [("hard", hard), ("used", Some(used))] {
+            match list {
+                // Nothing limited is not worth a write.
+                Some(list) if list.is_empty() => drop(status.remove(field)),
+                Some(list) => drop(status.insert(field.into(), text(list))),
+                None => {}
+            }
         }
-        status.insert("used".into(), text(used));
         Ok(Change::replace(after))
     };
     match server.change(&target, &WriteOptions::internal(Timestamp::now()), make).await {
