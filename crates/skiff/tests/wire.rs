@@ -231,6 +231,10 @@ fn manifest(row: &Resource) -> Value {
         // With limits it would bind the others, and the server would write into it what they use.
         manifest["spec"].as_object_mut().unwrap().remove("hard");
     }
+    if row.kind == "Pod" {
+        // The name of a token's volume is drawn anew for each pod.
+        manifest["spec"]["automountServiceAccountToken"] = false.into();
+    }
     if row.kind == "Namespace" {
         // Not the one the others live in.
         manifest["metadata"]["name"] = "quay".into();
