@@ -257,12 +257,21 @@ fn name(object: &Value) -> &str {
     object["metadata"]["name"].as_str().unwrap_or_default()
 }
 
-/// As protobuf has it: the type is named outside.
+/// As protobuf has it: the type is named outside, and embedded objects go without.
 fn untyped(object: &Value) -> Value {
     let mut object = object.clone();
-    let fields = object.as_object_mut().unwrap();
-    fields.remove("kind");
-    fields.remove("apiVersion");
+    let untype = |object: &mut Value| {
+        let fields = object.as_object_mut().unwrap();
+        fields.remove("kind");
+        fields.remove("apiVersion");
+    };
+    untype(&mut object);
+    object
+        .pointer_mut("/spec/volumeClaimTemplates")
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+        .for_each(untype);
     object
 }
 
