@@ -48,6 +48,8 @@ pub struct Type {
     pub kinds: Vec<Gvk>,
     /// Unknown fields are kept, as in custom resources that ask for it.
     pub preserve_unknown: bool,
+    /// The fields by name, for `field`; filled in when the type joins a table.
+    pub sorted: Vec<u16>,
 }
 
 #[derive(Debug)]
@@ -126,7 +128,8 @@ pub enum ListKind {
 }
 
 impl Table {
-    pub fn new(types: Vec<Type>) -> Table {
+    pub fn new(mut types: Vec<Type>) -> Table {
+        types.iter_mut().for_each(Type::index);
         let by_name = types.iter().zip(0..).map(|(t, i)| (t.name.clone(), TypeId(i))).collect();
         let by_kind = types
             .iter()
@@ -179,7 +182,13 @@ impl Table {
 
 impl Type {
     pub fn field(&self, name: &str) -> Option<&Field> {
-        self.fields.iter().find(|field| &*field.name == name)
+        let at = self.sorted.binary_search_by(|&at| (*self.fields[usize::from(at)].name).cmp(name)).ok()?;
+        self.fields.get(usize::from(self.sorted[at]))
+    }
+
+    fn index(&mut self) {
+        self.sorted = (0..self.fields.len() as u16).collect();
+        self.sorted.sort_by(|&a, &b| self.fields[usize::from(a)].name.cmp(&self.fields[usize::from(b)].name));
     }
 
     /// The last part of the definition name, which is upstream's Go type name.
