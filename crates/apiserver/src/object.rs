@@ -4,6 +4,8 @@
 //! `{"kind":…,"apiVersion":…,"metadata":{`, so that it can be spliced in on the way out without decoding.
 
 use std::ops::Range;
+mod shown;
+
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
@@ -98,22 +100,9 @@ impl Object {
         value
     }
 
-    /// Decodes the object without `managedFields`, which is often most of it and of no use to people.
+    /// Decodes what people are shown: without `managedFields` and the parts of pods no column reads.
     pub fn value_to_show(&self) -> Value {
-        let mut managed = 0..0;
-        let _ = members(&self.bytes, self.metadata.start as usize, |name, at, value| {
-            if name == b"\"managedFields\"" {
-                managed = at..value.end;
-            }
-        });
-        match (self.bytes.get(managed.end), managed.start.checked_sub(1).and_then(|at| self.bytes.get(at))) {
-            _ if managed.is_empty() => {}
-            (Some(b','), _) => managed.end += 1,
-            (_, Some(b',')) => managed.start -= 1,
-            _ => {}
-        }
-        let rest = [&self.bytes[..managed.start], &self.bytes[managed.end..]].concat();
-        serde_json::from_slice(&rest).unwrap_or_default()
+        shown::decode(&self.bytes)
     }
 
     /// A label's value.
