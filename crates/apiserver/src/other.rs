@@ -49,8 +49,8 @@ pub fn version() -> Value {
     json!({
         "major": "1", "minor": "36", "emulationMajor": "1", "emulationMinor": "36",
         "minCompatibilityMajor": "1", "minCompatibilityMinor": "35",
-        "gitVersion": VERSION, "gitCommit": "b16731bd963a0f0b4ca934ffbd7e56cef33df20e", "gitTreeState": "clean",
-        "buildDate": "2026-01-01T00:00:00Z", "goVersion": "go1.26", "compiler": "gc",
+        "gitVersion": VERSION, "gitCommit": option_env!("SKIFF_COMMIT").unwrap_or("unknown"), "gitTreeState": "clean",
+        "buildDate": option_env!("SKIFF_BUILD_DATE").unwrap_or("1970-01-01T00:00:00Z"), "goVersion": "go1.26", "compiler": "gc",
         "platform": format!("linux/{}", if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" }),
     })
 }
