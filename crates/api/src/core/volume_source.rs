@@ -236,3 +236,55 @@ fn azure_disk(e: &mut Errors, source: &Value, path: &Path) {
         _ => {}
     }
 }
+
+pub(crate) fn initiator(name: &str) -> Result<(), &'static str> {
+    // One character of any sort follows the prefix of the two numeric forms.
+    let id = |length: usize| {
+        let mut chars = name.chars().skip(3);
+        chars.next().is_some() && chars.clone().count() == length && chars.all(|c| c.is_ascii_alphanumeric())
+    };
+    let good = match name.get(..3) {
+        Some("iqn") => is_iqn(name),
+        Some("eui") => id(16),
+        Some("naa") => id(32),
+        _ => return Err("must be valid format starting with iqn, eui, or naa"),
+    };
+    if good { Ok(()) } else { Err("must be valid format") }
+}
+
+/// `iqn.2001-04.com.example:storage.disk1`: a date, a reversed domain, a name.
+fn is_iqn(name: &str) -> bool {
+    let digits = |part: &str, n: usize| part.len() == n && part.bytes().all(|b| b.is_ascii_digit());
+    let Some((date, rest)) = name.strip_prefix("iqn.").and_then(|rest| rest.split_once('.')) else {
+        return false;
+    };
+    let Some((domain, tail)) = rest.split_once(':') else { return false };
+    date.split_once('-').is_some_and(|(year, month)| digits(year, 4) && digits(month, 2))
+        && !domain.is_empty()
+        && domain.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'.')
+        && !tail.is_empty()
+        && !tail.contains([',', ';', '*', '&', '$', '|', ' ', '\t', '\n', '\r', '\u{c}'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(name: &str, expected: Result<(), &'static str>) {
+        assert_eq!(initiator(name), expected, "{name}");
+    }
+
+    #[test]
+    fn initiators() {
+        check("iqn.2001-04.com.example:storage.disk1", Ok(()));
+        check("eui.0123456789abcdef", Ok(()));
+        check("naa.0123456789abcdef0123456789abcdef", Ok(()));
+        check("iqn.2001-04.com.example", Err("must be valid format"));
+        check("iqn.2001-04.com.example:a b", Err("must be valid format"));
+        check("iqn.01-04.com.example:a", Err("must be valid format"));
+        check("eui.0123", Err("must be valid format"));
+        check("disk1", Err("must be valid format starting with iqn, eui, or naa"));
+        check("", Err("must be valid format starting with iqn, eui, or naa"));
+    }
+}

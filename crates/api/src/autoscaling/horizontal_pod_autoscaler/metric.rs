@@ -107,7 +107,7 @@ fn resource(kind: &str, source: &Value, path: &Path, errors: &mut Errors) {
     if name.is_empty() {
         errors.required(&path.at("name"), "must specify a resource name");
     } else if of_container {
-        container_resource_name(name, &path.at("name"), errors);
+        resources::container_name(name, &path.at("name"), errors);
     }
     if of_container {
         let container = source.text("container");
@@ -118,18 +118,6 @@ fn resource(kind: &str, source: &Value, path: &Path, errors: &mut Errors) {
                 errors.invalid(&path.at("container"), container, &message);
             }
         }
-    }
-}
-
-/// A resource a container can ask for: `cpu`, `memory`, huge pages or `example.com/widget`.
-fn container_resource_name(name: &str, path: &Path, errors: &mut Errors) {
-    let messages = names::qualified_name(name);
-    if messages.is_empty() {
-        return resources::container_name(name, path, errors);
-    }
-    errors.invalid_each(path, name, messages);
-    if !name.contains('/') {
-        errors.invalid(path, name, "must be a standard resource for containers");
     }
 }
 

@@ -100,22 +100,9 @@ fn glusterfs(errors: &mut Errors, source: &Value, path: &Path) {
     }
 }
 
+/// Upstream says the same of every bad name here.
 fn iscsi_name(name: &str) -> Result<(), &'static str> {
-    if is_iscsi_name(name) { Ok(()) } else { Err("must be valid format") }
-}
-
-/// `iqn.2020-01.com.example:disk`, `eui.` and 16 hexadecimal digits, or `naa.` and 32.
-fn is_iscsi_name(name: &str) -> bool {
-    let hex = |text: &str, len: usize| text.len() == len && text.bytes().all(|b| b.is_ascii_alphanumeric());
-    if let Some(rest) = name.strip_prefix("iqn.") {
-        let (date, authority) = (rest.get(..7).unwrap_or(""), rest.get(7..).unwrap_or(""));
-        let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
-        return date.split_once('-').is_some_and(|(year, month)| {
-            year.len() == 4 && month.len() == 2 && digits(year) && digits(month)
-        }) && authority.strip_prefix('.').is_some_and(|authority| !authority.is_empty());
-    }
-    name.strip_prefix("eui.").is_some_and(|rest| hex(rest, 16))
-        || name.strip_prefix("naa.").is_some_and(|rest| hex(rest, 32))
+    shared::initiator(name).map_err(|_| "must be valid format")
 }
 
 fn azure_file(errors: &mut Errors, source: &Value, path: &Path) {

@@ -68,7 +68,7 @@ const SOURCES: &[Source] = &[
     shared::AWS_DISK,
     source("secret", &["secretName"]).rule(keyed_files),
     shared::NFS,
-    shared::ISCSI.rule(|e, source, at| shared::iscsi(e, source, at, initiator, &[])),
+    shared::ISCSI.rule(|e, source, at| shared::iscsi(e, source, at, shared::initiator, &[])),
     shared::GLUSTERFS,
     shared::FLOCKER,
     source("persistentVolumeClaim", &["claimName"]),
@@ -153,35 +153,6 @@ pub(super) fn key_to_path(e: &mut Errors, item: &Value, path: &Path) {
     required(e, item, path, "path");
     unreserved_path(e, &path.at("path"), item.text("path"));
     file_mode(e, item, path, "mode");
-}
-
-fn initiator(name: &str) -> Result<(), &'static str> {
-    // One character of any sort follows the prefix of the two numeric forms.
-    let id = |length: usize| {
-        let mut chars = name.chars().skip(3);
-        chars.next().is_some() && chars.clone().count() == length && chars.all(|c| c.is_ascii_alphanumeric())
-    };
-    let good = match name.get(..3) {
-        Some("iqn") => is_iqn(name),
-        Some("eui") => id(16),
-        Some("naa") => id(32),
-        _ => return Err("must be valid format starting with iqn, eui, or naa"),
-    };
-    if good { Ok(()) } else { Err("must be valid format") }
-}
-
-/// `iqn.2001-04.com.example:storage.disk1`: a date, a reversed domain, a name.
-fn is_iqn(name: &str) -> bool {
-    let digits = |part: &str, n: usize| part.len() == n && part.bytes().all(|b| b.is_ascii_digit());
-    let Some((date, rest)) = name.strip_prefix("iqn.").and_then(|rest| rest.split_once('.')) else {
-        return false;
-    };
-    let Some((domain, tail)) = rest.split_once(':') else { return false };
-    date.split_once('-').is_some_and(|(year, month)| digits(year, 4) && digits(month, 2))
-        && !domain.is_empty()
-        && domain.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'.')
-        && !tail.is_empty()
-        && !tail.contains([',', ';', '*', '&', '$', '|', ' ', '\t', '\n', '\r', '\u{c}'])
 }
 
 fn csi(e: &mut Errors, source: &Value, path: &Path) {
