@@ -165,27 +165,28 @@ pub fn track(table: &Table, ty: TypeId, live: Option<&Value>, new: &mut Value, w
 /// is no change at all.
 pub fn keep_times(live: &Value, new: &mut Value) {
     let (Value::Array(old), Value::Array(entries)) = (entries(live), entries(new)) else { return };
-    let untimed = |entry: &Value| {
-        let mut entry = entry.clone();
-        entry.as_object_mut().map(|fields| fields.remove("time"));
-        entry
-    };
     if old == entries || old.len() != entries.len() {
         return;
     }
-    if !old.iter().zip(entries).all(|(a, b)| untimed(a) == untimed(b)) {
-        return;
-    }
-    let rest = |object: &Value| {
-        let mut object = object.clone();
-        take_entries(&mut object);
-        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
-            metadata.remove("resourceVersion");
-        }
-        object
-    };
-    if rest(live) == rest(new) {
+    // Compared in place: this runs on every update, and copies of whole objects would cost more than the rest.
+    let entries_same = old.iter().zip(entries).all(|(a, b)| equal_except(a, b, &["time"]));
+    let metadata = |object| Value::get(object, "metadata").unwrap_or(&Value::Null);
+    if entries_same
+        && equal_except(live, new, &["metadata"])
+        && equal_except(metadata(live), metadata(new), &["managedFields", "resourceVersion"])
+    {
         put_entries(new, Value::from(old.clone()));
+    }
+}
+
+/// Whether two values are equal but for some of their fields.
+fn equal_except(a: &Value, b: &Value, fields: &[&str]) -> bool {
+    match (a, b) {
+        (Value::Object(a), Value::Object(b)) => {
+            let counts = |(name, _): &(&String, &Value)| !fields.contains(&name.as_str());
+            a.iter().filter(counts).eq(b.iter().filter(counts))
+        }
+        _ => a == b,
     }
 }
 
