@@ -8,31 +8,38 @@ mod defaults;
 mod lifecycle;
 mod limits;
 mod optional;
+mod pod_security;
 mod priority;
 pub mod quota;
 mod resources;
 mod runtime;
 mod service_account;
+mod settings;
 mod storage;
 mod subject;
 #[cfg(test)]
 mod tests;
 mod usage;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::json::Json as _;
 use api::{Resource, Status};
+use parking_lot::Mutex;
 use serde_json::Value;
 
+use crate::access::User;
 use crate::object::Object;
 use crate::options::Version;
 use crate::registry::stored_as;
 use crate::request::Target;
 use crate::server::Server;
+use crate::write::WriteOptions;
 
 pub use priority::SYSTEM_CLASSES;
+pub use settings::{Settings, SettingsError};
 
 /// How long a pod waits for the default account of a namespace that is still being furnished.
 const ACCOUNT_WAIT: Duration = Duration::from_secs(1);
@@ -53,15 +60,30 @@ pub struct Request<'a> {
     pub namespace: &'a str,
     /// As far as it is known: a name still to be generated is known by its beginning.
     pub name: String,
-    /// What is replaced.
+    /// What is replaced or deleted.
     pub old: Option<&'a Value>,
     pub dry_run: bool,
+    /// Whose write it is; `None` for the server itself.
+    pub user: Option<&'a User>,
+    notes: Mutex<Notes>,
 }
+
+/// What plugins have to say besides yes and no.
+#[derive(Default)]
+struct Notes {
+    warnings: Vec<String>,
+    annotations: BTreeMap<String, String>,
+}
+
+/// What the audit log says about a request beyond who, what and when, by key.
+pub type Annotations = Mutex<BTreeMap<String, String>>;
 
 /// What plugins see of the cluster.
 pub trait Cluster {
     fn get(&self, group: &str, plural: &str, namespace: &str, name: &str) -> Option<Arc<Object>>;
     fn list(&self, group: &str, plural: &str, namespace: &str) -> Vec<Arc<Object>>;
+    /// How plugins are set.
+    fn settings(&self) -> &Settings;
 }
 
 type Admit = fn(&Request<'_>, &mut Value, &dyn Cluster) -> Result<(), Status>;
@@ -87,6 +109,7 @@ pub const PLUGINS: &[Plugin] = &[
     plugin("ServiceAccount", true, Some(service_account::admit), Some(service_account::validate)),
     plugin("TaintNodesByCondition", true, Some(defaults::not_ready_taint), None),
     plugin("AlwaysPullImages", false, Some(optional::pull_always), Some(optional::pulls_always)),
+    plugin("PodSecurity", true, None, Some(pod_security::validate)),
     plugin("Priority", true, Some(priority::admit), Some(priority::validate)),
     plugin("DefaultTolerationSeconds", true, Some(defaults::toleration_seconds), None),
     plugin("ExtendedResourceToleration", false, Some(optional::extended_resource_tolerations), None),
@@ -102,11 +125,13 @@ pub const PLUGINS: &[Plugin] = &[
     plugin("ResourceQuota", true, None, None),
 ];
 
-/// Which plugins to switch on and off, as `--enable-admission-plugins` and its opposite name them.
+/// Which plugins to switch on and off, as `--enable-admission-plugins` and its opposite name them, and how
+/// they are set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Switches {
     pub enable: Vec<String>,
     pub disable: Vec<String>,
+    pub settings: Settings,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -120,6 +145,7 @@ pub enum SwitchError {
 /// The plugins that are on.
 pub struct Chain {
     plugins: Vec<&'static Plugin>,
+    settings: Settings,
     pub quotas: quota::Quotas,
 }
 
@@ -145,7 +171,7 @@ impl Chain {
         };
         let plugins: Vec<&Plugin> = PLUGINS.iter().filter(on).collect();
         let enforced = plugins.iter().any(|plugin| plugin.name == "ResourceQuota");
-        Ok(Chain { plugins, quotas: quota::Quotas::new(enforced) })
+        Ok(Chain { plugins, settings: switches.settings.clone(), quotas: quota::Quotas::new(enforced) })
     }
 
     fn admit(&self, request: &Request<'_>, object: &mut Value, cluster: &dyn Cluster) -> Result<(), Status> {
@@ -160,7 +186,13 @@ impl Chain {
 }
 
 impl<'a> Request<'a> {
-    pub fn new(target: &'a Target, operation: Operation, object: &Value, old: Option<&'a Value>) -> Self {
+    pub fn new(
+        target: &'a Target,
+        operation: Operation,
+        object: &Value,
+        old: Option<&'a Value>,
+        user: Option<&'a User>,
+    ) -> Self {
         let metadata = object.at("metadata");
         let known = [target.name.as_str(), metadata.text("name"), metadata.text("generateName"), "Unknown"];
         Request {
@@ -171,7 +203,19 @@ impl<'a> Request<'a> {
             name: known.into_iter().find(|name| !name.is_empty()).unwrap_or_default().to_owned(),
             old,
             dry_run: false,
+            user,
+            notes: Mutex::default(),
         }
+    }
+
+    /// Lets the client know of something that is not wrong enough to refuse.
+    fn warn(&self, text: String) {
+        self.notes.lock().warnings.push(text);
+    }
+
+    /// Leaves something for the audit log.
+    fn annotate(&self, key: String, text: impl Into<String>) {
+        self.notes.lock().annotations.insert(key, text.into());
     }
 
     /// About the kind itself, not one of its subresources.
@@ -200,6 +244,10 @@ impl Cluster for Server {
             None => Vec::new(),
         }
     }
+
+    fn settings(&self) -> &Settings {
+        &self.admission.settings
+    }
 }
 
 impl Server {
@@ -219,15 +267,28 @@ impl Server {
     }
 
     /// For requests that make nothing themselves, such as a binding: only the namespace matters.
-    pub async fn admit_into_namespace(&self, target: &Target, name: &str) -> Result<(), Status> {
-        let mut request = Request::new(target, Operation::Create, &Value::Null, None);
+    pub async fn admit_into_namespace(
+        &self,
+        target: &Target,
+        name: &str,
+        user: Option<&User>,
+    ) -> Result<(), Status> {
+        let mut request = Request::new(target, Operation::Create, &Value::Null, None, user);
         request.name = name.to_owned();
         self.admit(&request, &mut Value::Null).await
     }
 
-    /// Runs the judging halves.
-    pub fn judge(&self, request: &Request<'_>, object: &Value) -> Result<(), Status> {
-        self.admission.validate(request, object, self)
+    /// Runs the judging halves, and answers with what the client is to be warned of.
+    pub fn judge(
+        &self,
+        request: &Request<'_>,
+        object: &Value,
+        options: &WriteOptions,
+    ) -> Result<Vec<String>, Status> {
+        let judged = self.admission.validate(request, object, self);
+        let notes = std::mem::take(&mut *request.notes.lock());
+        options.annotations.lock().extend(notes.annotations);
+        judged.map(|()| notes.warnings)
     }
 
     /// A new namespace gets its default account a moment after it is made; a pod may come in between.

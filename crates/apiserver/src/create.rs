@@ -76,7 +76,8 @@ impl Server {
             Some(fields) => drop(value.object_mut("metadata").insert("managedFields".into(), fields)),
             None => track(row, None, &mut value, options, "")?,
         }
-        self.admit(&Request::new(target, Operation::Create, &value, None), &mut value).await?;
+        let user = options.user.as_ref();
+        self.admit(&Request::new(target, Operation::Create, &value, None, user), &mut value).await?;
         fill_in(&mut value, stored, options);
         crate::special::before_create(stored, &mut value, call);
         let prefixed = !value.at("metadata").text("generateName").is_empty();
@@ -93,11 +94,11 @@ impl Server {
             crate::special::stamp(stored, &mut attempt, &options.timestamp());
             complete_status(stored, &mut attempt)?;
             validate_new(stored, &attempt)?;
-            let mut request = Request::new(target, Operation::Create, &attempt, None);
+            let mut request = Request::new(target, Operation::Create, &attempt, None, user);
             request.dry_run = options.dry_run || versioned;
-            self.judge(&request, &attempt)?;
+            let mut warnings = stored.rules.warnings(&attempt, None);
+            warnings.extend(self.judge(&request, &attempt, options)?);
             let grant = self.admission.quotas.grant(self, &request, &attempt).await?;
-            let warnings = stored.rules.warnings(&attempt, None);
             let name = attempt.path("metadata.name").as_str().unwrap_or("").to_owned();
             if options.dry_run || versioned {
                 let place = Target { name: name.clone(), ..target.clone() };

@@ -7,6 +7,7 @@ use http::{Response, StatusCode};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
+use crate::access::User;
 use crate::admission::{Operation, Request};
 use crate::body::Body;
 use crate::codec;
@@ -33,6 +34,8 @@ pub struct DeleteOptions {
     pub old_background: bool,
     pub uid: String,
     pub resource_version: String,
+    /// Who asks; `None` for the server itself.
+    pub user: Option<User>,
 }
 
 /// What became of the object.
@@ -51,8 +54,6 @@ pub async fn delete(
 ) -> Result<Response<Body>, Status> {
     let options = DeleteOptions::read(call)?;
     let row = target.resource;
-    let request = Request::new(target, Operation::Delete, &Value::Null, None);
-    server.admit(&request, &mut Value::Null).await?;
     match server.delete_object(target, &options, call.now).await? {
         Deleted::Gone(last) if !strategy::answered_with_object(stored_as(row)) => {
             Ok(encoded(StatusCode::OK, &renderer.format, success(row, &last)))
@@ -129,7 +130,8 @@ impl DeleteOptions {
         } else if call.query.has("dryRun") && value.items("dryRun").is_empty() {
             value["dryRun"] = json!(call.query.all("dryRun").collect::<Vec<_>>());
         }
-        DeleteOptions::from_value(&value)
+        let options = DeleteOptions::from_value(&value)?;
+        Ok(DeleteOptions { user: Some(call.user.clone()), ..options })
     }
 
     pub fn from_value(value: &Value) -> Result<DeleteOptions, Status> {
@@ -166,6 +168,7 @@ impl DeleteOptions {
             },
             uid: value.path("preconditions.uid").as_str().unwrap_or("").to_owned(),
             resource_version: value.path("preconditions.resourceVersion").as_str().unwrap_or("").to_owned(),
+            user: None,
         })
     }
 }
@@ -205,6 +208,9 @@ impl Server {
             let mut old = self.current(target).await?.ok_or_else(|| target.not_found())?;
             let before = old.value();
             check_preconditions(stored, options, &before)?;
+            let user = options.user.as_ref();
+            let request = Request::new(target, Operation::Delete, &Value::Null, Some(&before), user);
+            self.admit(&request, &mut Value::Null).await?;
             let (mark, gone) = match plan(stored, &before, options, now) {
                 // Already on its way, and no faster way was asked for.
                 Plan::Wait => return Ok(Deleted::Going(before)),

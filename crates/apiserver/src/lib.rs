@@ -52,7 +52,9 @@ use store::Store;
 use tokio::net::TcpListener;
 use tokio::sync::watch as channel;
 
-pub use admission::{SwitchError, Switches};
+pub use admission::{
+    Settings as AdmissionSettings, SettingsError as AdmissionSettingsError, SwitchError, Switches,
+};
 pub use registry::RuntimeConfigError;
 
 /// What the API server needs to know.

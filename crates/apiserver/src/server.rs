@@ -17,7 +17,7 @@ use store::Store;
 use tokio::sync::watch;
 
 use crate::access::{self, User};
-use crate::admission::Chain;
+use crate::admission::{Annotations, Chain};
 use crate::body::Body;
 use crate::cache::Cache;
 use crate::door::Door;
@@ -66,6 +66,8 @@ pub struct Call {
     pub user: User,
     pub format: Format,
     pub now: Timestamp,
+    /// What the audit log says about it beyond that.
+    pub annotations: Arc<Annotations>,
 }
 
 impl Call {
@@ -197,8 +199,17 @@ impl Server {
         };
         let body = read(body).await?;
         let now = Timestamp::now();
-        let call =
-            Call { method: parts.method, path, query, headers: parts.headers, body, user, format, now };
+        let call = Call {
+            method: parts.method,
+            path,
+            query,
+            headers: parts.headers,
+            body,
+            user,
+            format,
+            now,
+            annotations: Arc::default(),
+        };
         match route? {
             Route::Resource(target) => {
                 let deprecated = deprecation(&target);

@@ -98,6 +98,7 @@ impl Rig {
             body: body.to_owned().into(),
             user,
             now: jiff::Timestamp::now(),
+            annotations: Arc::default(),
         };
         let answer = match route(&self.server.registry, path) {
             Ok(Route::Resource(target)) => self.server.resource(&call, target).await,

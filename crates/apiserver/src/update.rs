@@ -125,7 +125,8 @@ impl Server {
                 // Owned is what was sent, not what the rules below put back or fill in.
                 track(row, Some(&before), &mut value, options, &target.subresource)?;
             }
-            let mut request = Request::new(target, Operation::Update, &value, Some(&before));
+            let user = options.user.as_ref();
+            let mut request = Request::new(target, Operation::Update, &value, Some(&before), user);
             request.dry_run = options.dry_run;
             self.admit(&request, &mut value).await?;
             let claim = match target.subresource.as_str() {
@@ -133,8 +134,8 @@ impl Server {
                 _ => Claim::default(),
             };
             prepare(stored, &mut value, &before, &target.subresource, &options.timestamp());
-            let warnings = validate_change(target, &value, &before)?;
-            self.judge(&request, &value)?;
+            let mut warnings = validate_change(target, &value, &before)?;
+            warnings.extend(self.judge(&request, &value, options)?);
             let grant = self.admission.quotas.grant(self, &request, &value).await?;
             patch::apply::keep_times(&before, &mut value);
             if options.dry_run {

@@ -12,6 +12,7 @@ use serde_json::Value;
 use store::{Expect, Write};
 
 use crate::access::User;
+use crate::admission::Annotations;
 use crate::body::Body;
 use crate::codec::FieldValidation;
 use crate::object::{Object, to_stored};
@@ -32,6 +33,8 @@ pub struct WriteOptions {
     pub now: Timestamp,
     /// Whose write this is; `None` for the server itself.
     pub user: Option<User>,
+    /// What is noted for the audit log on the way.
+    pub annotations: Arc<Annotations>,
 }
 
 /// What a write led to.
@@ -70,6 +73,7 @@ impl WriteOptions {
             validation,
             now: call.now,
             user: Some(call.user.clone()),
+            annotations: call.annotations.clone(),
         })
     }
 
@@ -81,6 +85,7 @@ impl WriteOptions {
             validation: FieldValidation::Ignore,
             now,
             user: None,
+            annotations: Arc::default(),
         }
     }
 

@@ -68,7 +68,8 @@ pub struct ServerFlags {
     #[arg(long, value_delimiter = ',')]
     pub runtime_config: Vec<String>,
     /// Flags of upstream's API server that have a meaning here: `runtime-config=...`,
-    /// `enable-admission-plugins=...` and `disable-admission-plugins=...`
+    /// `enable-admission-plugins=...`, `disable-admission-plugins=...` and
+    /// `admission-control-config-file=...`
     #[arg(long)]
     pub kube_apiserver_arg: Vec<String>,
     /// Run the control plane without a node

@@ -155,8 +155,12 @@ impl Arguments {
                 Some(("runtime-config", value)) => (&mut runtime_config, value),
                 Some(("enable-admission-plugins", value)) => (&mut admission.enable, value),
                 Some(("disable-admission-plugins", value)) => (&mut admission.disable, value),
+                Some(("admission-control-config-file", path)) => {
+                    admission.settings = apiserver::AdmissionSettings::load(Path::new(path))?;
+                    continue;
+                }
                 _ => anyhow::bail!(
-                    "--kube-apiserver-arg {argument:?} has no meaning here; only runtime-config=..., enable-admission-plugins=... and disable-admission-plugins=... have"
+                    "--kube-apiserver-arg {argument:?} has no meaning here; only runtime-config=..., enable-admission-plugins=..., disable-admission-plugins=... and admission-control-config-file=... have"
                 ),
             };
             list.extend(value.split(',').filter(|name| !name.is_empty()).map(str::to_owned));

@@ -12,11 +12,14 @@ mod quotas;
 
 /// A cluster of these objects.
 #[derive(Default)]
-struct Fake(Vec<Arc<Object>>);
+pub struct Fake {
+    objects: Vec<Arc<Object>>,
+    settings: Settings,
+}
 
 impl Fake {
     /// Each object with the plural of its kind, such as `limitranges`.
-    fn of(objects: &[(&str, &str, Value)]) -> Fake {
+    pub fn of(objects: &[(&str, &str, Value)]) -> Fake {
         let store = |(group, plural, value): &(&str, &str, Value)| {
             let row = api::table::find(group, "v1", plural).expect("a known kind");
             let metadata = value.at("metadata");
@@ -24,7 +27,11 @@ impl Fake {
             let key = Target { name: metadata.text("name").to_owned(), ..collection }.key();
             Arc::new(Object::new(key.into(), to_stored(value.clone()), 1).expect("an object"))
         };
-        Fake(objects.iter().map(store).collect())
+        Fake { objects: objects.iter().map(store).collect(), ..Fake::default() }
+    }
+
+    pub fn set_pod_security(&mut self, settings: pod_security::Settings) {
+        self.settings.pod_security = settings;
     }
 }
 
@@ -36,7 +43,11 @@ impl Cluster for Fake {
     fn list(&self, group: &str, plural: &str, namespace: &str) -> Vec<Arc<Object>> {
         let row = api::table::find(group, "v1", plural).expect("a known kind");
         let prefix = Target::collection(row, namespace).key();
-        self.0.iter().filter(|object| object.key.starts_with(&prefix)).cloned().collect()
+        self.objects.iter().filter(|object| object.key.starts_with(&prefix)).cloned().collect()
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.settings
     }
 }
 
@@ -52,7 +63,7 @@ fn run(
     let plugin = PLUGINS.iter().find(|plugin| plugin.name == name).expect("a known plugin");
     let row = api::table::find(group, "v1", plural).expect("a known kind");
     let target = Target::collection(row, object.at("metadata").text("namespace"));
-    let mut request = Request::new(&target, operation, &object, old);
+    let mut request = Request::new(&target, operation, &object, old, None);
     request.name = object.at("metadata").text("name").to_owned();
     let admitted = plugin.admit.map_or(Ok(()), |admit| admit(&request, &mut object, cluster));
     let judged = admitted
@@ -80,7 +91,7 @@ fn check_update(name: &str, kind: (&str, &str), new: Value, old: Value, cluster:
 fn plugins_are_switched_by_name() {
     let on = |enable: &[&str], disable: &[&str]| {
         let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        Chain::new(&Switches { enable: list(enable), disable: list(disable) })
+        Chain::new(&Switches { enable: list(enable), disable: list(disable), ..Switches::default() })
             .map(|chain| chain.plugins.iter().map(|plugin| plugin.name).collect::<Vec<_>>())
     };
     let usual = on(&[], &[]).unwrap();

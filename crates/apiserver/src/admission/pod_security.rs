@@ -1,0 +1,384 @@
+//! PodSecurity: pods keep to the Pod Security Standard that the labels of their namespace name.
+//!
+//! Pods are refused; the templates of workloads are only warned of, since it is their pods that count. What
+//! goes into the audit log is left in the request's notes.
+
+mod checks;
+mod policy;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::{Duration, Instant};
+
+use api::field::quoted;
+use api::json::Json as _;
+use api::{Errors, Path, Status};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{Cluster, Operation, Request};
+use checks::{Pod, Violation, violations};
+use policy::{Level, MODES, PREFIX, Policy, Strictness, Version};
+
+/// How many of its pods a namespace with a new policy is checked for, and for how long.
+const PODS_CHECKED: usize = 3000;
+const CHECKING_TIME: Duration = Duration::from_secs(1);
+
+/// What counts where labels are silent, and what is not judged at all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    defaults: Policy,
+    exempt: Exemptions,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Exemptions {
+    usernames: Vec<String>,
+    namespaces: Vec<String>,
+    runtime_classes: Vec<String>,
+}
+
+/// `PodSecurityConfiguration`, as it is in the file.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct File {
+    api_version: String,
+    kind: String,
+    defaults: BTreeMap<String, String>,
+    exemptions: Exemptions,
+}
+
+/// Where kinds with pods in them keep the template.
+const TEMPLATES: &[(&str, &str, &str)] = &[
+    ("", "podtemplates", "template"),
+    ("", "replicationcontrollers", "spec.template"),
+    ("apps", "daemonsets", "spec.template"),
+    ("apps", "deployments", "spec.template"),
+    ("apps", "replicasets", "spec.template"),
+    ("apps", "statefulsets", "spec.template"),
+    ("batch", "cronjobs", "spec.jobTemplate.spec.template"),
+    ("batch", "jobs", "spec.template"),
+];
+
+/// Subresources of pods that change nothing of what is judged.
+const HARMLESS: &[&str] = &["exec", "attach", "binding", "eviction", "log", "portforward", "proxy", "status"];
+
+pub fn validate(request: &Request<'_>, object: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
+    if request.operation == Operation::Delete {
+        return Ok(());
+    }
+    match (request.row.group, request.row.plural) {
+        ("", "namespaces") if request.subresource.is_empty() => namespace(request, object, cluster),
+        ("", "pods") if !HARMLESS.contains(&request.subresource) => pod(request, object, cluster),
+        (group, plural) if request.subresource.is_empty() => {
+            if let Some((.., path)) = TEMPLATES.iter().find(|row| (row.0, row.1) == (group, plural)) {
+                template(request, object.path(path), cluster);
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn pod(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
+    let settings = &cluster.settings().pod_security;
+    if settings.is_exempt(request) {
+        return Ok(());
+    }
+    let mut errors = Errors::default();
+    let Some(policy) = settings.policy_of(request.namespace, cluster, &mut errors) else {
+        return Err(Status::internal(format!("failed to lookup namespace {}", quoted(request.namespace))));
+    };
+    if errors.is_empty() && policy.is_privileged() {
+        request.annotate(format!("{PREFIX}enforce-policy"), "privileged:latest");
+        return Ok(());
+    }
+    if request.old.is_some_and(|old| !is_significant(pod, old)) {
+        return Ok(());
+    }
+    let pod = Pod { metadata: pod.at("metadata"), spec: pod.at("spec") };
+    judge(request, settings, (policy, &errors), &pod, true)
+}
+
+/// A workload with forbidden pods in it is let through with a warning.
+fn template(request: &Request<'_>, template: &Value, cluster: &dyn Cluster) {
+    let settings = &cluster.settings().pod_security;
+    if template.is_null() || settings.is_exempt(request) {
+        return;
+    }
+    let mut errors = Errors::default();
+    let Some(policy) = settings.policy_of(request.namespace, cluster, &mut errors) else { return };
+    let free = policy.warn.level == Level::Privileged && policy.audit.level == Level::Privileged;
+    if errors.is_empty() && free {
+        return;
+    }
+    let pod = Pod { metadata: template.at("metadata"), spec: template.at("spec") };
+    // Only enforcing can fail.
+    let _ = judge(request, settings, (policy, &errors), &pod, false);
+}
+
+fn judge(
+    request: &Request<'_>,
+    settings: &Settings,
+    (policy, errors): (Policy, &Errors),
+    pod: &Pod<'_>,
+    enforce: bool,
+) -> Result<(), Status> {
+    let class = pod.spec.text("runtimeClassName");
+    if settings.exempt.runtime_classes.iter().any(|exempt| exempt == class) {
+        request.annotate(format!("{PREFIX}exempt"), "runtimeClass");
+        return Ok(());
+    }
+    if !errors.is_empty() {
+        request.annotate(format!("{PREFIX}error"), format!("Failed to parse policy: {errors}"));
+    }
+    let detail = |mode: Strictness, verb: &str| {
+        let found = violations(mode, pod);
+        let level = quoted(&mode.to_string());
+        (!found.is_empty()).then(|| format!("{verb} PodSecurity {level}: {}", details(&found)))
+    };
+    let mut refused = None;
+    if enforce {
+        request.annotate(format!("{PREFIX}enforce-policy"), policy.enforce.to_string());
+        refused = detail(policy.enforce, "violates");
+    }
+    if let Some(text) = detail(policy.audit, "would violate") {
+        request.annotate(format!("{PREFIX}audit-violations"), text);
+    }
+    if let Some(why) = refused {
+        return Err(request.forbidden(why));
+    }
+    if let Some(text) = detail(policy.warn, "would violate") {
+        request.warn(text);
+    }
+    Ok(())
+}
+
+fn details(violations: &[Violation]) -> String {
+    let one = |violation: &Violation| format!("{} ({})", violation.reason, violation.detail);
+    violations.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+/// Of what can change in a pod, only images matter, and new containers.
+fn is_significant(pod: &Value, old: &Value) -> bool {
+    let (spec, old) = (pod.at("spec"), old.at("spec"));
+    let image = |container: &Value| container.text("image").to_owned();
+    let same = |list: &str| spec.items(list).iter().map(image).eq(old.items(list).iter().map(image));
+    let known = |container: &Value| {
+        let mut before = old.items("ephemeralContainers").iter();
+        let before = before.find(|other| other.text("name") == container.text("name"));
+        before.is_some_and(|before| before.text("image") == container.text("image"))
+    };
+    !same("containers") || !same("initContainers") || !spec.items("ephemeralContainers").iter().all(known)
+}
+
+/// The labels of a namespace must make sense; whoever makes them stricter hears of pods that fall short.
+fn namespace(request: &Request<'_>, namespace: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
+    let settings = &cluster.settings().pod_security;
+    let read = |namespace: &Value| {
+        let labels = namespace.path("metadata.labels");
+        let mut errors = Errors::default();
+        let policy = settings.defaults.labelled(|name| labels.at(name).as_str(), &mut errors);
+        (policy, errors)
+    };
+    let (policy, errors) = read(namespace);
+    let before = request.old.map(read);
+    let known = before.as_ref().is_some_and(|(_, before)| before.to_string() == errors.to_string());
+    if !errors.is_empty() && !known {
+        return Err(Status::invalid("", "Namespace", &request.name, &errors));
+    }
+    let new = policy.enforce;
+    if let Some((Policy { enforce: old, .. }, _)) = before
+        && (new == old
+            || new.level == Level::Privileged
+            || new.version == old.version && new.level <= old.level)
+    {
+        return Ok(());
+    }
+    if settings.exempt.namespaces.contains(&request.name) {
+        if !policy.is_privileged() && !policy.same_as(&settings.defaults) {
+            request.warn(ignored(namespace, &policy));
+        }
+    } else if before.is_some() {
+        let pods = cluster.list("", "pods", &request.name).into_iter().map(|pod| pod.value());
+        for warning in settings.shortcomings(&request.name, new, pods.collect()) {
+            request.warn(warning);
+        }
+    }
+    Ok(())
+}
+
+/// What labels ask for in vain.
+fn ignored(namespace: &Value, policy: &Policy) -> String {
+    let labels = namespace.path("metadata.labels");
+    let said =
+        |mode: &str| labels.has(&format!("{PREFIX}{mode}")) || labels.has(&format!("{PREFIX}{mode}-version"));
+    let modes = MODES.iter().zip(policy.modes());
+    let strict = modes.filter(|(name, mode)| mode.level != Level::Privileged && said(name));
+    let strict: Vec<String> = strict.map(|(name, mode)| format!("{name}={mode}")).collect();
+    format!(
+        "namespace {} is exempt from Pod Security, and the policy ({}) will be ignored",
+        quoted(namespace.at("metadata").text("name")),
+        strict.join(", ")
+    )
+}
+
+impl Settings {
+    /// Reads a `PodSecurityConfiguration`.
+    pub fn read(value: &Value) -> Result<Settings, String> {
+        let file = File::deserialize(value).map_err(|error| error.to_string())?;
+        let known =
+            ["pod-security.admission.config.k8s.io/v1", "pod-security.admission.config.k8s.io/v1beta1"];
+        if !known.contains(&file.api_version.as_str()) || file.kind != "PodSecurityConfiguration" {
+            return Err(format!(
+                "expected a PodSecurityConfiguration of {}, got {} of {}",
+                known[0],
+                quoted(&file.kind),
+                quoted(&file.api_version)
+            ));
+        }
+        let mut errors = Errors::default();
+        let mut defaults = Policy::default();
+        let modes = [&mut defaults.enforce, &mut defaults.audit, &mut defaults.warn];
+        for (name, mode) in MODES.iter().zip(modes) {
+            let path = |field: &str| Path::new("defaults").at(field);
+            let version = format!("{name}-version");
+            if let Some(text) = file.defaults.get(*name).filter(|text| !text.is_empty()) {
+                match Level::parse(text) {
+                    Ok(level) => mode.level = level,
+                    Err(why) => errors.invalid(&path(name), text.as_str(), why),
+                }
+            }
+            if let Some(text) = file.defaults.get(&version).filter(|text| !text.is_empty()) {
+                match Version::parse(text) {
+                    Ok(parsed) => mode.version = parsed,
+                    Err(why) => errors.invalid(&path(&version), text.as_str(), why),
+                }
+            }
+        }
+        for field in file.defaults.keys() {
+            if !MODES.contains(&field.strip_suffix("-version").unwrap_or(field)) {
+                errors.forbidden(&Path::new("defaults").at(field), "is no setting");
+            }
+        }
+        file.exemptions.check(&mut errors);
+        if errors.is_empty() {
+            Ok(Settings { defaults, exempt: file.exemptions })
+        } else {
+            Err(errors.to_string())
+        }
+    }
+
+    fn is_exempt(&self, request: &Request<'_>) -> bool {
+        let user = request.user.map_or("", |user| user.name.as_str());
+        let reason = if self.exempt.namespaces.iter().any(|name| name == request.namespace) {
+            "namespace"
+        } else if self.exempt.usernames.iter().any(|name| name == user) {
+            "user"
+        } else {
+            return false;
+        };
+        request.annotate(format!("{PREFIX}exempt"), reason);
+        true
+    }
+
+    /// `None` where there is no such namespace.
+    fn policy_of(&self, namespace: &str, cluster: &dyn Cluster, errors: &mut Errors) -> Option<Policy> {
+        let namespace = cluster.get("", "namespaces", "", namespace)?;
+        Some(self.defaults.labelled(|name| namespace.label(name), errors))
+    }
+
+    /// Which of a namespace's pods violate a new level, in the words of warnings.
+    fn shortcomings(&self, namespace: &str, level: Strictness, pods: Vec<Value>) -> Vec<String> {
+        let begun = Instant::now();
+        let pods = self.in_order(pods);
+        // By what they do wrong: the first of them by name, and how many they are.
+        let mut wrongs: BTreeMap<String, (&str, usize)> = BTreeMap::new();
+        let mut checked = 0;
+        for pod in pods.iter().take(PODS_CHECKED) {
+            if begun.elapsed() > CHECKING_TIME {
+                break;
+            }
+            checked += 1;
+            let found = violations(level, &Pod { metadata: pod.at("metadata"), spec: pod.at("spec") });
+            if found.is_empty() {
+                continue;
+            }
+            let reasons = found.iter().map(|violation| violation.reason).collect::<Vec<_>>().join(", ");
+            let name = pod.at("metadata").text("name");
+            let entry = wrongs.entry(reasons).or_insert((name, 0));
+            entry.0 = entry.0.min(name);
+            entry.1 += 1;
+        }
+        let mut warnings = Vec::new();
+        if checked < pods.len() {
+            warnings.push(format!(
+                "new PodSecurity enforce level only checked against the first {checked} of {} existing pods",
+                pods.len()
+            ));
+        }
+        if !wrongs.is_empty() {
+            warnings.push(format!(
+                "existing pods in namespace {} violate the new PodSecurity enforce level {}",
+                quoted(namespace),
+                quoted(&level.to_string())
+            ));
+        }
+        let mut each: Vec<String> = wrongs
+            .into_iter()
+            .map(|(reasons, (name, count))| match count {
+                1 => format!("{name}: {reasons}"),
+                2 => format!("{name} (and 1 other pod): {reasons}"),
+                _ => format!("{name} (and {} other pods): {reasons}", count - 1),
+            })
+            .collect();
+        each.sort();
+        warnings.extend(each);
+        warnings
+    }
+
+    /// One pod of each workload first, then the others, which are most likely the same.
+    fn in_order(&self, mut pods: Vec<Value>) -> Vec<Value> {
+        pods.retain(|pod| {
+            let class = pod.at("spec").text("runtimeClassName");
+            !self.exempt.runtime_classes.iter().any(|exempt| exempt == class)
+        });
+        let mut seen = HashSet::new();
+        let again = |pod: &Value| {
+            let owners = pod.at("metadata").items("ownerReferences").iter();
+            let controller = owners.into_iter().find(|owner| owner.flag("controller"));
+            controller.is_some_and(|owner| !seen.insert(owner.text("uid").to_owned()))
+        };
+        let (others, mut first): (Vec<Value>, Vec<Value>) = pods.into_iter().partition(again);
+        first.extend(others);
+        first
+    }
+}
+
+impl Exemptions {
+    fn check(&self, errors: &mut Errors) {
+        let namespace = |name: &str| api::names::dns1123_label(name);
+        let class = |name: &str| api::names::dns1123_subdomain(name);
+        let user = |name: &str| match name {
+            "" => vec!["username must not be empty".to_owned()],
+            _ => Vec::new(),
+        };
+        each("namespaces", &self.namespaces, namespace, errors);
+        each("runtimeClasses", &self.runtime_classes, class, errors);
+        each("usernames", &self.usernames, user, errors);
+    }
+}
+
+fn each(field: &str, names: &[String], rule: impl Fn(&str) -> Vec<String>, errors: &mut Errors) {
+    for (i, name) in names.iter().enumerate() {
+        let path = Path::new("exemptions").at(field).index(i);
+        let wrong = rule(name);
+        if !wrong.is_empty() {
+            errors.invalid(&path, name.as_str(), &wrong.join(", "));
+        } else if names[..i].contains(name) {
+            errors.duplicate(&path, name.as_str());
+        }
+    }
+}

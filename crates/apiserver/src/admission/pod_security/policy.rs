@@ -1,0 +1,147 @@
+//! How strictly the pods of a namespace are judged: levels, versions, and the labels that name them.
+
+use std::fmt;
+
+use api::{Errors, Path};
+
+/// From the freest to the strictest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    #[default]
+    Privileged,
+    Baseline,
+    Restricted,
+}
+
+/// The minor version of Kubernetes whose rules count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Version {
+    #[default]
+    Latest,
+    Minor(u32),
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Strictness {
+    pub level: Level,
+    pub version: Version,
+}
+
+/// What is refused, what is written into the audit log, and what the client is warned of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    pub enforce: Strictness,
+    pub audit: Strictness,
+    pub warn: Strictness,
+}
+
+/// What the labels and annotations begin with.
+pub const PREFIX: &str = "pod-security.kubernetes.io/";
+pub const MODES: [&str; 3] = ["enforce", "audit", "warn"];
+
+impl Level {
+    pub fn parse(text: &str) -> Result<Level, &'static str> {
+        match text {
+            "privileged" => Ok(Level::Privileged),
+            "baseline" => Ok(Level::Baseline),
+            "restricted" => Ok(Level::Restricted),
+            _ => Err("must be one of privileged, baseline, restricted"),
+        }
+    }
+}
+
+impl Version {
+    pub fn parse(text: &str) -> Result<Version, &'static str> {
+        if text == "latest" {
+            return Ok(Version::Latest);
+        }
+        let digits = text.strip_prefix("v1.").unwrap_or("");
+        let plain = digits.bytes().all(|byte| byte.is_ascii_digit());
+        let padded = digits.len() > 1 && digits.starts_with('0');
+        match digits.parse() {
+            Ok(minor) if plain && !padded => Ok(Version::Minor(minor)),
+            _ => Err("must be \"latest\" or \"v1.x\""),
+        }
+    }
+}
+
+impl Policy {
+    /// The modes in the order of `MODES`.
+    pub fn modes(&self) -> [Strictness; 3] {
+        [self.enforce, self.audit, self.warn]
+    }
+
+    pub fn is_privileged(&self) -> bool {
+        self.modes().iter().all(|mode| mode.level == Level::Privileged)
+    }
+
+    /// Judges alike: the version of what is privileged does not matter.
+    pub fn same_as(&self, other: &Policy) -> bool {
+        let free = |mode: &Strictness| mode.level == Level::Privileged;
+        self.modes().iter().zip(&other.modes()).all(|(a, b)| a == b || free(a) && free(b))
+    }
+
+    /// What the labels of a namespace say, and `self` where they are silent. What they say wrongly counts
+    /// as the strictest when enforcing and as the freest otherwise.
+    pub fn labelled<'a>(mut self, label: impl Fn(&str) -> Option<&'a str>, errors: &mut Errors) -> Policy {
+        let mut read = |mode: &str, strictness: &mut Strictness, wrong: Level| -> (Option<bool>, bool) {
+            let mut bad = |name: &str, value: &str, why: &str| {
+                errors.invalid(&Path::new("metadata.labels").key(name), value, why);
+            };
+            let name = format!("{PREFIX}{mode}");
+            let level = label(&name).map(|text| {
+                let level = Level::parse(text);
+                if let Err(why) = level {
+                    bad(&name, text, why);
+                }
+                strictness.level = level.unwrap_or(wrong);
+                level.is_ok()
+            });
+            let name = format!("{name}-version");
+            let version = label(&name).map(|text| {
+                let version = Version::parse(text);
+                if let Err(why) = version {
+                    bad(&name, text, why);
+                }
+                strictness.version = version.unwrap_or_default();
+            });
+            (level, version.is_some())
+        };
+        let (enforced, _) = read("enforce", &mut self.enforce, Level::Restricted);
+        read("audit", &mut self.audit, Level::Privileged);
+        let (warned, version) = read("warn", &mut self.warn, Level::Privileged);
+        // Whoever enforces something wants to hear of it for workloads too.
+        if warned.is_none() && enforced == Some(true) && self.enforce.level > self.warn.level {
+            self.warn.level = self.enforce.level;
+            if !version {
+                self.warn.version = self.enforce.version;
+            }
+        }
+        self
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Level::Privileged => "privileged",
+            Level::Baseline => "baseline",
+            Level::Restricted => "restricted",
+        })
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Version::Latest => f.write_str("latest"),
+            Version::Minor(minor) => write!(f, "v1.{minor}"),
+        }
+    }
+}
+
+impl fmt::Display for Strictness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.level, self.version)
+    }
+}

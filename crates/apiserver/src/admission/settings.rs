@@ -1,0 +1,147 @@
+//! What the file of `--admission-control-config-file` tells the plugins.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::pod_security;
+
+/// How the plugins are set; upstream's defaults unless a file says otherwise.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    pub(super) pod_security: pod_security::Settings,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    #[error("cannot read {path}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{path} is not what it should be: {why}")]
+    Unreadable { path: PathBuf, why: String },
+    #[error("the configuration of admission plugin {plugin:?} in {path} is wrong: {why}")]
+    Plugin { path: PathBuf, plugin: String, why: String },
+}
+
+/// `AdmissionConfiguration`, as it is in the file.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct File {
+    api_version: String,
+    kind: String,
+    #[serde(default)]
+    plugins: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: String,
+    /// A file of its own, beside this one unless it begins with a slash.
+    path: Option<PathBuf>,
+    /// The same inline, which counts more.
+    configuration: Option<Value>,
+}
+
+impl Settings {
+    /// Reads the file and those it names.
+    pub fn load(path: &Path) -> Result<Settings, SettingsError> {
+        let unreadable = |why: String| SettingsError::Unreadable { path: path.to_owned(), why };
+        let file: File =
+            Deserialize::deserialize(read(path)?).map_err(|error| unreadable(error.to_string()))?;
+        let known = matches!(
+            file.api_version.as_str(),
+            "apiserver.config.k8s.io/v1" | "apiserver.config.k8s.io/v1alpha1" | "apiserver.k8s.io/v1alpha1"
+        );
+        if !known || file.kind != "AdmissionConfiguration" {
+            return Err(unreadable(
+                "it must be an AdmissionConfiguration of apiserver.config.k8s.io/v1".to_owned(),
+            ));
+        }
+        let mut settings = Settings::default();
+        for entry in file.plugins {
+            let value = match (entry.configuration, entry.path) {
+                (Some(value), _) => value,
+                (None, Some(own)) if !own.as_os_str().is_empty() => {
+                    read(&path.parent().unwrap_or(Path::new("")).join(own))?
+                }
+                _ => continue,
+            };
+            settings.set(&entry.name, &value).map_err(|why| SettingsError::Plugin {
+                path: path.to_owned(),
+                plugin: entry.name,
+                why,
+            })?;
+        }
+        Ok(settings)
+    }
+
+    fn set(&mut self, plugin: &str, value: &Value) -> Result<(), String> {
+        match plugin {
+            "PodSecurity" => self.pod_security = pod_security::Settings::read(value)?,
+            _ => return Err("it takes none here".to_owned()),
+        }
+        Ok(())
+    }
+}
+
+fn read(path: &Path) -> Result<Value, SettingsError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| SettingsError::Read { path: path.to_owned(), source })?;
+    serde_saphyr::from_str(&text)
+        .map_err(|error| SettingsError::Unreadable { path: path.to_owned(), why: error.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins:\n";
+    const POLICY: &str =
+        "apiVersion: pod-security.admission.config.k8s.io/v1\nkind: PodSecurityConfiguration\n";
+
+    #[track_caller]
+    fn check(text: &str, expected: Result<bool, &str>) {
+        let dir = tempfile::tempdir().expect("a directory");
+        std::fs::write(dir.path().join("own.yaml"), format!("{POLICY}defaults: {{enforce: baseline}}\n"))
+            .expect("a file");
+        let path = dir.path().join("admission.yaml");
+        std::fs::write(&path, text).expect("a file");
+        // Answers with whether anything is set.
+        let found = Settings::load(&path).map(|settings| settings != Settings::default());
+        let found = found.map_err(|error| error.to_string().replace(&path.display().to_string(), "FILE"));
+        assert_eq!(found.as_ref().map(|set| *set).map_err(String::as_str), expected, "{text}");
+    }
+
+    #[test]
+    fn a_file_sets_the_plugins() {
+        check("apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\n", Ok(false));
+        check(&format!("{HEAD}- name: PodSecurity\n  path: own.yaml\n"), Ok(true));
+        check(&format!("{HEAD}- name: PodSecurity\n  path: ''\n"), Ok(false));
+        let inline = POLICY.replace('\n', "\n    ");
+        check(
+            &format!(
+                "{HEAD}- name: PodSecurity\n  configuration:\n    {inline}defaults: {{warn: restricted}}\n"
+            ),
+            Ok(true),
+        );
+        check(
+            &format!(
+                "{HEAD}- name: PodSecurity\n  configuration:\n    {inline}defaults: {{warn: strict, enforce-version: v2, tell: x}}\n    exemptions: {{usernames: [''], namespaces: [a, a], runtimeClasses: [B]}}\n"
+            ),
+            Err(
+                r#"the configuration of admission plugin "PodSecurity" in FILE is wrong: [defaults.enforce-version: Invalid value: "v2": must be "latest" or "v1.x", defaults.warn: Invalid value: "strict": must be one of privileged, baseline, restricted, defaults.tell: Forbidden: is no setting, exemptions.namespaces[1]: Duplicate value: "a", exemptions.runtimeClasses[0]: Invalid value: "B": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*'), exemptions.usernames[0]: Invalid value: "": username must not be empty]"#,
+            ),
+        );
+        check(
+            &format!("{HEAD}- name: Priority\n  configuration: {{}}\n"),
+            Err(r#"the configuration of admission plugin "Priority" in FILE is wrong: it takes none here"#),
+        );
+        check(
+            "apiVersion: v1\nkind: Pod\n",
+            Err(
+                "FILE is not what it should be: it must be an AdmissionConfiguration of apiserver.config.k8s.io/v1",
+            ),
+        );
+    }
+}
