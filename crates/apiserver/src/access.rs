@@ -1,6 +1,6 @@
 //! Who asks, and whether they may.
 //!
-//! Client certificates say who, or else `tokens`; roles and their bindings (`rbac`) say whether, also who
+//! `authentication` says who; roles and their bindings (`rbac`) say whether, also who
 //! may act as somebody else. Never switched off.
 
 mod impersonation;
@@ -39,9 +39,16 @@ impl User {
 
     /// As a verified client certificate names them.
     pub fn from_certificate(identity: pki::Identity) -> User {
-        let mut groups = identity.groups;
-        groups.push(AUTHENTICATED.into());
-        User { name: identity.user, groups, ..User::default() }
+        let uid = identity.uid.unwrap_or_default();
+        User { name: identity.user, uid, groups: identity.groups, ..User::default() }.authenticated()
+    }
+
+    /// With the group of all who are known.
+    pub fn authenticated(mut self) -> User {
+        if self.name != ANONYMOUS && !self.is_in(AUTHENTICATED) && !self.is_in(UNAUTHENTICATED) {
+            self.groups.push(AUTHENTICATED.into());
+        }
+        self
     }
 
     pub fn is_in(&self, group: &str) -> bool {

@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
+use crate::authentication;
 use crate::cache::{Batch, stopped};
 use crate::options::Version;
 use crate::registry::prefix;
@@ -60,7 +61,8 @@ fn row(group: &str, plural: &str) -> &'static Resource {
     api::table::find(group, "v1", plural).expect("the first objects' kinds are in the table")
 }
 
-async fn ensure(
+/// Makes an object unless there is one of that name.
+pub async fn ensure(
     server: &Server,
     resource: &'static Resource,
     namespace: &str,
@@ -190,6 +192,13 @@ pub async fn furnish_namespaces(server: Arc<Server>, cluster: Cluster, mut shutd
                             0 if !event.deleted => furnish(&server, event.object.name()).await,
                             1 if event.deleted && event.object.name() == "default" => {
                                 furnish(&server, event.object.namespace()).await
+                            }
+                            2 if event.object.name() == authentication::NAME
+                                && event.object.namespace() == authentication::NAMESPACE =>
+                            {
+                                if let Err(status) = authentication::publish(&server).await {
+                                    tracing::warn!(error = status.message, "cannot publish whom to trust");
+                                }
                             }
                             2 if event.object.name() == ROOT_CA => {
                                 furnish(&server, event.object.namespace()).await

@@ -7,6 +7,7 @@
 
 mod access;
 mod admission;
+mod authentication;
 mod body;
 mod bootstrap;
 mod cache;
@@ -16,6 +17,7 @@ mod delete;
 mod discovery;
 mod door;
 mod eviction;
+mod https;
 mod metrics;
 mod namespaces;
 mod negotiate;
@@ -55,6 +57,9 @@ use tokio::sync::watch as channel;
 pub use admission::{
     Settings as AdmissionSettings, SettingsError as AdmissionSettingsError, SwitchError, Switches,
 };
+pub use authentication::{
+    Anonymous, Error as AuthenticationError, FrontProxy, Options as Authentication, WebhookOptions,
+};
 pub use registry::RuntimeConfigError;
 
 /// What the API server needs to know.
@@ -68,12 +73,23 @@ pub struct Config {
     pub runtime_config: Vec<String>,
     /// Admission plugins switched on and off.
     pub admission: Switches,
-    pub tls: rustls::ServerConfig,
+    /// The certificate to show; may be replaced at any time.
+    pub serving: Arc<pki::Serving>,
     /// The certificate of the authority that signed the serving certificate.
     pub ca_pem: String,
-    /// Who service accounts' tokens are from and, unless they say otherwise, for.
-    pub issuer: String,
-    pub token_keys: pki::token::Keys,
+    pub authentication: Authentication,
+    pub tokens: ServiceAccountTokens,
+}
+
+/// How service accounts' tokens are made and taken.
+pub struct ServiceAccountTokens {
+    pub keys: pki::token::Keys,
+    /// Tokens are made in the name of the first and taken in the name of each.
+    pub issuers: Vec<String>,
+    /// Whom tokens must be for to be good here; empty stands for the issuers.
+    pub audiences: Vec<String>,
+    /// Where others find the keys, if not here.
+    pub key_set_url: Option<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -82,6 +98,10 @@ pub enum Error {
     RuntimeConfig(#[from] RuntimeConfigError),
     #[error(transparent)]
     Admission(#[from] SwitchError),
+    #[error("cannot set up authentication")]
+    Authentication(#[from] AuthenticationError),
+    #[error("cannot set up TLS")]
+    Tls(#[from] pki::Error),
     #[error("service network {0:?} is not a CIDR with room for addresses")]
     ServiceCidr(String),
     #[error("cannot read the store")]
@@ -101,6 +121,8 @@ pub async fn run(
 ) -> Result<(), Error> {
     let registry = registry::Registry::new(&config.runtime_config)?;
     let (ranges, service_ip) = service_ranges(&config)?;
+    let authenticators = authentication::Authenticators::new(config.authentication)?;
+    let tls = pki::server_config(config.serving, &authenticators.authorities())?;
     let cache = cache::Cache::new();
     cache.start(store.clone(), shutdown.clone()).await?;
     let address: SocketAddr = config.listener.local_addr()?;
@@ -111,10 +133,11 @@ pub async fn run(
         registry,
         services::Allocations::new(ranges),
         config.ca_pem,
-        tokens::Tokens::new(config.token_keys, config.issuer, &reached_at.to_string()),
+        tokens::Tokens::new(config.tokens, &reached_at.to_string()),
         (shutdown.clone(), ready.subscribe()),
     );
     server.admission = admission::Chain::new(&config.admission)?;
+    server.authenticators = authenticators;
     let server = Arc::new(server);
     config.listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(config.listener)?;
@@ -127,13 +150,14 @@ pub async fn run(
     bootstrap::first_objects(&server, &cluster)
         .await
         .map_err(|status| Error::FirstObjects(status.message))?;
+    authentication::publish(&server).await.map_err(|status| Error::FirstObjects(status.message))?;
     rbac::ensure_defaults(&server).await.map_err(|status| Error::FirstObjects(status.message))?;
     let aggregator = tokio::spawn(rbac::keep_aggregated(server.clone(), shutdown.clone()));
     let furnisher = tokio::spawn(bootstrap::furnish_namespaces(server.clone(), cluster, shutdown.clone()));
     let counter = tokio::spawn(admission::quota::keep_counts(server.clone(), shutdown.clone()));
     let emptier = tokio::spawn(namespaces::empty_namespaces(server.clone(), shutdown.clone()));
     ready.send_replace(true);
-    serve::serve(server, listener, config.tls, shutdown).await;
+    serve::serve(server, listener, tls, shutdown).await;
     furnisher.abort();
     counter.abort();
     emptier.abort();

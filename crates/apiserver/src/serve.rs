@@ -8,12 +8,12 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
-use sha2::Digest as _;
+use jiff::Timestamp;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
-use crate::access::User;
+use crate::authentication::Peer;
 use crate::cache::stopped;
 use crate::server::Server;
 
@@ -85,10 +85,11 @@ async fn connection(
         Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake failed"),
         Err(_) => return tracing::debug!("TLS handshake took too long"),
     };
-    let user = user_of(stream.get_ref().1.peer_certificates());
+    let shown = stream.get_ref().1.peer_certificates();
+    let peer = Peer::of(&server.authenticators, shown, Timestamp::now());
     let service = service_fn(move |request| {
-        let (server, user) = (server.clone(), user.clone());
-        async move { Ok::<_, Infallible>(server.answer(request, user).await) }
+        let (server, peer) = (server.clone(), peer.clone());
+        async move { Ok::<_, Infallible>(server.answer(request, peer).await) }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE).max_buf_size(BUFFER);
@@ -104,16 +105,4 @@ async fn connection(
     if let Err(error) = watcher.watch(connection.into_owned()).await {
         tracing::debug!(%error, "connection ended");
     }
-}
-
-/// The certificate has been verified by TLS; here it only says who it is.
-fn user_of(certificates: Option<&[rustls::pki_types::CertificateDer<'_>]>) -> User {
-    let Some(leaf) = certificates.and_then(|chain| chain.first()) else { return User::anonymous() };
-    let Ok(identity) = pki::identity_of(leaf) else { return User::anonymous() };
-    let mut user = User::from_certificate(identity);
-    // Which certificate it was, for audit and `kubectl auth whoami`.
-    let digest: String = sha2::Sha256::digest(leaf).iter().map(|byte| format!("{byte:02x}")).collect();
-    user.extra
-        .insert("authentication.kubernetes.io/credential-id".into(), vec![format!("X509SHA256={digest}")]);
-    user
 }

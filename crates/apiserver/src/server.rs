@@ -18,6 +18,7 @@ use tokio::sync::watch;
 
 use crate::access::{self, User};
 use crate::admission::{Annotations, Chain};
+use crate::authentication::{self, Authenticators, Peer};
 use crate::body::Body;
 use crate::cache::Cache;
 use crate::door::Door;
@@ -29,7 +30,7 @@ use crate::registry::Registry;
 use crate::render::{Include, Renderer, failure};
 use crate::request::{Query, Route, Target, route, verb};
 use crate::services::Allocations;
-use crate::tokens::{self, Tokens};
+use crate::tokens::Tokens;
 use crate::write::with_warnings;
 
 /// Upstream's limit on request bodies.
@@ -47,6 +48,7 @@ pub struct Server {
     pub metrics: Metrics,
     pub allocations: Allocations,
     pub admission: Chain,
+    pub authenticators: Authenticators,
     pub shutdown: watch::Receiver<bool>,
     /// The certificate of the cluster's authority, published to every namespace.
     pub ca_pem: String,
@@ -104,6 +106,7 @@ impl Server {
             metrics: Metrics::default(),
             allocations,
             admission: Chain::default(),
+            authenticators: Authenticators::default(),
             shutdown,
             ca_pem,
             tokens,
@@ -122,7 +125,7 @@ impl Server {
     }
 
     /// Answers one request; never fails, a failure is an answer too.
-    pub async fn answer(self: &Arc<Server>, request: Request<Incoming>, user: User) -> Response<Body> {
+    pub async fn answer(self: &Arc<Server>, request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let begun = Instant::now();
         let _counted = self.metrics.answering(request.method());
         let gzip = accepts_gzip(&request);
@@ -139,7 +142,7 @@ impl Server {
             _ => None,
         };
         let limit = time_limit(&query);
-        let work = AssertUnwindSafe(self.handle(request, query, route, user)).catch_unwind();
+        let work = AssertUnwindSafe(self.handle(request, query, route, peer)).catch_unwind();
         let result = match tokio::time::timeout(limit, work).await {
             Ok(Ok(result)) => result,
             Ok(Err(panic)) => Err(panicked(&*panic)),
@@ -168,7 +171,7 @@ impl Server {
         request: Request<Incoming>,
         query: Query,
         route: Result<Route, Status>,
-        user: User,
+        peer: Peer,
     ) -> Result<Response<Body>, Status> {
         let path = request.uri().path().to_owned();
         let (mut parts, body) = request.into_parts();
@@ -176,7 +179,7 @@ impl Server {
         if let Some(host) = parts.uri.authority().and_then(|host| host.as_str().parse().ok()) {
             parts.headers.entry(header::HOST).or_insert(host);
         }
-        let user = tokens::authenticate(self, user, &mut parts.headers).await?;
+        let user = authentication::authenticate(self, &peer, &path, &mut parts.headers).await?;
         // Whoever lists one object by its name asks about that one.
         let selected = FieldSelector::parse(query.get("fieldSelector")).unwrap_or_default();
         let asks = match &route {

@@ -42,13 +42,19 @@ impl Rig {
         let ranges = api::core::service::alloc::Ranges::new(vec![network], 30000..=32767);
         let ready = watch::Sender::new(true);
         let keys = pki::token::Keys::load_or_create(&directory.path().join("tls")).expect("new keys");
+        let tokens = crate::ServiceAccountTokens {
+            keys,
+            issuers: vec!["https://kubernetes.default.svc.cluster.local".into()],
+            audiences: Vec::new(),
+            key_set_url: None,
+        };
         let server = Arc::new(Server::new(
             store,
             cache,
             Registry::new(&[]).expect("every kind"),
             Allocations::new(ranges),
             "certificate".into(),
-            Tokens::new(keys, "https://kubernetes.default.svc.cluster.local".into(), "192.0.2.1:6443"),
+            Tokens::new(tokens, "192.0.2.1:6443"),
             (stop.subscribe(), ready.subscribe()),
         ));
         let rig = Rig { server, stop, _directory: directory };

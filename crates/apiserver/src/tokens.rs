@@ -6,7 +6,7 @@
 //! No token ever appears in a log or an error.
 
 mod claims;
-mod header;
+pub mod header;
 mod issue;
 #[cfg(test)]
 mod tests;
@@ -14,11 +14,13 @@ mod tests;
 use api::Status;
 use api::json::Json as _;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use http::{HeaderMap, HeaderValue, Response};
+use http::{HeaderValue, Response};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use crate::ServiceAccountTokens;
 use crate::access::User;
+use crate::authentication::{self, Owner};
 use crate::body::Body;
 use crate::options::Version;
 use crate::request::Target;
@@ -30,7 +32,8 @@ pub use issue::issue;
 /// What the server signs tokens with, and in whose name.
 pub struct Tokens {
     keys: pki::token::Keys,
-    issuer: String,
+    issuers: Vec<String>,
+    audiences: Vec<String>,
     /// The discovery document and the keys, as they are served.
     configuration: String,
     key_set: String,
@@ -67,41 +70,30 @@ pub enum Refused {
 
 impl Tokens {
     /// `authority` is where others reach this server: `host:port`.
-    pub fn new(keys: pki::token::Keys, issuer: String, authority: &str) -> Tokens {
+    pub fn new(options: ServiceAccountTokens, authority: &str) -> Tokens {
+        let ServiceAccountTokens { keys, issuers, audiences, key_set_url } = options;
+        let audiences = if audiences.is_empty() { issuers.clone() } else { audiences };
         let (key_set, algorithms) = keys.key_set();
         // In the order of upstream's fields.
         let configuration = format!(
             "{{\"issuer\":{},\"jwks_uri\":{},\"response_types_supported\":[\"id_token\"],\
              \"subject_types_supported\":[\"public\"],\"id_token_signing_alg_values_supported\":{}}}",
-            json!(issuer),
-            json!(format!("https://{authority}/openid/v1/jwks")),
+            json!(issuers.first()),
+            json!(key_set_url.unwrap_or_else(|| format!("https://{authority}/openid/v1/jwks"))),
             json!(algorithms)
         );
-        Tokens { keys, issuer, configuration, key_set }
+        Tokens { keys, issuers, audiences, configuration, key_set }
     }
 
     /// What tokens must be for to be good here.
-    fn audiences(&self) -> Vec<String> {
-        vec![self.issuer.clone()]
+    pub fn audiences(&self) -> Vec<String> {
+        self.audiences.clone()
     }
-}
 
-/// Who a request is from, given who its connection is from: a certificate outranks a token, and a token
-/// that is no good is refused rather than ignored. Takes the token out of the headers.
-pub async fn authenticate(server: &Server, user: User, headers: &mut HeaderMap) -> Result<User, Status> {
-    let token = header::take(headers);
-    if user != User::anonymous() {
-        return Ok(user);
+    /// In whose name tokens are made.
+    fn issuer(&self) -> &str {
+        self.issuers.first().map_or("", String::as_str)
     }
-    let owner = match token {
-        Ok(None) => return Ok(user),
-        Ok(Some(token)) => owner(server, &token, &server.tokens.audiences(), Timestamp::now()).await,
-        Err(header::Unreadable) => Err(Refused::Unknown),
-    };
-    owner.map(|(user, _)| user).map_err(|why| {
-        tracing::debug!(%why, "refused a token");
-        Status::failure(401, "Unauthorized", "Unauthorized")
-    })
 }
 
 /// The status of a TokenReview.
@@ -114,16 +106,18 @@ pub async fn review(server: &Server, spec: &Value, now: Timestamp) -> Value {
     // What cannot be sent as a header cannot be a credential.
     let sent = HeaderValue::from_str(&format!("Bearer {}", spec.text("token"))).ok();
     let owner = match sent.as_ref().and_then(header::bearer) {
-        Some(token) => owner(server, &token, &wanted, now).await,
-        None => Err(Refused::Unknown),
+        Some(token) => authentication::owner(server, &token, &wanted, now).await,
+        None => Err(Vec::new()),
     };
     match owner {
-        Ok((user, audiences)) => {
+        Ok(Owner { user, audiences }) => {
             json!({"authenticated": true, "user": user_info(&user), "audiences": audiences})
         }
-        // Upstream asks two authenticators and tells what each says.
-        Err(Refused::Unknown) => json!({"user": {}, "error": Refused::Unknown.to_string()}),
-        Err(why) => json!({"user": {}, "error": format!("[{}, {why}]", Refused::Unknown)}),
+        // Upstream tells that nobody took it, and then what each says who looked at it.
+        Err(mut refusals) => {
+            refusals.insert(0, Refused::Unknown.to_string());
+            json!({"user": {}, "error": crate::rbac::together(&refusals)})
+        }
     }
 }
 
@@ -153,8 +147,8 @@ pub fn discovery(server: &Server, path: &str) -> Option<Response<Body>> {
     Some(response)
 }
 
-/// The user a token is from and which of the wanted audiences it is for.
-async fn owner(
+/// The service account a token is from and which of the wanted audiences it is for.
+pub async fn owner(
     server: &Server,
     token: &str,
     wanted: &[String],
@@ -162,7 +156,7 @@ async fn owner(
 ) -> Result<(User, Vec<String>), Refused> {
     let tokens = &server.tokens;
     let unverified = pki::token::unverified_claims(token).ok_or(Refused::Unknown)?;
-    if unverified.text("iss") != tokens.issuer {
+    if !tokens.issuers.iter().any(|issuer| issuer == unverified.text("iss")) {
         return Err(Refused::Unknown);
     }
     let claims = tokens.keys.verify(token).map_err(|why| match why {

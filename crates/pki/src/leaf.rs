@@ -81,6 +81,27 @@ impl Authority {
     }
 }
 
+impl Issued {
+    /// When [`load_or_issue`] would replace it: now, where it cannot be read.
+    pub fn renewal_due(&self) -> Timestamp {
+        let der = CertificateDer::from_pem_slice(self.cert_pem.as_bytes()).ok();
+        let due = der.as_ref().and_then(|der| {
+            let (_, cert) = X509Certificate::from_der(der).ok()?;
+            let (not_before, not_after) = validity(&cert);
+            // A second later, since at that very moment it still does.
+            let left = not_before.duration_until(not_after) / 4 - SignedDuration::from_secs(1);
+            not_after.checked_sub(left).ok()
+        });
+        due.unwrap_or(Timestamp::UNIX_EPOCH)
+    }
+}
+
+/// When a certificate ends.
+pub fn ends(cert_pem: &str) -> Option<Timestamp> {
+    let der = CertificateDer::from_pem_slice(cert_pem.as_bytes()).ok()?;
+    X509Certificate::from_der(&der).ok().map(|(_, cert)| validity(&cert).1)
+}
+
 fn params(leaf: &Leaf) -> Result<CertificateParams, Error> {
     let sign = |source| Error::Sign { common_name: leaf.common_name.clone(), source };
     let mut name = DistinguishedName::new();
@@ -236,6 +257,18 @@ mod tests {
         let der = CertificateDer::from_pem_slice(issued.cert_pem.as_bytes()).unwrap();
         let (_, cert) = X509Certificate::from_der(&der).unwrap();
         assert_eq!(validity(&cert).1, now().checked_add(3650 * DAY).unwrap());
+    }
+
+    #[test]
+    fn is_due_for_renewal_just_when_it_would_be_renewed() {
+        let dir = tempfile::tempdir().unwrap();
+        let ca = Authority::load_or_create(dir.path(), "ca", now()).unwrap();
+        let issued = ca.issue(&server(), now()).unwrap();
+        let due = issued.renewal_due();
+        let second = SignedDuration::from_secs(1);
+        assert!(fits(&issued, &ca, &server(), due - second) && !fits(&issued, &ca, &server(), due));
+        let damaged = Issued { cert_pem: String::new(), ..issued };
+        assert_eq!(damaged.renewal_due(), Timestamp::UNIX_EPOCH);
     }
 
     #[test]

@@ -19,8 +19,8 @@ pub use authority::Authority;
 pub use file::write_file;
 pub use identity::{Identity, identity_of};
 pub use kubeconfig::kubeconfig;
-pub use leaf::{Issued, Leaf, Usage, load_or_issue};
-pub use tls::server_config;
+pub use leaf::{Issued, Leaf, Usage, ends, load_or_issue};
+pub use tls::{ClientAuthority, Serving, server_config};
 
 /// Why a certificate could not be made, read or used.
 #[derive(Debug, thiserror::Error)]

@@ -1,34 +1,162 @@
-//! How the server speaks TLS.
+//! How the server speaks TLS: its certificate, which may be replaced while it runs, and the certificates
+//! of clients.
+//!
+//! A handshake only makes a client prove that it holds the key of the certificate it shows. Who vouches
+//! for the certificate is asked afterwards ([`ClientAuthority`]), so that a stranger is told over HTTP and
+//! may still have a token.
 
 use std::sync::Arc;
 
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
-use rustls::server::WebPkiClientVerifier;
-use rustls::{RootCertStore, ServerConfig, crypto::ring};
+use jiff::Timestamp;
+use parking_lot::RwLock;
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::crypto::{WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject as _};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
+use rustls::sign::CertifiedKey;
+use rustls::{
+    DigitallySignedStruct, DistinguishedName, Error as TlsError, RootCertStore, ServerConfig, SignatureScheme,
+};
 
-use crate::Error;
+use crate::{Error, Issued};
 
-/// TLS 1.2 and 1.3, HTTP/2 before HTTP/1.1. A client may stay anonymous (it may have a token), but a
-/// certificate it does show must come from `client_ca_pem`.
-pub fn server_config(cert_pem: &str, key_pem: &str, client_ca_pem: &str) -> Result<ServerConfig, Error> {
-    let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes())
-        .map_err(|_| Error::Malformed { what: "the server's private key".to_owned() })?;
-    let chain = certificates(cert_pem, "the server's certificate")?;
-    let mut roots = RootCertStore::empty();
-    for root in certificates(client_ca_pem, "the client authority")? {
-        roots.add(root).map_err(|source| Error::Tls { source })?;
+/// The certificate a server shows. Connections made after a [`Serving::replace`] see the new one.
+#[derive(Debug)]
+pub struct Serving {
+    key: RwLock<Arc<CertifiedKey>>,
+}
+
+impl Serving {
+    pub fn new(issued: &Issued) -> Result<Arc<Serving>, Error> {
+        Ok(Arc::new(Serving { key: RwLock::new(certified(issued)?) }))
     }
+
+    /// What the next client is shown.
+    pub fn certificate(&self) -> CertificateDer<'static> {
+        let key = self.key.read();
+        key.cert.first().cloned().expect("a certified key has a certificate")
+    }
+
+    /// Keeps the old certificate where the new one is no good.
+    pub fn replace(&self, issued: &Issued) -> Result<(), Error> {
+        let key = certified(issued)?;
+        *self.key.write() = key;
+        Ok(())
+    }
+}
+
+impl ResolvesServerCert for Serving {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.key.read().clone())
+    }
+}
+
+/// Those who vouch for clients' certificates.
+#[derive(Clone, Debug)]
+pub struct ClientAuthority {
+    verifier: Arc<dyn ClientCertVerifier>,
+}
+
+impl ClientAuthority {
+    /// `pem` holds one or more certificates; `what` says where they are from.
+    pub fn new(pem: &str, what: &str) -> Result<ClientAuthority, Error> {
+        let mut roots = RootCertStore::empty();
+        for root in certificates(pem, what)? {
+            roots.add(root).map_err(|source| Error::Tls { source })?;
+        }
+        let provider = Arc::new(ring::default_provider());
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+            .build()
+            .map_err(|source| Error::ClientAuthority { source })?;
+        Ok(ClientAuthority { verifier })
+    }
+
+    /// Whether the first certificate of the chain is, at that time, good for a client. (Being shown in a
+    /// handshake has proven that the client holds its key.)
+    pub fn vouches_for(&self, chain: &[CertificateDer<'_>], now: Timestamp) -> bool {
+        let Some((leaf, between)) = chain.split_first() else { return false };
+        let seconds = u64::try_from(now.as_second()).unwrap_or(0);
+        let now = UnixTime::since_unix_epoch(std::time::Duration::from_secs(seconds));
+        self.verifier.verify_client_cert(leaf, between, now).is_ok()
+    }
+}
+
+/// TLS 1.2 and 1.3, HTTP/2 before HTTP/1.1. A client may show a certificate, preferably (it is told) of
+/// one of `authorities`.
+pub fn server_config(serving: Arc<Serving>, authorities: &[ClientAuthority]) -> Result<ServerConfig, Error> {
     let provider = Arc::new(ring::default_provider());
-    let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
-        .allow_unauthenticated()
-        .build()
-        .map_err(|source| Error::ClientAuthority { source })?;
+    let hints = authorities.iter().flat_map(|authority| authority.verifier.root_hint_subjects());
+    let clients = Possession {
+        hints: hints.cloned().collect(),
+        algorithms: provider.signature_verification_algorithms,
+    };
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .and_then(|builder| builder.with_client_cert_verifier(clients).with_single_cert(chain, key))
-        .map_err(|source| Error::Tls { source })?;
+        .map_err(|source| Error::Tls { source })?
+        .with_client_cert_verifier(Arc::new(clients))
+        .with_cert_resolver(serving);
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(config)
+}
+
+/// Checks that clients hold the key of their certificate, and nothing else.
+#[derive(Debug)]
+struct Possession {
+    hints: Vec<DistinguishedName>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl ClientCertVerifier for Possession {
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &self.hints
+    }
+
+    fn verify_client_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, TlsError> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, TlsError> {
+        verify_tls12_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, TlsError> {
+        verify_tls13_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}
+
+fn certified(issued: &Issued) -> Result<Arc<CertifiedKey>, Error> {
+    let key = PrivateKeyDer::from_pem_slice(issued.key_pem.as_bytes())
+        .map_err(|_| Error::Malformed { what: "the server's private key".to_owned() })?;
+    let chain = certificates(&issued.cert_pem, "the server's certificate")?;
+    let tls = |source| Error::Tls { source };
+    let key = ring::sign::any_supported_type(&key).map_err(tls)?;
+    let certified = CertifiedKey::new(chain, key);
+    certified.keys_match().map_err(tls)?;
+    Ok(Arc::new(certified))
 }
 
 fn certificates(pem: &str, what: &str) -> Result<Vec<CertificateDer<'static>>, Error> {
@@ -46,8 +174,8 @@ mod tests {
     use std::path::Path;
     use std::time::Duration;
 
-    use jiff::Timestamp;
     use rustls::pki_types::ServerName;
+    use rustls::sign::SingleCertAndKey;
     use rustls::{ClientConfig, ClientConnection, ServerConnection};
 
     use super::*;
@@ -70,8 +198,12 @@ mod tests {
         authority.issue(&leaf, Timestamp::now()).unwrap()
     }
 
-    /// Shakes hands in memory; the client's name as the server sees it, or the first error.
-    fn handshake(server: ServerConfig, trusted: &str, client: Option<&Issued>) -> Result<String, String> {
+    /// Shakes hands in memory; what the client shows, or the first error.
+    fn handshake(
+        server: ServerConfig,
+        trusted: &str,
+        client: Option<(&Issued, &Issued)>,
+    ) -> Result<Vec<CertificateDer<'static>>, String> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(trusted.as_bytes()).unwrap()).unwrap();
         let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -80,12 +212,13 @@ mod tests {
             .with_root_certificates(roots);
         let mut config = match client {
             None => builder.with_no_client_auth(),
-            Some(issued) => builder
-                .with_client_auth_cert(
-                    certificates(&issued.cert_pem, "").unwrap(),
-                    PrivateKeyDer::from_pem_slice(issued.key_pem.as_bytes()).unwrap(),
-                )
-                .unwrap(),
+            Some((certificate, key)) => {
+                // Not `with_client_auth_cert`, which would notice a key that is not the certificate's.
+                let key = PrivateKeyDer::from_pem_slice(key.key_pem.as_bytes()).unwrap();
+                let key = ring::sign::any_supported_type(&key).unwrap();
+                let shown = CertifiedKey::new(certificates(&certificate.cert_pem, "").unwrap(), key);
+                builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(shown)))
+            }
         };
         config.alpn_protocols = vec![b"http/1.1".to_vec(), b"h2".to_vec()];
         let name = ServerName::try_from("127.0.0.1").unwrap();
@@ -99,10 +232,7 @@ mod tests {
         }
         assert!(!server.is_handshaking() && !client.is_handshaking());
         assert_eq!(server.alpn_protocol(), Some(&b"h2"[..]));
-        Ok(match server.peer_certificates() {
-            Some([first, ..]) => identity_of(first).unwrap().user,
-            _ => "anonymous".to_owned(),
-        })
+        Ok(server.peer_certificates().unwrap_or_default().iter().cloned().map(|it| it.into_owned()).collect())
     }
 
     fn pass(
@@ -115,21 +245,44 @@ mod tests {
     }
 
     #[test]
-    fn clients_may_stay_anonymous_but_not_lie() {
+    fn clients_may_stay_anonymous_but_not_show_what_is_not_theirs() {
         let dir = tempfile::tempdir().unwrap();
         let (server_ca, client_ca) = (authority(dir.path(), "server-ca"), authority(dir.path(), "client-ca"));
-        let server = issue(&server_ca, "skiff", Usage::Server);
-        let config = || server_config(&server.cert_pem, &server.key_pem, client_ca.pem()).unwrap();
-        let check = |client: Option<&Issued>| handshake(config(), server_ca.pem(), client);
+        let serving = Serving::new(&issue(&server_ca, "skiff", Usage::Server)).unwrap();
+        let clients = ClientAuthority::new(client_ca.pem(), "").unwrap();
+        let config = || server_config(serving.clone(), std::slice::from_ref(&clients)).unwrap();
+        let known = |client: &Issued, then: Timestamp| {
+            let shown = handshake(config(), server_ca.pem(), Some((client, client))).unwrap();
+            clients.vouches_for(&shown, then).then(|| identity_of(&shown[0]).unwrap().user)
+        };
+        let now = Timestamp::now();
 
-        assert_eq!(check(None), Ok("anonymous".to_owned()));
+        assert_eq!(handshake(config(), server_ca.pem(), None), Ok(Vec::new()));
+        assert!(!clients.vouches_for(&[], now));
         let client = issue(&client_ca, "system:admin", Usage::Client);
-        assert_eq!(check(Some(&client)), Ok("system:admin".to_owned()));
+        assert_eq!(known(&client, now).as_deref(), Some("system:admin"));
+        assert_eq!(known(&client, now + jiff::SignedDuration::from_hours(2)), None, "it has expired");
         let forged = issue(&server_ca, "system:admin", Usage::Client);
-        assert!(check(Some(&forged)).is_err(), "signed by the authority for servers");
+        assert_eq!(known(&forged, now), None, "signed by the authority for servers");
         let misused = issue(&client_ca, "system:admin", Usage::Server);
-        assert!(check(Some(&misused)).is_err(), "a server's certificate");
+        assert_eq!(known(&misused, now), None, "a server's certificate");
+        let stolen = handshake(config(), server_ca.pem(), Some((&client, &forged)));
+        assert!(stolen.is_err(), "a certificate without its key");
         assert!(handshake(config(), client_ca.pem(), None).is_err(), "a server from the wrong authority");
+    }
+
+    #[test]
+    fn a_replaced_certificate_is_shown_to_the_next_client() {
+        let dir = tempfile::tempdir().unwrap();
+        let (old, new) = (authority(dir.path(), "old"), authority(dir.path(), "new"));
+        let serving = Serving::new(&issue(&old, "skiff", Usage::Server)).unwrap();
+        let config = server_config(serving.clone(), &[]).unwrap();
+        let trusts = |ca: &Authority| handshake(config.clone(), ca.pem(), None).is_ok();
+        assert_eq!((trusts(&old), trusts(&new)), (true, false));
+        assert!(serving.replace(&Issued { cert_pem: String::new(), key_pem: String::new() }).is_err());
+        assert_eq!((trusts(&old), trusts(&new)), (true, false));
+        serving.replace(&issue(&new, "skiff", Usage::Server)).unwrap();
+        assert_eq!((trusts(&old), trusts(&new)), (false, true));
     }
 
     #[test]
@@ -138,11 +291,15 @@ mod tests {
         let ca = authority(dir.path(), "ca");
         let server = issue(&ca, "skiff", Usage::Server);
         let other = issue(&ca, "skiff", Usage::Server);
-        let error = |cert: &str, key: &str, ca: &str| server_config(cert, key, ca).unwrap_err().to_string();
+        let error = |cert: &str, key: &str| {
+            let issued = Issued { cert_pem: cert.to_owned(), key_pem: key.to_owned() };
+            Serving::new(&issued).unwrap_err().to_string()
+        };
         let (cert, key) = (server.cert_pem.as_str(), server.key_pem.as_str());
-        assert_eq!(error("", key, ca.pem()), "the server's certificate is not a certificate or key");
-        assert_eq!(error(cert, "x", ca.pem()), "the server's private key is not a certificate or key");
-        assert_eq!(error(cert, key, ""), "the client authority is not a certificate or key");
-        assert_eq!(error(cert, &other.key_pem, ca.pem()), "cannot set up TLS");
+        assert_eq!(error("", key), "the server's certificate is not a certificate or key");
+        assert_eq!(error(cert, "x"), "the server's private key is not a certificate or key");
+        assert_eq!(error(cert, &other.key_pem), "cannot set up TLS");
+        let error = ClientAuthority::new("", "/etc/clients.pem").unwrap_err();
+        assert_eq!(error.to_string(), "/etc/clients.pem is not a certificate or key");
     }
 }

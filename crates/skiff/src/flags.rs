@@ -67,9 +67,8 @@ pub struct ServerFlags {
     /// Groups and versions to switch, as `batch/v1=false`
     #[arg(long, value_delimiter = ',')]
     pub runtime_config: Vec<String>,
-    /// Flags of upstream's API server that have a meaning here: `runtime-config=...`,
-    /// `enable-admission-plugins=...`, `disable-admission-plugins=...` and
-    /// `admission-control-config-file=...`
+    /// Flags of upstream's API server, as `name=value`; an unknown name is answered with those that have a
+    /// meaning here
     #[arg(long)]
     pub kube_apiserver_arg: Vec<String>,
     /// Run the control plane without a node

@@ -1,6 +1,8 @@
 //! The one program: reads flags, wires the roles together, runs until told to stop.
 
 mod address;
+mod arguments;
+mod certificates;
 mod config;
 mod flags;
 mod server;

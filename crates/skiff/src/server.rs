@@ -3,20 +3,18 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use jiff::Timestamp;
-use pki::{Authority, Issued, Leaf, Usage};
 use store::Store;
 use store::etcd::EtcdStore;
 use store::log::LogStore;
 use tokio::sync::watch;
 
 use crate::address;
+use crate::arguments::Arguments;
+use crate::certificates::{Certificates, Kubeconfig};
 use crate::flags::{BackupFlags, ServerFlags};
-
-const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 pub fn run(flags: ServerFlags) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(flags))
@@ -30,38 +28,35 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     private_dir(&flags.data_dir)?;
     let store = open_store(&flags).await?;
     let advertise = flags.advertise_address.or_else(|| reachable(flags.bind_address)).or_else(address::own);
-    let certificates = certificates(&flags, advertise)?;
-    let tls = pki::server_config(
-        &certificates.serving.cert_pem,
-        &certificates.serving.key_pem,
-        &certificates.client_ca,
-    )?;
+    let arguments = Arguments::parse(&flags.kube_apiserver_arg)?;
+    let kubeconfig = Kubeconfig {
+        path: flags.write_kubeconfig.clone().unwrap_or_else(|| flags.data_dir.join("admin.kubeconfig")),
+        mode: flags.write_kubeconfig_mode,
+        url: format!("https://{}", SocketAddr::new(local(flags.bind_address), port)),
+    };
+    let ready_line = (kubeconfig.url.clone(), kubeconfig.path.clone());
+    let certificates = Certificates::new(&flags, advertise, kubeconfig, Timestamp::now())?;
     let (stop, shutdown) = watch::channel(false);
     let (ready, mut is_ready) = watch::channel(false);
-    let arguments = Arguments::parse(&flags)?;
     let config = apiserver::Config {
         listener,
         advertise,
         service_cidrs: flags.service_cidr.clone(),
         node_ports: flags.service_node_port_range.0.clone(),
-        runtime_config: arguments.runtime_config,
-        admission: arguments.admission,
-        tls,
-        ca_pem: certificates.server_ca.clone(),
-        issuer: format!("https://kubernetes.default.svc.{}", flags.cluster_domain),
-        token_keys: pki::token::Keys::load_or_create(&flags.data_dir.join("tls"))?,
+        runtime_config: [flags.runtime_config.clone(), arguments.list("runtime-config")].concat(),
+        admission: arguments.admission()?,
+        serving: certificates.serving(),
+        ca_pem: certificates.server_ca().to_owned(),
+        authentication: arguments.authentication(&certificates)?,
+        tokens: arguments.tokens(&flags)?,
     };
-    let kubeconfig =
-        flags.write_kubeconfig.clone().unwrap_or_else(|| flags.data_dir.join("admin.kubeconfig"));
-    let url = format!("https://{}", SocketAddr::new(local(flags.bind_address), port));
-    let text = pki::kubeconfig(&url, &certificates.server_ca, &certificates.admin, "default");
-    pki::write_file(&kubeconfig, text.as_bytes(), flags.write_kubeconfig_mode)?;
+    tokio::spawn(certificates.keep_renewed(Timestamp::now));
     if !flags.disable_agent {
         tracing::warn!("this build runs no node yet; pods stay pending (--disable-agent says so on purpose)");
     }
     tokio::spawn(async move {
         if is_ready.wait_for(|ready| *ready).await.is_ok() {
-            tracing::info!(url, kubeconfig = %kubeconfig.display(), "ready");
+            tracing::info!(url = ready_line.0, kubeconfig = %ready_line.1.display(), "ready");
         }
     });
     tokio::spawn(async move {
@@ -88,87 +83,6 @@ async fn open_store(flags: &ServerFlags) -> anyhow::Result<Arc<dyn Store>> {
     ))
 }
 
-struct Certificates {
-    server_ca: String,
-    client_ca: String,
-    serving: Issued,
-    admin: Issued,
-}
-
-fn certificates(flags: &ServerFlags, advertise: Option<IpAddr>) -> anyhow::Result<Certificates> {
-    let dir = flags.data_dir.join("tls");
-    let now = Timestamp::now();
-    let server_ca = Authority::load_or_create(&dir, "server-ca", now)?;
-    let client_ca = Authority::load_or_create(&dir, "client-ca", now)?;
-    let domain = &flags.cluster_domain;
-    let mut dns_names: Vec<String> =
-        ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost"]
-            .map(str::to_owned)
-            .to_vec();
-    dns_names.push(format!("kubernetes.default.svc.{domain}"));
-    let mut ips = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
-    ips.extend(reachable(flags.bind_address).or(Some(flags.bind_address)).filter(|ip| !ip.is_unspecified()));
-    ips.extend(advertise);
-    ips.extend(flags.service_cidr.iter().filter_map(|cidr| apiserver::service_ip(cidr)));
-    for name in &flags.tls_san {
-        match name.parse() {
-            Ok(ip) => ips.push(ip),
-            Err(_) => dns_names.push(name.clone()),
-        }
-    }
-    let serving = Leaf {
-        common_name: "skiff-apiserver".into(),
-        organizations: Vec::new(),
-        dns_names,
-        ips,
-        usage: Usage::Server,
-        lifetime: YEAR,
-    };
-    let admin = Leaf {
-        common_name: "system:admin".into(),
-        organizations: vec!["system:masters".into()],
-        dns_names: Vec::new(),
-        ips: Vec::new(),
-        usage: Usage::Client,
-        lifetime: YEAR,
-    };
-    Ok(Certificates {
-        serving: pki::load_or_issue(&dir, "serving", &server_ca, &serving, now)?,
-        admin: pki::load_or_issue(&dir, "admin", &client_ca, &admin, now)?,
-        server_ca: server_ca.pem().to_owned(),
-        client_ca: client_ca.pem().to_owned(),
-    })
-}
-
-/// What `--kube-apiserver-arg` can say.
-struct Arguments {
-    runtime_config: Vec<String>,
-    admission: apiserver::Switches,
-}
-
-impl Arguments {
-    fn parse(flags: &ServerFlags) -> anyhow::Result<Arguments> {
-        let mut runtime_config = flags.runtime_config.clone();
-        let mut admission = apiserver::Switches::default();
-        for argument in &flags.kube_apiserver_arg {
-            let (list, value) = match argument.trim_start_matches("--").split_once('=') {
-                Some(("runtime-config", value)) => (&mut runtime_config, value),
-                Some(("enable-admission-plugins", value)) => (&mut admission.enable, value),
-                Some(("disable-admission-plugins", value)) => (&mut admission.disable, value),
-                Some(("admission-control-config-file", path)) => {
-                    admission.settings = apiserver::AdmissionSettings::load(Path::new(path))?;
-                    continue;
-                }
-                _ => anyhow::bail!(
-                    "--kube-apiserver-arg {argument:?} has no meaning here; only runtime-config=..., enable-admission-plugins=..., disable-admission-plugins=... and admission-control-config-file=... have"
-                ),
-            };
-            list.extend(value.split(',').filter(|name| !name.is_empty()).map(str::to_owned));
-        }
-        Ok(Arguments { runtime_config, admission })
-    }
-}
-
 /// Copies a stopped server's data into one file.
 pub fn backup(flags: &BackupFlags) -> anyhow::Result<()> {
     let store = LogStore::open(&flags.data_dir.join("store"), store::log::Config::default())?;
@@ -192,7 +106,7 @@ fn private_dir(path: &Path) -> anyhow::Result<()> {
 }
 
 /// An address that others could use as it is.
-fn reachable(ip: IpAddr) -> Option<IpAddr> {
+pub fn reachable(ip: IpAddr) -> Option<IpAddr> {
     (!ip.is_unspecified() && !ip.is_loopback()).then_some(ip)
 }
 

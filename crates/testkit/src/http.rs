@@ -47,6 +47,15 @@ impl Http {
         Ok(Http { address: read.address, config: Arc::new(config) })
     }
 
+    /// Trusts the same authority but shows another certificate.
+    pub fn with_certificate(text: &str, cert_pem: &str, key_pem: &str) -> Result<Http> {
+        let read = kubeconfig::parse(text)?;
+        let chain = CertificateDer::pem_slice_iter(cert_pem.as_bytes()).collect::<Result<Vec<_>, _>>()?;
+        let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes())?;
+        let config = trusting(&read.ca_pem)?.with_client_auth_cert(chain, key)?;
+        Ok(Http { address: read.address, config: Arc::new(config) })
+    }
+
     /// Trusts the same authority but shows no certificate.
     pub fn anonymous(text: &str) -> Result<Http> {
         let read = kubeconfig::parse(text)?;
@@ -302,7 +311,8 @@ mod tests {
         {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let url = format!("https://{}", listener.local_addr().unwrap());
-            let config = pki::server_config(&server.cert_pem, &server.key_pem, client_ca.pem()).unwrap();
+            let authority = pki::ClientAuthority::new(client_ca.pem(), "client-ca").unwrap();
+            let config = pki::server_config(pki::Serving::new(&server).unwrap(), &[authority]).unwrap();
             let thread = std::thread::spawn(|| serve_once(listener, config));
             let text = pki::kubeconfig(&url, server_ca.pem(), &client, "default");
             let http = if anonymous { Http::anonymous(&text) } else { Http::from_kubeconfig(&text) }.unwrap();

@@ -10,8 +10,10 @@ mod http;
 pub mod kubeconfig;
 mod process;
 mod server;
+mod webhook;
 
 pub use diff::{assert_same, differences};
 pub use http::{Http, Lines, Reply};
 pub use process::Process;
 pub use server::{Output, Server, has_kubectl};
+pub use webhook::{Asked, Webhook};

@@ -165,7 +165,7 @@ fn claims(request: &Value, mut bound: Bound, tokens: &Tokens, now: Timestamp) ->
         audiences,
         expires: issued.saturating_add(seconds),
         issued,
-        issuer: tokens.issuer.clone(),
+        issuer: tokens.issuer().to_owned(),
         id: uuid::Uuid::new_v4().to_string(),
         subject: subject(&bound.namespace, &bound.serviceaccount.name),
         kubernetes: bound,

@@ -1,7 +1,9 @@
+use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use jiff::ToSpan as _;
 
 use super::*;
+use crate::authentication::Peer;
 use crate::tests::{Rig, brief};
 
 const ACCOUNTS: &str = "/api/v1/namespaces/default/serviceaccounts";
@@ -300,7 +302,8 @@ async fn requests_are_from_their_token_unless_from_a_certificate() {
         async move {
             let mut headers = HeaderMap::new();
             headers.insert(AUTHORIZATION, HeaderValue::from_bytes(value.as_bytes()).unwrap());
-            let found = match authenticate(&rig.server, user, &mut headers).await {
+            let peer = if user == User::anonymous() { Peer::default() } else { Peer::known(user) };
+            let found = match authentication::authenticate(&rig.server, &peer, "/", &mut headers).await {
                 Ok(user) => user.name,
                 Err(status) => format!("{} {} {}", status.code, status.reason, status.message),
             };

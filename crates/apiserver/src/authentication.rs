@@ -1,0 +1,152 @@
+//! Who a request is from.
+//!
+//! Asked in upstream's order: a trusted proxy's headers, the certificate of the connection, then a bearer
+//! token (the static file, service accounts, bootstrap tokens, issuers of JWTs, the webhook). One that
+//! knows the user settles it. A credential that nobody takes is refused rather than ignored; only a request
+//! without any may be anonymous, where that is allowed. No credential ever appears in a log or an error.
+
+mod answers;
+mod bootstrap_token;
+mod front_proxy;
+mod options;
+mod peer;
+mod publish;
+mod static_tokens;
+mod webhook;
+
+use api::Status;
+use http::HeaderMap;
+use jiff::Timestamp;
+
+use crate::access::User;
+use crate::server::Server;
+use crate::tokens::{self, header};
+
+pub use answers::Answers;
+pub use front_proxy::FrontProxy;
+pub use options::{Anonymous, Error, Options};
+pub use peer::Peer;
+pub use publish::{NAME, NAMESPACE, publish};
+pub use webhook::Options as WebhookOptions;
+
+/// Everything that can tell who a request is from, besides the service accounts' tokens.
+#[derive(Default)]
+pub struct Authenticators {
+    clients: Option<pki::ClientAuthority>,
+    client_ca_pem: String,
+    proxy: Option<front_proxy::Trusted>,
+    static_tokens: static_tokens::StaticTokens,
+    bootstrap_tokens: bool,
+    webhook: Option<webhook::Webhook>,
+    anonymous: Anonymous,
+}
+
+/// A token's owner, and which of the wanted audiences the token is for.
+pub struct Owner {
+    pub user: User,
+    pub audiences: Vec<String>,
+}
+
+/// Why nobody takes a token: what each has to say that looked at it, in upstream's words.
+pub type Refusals = Vec<String>;
+
+impl Authenticators {
+    pub fn new(options: Options) -> Result<Authenticators, Error> {
+        let clients = pki::ClientAuthority::new(&options.client_ca_pem, "the client authority")?;
+        let proxy = options.front_proxy.map(front_proxy::Trusted::new).transpose()?;
+        let static_tokens = match &options.token_file {
+            Some(path) => static_tokens::StaticTokens::read(path)?,
+            None => Default::default(),
+        };
+        let webhook = options.webhook.as_ref().map(webhook::Webhook::new).transpose()?;
+        Ok(Authenticators {
+            clients: Some(clients),
+            client_ca_pem: options.client_ca_pem,
+            proxy,
+            static_tokens,
+            bootstrap_tokens: options.bootstrap_tokens,
+            webhook,
+            anonymous: options.anonymous,
+        })
+    }
+
+    /// Whose certificates clients should show.
+    pub fn authorities(&self) -> Vec<pki::ClientAuthority> {
+        let proxy = self.proxy.as_ref().map(|proxy| &proxy.authority);
+        self.clients.iter().chain(proxy).cloned().collect()
+    }
+}
+
+/// Who a request on a connection is from. Takes the credentials out of its headers.
+pub async fn authenticate(
+    server: &Server,
+    peer: &Peer,
+    path: &str,
+    headers: &mut HeaderMap,
+) -> Result<User, Status> {
+    let authenticators = &server.authenticators;
+    let now = Timestamp::now();
+    let token = header::take(headers);
+    let proxied = authenticators.proxy.as_ref().filter(|_| peer.is_proxy(now));
+    if let Some(user) = proxied.and_then(|proxy| proxy.headers.take(headers)) {
+        return Ok(user.authenticated());
+    }
+    if let Some(user) = peer.user(now) {
+        return Ok(user);
+    }
+    let refusals = match token {
+        Ok(None) if peer.is_refused(now) => {
+            vec!["the client's certificate is from no known authority".into()]
+        }
+        Ok(None) if authenticators.anonymous.allows(path) => return Ok(User::anonymous()),
+        Ok(None) => vec!["no credentials".into()],
+        Ok(Some(token)) => match owner(server, &token, &server.tokens.audiences(), now).await {
+            Ok(owner) => return Ok(owner.user),
+            Err(refusals) => refusals,
+        },
+        Err(header::Unreadable) => Vec::new(),
+    };
+    tracing::debug!(why = crate::rbac::together(&refusals), "refused a credential");
+    Err(Status::failure(401, "Unauthorized", "Unauthorized"))
+}
+
+/// Whose a token is, asking everybody who might know.
+pub async fn owner(
+    server: &Server,
+    token: &str,
+    wanted: &[String],
+    now: Timestamp,
+) -> Result<Owner, Refusals> {
+    let authenticators = &server.authenticators;
+    // Those who know no audiences speak for all of the server's own.
+    let audiences: Vec<String> =
+        server.tokens.audiences().into_iter().filter(|audience| wanted.contains(audience)).collect();
+    let agnostic = |user: User| Owner { user: user.authenticated(), audiences: audiences.clone() };
+    let mut refusals = Refusals::new();
+    if !audiences.is_empty()
+        && let Some(user) = authenticators.static_tokens.owner(token)
+    {
+        return Ok(agnostic(user.clone()));
+    }
+    match tokens::owner(server, token, wanted, now).await {
+        Ok((user, audiences)) => return Ok(Owner { user, audiences }),
+        Err(tokens::Refused::Unknown) => {}
+        Err(why) => refusals.push(why.to_string()),
+    }
+    if authenticators.bootstrap_tokens && !audiences.is_empty() {
+        match bootstrap_token::owner(server, token, now).await {
+            Ok(Some(user)) => return Ok(agnostic(user)),
+            Ok(None) => {}
+            Err(status) => refusals.push(status.message),
+        }
+    }
+    if let Some(webhook) = &authenticators.webhook {
+        match webhook.owner(token, wanted, &server.tokens.audiences()).await {
+            Ok(Some(owner)) => return Ok(Owner { user: owner.user.authenticated(), ..owner }),
+            Ok(None) => {}
+            // Others' words, which may quote what they were asked.
+            Err(why) => refusals.push(why.replace(token, "…")),
+        }
+    }
+    Err(refusals)
+}

@@ -1,0 +1,291 @@
+//! The server as a client: JSON over HTTPS to webhooks and issuers of tokens.
+//!
+//! One [`Client`] speaks to one server, keeps a few connections to it and never logs what it sends. Trusts
+//! the authorities it is given, or else those of the machine; nothing turns the check of certificates off.
+
+mod kubeconfig;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, USER_AGENT};
+use http::{Method, Request, Uri};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::Value;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+/// What others may answer with.
+const BODY_LIMIT: usize = 3 << 20;
+/// How long one request may take.
+pub const TIMEOUT: Duration = Duration::from_secs(30);
+/// Connections kept for the next request.
+const IDLE: usize = 8;
+/// How often a webhook is asked before its failure counts, and how long is waited the first time; each
+/// further wait is half as long again. As upstream.
+const TRIES: u32 = 5;
+const FIRST_WAIT: Duration = Duration::from_millis(500);
+/// Where systems keep the authorities they trust.
+const SYSTEM_ROOTS: &[&str] = &[
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+
+/// Speaks to one server.
+pub struct Client {
+    host: String,
+    port: u16,
+    path: String,
+    name: ServerName<'static>,
+    tls: TlsConnector,
+    authorization: Option<HeaderValue>,
+    idle: Mutex<VecDeque<Connection>>,
+}
+
+type Connection = SendRequest<Full<Bytes>>;
+
+/// Whom to trust, and how to show who we are.
+#[derive(Default)]
+pub struct Credentials {
+    /// PEM; `None` trusts what the machine trusts.
+    pub authorities: Option<String>,
+    /// Certificate and key, both PEM.
+    pub certificate: Option<(String, String)>,
+    /// The value of the `Authorization` header.
+    pub authorization: Option<String>,
+    /// The name the server's certificate must have, where it is not the URL's.
+    pub server_name: Option<String>,
+}
+
+/// Why a client cannot be made. Never tells a secret.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("cannot read {path}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{path} is not a kubeconfig: {why}")]
+    Kubeconfig { path: PathBuf, why: &'static str },
+    #[error("{url:?} is not an https:// URL")]
+    Url { url: String },
+    #[error("the {what} for {url:?} cannot be used")]
+    Credential { url: String, what: &'static str },
+    #[error("this machine has no trusted authorities (in {SYSTEM_ROOTS:?}), and none are given for {url:?}")]
+    NoAuthorities { url: String },
+}
+
+/// Why a request failed. Never tells what was sent.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot connect to {host}:{port}: {source}")]
+    Connect { host: String, port: u16, source: std::io::Error },
+    #[error("the request to {host} failed: {source}")]
+    Http { host: String, source: hyper::Error },
+    #[error("{host} did not answer in time")]
+    Timeout { host: String },
+    #[error("{host} answered with HTTP {status}")]
+    Status { host: String, status: u16 },
+    #[error("the answer of {host} is too long or was cut short")]
+    Body { host: String },
+    #[error("the answer of {host} is not JSON")]
+    NotJson { host: String },
+}
+
+impl Error {
+    /// Whether asking again may help.
+    fn is_passing(&self) -> bool {
+        match self {
+            Error::Connect { .. } | Error::Http { .. } | Error::Timeout { .. } => true,
+            Error::Status { status, .. } => *status == 429 || *status >= 500,
+            Error::Body { .. } | Error::NotJson { .. } => false,
+        }
+    }
+}
+
+impl Client {
+    pub fn new(url: &str, credentials: Credentials) -> Result<Client, ConfigError> {
+        let bad = || ConfigError::Url { url: url.to_owned() };
+        let unusable = |what| move || ConfigError::Credential { url: url.to_owned(), what };
+        let uri: Uri = url.parse().map_err(|_| bad())?;
+        if uri.scheme_str() != Some("https") {
+            return Err(bad());
+        }
+        let authority = uri.authority().ok_or_else(bad)?;
+        let host = authority.host().trim_matches(['[', ']']).to_owned();
+        let name = credentials.server_name.unwrap_or_else(|| host.clone());
+        let name = ServerName::try_from(name).map_err(|_| bad())?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|_| unusable("TLS")())?
+            .with_root_certificates(roots(url, credentials.authorities.as_deref())?);
+        let mut tls = match credentials.certificate {
+            None => builder.with_no_client_auth(),
+            Some((certificate, key)) => {
+                let chain = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect::<Result<_, _>>();
+                let chain: Vec<_> = chain.map_err(|_| unusable("client certificate")())?;
+                let key = PrivateKeyDer::from_pem_slice(key.as_bytes());
+                let key = key.map_err(|_| unusable("client key")())?;
+                builder.with_client_auth_cert(chain, key).map_err(|_| unusable("client certificate")())?
+            }
+        };
+        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let authorization = match credentials.authorization {
+            None => None,
+            Some(text) => {
+                let mut value = HeaderValue::from_str(&text).map_err(|_| unusable("token")())?;
+                value.set_sensitive(true);
+                Some(value)
+            }
+        };
+        Ok(Client {
+            host,
+            port: authority.port_u16().unwrap_or(443),
+            path: uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
+            name,
+            tls: TlsConnector::from(Arc::new(tls)),
+            authorization,
+            idle: Mutex::default(),
+        })
+    }
+
+    /// Posts JSON to the client's URL and again where that may help, as webhooks are asked.
+    pub async fn review(&self, body: &Value) -> Result<Value, Error> {
+        let bytes = Bytes::from(body.to_string());
+        let mut wait = FIRST_WAIT;
+        for _ in 1..TRIES {
+            match self.json(Method::POST, &self.path, bytes.clone()).await {
+                Err(error) if error.is_passing() => {
+                    tracing::debug!(%error, "asking again");
+                    tokio::time::sleep(wait).await;
+                    wait = wait * 3 / 2;
+                }
+                other => return other,
+            }
+        }
+        self.json(Method::POST, &self.path, bytes).await
+    }
+
+    async fn json(&self, method: Method, path: &str, body: Bytes) -> Result<Value, Error> {
+        let answer = tokio::time::timeout(TIMEOUT, self.ask(method, path, body)).await;
+        let bytes = answer.map_err(|_| Error::Timeout { host: self.host.clone() })??;
+        serde_json::from_slice(&bytes).map_err(|_| Error::NotJson { host: self.host.clone() })
+    }
+
+    async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, Error> {
+        let host = || self.host.clone();
+        let http = |source| Error::Http { host: host(), source };
+        // A connection that was kept may have been closed meanwhile, so that failing proves nothing.
+        while let Some(mut kept) = self.kept() {
+            if kept.ready().await.is_ok()
+                && let Ok(response) = kept.send_request(self.request(&method, path, &body)).await
+            {
+                return self.read(kept, response).await;
+            }
+        }
+        let mut connection = self.connect().await?;
+        connection.ready().await.map_err(http)?;
+        let response = connection.send_request(self.request(&method, path, &body)).await.map_err(http)?;
+        self.read(connection, response).await
+    }
+
+    async fn read(
+        &self,
+        connection: Connection,
+        response: hyper::Response<hyper::body::Incoming>,
+    ) -> Result<Bytes, Error> {
+        let status = response.status();
+        let body = Limited::new(response.into_body(), BODY_LIMIT).collect().await;
+        let bytes = body.map_err(|_| Error::Body { host: self.host.clone() })?.to_bytes();
+        if !connection.is_closed() {
+            let mut idle = self.idle.lock();
+            idle.push_back(connection);
+            idle.truncate(IDLE);
+        }
+        if status.is_success() {
+            Ok(bytes)
+        } else {
+            Err(Error::Status { host: self.host.clone(), status: status.as_u16() })
+        }
+    }
+
+    fn kept(&self) -> Option<Connection> {
+        let mut idle = self.idle.lock();
+        while let Some(connection) = idle.pop_front() {
+            if !connection.is_closed() {
+                return Some(connection);
+            }
+        }
+        None
+    }
+
+    async fn connect(&self) -> Result<Connection, Error> {
+        let failed = |source| Error::Connect { host: self.host.clone(), port: self.port, source };
+        let stream = TcpStream::connect((self.host.as_str(), self.port)).await.map_err(failed)?;
+        stream.set_nodelay(true).map_err(failed)?;
+        let stream = self.tls.connect(self.name.clone(), stream).await.map_err(failed)?;
+        let http = |source| Error::Http { host: self.host.clone(), source };
+        let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(http)?;
+        // Ends with the connection, which ends when its sender is dropped.
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection to a webhook ended");
+            }
+        });
+        Ok(sender)
+    }
+
+    fn request(&self, method: &Method, path: &str, body: &Bytes) -> Request<Full<Bytes>> {
+        let mut request = Request::new(Full::new(body.clone()));
+        *request.method_mut() = method.clone();
+        *request.uri_mut() = path.parse().unwrap_or_default();
+        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
+        let host = format!("{host}:{}", self.port).parse().unwrap_or(HeaderValue::from_static("localhost"));
+        let headers = request.headers_mut();
+        headers.insert(HOST, host);
+        headers.insert(USER_AGENT, HeaderValue::from_static("skiff"));
+        headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+        if !body.is_empty() {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        }
+        if let Some(authorization) = &self.authorization {
+            headers.insert(AUTHORIZATION, authorization.clone());
+        }
+        request
+    }
+}
+
+fn roots(url: &str, pem: Option<&str>) -> Result<RootCertStore, ConfigError> {
+    let mut roots = RootCertStore::empty();
+    if let Some(pem) = pem {
+        for root in CertificateDer::pem_slice_iter(pem.as_bytes()) {
+            let added = root.ok().map(|root| roots.add(root));
+            if !matches!(added, Some(Ok(()))) {
+                return Err(ConfigError::Credential { url: url.to_owned(), what: "certificate authority" });
+            }
+        }
+    } else {
+        let given = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
+        let files = given.into_iter().chain(SYSTEM_ROOTS.iter().map(PathBuf::from));
+        let pem = files.filter_map(|path| std::fs::read(path).ok()).next().unwrap_or_default();
+        roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&pem).filter_map(Result::ok));
+    }
+    if roots.is_empty() {
+        return Err(match pem {
+            Some(_) => ConfigError::Credential { url: url.to_owned(), what: "certificate authority" },
+            None => ConfigError::NoAuthorities { url: url.to_owned() },
+        });
+    }
+    Ok(roots)
+}

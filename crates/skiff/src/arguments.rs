@@ -1,0 +1,212 @@
+//! `--kube-apiserver-arg name=value`: the flags of upstream's API server that have a meaning here.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+
+use crate::certificates::Certificates;
+use crate::flags::ServerFlags;
+
+/// Every name that is understood.
+const KNOWN: &[&str] = &[
+    "admission-control-config-file",
+    "anonymous-auth",
+    "api-audiences",
+    "authentication-token-webhook-cache-ttl",
+    "authentication-token-webhook-config-file",
+    "authentication-token-webhook-version",
+    "client-ca-file",
+    "disable-admission-plugins",
+    "enable-admission-plugins",
+    "enable-bootstrap-token-auth",
+    "requestheader-allowed-names",
+    "requestheader-client-ca-file",
+    "requestheader-extra-headers-prefix",
+    "requestheader-group-headers",
+    "requestheader-uid-headers",
+    "requestheader-username-headers",
+    "runtime-config",
+    "service-account-issuer",
+    "service-account-jwks-uri",
+    "token-auth-file",
+];
+
+/// The arguments by name, in the order they were given.
+#[derive(Debug, Default)]
+pub struct Arguments(BTreeMap<&'static str, Vec<String>>);
+
+impl Arguments {
+    pub fn parse(given: &[String]) -> anyhow::Result<Arguments> {
+        let mut arguments = Arguments::default();
+        for argument in given {
+            // A flag without a value is one that is switched on.
+            let text = argument.trim_start_matches("--");
+            let (name, value) = text.split_once('=').unwrap_or((text, "true"));
+            let Some(known) = KNOWN.iter().find(|known| **known == name) else {
+                bail!(
+                    "--kube-apiserver-arg {name:?} has no meaning here; only these have: {}",
+                    KNOWN.join(", ")
+                );
+            };
+            arguments.0.entry(known).or_default().push(value.to_owned());
+        }
+        Ok(arguments)
+    }
+
+    /// Each value that was given.
+    pub fn each(&self, name: &str) -> &[String] {
+        debug_assert!(KNOWN.contains(&name), "{name}");
+        self.0.get(name).map_or(&[], Vec::as_slice)
+    }
+
+    /// The last value, unless it is empty.
+    pub fn last(&self, name: &str) -> Option<&str> {
+        self.each(name).last().map(String::as_str).filter(|value| !value.is_empty())
+    }
+
+    /// All values, those separated by commas too.
+    pub fn list(&self, name: &str) -> Vec<String> {
+        let values = self.each(name).iter().flat_map(|value| value.split(','));
+        values.filter(|value| !value.is_empty()).map(str::to_owned).collect()
+    }
+
+    pub fn path(&self, name: &str) -> Option<PathBuf> {
+        self.last(name).map(PathBuf::from)
+    }
+
+    pub fn flag(&self, name: &str) -> anyhow::Result<Option<bool>> {
+        match self.last(name) {
+            None => Ok(None),
+            Some("true" | "True" | "TRUE" | "t" | "T" | "1") => Ok(Some(true)),
+            Some("false" | "False" | "FALSE" | "f" | "F" | "0") => Ok(Some(false)),
+            Some(other) => bail!("--kube-apiserver-arg {name}: {other:?} is neither true nor false"),
+        }
+    }
+
+    pub fn duration(&self, name: &str) -> anyhow::Result<Option<Duration>> {
+        let Some(text) = self.last(name) else { return Ok(None) };
+        let parsed = api::time::parse_duration(text).ok().and_then(|time| Duration::try_from(time).ok());
+        parsed.map(Some).with_context(|| format!("--kube-apiserver-arg {name}: {text:?} is no duration"))
+    }
+
+    pub fn admission(&self) -> anyhow::Result<apiserver::Switches> {
+        let settings = self.path("admission-control-config-file");
+        let settings = settings.map(|path| apiserver::AdmissionSettings::load(&path)).transpose()?;
+        Ok(apiserver::Switches {
+            enable: self.list("enable-admission-plugins"),
+            disable: self.list("disable-admission-plugins"),
+            settings: settings.unwrap_or_default(),
+        })
+    }
+
+    pub fn authentication(&self, certificates: &Certificates) -> anyhow::Result<apiserver::Authentication> {
+        let mut client_ca_pem = certificates.client_ca().to_owned();
+        if let Some(path) = self.path("client-ca-file") {
+            client_ca_pem.push_str(&read(&path)?);
+        }
+        let anonymous = match self.flag("anonymous-auth")? {
+            Some(false) => apiserver::Anonymous::Nowhere,
+            _ => apiserver::Anonymous::Everywhere,
+        };
+        let webhook = self.path("authentication-token-webhook-config-file").map(|kubeconfig| {
+            anyhow::Ok(apiserver::WebhookOptions {
+                kubeconfig,
+                version: self.last("authentication-token-webhook-version").unwrap_or("v1beta1").to_owned(),
+                cache: self
+                    .duration("authentication-token-webhook-cache-ttl")?
+                    .unwrap_or(Duration::from_secs(120)),
+            })
+        });
+        Ok(apiserver::Authentication {
+            client_ca_pem,
+            front_proxy: Some(self.front_proxy(certificates)?),
+            token_file: self.path("token-auth-file"),
+            bootstrap_tokens: self.flag("enable-bootstrap-token-auth")?.unwrap_or(true),
+            webhook: webhook.transpose()?,
+            anonymous,
+        })
+    }
+
+    /// Ours and upstream's habits, where nothing else is said.
+    fn front_proxy(&self, certificates: &Certificates) -> anyhow::Result<apiserver::FrontProxy> {
+        let list = |name: &str, otherwise: &str| {
+            let given = self.list(name);
+            if self.each(name).is_empty() { vec![otherwise.to_owned()] } else { given }
+        };
+        let (ca_pem, allowed_names) = match self.path("requestheader-client-ca-file") {
+            Some(path) => (read(&path)?, self.list("requestheader-allowed-names")),
+            None => (
+                certificates.request_header_ca().to_owned(),
+                list("requestheader-allowed-names", "system:auth-proxy"),
+            ),
+        };
+        Ok(apiserver::FrontProxy {
+            ca_pem,
+            allowed_names,
+            username_headers: list("requestheader-username-headers", "X-Remote-User"),
+            uid_headers: list("requestheader-uid-headers", "X-Remote-Uid"),
+            group_headers: list("requestheader-group-headers", "X-Remote-Group"),
+            extra_header_prefixes: list("requestheader-extra-headers-prefix", "X-Remote-Extra-"),
+        })
+    }
+
+    pub fn tokens(&self, flags: &ServerFlags) -> anyhow::Result<apiserver::ServiceAccountTokens> {
+        let mut issuers = self.each("service-account-issuer").to_vec();
+        if issuers.is_empty() {
+            issuers.push(format!("https://kubernetes.default.svc.{}", flags.cluster_domain));
+        }
+        if issuers.iter().any(String::is_empty) {
+            bail!("--kube-apiserver-arg service-account-issuer: an issuer has a name");
+        }
+        Ok(apiserver::ServiceAccountTokens {
+            keys: pki::token::Keys::load_or_create(&flags.data_dir.join("tls"))?,
+            issuers,
+            audiences: self.list("api-audiences"),
+            key_set_url: self.last("service-account-jwks-uri").map(str::to_owned),
+        })
+    }
+}
+
+fn read(path: &std::path::Path) -> anyhow::Result<String> {
+    let mut text =
+        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(given: &[&str]) -> anyhow::Result<Arguments> {
+        Arguments::parse(&given.iter().map(ToString::to_string).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn names_are_known_and_values_as_upstream_reads_them() {
+        assert!(KNOWN.is_sorted());
+        let arguments = parse(&[
+            "anonymous-auth=false",
+            "--enable-bootstrap-token-auth",
+            "api-audiences=a,b",
+            "api-audiences=c",
+            "authentication-token-webhook-cache-ttl=1m30s",
+            "service-account-issuer=https://a=b",
+        ])
+        .unwrap();
+        assert_eq!(arguments.flag("anonymous-auth").unwrap(), Some(false));
+        assert_eq!(arguments.flag("enable-bootstrap-token-auth").unwrap(), Some(true));
+        assert_eq!(arguments.list("api-audiences"), ["a", "b", "c"]);
+        let ttl = arguments.duration("authentication-token-webhook-cache-ttl").unwrap();
+        assert_eq!(ttl, Some(Duration::from_secs(90)));
+        assert_eq!(arguments.last("service-account-issuer"), Some("https://a=b"));
+        assert_eq!(arguments.last("token-auth-file"), None);
+        let error = parse(&["token-auth-fil=/etc/x"]).unwrap_err().to_string();
+        assert!(error.starts_with("--kube-apiserver-arg \"token-auth-fil\" has no meaning here"), "{error}");
+        assert!(parse(&["anonymous-auth=perhaps"]).unwrap().flag("anonymous-auth").is_err());
+    }
+}

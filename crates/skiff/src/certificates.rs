@@ -1,0 +1,230 @@
+//! The server's own certificates, and the administrator's: made at first start and renewed in good time
+//! while the server runs, without anybody noticing.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use pki::{Authority, Issued, Leaf, Serving, Usage};
+
+use crate::flags::ServerFlags;
+use crate::server::reachable;
+
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+/// A timer does not run while the machine sleeps and knows nothing of clocks that are set, so that no wait
+/// is longer than this.
+const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
+/// How soon a renewal that failed (a full disk) is tried again.
+const RETRY: Duration = Duration::from_secs(3600);
+
+/// The administrator's file, and where it leads.
+pub struct Kubeconfig {
+    pub path: PathBuf,
+    pub mode: u32,
+    pub url: String,
+}
+
+pub struct Certificates {
+    dir: PathBuf,
+    server_ca: Authority,
+    client_ca: Authority,
+    request_header_ca: Authority,
+    server: Leaf,
+    admin: Leaf,
+    kubeconfig: Kubeconfig,
+    serving: Arc<Serving>,
+    /// When to look again.
+    due: Timestamp,
+}
+
+impl Certificates {
+    pub fn new(
+        flags: &ServerFlags,
+        advertise: Option<IpAddr>,
+        kubeconfig: Kubeconfig,
+        now: Timestamp,
+    ) -> Result<Certificates, pki::Error> {
+        let dir = flags.data_dir.join("tls");
+        let server_ca = Authority::load_or_create(&dir, "server-ca", now)?;
+        let server = server_leaf(flags, advertise);
+        let issued = pki::load_or_issue(&dir, "serving", &server_ca, &server, now)?;
+        let mut certificates = Certificates {
+            client_ca: Authority::load_or_create(&dir, "client-ca", now)?,
+            request_header_ca: Authority::load_or_create(&dir, "request-header-ca", now)?,
+            server_ca,
+            server,
+            admin: admin_leaf(),
+            kubeconfig,
+            serving: Serving::new(&issued)?,
+            due: now,
+            dir,
+        };
+        certificates.renew(now)?;
+        Ok(certificates)
+    }
+
+    /// What the server shows; follows renewals.
+    pub fn serving(&self) -> Arc<Serving> {
+        self.serving.clone()
+    }
+
+    pub fn server_ca(&self) -> &str {
+        self.server_ca.pem()
+    }
+
+    pub fn client_ca(&self) -> &str {
+        self.client_ca.pem()
+    }
+
+    pub fn request_header_ca(&self) -> &str {
+        self.request_header_ca.pem()
+    }
+
+    /// Renews whatever is due, whenever it is. `clock` tells the time.
+    pub async fn keep_renewed(mut self, clock: impl Fn() -> Timestamp) {
+        loop {
+            let now = clock();
+            if self.due <= now
+                && let Err(error) = self.renew(now)
+            {
+                tracing::error!(%error, "cannot renew the certificates");
+                self.due = now + RETRY;
+            }
+            let wait = Duration::try_from(now.duration_until(self.due)).unwrap_or_default();
+            tokio::time::sleep(wait.min(LONGEST_WAIT)).await;
+        }
+    }
+
+    /// Makes what is missing or grown old, and sets when to look again.
+    fn renew(&mut self, now: Timestamp) -> Result<(), pki::Error> {
+        let server = pki::load_or_issue(&self.dir, "serving", &self.server_ca, &self.server, now)?;
+        self.serving.replace(&server)?;
+        let admin = pki::load_or_issue(&self.dir, "admin", &self.client_ca, &self.admin, now)?;
+        self.write_kubeconfig(&admin)?;
+        let due = [&server, &admin].into_iter().map(|issued| issued.renewal_due()).min();
+        self.due = due.unwrap_or(now);
+        tracing::debug!(due = %self.due, "certificates are good");
+        Ok(())
+    }
+
+    fn write_kubeconfig(&self, admin: &Issued) -> Result<(), pki::Error> {
+        let Kubeconfig { path, mode, url } = &self.kubeconfig;
+        let text = pki::kubeconfig(url, self.server_ca.pem(), admin, "default");
+        pki::write_file(path, text.as_bytes(), *mode)
+    }
+}
+
+fn server_leaf(flags: &ServerFlags, advertise: Option<IpAddr>) -> Leaf {
+    let mut dns_names: Vec<String> =
+        ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost"]
+            .map(str::to_owned)
+            .to_vec();
+    dns_names.push(format!("kubernetes.default.svc.{}", flags.cluster_domain));
+    let mut ips = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+    ips.extend(reachable(flags.bind_address).or(Some(flags.bind_address)).filter(|ip| !ip.is_unspecified()));
+    ips.extend(advertise);
+    ips.extend(flags.service_cidr.iter().filter_map(|cidr| apiserver::service_ip(cidr)));
+    for name in &flags.tls_san {
+        match name.parse() {
+            Ok(ip) => ips.push(ip),
+            Err(_) => dns_names.push(name.clone()),
+        }
+    }
+    Leaf {
+        common_name: "skiff-apiserver".into(),
+        organizations: Vec::new(),
+        dns_names,
+        ips,
+        usage: Usage::Server,
+        lifetime: YEAR,
+    }
+}
+
+fn admin_leaf() -> Leaf {
+    Leaf {
+        common_name: "system:admin".into(),
+        organizations: vec!["system:masters".into()],
+        dns_names: Vec::new(),
+        ips: Vec::new(),
+        usage: Usage::Client,
+        lifetime: YEAR,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::flags::{Command, Flags};
+
+    const START: &str = "2026-11-15T12:00:00Z";
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+
+    fn certificates(dir: &std::path::Path) -> Certificates {
+        let flags = Flags::parse_from(["skiff", "server", "--data-dir", dir.to_str().unwrap()]);
+        let Command::Server(flags) = flags.command else { panic!("no server") };
+        let kubeconfig = Kubeconfig {
+            path: dir.join("admin.kubeconfig"),
+            mode: 0o600,
+            url: "https://127.0.0.1:6443".into(),
+        };
+        Certificates::new(&flags, None, kubeconfig, START.parse().unwrap()).unwrap()
+    }
+
+    /// How long the serving certificate and the administrator's go on, as clients see them.
+    fn left(serving: &Serving, kubeconfig: &std::path::Path, now: Timestamp) -> (i64, i64) {
+        let text = std::fs::read_to_string(kubeconfig).unwrap();
+        let admin = testkit::kubeconfig::parse(&text).unwrap().cert_pem;
+        let days = |end: Timestamp| now.duration_until(end).as_hours() / 24;
+        let end = |der: &[u8]| days(pki::identity_of(der).unwrap().not_after);
+        (end(&serving.certificate()), days(pki::ends(&String::from_utf8(admin).unwrap()).unwrap()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn two_years_pass_and_no_certificate_comes_near_its_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let certificates = certificates(dir.path());
+        let (serving, kubeconfig) = (certificates.serving(), dir.path().join("admin.kubeconfig"));
+        let first = serving.certificate();
+        let begun = tokio::time::Instant::now();
+        let clock = move || START.parse::<Timestamp>().unwrap() + begun.elapsed();
+        let renewing = tokio::spawn(certificates.keep_renewed(clock));
+        let mut seen = Vec::new();
+        for _ in 0..2 * 365 {
+            tokio::time::sleep(DAY).await;
+            let (server, admin) = left(&serving, &kubeconfig, clock());
+            assert!(server >= 89 && admin >= 89, "{}: {server} and {admin} days left", clock());
+            let now = serving.certificate();
+            if seen.last() != Some(&now) {
+                seen.push(now);
+            }
+        }
+        assert_eq!(seen[0], first, "nothing is renewed before its time");
+        assert_eq!(seen.len(), 3, "renewed after nine months each");
+        renewing.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_that_fails_is_tried_again_and_the_old_certificate_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let certificates = certificates(dir.path());
+        let serving = certificates.serving();
+        let first = serving.certificate();
+        let begun = tokio::time::Instant::now();
+        let clock = move || START.parse::<Timestamp>().unwrap() + begun.elapsed();
+        let renewing = tokio::spawn(certificates.keep_renewed(clock));
+        // A directory where the key should be cannot be replaced by a file.
+        let key = dir.path().join("tls/serving.key");
+        std::fs::remove_file(&key).unwrap();
+        std::fs::create_dir_all(key.join("x")).unwrap();
+        tokio::time::sleep(280 * DAY).await;
+        assert_eq!(serving.certificate(), first);
+        std::fs::remove_dir_all(&key).unwrap();
+        tokio::time::sleep(DAY).await;
+        assert_ne!(serving.certificate(), first);
+        renewing.abort();
+    }
+}

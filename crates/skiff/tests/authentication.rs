@@ -1,0 +1,298 @@
+//! Every way to say who one is, against a real server.
+
+use std::path::Path;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use pki::{Authority, Issued, Leaf, Usage};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use testkit::{Http, Server, Webhook};
+
+const REFUSED: (u16, &str) = (401, "Unauthorized");
+
+fn leaf(common_name: &str, usage: Usage) -> Leaf {
+    Leaf {
+        common_name: common_name.into(),
+        organizations: vec!["crew".into()],
+        dns_names: vec!["localhost".into()],
+        ips: vec!["127.0.0.1".parse().unwrap()],
+        usage,
+        lifetime: Duration::from_secs(3600),
+    }
+}
+
+fn authority(dir: &Path, name: &str) -> Authority {
+    Authority::load_or_create(dir, name, Timestamp::now()).unwrap()
+}
+
+fn client(authority: &Authority, common_name: &str) -> Issued {
+    authority.issue(&leaf(common_name, Usage::Client), Timestamp::now()).unwrap()
+}
+
+fn with_certificate(server: &Server, issued: &Issued) -> Http {
+    let kubeconfig = std::fs::read_to_string(server.kubeconfig()).unwrap();
+    Http::with_certificate(&kubeconfig, &issued.cert_pem, &issued.key_pem).unwrap()
+}
+
+/// What the server takes a client for: the answer's code, and the user's name or the message.
+#[track_caller]
+fn who(http: &Http, headers: &[(&str, &str)]) -> (u16, String) {
+    let info = whoami(http, headers);
+    let name = info.1["status"]["userInfo"]["username"].as_str().or(info.1["message"].as_str());
+    (info.0, name.unwrap_or("").to_owned())
+}
+
+#[track_caller]
+fn whoami(http: &Http, headers: &[(&str, &str)]) -> (u16, Value) {
+    let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+    let headers = [headers, &[("content-type", "application/json")]].concat();
+    let reply = http.send("POST", path, &headers, b"{}").unwrap();
+    (reply.status, reply.json())
+}
+
+#[track_caller]
+fn check(found: (u16, String), expected: (u16, &str)) {
+    assert_eq!((found.0, found.1.as_str()), expected);
+}
+
+fn argument(name: &str, path: &Path) -> String {
+    format!("--kube-apiserver-arg={name}={}", path.display())
+}
+
+fn write(dir: &TempDir, name: &str, text: &str) -> std::path::PathBuf {
+    let path = dir.path().join(name);
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+#[test]
+fn certificates_of_strangers_are_refused_over_http() {
+    let dir = tempfile::tempdir().unwrap();
+    let (extra, stranger) = (authority(dir.path(), "extra"), authority(dir.path(), "stranger"));
+    let file = write(&dir, "more.crt", extra.pem());
+    let tokens = write(&dir, "tokens.csv", "letmein,ann,7\n");
+    let server =
+        Server::start_with(&[&argument("client-ca-file", &file), &argument("token-auth-file", &tokens)]);
+    check(who(&server.http(), &[]), (201, "system:admin"));
+    check(who(&with_certificate(&server, &client(&extra, "eve")), &[]), (201, "eve"));
+    let strange = with_certificate(&server, &client(&stranger, "system:admin"));
+    check(who(&strange, &[]), REFUSED);
+    assert_eq!(strange.get("/healthz").unwrap().status, 401, "it is not anonymous either");
+    check(who(&strange, &[("authorization", "Bearer letmein")]), (201, "ann"));
+    check(who(&strange, &[("authorization", "Bearer wrong")]), REFUSED);
+    let misused = extra.issue(&leaf("eve", Usage::Server), Timestamp::now()).unwrap();
+    check(who(&with_certificate(&server, &misused), &[]), REFUSED);
+    let past = Timestamp::now() - Duration::from_secs(7200);
+    let expired = extra.issue(&leaf("eve", Usage::Client), past).unwrap();
+    check(who(&with_certificate(&server, &expired), &[]), REFUSED);
+}
+
+#[test]
+fn tokens_of_a_file_have_users() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = write(&dir, "tokens.csv", "s3cret-ann,ann,7\ns3cret-bob,bob,8,\"dev,ops\"\n");
+    let server = Server::start_with(&["--log=debug", &argument("token-auth-file", &tokens)]);
+    let http = server.anonymous();
+    let (_, bob) = whoami(&http, &[("authorization", "Bearer s3cret-bob")]);
+    let expected = json!({"username": "bob", "uid": "8", "groups": ["dev", "ops", "system:authenticated"]});
+    assert_eq!(bob["status"]["userInfo"], expected);
+    check(who(&http, &[("authorization", "Bearer s3cret-ann")]), (201, "ann"));
+    check(who(&http, &[("authorization", "Bearer s3cret-eve")]), REFUSED);
+    let review = json!({"spec": {"token": "s3cret-bob"}});
+    let path = "/apis/authentication.k8s.io/v1/tokenreviews";
+    let status = server.http().post(path, &review).unwrap().json()["status"].take();
+    assert_eq!(
+        status,
+        json!({
+            "authenticated": true, "user": expected,
+            "audiences": ["https://kubernetes.default.svc.cluster.local"],
+        })
+    );
+    let review = json!({"spec": {"token": "s3cret-bob", "audiences": ["vault"]}});
+    let status = server.http().post(path, &review).unwrap().json()["status"].take();
+    assert_eq!(status, json!({"user": {}, "error": "invalid bearer token"}));
+    assert!(!server.log().contains("s3cret"), "tokens are not for logs:\n{}", server.log());
+}
+
+#[test]
+fn bootstrap_tokens_end_with_their_time_and_their_secret() {
+    let server = Server::start_with(&["--log=debug"]);
+    let secrets = "/api/v1/namespaces/kube-system/secrets";
+    let make = |id: &str, more: Value| {
+        let mut data = json!({
+            "token-id": id, "token-secret": "0123456789abcdef", "usage-bootstrap-authentication": "true",
+        });
+        for (key, value) in more.as_object().unwrap() {
+            data[key] = value.clone();
+        }
+        let secret = json!({
+            "metadata": {"name": format!("bootstrap-token-{id}")},
+            "type": "bootstrap.kubernetes.io/token", "stringData": data,
+        });
+        let reply = server.http().post(secrets, &secret).unwrap();
+        assert_eq!(reply.status, 201, "{}", reply.text());
+    };
+    let http = server.anonymous();
+    let bearer = |id: &str| {
+        let value = format!("Bearer {id}.0123456789abcdef");
+        whoami(&http, &[("authorization", &value)])
+    };
+    let name = |id: &str| bearer(id).1["status"]["userInfo"]["username"].as_str().unwrap_or("").to_owned();
+    assert_eq!(bearer("aaaaaa").0, 401);
+    make(
+        "aaaaaa",
+        json!({"auth-extra-groups": "system:bootstrappers:worker", "expiration": "2999-01-01T00:00:00Z"}),
+    );
+    let (code, known) = bearer("aaaaaa");
+    assert_eq!(code, 201);
+    assert_eq!(
+        known["status"]["userInfo"],
+        json!({
+            "username": "system:bootstrap:aaaaaa",
+            "groups": ["system:bootstrappers", "system:bootstrappers:worker", "system:authenticated"],
+        })
+    );
+    make("bbbbbb", json!({"expiration": "2020-01-01T00:00:00Z"}));
+    make("cccccc", json!({"usage-bootstrap-authentication": "false"}));
+    make("dddddd", json!({"token-secret": "another9another9"}));
+    for id in ["bbbbbb", "cccccc", "dddddd"] {
+        assert_eq!(bearer(id).0, 401, "{id}");
+    }
+    make("eeeeee", json!({}));
+    assert_eq!(name("eeeeee"), "system:bootstrap:eeeeee");
+    let path = format!("{secrets}/bootstrap-token-eeeeee");
+    assert_eq!(server.http().send("DELETE", &path, &[], b"").unwrap().status, 200);
+    assert_eq!(bearer("eeeeee").0, 401, "revoked at once");
+    assert!(!server.log().contains("0123456789abcdef"), "{}", server.log());
+}
+
+#[test]
+fn trusted_proxies_name_users_and_nobody_else_does() {
+    let server = Server::start();
+    let tls = server.data_dir().join("tls");
+    let proxies = authority(&tls, "request-header-ca");
+    let proxy = with_certificate(&server, &client(&proxies, "system:auth-proxy"));
+    let headers = [
+        ("x-remote-user", "ann"),
+        ("x-remote-uid", "7"),
+        ("x-remote-group", "dev"),
+        ("x-remote-group", "ops"),
+        ("x-remote-extra-acme.com%2fproject", "one"),
+        ("x-remote-extra-acme.com%2fproject", "two"),
+    ];
+    let (code, answer) = whoami(&proxy, &headers);
+    assert_eq!(code, 201, "{answer}");
+    assert_eq!(
+        answer["status"]["userInfo"],
+        json!({
+            "username": "ann", "uid": "7", "groups": ["dev", "ops", "system:authenticated"],
+            "extra": {"acme.com/project": ["one", "two"]},
+        })
+    );
+    check(who(&proxy, &[]), REFUSED);
+    check(who(&with_certificate(&server, &client(&proxies, "mallory")), &headers), REFUSED);
+    check(who(&server.http(), &headers), (201, "system:admin"));
+    let clients = authority(&tls, "client-ca");
+    check(
+        who(&with_certificate(&server, &client(&clients, "system:auth-proxy")), &headers),
+        (201, "system:auth-proxy"),
+    );
+    assert_eq!(who(&server.anonymous(), &headers).0, 403, "an anonymous user");
+
+    let path = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
+    let map = server.http().get(path).unwrap().json();
+    let expected = json!({
+        "client-ca-file": clients.pem(),
+        "requestheader-client-ca-file": proxies.pem(),
+        "requestheader-allowed-names": "[\"system:auth-proxy\"]",
+        "requestheader-username-headers": "[\"X-Remote-User\"]",
+        "requestheader-uid-headers": "[\"X-Remote-Uid\"]",
+        "requestheader-group-headers": "[\"X-Remote-Group\"]",
+        "requestheader-extra-headers-prefix": "[\"X-Remote-Extra-\"]",
+    });
+    assert_eq!(map["data"], expected);
+}
+
+#[test]
+fn nobody_is_anonymous_where_that_is_forbidden() {
+    let mut server = Server::start_with(&["--kube-apiserver-arg=anonymous-auth=false"]);
+    check(who(&server.anonymous(), &[]), REFUSED);
+    for path in ["/healthz", "/version", "/api"] {
+        assert_eq!(server.anonymous().get(path).unwrap().status, 401, "{path}");
+        assert_eq!(server.http().get(path).unwrap().status, 200, "{path}");
+    }
+    server.stop();
+    let server = Server::start();
+    let anonymous = server.anonymous();
+    for (path, code) in [("/healthz", 200), ("/version", 200), ("/api", 403), ("/api/v1/pods", 403)] {
+        assert_eq!(anonymous.get(path).unwrap().status, code, "{path}");
+    }
+}
+
+/// A webhook with a certificate of its own authority, and the kubeconfig that leads to it.
+fn webhook(
+    dir: &TempDir,
+    path: &str,
+    answer: impl Fn(&testkit::Asked) -> (u16, Value) + Send + Sync + 'static,
+) -> (Webhook, std::path::PathBuf) {
+    let ca = authority(dir.path(), "webhook-ca");
+    let issued = ca.issue(&leaf("webhook", Usage::Server), Timestamp::now()).unwrap();
+    let tls = pki::server_config(pki::Serving::new(&issued).unwrap(), &[]).unwrap();
+    let webhook = Webhook::start(tls, answer).unwrap();
+    let kubeconfig = format!(
+        "{{clusters: [{{name: c, cluster: {{server: '{}{path}', certificate-authority: webhook-ca.crt}}}}], \
+         users: [{{name: u, user: {{token: our-own-token}}}}], \
+         contexts: [{{name: x, context: {{cluster: c, user: u}}}}], current-context: x}}",
+        webhook.url()
+    );
+    (webhook, write(dir, "webhook.yaml", &kubeconfig))
+}
+
+#[test]
+fn a_webhook_knows_tokens() {
+    let dir = tempfile::tempdir().unwrap();
+    let (webhook, kubeconfig) = webhook(&dir, "/authenticate", |asked| {
+        let status = match asked.body["spec"]["token"].as_str().unwrap_or("") {
+            "hook-ann" => json!({
+                "authenticated": true,
+                "user": {"username": "ann", "uid": "7", "groups": ["dev"], "extra": {"a": ["b"]}},
+            }),
+            "hook-error" => json!({"error": "hook-error is unheard of"}),
+            "hook-down" => return (400, json!({})),
+            _ => json!({"authenticated": false}),
+        };
+        (200, json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "status": status}))
+    });
+    let server = Server::start_with(&[
+        "--log=debug",
+        &argument("authentication-token-webhook-config-file", &kubeconfig),
+        "--kube-apiserver-arg=authentication-token-webhook-version=v1",
+    ]);
+    let http = server.anonymous();
+    let bearer = |token: &str| whoami(&http, &[("authorization", &format!("Bearer {token}"))]);
+    let user = json!({
+        "username": "ann", "uid": "7", "groups": ["dev", "system:authenticated"], "extra": {"a": ["b"]},
+    });
+    for _ in 0..3 {
+        assert_eq!(bearer("hook-ann").1["status"]["userInfo"], user);
+        assert_eq!(bearer("hook-eve").0, 401);
+    }
+    let asked = webhook.asked();
+    assert_eq!(asked.len(), 2, "answers are kept");
+    assert_eq!((asked[0].method.as_str(), asked[0].path.as_str()), ("POST", "/authenticate"));
+    assert_eq!(asked[0].header("authorization"), Some("Bearer our-own-token"));
+    assert_eq!(asked[0].body["kind"], "TokenReview");
+    assert_eq!(asked[0].body["apiVersion"], "authentication.k8s.io/v1");
+    for _ in 0..2 {
+        assert_eq!(bearer("hook-error").0, 401);
+        assert_eq!(bearer("hook-down").0, 401);
+    }
+    assert_eq!(webhook.asked().len(), 6, "failures are not kept");
+    let review = json!({"spec": {"token": "hook-error"}});
+    let reply = server.http().post("/apis/authentication.k8s.io/v1/tokenreviews", &review).unwrap().json();
+    assert_eq!(reply["status"], json!({"user": {}, "error": "[invalid bearer token, … is unheard of]"}));
+    for secret in ["hook-ann", "hook-error", "hook-eve", "our-own-token"] {
+        assert!(!server.log().contains(secret), "{secret} is not for logs:\n{}", server.log());
+    }
+}

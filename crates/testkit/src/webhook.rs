@@ -1,0 +1,138 @@
+//! An HTTPS server for tests that the server under test calls.
+
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use anyhow::Result;
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use serde_json::Value;
+
+/// Answers every request with what a function makes of it, and remembers them. Ends on drop.
+pub struct Webhook {
+    address: SocketAddr,
+    asked: Arc<Mutex<Vec<Asked>>>,
+    stopped: Arc<AtomicBool>,
+}
+
+/// A request.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    pub method: String,
+    pub path: String,
+    /// Names in lower case.
+    pub headers: Vec<(String, String)>,
+    /// `null` without a body of JSON.
+    pub body: Value,
+}
+
+impl Asked {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+}
+
+impl Webhook {
+    /// On a free port of the loopback address. The function gives a status and a body.
+    pub fn start(
+        mut config: ServerConfig,
+        answer: impl Fn(&Asked) -> (u16, Value) + Send + Sync + 'static,
+    ) -> Result<Webhook> {
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let config = Arc::new(config);
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?;
+        let (asked, stopped) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+        let answer = Arc::new(answer);
+        let (all, stop) = (asked.clone(), stopped.clone());
+        std::thread::spawn(move || {
+            for socket in listener.incoming() {
+                if stop.load(Ordering::SeqCst) {
+                    return;
+                }
+                let (Ok(socket), config) = (socket, config.clone()) else { continue };
+                let (all, answer) = (all.clone(), answer.clone());
+                // A client that goes away is no failure of a test.
+                std::thread::spawn(move || {
+                    serve(socket, config, |asked| {
+                        all.lock().expect("no test panics with it").push(asked.clone());
+                        answer(asked)
+                    })
+                });
+            }
+        });
+        Ok(Webhook { address, asked, stopped })
+    }
+
+    /// `https://127.0.0.1:<port>`
+    pub fn url(&self) -> String {
+        format!("https://{}", self.address)
+    }
+
+    /// The requests so far.
+    pub fn asked(&self) -> Vec<Asked> {
+        self.asked.lock().expect("no test panics with it").clone()
+    }
+}
+
+impl Drop for Webhook {
+    fn drop(&mut self) {
+        self.stopped.store(true, Ordering::SeqCst);
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+fn serve(
+    socket: TcpStream,
+    config: Arc<ServerConfig>,
+    answer: impl Fn(&Asked) -> (u16, Value),
+) -> io::Result<()> {
+    let connection = ServerConnection::new(config).map_err(io::Error::other)?;
+    let mut stream = BufReader::new(StreamOwned::new(connection, socket));
+    while let Some(asked) = read(&mut stream)? {
+        let (status, body) = answer(&asked);
+        let body = body.to_string();
+        let head = format!(
+            "HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {}",
+            body.len()
+        );
+        let stream = stream.get_mut();
+        stream.write_all(format!("{head}\r\n\r\n{body}").as_bytes())?;
+        stream.flush()?;
+    }
+    Ok(())
+}
+
+fn read(stream: &mut BufReader<StreamOwned<ServerConnection, TcpStream>>) -> io::Result<Option<Asked>> {
+    let mut lines = Vec::new();
+    loop {
+        let mut line = String::new();
+        if stream.read_line(&mut line)? == 0 {
+            return Ok(None);
+        }
+        match line.trim_end() {
+            "" => break,
+            line => lines.push(line.to_owned()),
+        }
+    }
+    let mut lines = lines.into_iter();
+    let first = lines.next().unwrap_or_default();
+    let mut words = first.split(' ').map(str::to_owned);
+    let headers: Vec<(String, String)> = lines
+        .filter_map(|line| {
+            line.split_once(':').map(|(name, value)| (name.to_lowercase(), value.trim().to_owned()))
+        })
+        .collect();
+    let mut asked = Asked {
+        method: words.next().unwrap_or_default(),
+        path: words.next().unwrap_or_default(),
+        headers,
+        body: Value::Null,
+    };
+    let length = asked.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body)?;
+    asked.body = serde_json::from_slice(&body).unwrap_or_default();
+    Ok(Some(asked))
+}
