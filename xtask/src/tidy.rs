@@ -11,7 +11,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("pure", &["api", "schema", "patch", "cel", "nft"]),
     ("outside", &["store", "sys", "pki", "client"]),
     ("engines", &["apiserver", "reconcile", "stream", "image", "runtime", "podnet"]),
-    ("roles", &["scheduler", "controllers", "kubelet", "proxy", "dns", "kubectl", "dashboard"]),
+    ("roles", &["scheduler", "controllers", "kubelet", "proxy", "dns", "kubectl", "dashboard", "simulate"]),
     ("program", &["skiff"]),
 ];
 /// The dependencies allowed inside a layer: who reads the table of fields.

@@ -18,6 +18,7 @@ mod discovery;
 mod door;
 mod eviction;
 mod https;
+mod local;
 mod metrics;
 mod namespaces;
 mod negotiate;
@@ -60,11 +61,13 @@ pub use admission::{
 pub use authentication::{
     Anonymous, Error as AuthenticationError, FrontProxy, Options as Authentication, WebhookOptions,
 };
+pub use local::Local;
 pub use registry::RuntimeConfigError;
 
 /// What the API server needs to know.
 pub struct Config {
-    pub listener: std::net::TcpListener,
+    /// Where it will listen.
+    pub listen: SocketAddr,
     /// The address other machines and pods reach this server at, where there is one.
     pub advertise: Option<IpAddr>,
     pub service_cidrs: Vec<String>,
@@ -73,8 +76,6 @@ pub struct Config {
     pub runtime_config: Vec<String>,
     /// Admission plugins switched on and off.
     pub admission: Switches,
-    /// The certificate to show; may be replaced at any time.
-    pub serving: Arc<pki::Serving>,
     /// The certificate of the authority that signed the serving certificate.
     pub ca_pem: String,
     pub authentication: Authentication,
@@ -100,33 +101,40 @@ pub enum Error {
     Admission(#[from] SwitchError),
     #[error("cannot set up authentication")]
     Authentication(#[from] AuthenticationError),
-    #[error("cannot set up TLS")]
-    Tls(#[from] pki::Error),
+    #[error("cannot set up keys and certificates")]
+    Pki(#[from] pki::Error),
     #[error("service network {0:?} is not a CIDR with room for addresses")]
     ServiceCidr(String),
     #[error("cannot read the store")]
     Store(#[from] store::Error),
+    #[error(transparent)]
+    Open(#[from] store::log::OpenError),
     #[error("cannot listen")]
     Listen(#[from] std::io::Error),
     #[error("cannot make the first objects: {0}")]
     FirstObjects(String),
 }
 
-/// Serves until `shutdown` turns true. `ready` turns true once clients can work.
-pub async fn run(
+/// An API server that answers inside this process, until `shutdown` turns true.
+pub struct Started {
+    server: Arc<server::Server>,
+    shutdown: channel::Receiver<bool>,
+    ready: channel::Sender<bool>,
+}
+
+/// Starts an API server on a store; it listens once [`Started::serve`] is called.
+pub async fn start(
     config: Config,
     store: Arc<dyn Store>,
     shutdown: channel::Receiver<bool>,
-    ready: channel::Sender<bool>,
-) -> Result<(), Error> {
+) -> Result<Started, Error> {
+    let ready = channel::Sender::new(false);
     let registry = registry::Registry::new(&config.runtime_config)?;
     let (ranges, service_ip) = service_ranges(&config)?;
     let authenticators = authentication::Authenticators::new(config.authentication)?;
-    let tls = pki::server_config(config.serving, &authenticators.authorities())?;
     let cache = cache::Cache::new();
     cache.start(store.clone(), shutdown.clone()).await?;
-    let address: SocketAddr = config.listener.local_addr()?;
-    let reached_at = SocketAddr::new(config.advertise.unwrap_or(address.ip()), address.port());
+    let reached_at = SocketAddr::new(config.advertise.unwrap_or(config.listen.ip()), config.listen.port());
     let mut server = server::Server::new(
         store,
         cache,
@@ -139,11 +147,9 @@ pub async fn run(
     server.admission = admission::Chain::new(&config.admission)?;
     server.authenticators = authenticators;
     let server = Arc::new(server);
-    config.listener.set_nonblocking(true)?;
-    let listener = TcpListener::from_std(config.listener)?;
     let cluster = bootstrap::Cluster {
         address: config.advertise,
-        port: address.port(),
+        port: config.listen.port(),
         service_ip,
         service_cidrs: config.service_cidrs,
     };
@@ -152,17 +158,64 @@ pub async fn run(
         .map_err(|status| Error::FirstObjects(status.message))?;
     authentication::publish(&server).await.map_err(|status| Error::FirstObjects(status.message))?;
     rbac::ensure_defaults(&server).await.map_err(|status| Error::FirstObjects(status.message))?;
-    let aggregator = tokio::spawn(rbac::keep_aggregated(server.clone(), shutdown.clone()));
-    let furnisher = tokio::spawn(bootstrap::furnish_namespaces(server.clone(), cluster, shutdown.clone()));
-    let counter = tokio::spawn(admission::quota::keep_counts(server.clone(), shutdown.clone()));
-    let emptier = tokio::spawn(namespaces::empty_namespaces(server.clone(), shutdown.clone()));
-    ready.send_replace(true);
-    serve::serve(server, listener, tls, shutdown).await;
-    furnisher.abort();
-    counter.abort();
-    emptier.abort();
-    aggregator.abort();
-    Ok(())
+    tokio::spawn(rbac::keep_aggregated(server.clone(), shutdown.clone()));
+    tokio::spawn(bootstrap::furnish_namespaces(server.clone(), cluster, shutdown.clone()));
+    tokio::spawn(admission::quota::keep_counts(server.clone(), shutdown.clone()));
+    tokio::spawn(namespaces::empty_namespaces(server.clone(), shutdown.clone()));
+    Ok(Started { server, shutdown, ready })
+}
+
+/// Starts an API server on an own directory that listens nowhere: for tests, simulations and benchmarks.
+pub async fn start_in(
+    directory: &std::path::Path,
+    shutdown: channel::Receiver<bool>,
+) -> Result<Started, Error> {
+    let store = store::log::LogStore::open(&directory.join("store"), store::log::Config::default())?;
+    let tls = directory.join("tls");
+    let ca = pki::Authority::load_or_create(&tls, "ca", jiff::Timestamp::now())?;
+    let config = Config {
+        listen: SocketAddr::from(([127, 0, 0, 1], 6443)),
+        advertise: None,
+        service_cidrs: vec!["10.43.0.0/16".into()],
+        node_ports: 30000..=32767,
+        runtime_config: Vec::new(),
+        admission: Switches::default(),
+        ca_pem: ca.pem().to_owned(),
+        authentication: Authentication { client_ca_pem: ca.pem().to_owned(), ..Authentication::default() },
+        tokens: ServiceAccountTokens {
+            keys: pki::token::Keys::load_or_create(&tls)?,
+            issuers: vec!["https://kubernetes.default.svc.cluster.local".into()],
+            audiences: Vec::new(),
+            key_set_url: None,
+        },
+    };
+    start(config, Arc::new(store), shutdown).await
+}
+
+impl Started {
+    /// A connection for roles in this process.
+    pub fn local(&self) -> Arc<Local> {
+        Local::new(self.server.clone())
+    }
+
+    /// Turns true once clients can work.
+    pub fn ready(&self) -> channel::Receiver<bool> {
+        self.ready.subscribe()
+    }
+
+    /// Serves clients until told to stop. The certificate to show may be replaced at any time.
+    pub async fn serve(
+        self,
+        listener: std::net::TcpListener,
+        serving: Arc<pki::Serving>,
+    ) -> Result<(), Error> {
+        let tls = pki::server_config(serving, &self.server.authenticators.authorities())?;
+        listener.set_nonblocking(true)?;
+        let listener = TcpListener::from_std(listener)?;
+        self.ready.send_replace(true);
+        serve::serve(self.server, listener, tls, self.shutdown).await;
+        Ok(())
+    }
 }
 
 /// The address of the `kubernetes` Service: the first of its network.

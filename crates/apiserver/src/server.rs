@@ -11,7 +11,6 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use http::{Method, Request, Response, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::body::Incoming;
 use jiff::Timestamp;
 use store::Store;
 use tokio::sync::watch;
@@ -56,6 +55,17 @@ pub struct Server {
     /// `true` once the first objects are there.
     pub ready: watch::Receiver<bool>,
     seed: AtomicU64,
+}
+
+/// What a request's body can be: it comes over the wire, or is there already.
+pub trait RequestBody:
+    http_body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send
+{
+}
+
+impl<B> RequestBody for B where
+    B: http_body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send
+{
 }
 
 /// One request, read and authenticated.
@@ -125,7 +135,11 @@ impl Server {
     }
 
     /// Answers one request; never fails, a failure is an answer too.
-    pub async fn answer(self: &Arc<Server>, request: Request<Incoming>, peer: Peer) -> Response<Body> {
+    pub async fn answer<B: RequestBody>(
+        self: &Arc<Server>,
+        request: Request<B>,
+        peer: Peer,
+    ) -> Response<Body> {
         let begun = Instant::now();
         let _counted = self.metrics.answering(request.method());
         let gzip = accepts_gzip(&request);
@@ -166,9 +180,9 @@ impl Server {
         if head { without_body(response) } else { response }
     }
 
-    async fn handle(
+    async fn handle<B: RequestBody>(
         self: &Arc<Server>,
-        request: Request<Incoming>,
+        request: Request<B>,
         query: Query,
         route: Result<Route, Status>,
         peer: Peer,
@@ -316,7 +330,7 @@ pub fn method_not_allowed() -> Status {
     status
 }
 
-async fn read(body: Incoming) -> Result<Bytes, Status> {
+async fn read(body: impl RequestBody) -> Result<Bytes, Status> {
     match Limited::new(body, BODY_LIMIT).collect().await {
         Ok(collected) => Ok(collected.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => Err(Status::failure(
@@ -328,13 +342,13 @@ async fn read(body: Incoming) -> Result<Bytes, Status> {
     }
 }
 
-fn accepts_gzip(request: &Request<Incoming>) -> bool {
+fn accepts_gzip<B>(request: &Request<B>) -> bool {
     let accepted = request.headers().get(header::ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
     accepted.is_some_and(|text| text.split(',').any(|coding| coding.trim().split(';').next() == Some("gzip")))
 }
 
 /// The client's id for the request, or one of ours.
-fn audit_id(request: &Request<Incoming>) -> String {
+fn audit_id<B>(request: &Request<B>) -> String {
     let given = request.headers().get("audit-id").and_then(|value| value.to_str().ok());
     match given {
         Some(id) if !id.is_empty() && id.len() <= 64 => id.to_owned(),

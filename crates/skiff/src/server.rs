@@ -24,7 +24,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     let bind = SocketAddr::new(flags.bind_address, flags.https_listen_port);
     // First of all: a port in use is the most likely mistake.
     let listener = TcpListener::bind(bind).with_context(|| format!("cannot listen on {bind}"))?;
-    let port = listener.local_addr()?.port();
+    let listen = listener.local_addr()?;
     private_dir(&flags.data_dir)?;
     let store = open_store(&flags).await?;
     let advertise = flags.advertise_address.or_else(|| reachable(flags.bind_address)).or_else(address::own);
@@ -32,20 +32,19 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     let kubeconfig = Kubeconfig {
         path: flags.write_kubeconfig.clone().unwrap_or_else(|| flags.data_dir.join("admin.kubeconfig")),
         mode: flags.write_kubeconfig_mode,
-        url: format!("https://{}", SocketAddr::new(local(flags.bind_address), port)),
+        url: format!("https://{}", SocketAddr::new(local(flags.bind_address), listen.port())),
     };
     let ready_line = (kubeconfig.url.clone(), kubeconfig.path.clone());
     let certificates = Certificates::new(&flags, advertise, kubeconfig, Timestamp::now())?;
+    let serving = certificates.serving();
     let (stop, shutdown) = watch::channel(false);
-    let (ready, mut is_ready) = watch::channel(false);
     let config = apiserver::Config {
-        listener,
+        listen,
         advertise,
         service_cidrs: flags.service_cidr.clone(),
         node_ports: flags.service_node_port_range.0.clone(),
         runtime_config: [flags.runtime_config.clone(), arguments.list("runtime-config")].concat(),
         admission: arguments.admission()?,
-        serving: certificates.serving(),
         ca_pem: certificates.server_ca().to_owned(),
         authentication: arguments.authentication(&certificates)?,
         tokens: arguments.tokens(&flags)?,
@@ -55,18 +54,20 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         tracing::warn!("this build runs no node yet; pods stay pending (--disable-agent says so on purpose)");
     }
     tokio::spawn(async move {
-        if is_ready.wait_for(|ready| *ready).await.is_ok() {
-            tracing::info!(url = ready_line.0, kubeconfig = %ready_line.1.display(), "ready");
-        }
-    });
-    tokio::spawn(async move {
         told_to_stop().await;
         stop.send_replace(true);
         // A second signal is for the impatient.
         told_to_stop().await;
         std::process::exit(1);
     });
-    apiserver::run(config, store, shutdown, ready).await?;
+    let started = apiserver::start(config, store, shutdown).await?;
+    let mut is_ready = started.ready();
+    tokio::spawn(async move {
+        if is_ready.wait_for(|ready| *ready).await.is_ok() {
+            tracing::info!(url = ready_line.0, kubeconfig = %ready_line.1.display(), "ready");
+        }
+    });
+    started.serve(listener, serving).await?;
     tracing::info!("stopped");
     Ok(())
 }

@@ -6,6 +6,7 @@ use super::front_proxy::FrontProxy;
 use super::webhook;
 use crate::https;
 
+#[derive(Default)]
 pub struct Options {
     /// The authorities of client certificates, PEM.
     pub client_ca_pem: String,

@@ -43,8 +43,7 @@ impl Peer {
         Peer(Some(Arc::new(Shown { vouched, user, proxy, until })))
     }
 
-    /// Somebody known without any certificate.
-    #[cfg(test)]
+    /// Somebody known without any certificate: a role in this process.
     pub fn known(user: User) -> Peer {
         let until = Timestamp::MAX;
         Peer(Some(Arc::new(Shown { vouched: true, user: Some(user), proxy: false, until })))

@@ -1,0 +1,124 @@
+//! The way to the API server for roles in the same process: the same pipeline, without a wire.
+
+use std::sync::Arc;
+
+use api::table::Storage;
+use async_trait::async_trait;
+use bytes::Bytes;
+use client::{Change, Connection, Error, Failure, Feed, News, Raw};
+use http::{Request, Response};
+use http_body_util::{BodyExt as _, Full};
+use tokio::sync::watch;
+
+use crate::access::User;
+use crate::authentication::Peer;
+use crate::cache::{Batch, Event, Shard};
+use crate::object::Object;
+use crate::registry::prefix;
+use crate::request::{Route, route};
+use crate::server::Server;
+
+/// How many changes are handed over at once.
+const BATCH: usize = 512;
+
+/// A connection as one user.
+pub struct Local {
+    server: Arc<Server>,
+    user: User,
+}
+
+impl Local {
+    /// As an administrator; roles act as [`Connection::acting_as`] their service accounts.
+    pub(crate) fn new(server: Arc<Server>) -> Arc<Local> {
+        let groups = vec!["system:masters".into(), "system:authenticated".into()];
+        Arc::new(Local { server, user: User { name: "system:admin".into(), groups, ..User::default() } })
+    }
+}
+
+#[async_trait]
+impl Connection for Local {
+    async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Error> {
+        let response = self.server.answer(request.map(Full::new), Peer::known(self.user.clone())).await;
+        let (parts, body) = response.into_parts();
+        let Ok(body) = body.collect().await;
+        Ok(Response::from_parts(parts, body.to_bytes()))
+    }
+
+    async fn follow(&self, collection: &str) -> Result<Box<dyn Feed>, Error> {
+        match route(&self.server.registry, collection) {
+            Ok(Route::Resource(target)) if target.resource.storage == Storage::Own => {
+                let shard = self.server.shard(target.resource);
+                let newest = shard.subscribe();
+                let scope = prefix(target.resource);
+                Ok(Box::new(Following { server: self.server.clone(), shard, newest, scope, position: None }))
+            }
+            _ => Err(Error::Api(Box::new(Failure {
+                code: 404,
+                reason: "NotFound".into(),
+                message: format!("{collection} is nothing that can be followed"),
+                ..Failure::default()
+            }))),
+        }
+    }
+
+    fn acting_as(&self, name: &str) -> Option<Arc<dyn Connection>> {
+        let groups = ["system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"];
+        let user = User {
+            name: format!("system:serviceaccount:kube-system:{name}"),
+            groups: groups.map(str::to_owned).to_vec(),
+            ..User::default()
+        };
+        Some(Arc::new(Local { server: self.server.clone(), user }))
+    }
+}
+
+/// Reads the ring of a kind as a watcher does, and hands over the stored bytes.
+struct Following {
+    server: Arc<Server>,
+    shard: Arc<Shard>,
+    newest: watch::Receiver<u64>,
+    /// What all keys begin with.
+    scope: String,
+    /// The next event to look at; `None` before everything has been told.
+    position: Option<u64>,
+}
+
+#[async_trait]
+impl Feed for Following {
+    async fn next(&mut self) -> Result<News, Error> {
+        loop {
+            self.newest.borrow_and_update();
+            let events = self.position.map(|position| (position, self.shard.events_from(position, BATCH)));
+            match events {
+                Some((position, Batch::Events(events))) if !events.is_empty() => {
+                    self.position = Some(position + events.len() as u64);
+                    let revision = events.last().map_or(0, |event| event.revision);
+                    let changes = events.iter().map(|event| change(event)).collect();
+                    return Ok(News::Changes { changes, revision });
+                }
+                Some((_, Batch::Events(_))) => {
+                    if self.newest.changed().await.is_err() {
+                        std::future::pending::<()>().await;
+                    }
+                }
+                // The beginning, or too slow for the ring.
+                None | Some((_, Batch::Lost)) => {
+                    let known = self.server.cache.revision();
+                    let (snapshot, position) = self.shard.snapshot_and_position(&self.scope, known);
+                    self.position = Some(position);
+                    let objects =
+                        snapshot.objects.iter().map(|object| raw(object, object.revision)).collect();
+                    return Ok(News::Everything { objects, revision: snapshot.revision });
+                }
+            }
+        }
+    }
+}
+
+fn change(event: &Event) -> Change {
+    Change { object: raw(&event.object, event.revision), deleted: event.deleted }
+}
+
+fn raw(object: &Object, revision: u64) -> Raw {
+    Raw { bytes: object.without_managed_fields(), revision: Some(revision) }
+}

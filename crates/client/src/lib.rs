@@ -1,0 +1,48 @@
+//! How every role speaks to the API server: a [`Client`] over any [`Connection`].
+//!
+//! A connection answers requests and follows collections. In one process it is the API server itself
+//! (`apiserver::Local`), apart it is HTTPS by a kubeconfig ([`remote`]); nothing that holds a `Client` knows
+//! which. Owns no cache and no loop: those are `reconcile`'s. Read [`Connection`] and [`Client`] first.
+
+mod connection;
+mod error;
+mod kubeconfig;
+mod object;
+pub mod remote;
+mod requests;
+
+use std::sync::Arc;
+
+pub use connection::{Change, Connection, Feed, News, Raw};
+pub use error::{Error, Failure};
+pub use kubeconfig::{Kubeconfig, KubeconfigError};
+pub use object::{Key, Object, Scope, collection_path, controller_of, object_path, revision_of};
+pub use requests::{Delete, Patch};
+
+/// Typed requests to an API server. Cheap to clone.
+#[derive(Clone)]
+pub struct Client {
+    connection: Arc<dyn Connection>,
+    /// Names this client in `User-Agent`, and so in `managedFields`.
+    agent: Arc<str>,
+}
+
+impl Client {
+    /// `agent` is upstream's name of the component, such as `kube-controller-manager`.
+    pub fn new(connection: Arc<dyn Connection>, agent: &str) -> Client {
+        Client { connection, agent: agent.into() }
+    }
+
+    /// The same client acting as the service account `name` in kube-system, where the connection can.
+    pub fn acting_as(&self, name: &str) -> Client {
+        Client {
+            connection: self.connection.acting_as(name).unwrap_or_else(|| self.connection.clone()),
+            agent: self.agent.clone(),
+        }
+    }
+
+    /// What carries the requests.
+    pub fn connection(&self) -> &Arc<dyn Connection> {
+        &self.connection
+    }
+}

@@ -1,0 +1,263 @@
+//! An API server elsewhere, over HTTPS.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::{Bytes, BytesMut};
+use http::{Request, Response, Uri, header};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::Client as Http;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::error::Failure;
+use crate::{Change, Connection, Error, Feed, Kubeconfig, News, Raw};
+
+/// How long a watch is asked to last; a new one goes on where it ended.
+const WATCH_SECONDS: u32 = 570;
+/// How long to wait after a watch that could not be begun.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// HTTPS to one server with one credential.
+#[derive(Clone)]
+pub struct Remote {
+    http: Http<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    server: Arc<str>,
+    token: Option<Arc<str>>,
+}
+
+impl Remote {
+    pub fn new(config: &Kubeconfig) -> Result<Remote, Error> {
+        let unusable = |error: Box<dyn std::error::Error + Send + Sync>| Error::Unreachable(error);
+        let mut roots = rustls::RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(&config.ca_pem) {
+            let certificate = certificate.map_err(|error| unusable(error.into()))?;
+            roots.add(certificate).map_err(|error| unusable(error.into()))?;
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| unusable(error.into()))?
+            .with_root_certificates(roots);
+        let tls = match &config.certificate {
+            Some((cert, key)) => {
+                let chain = CertificateDer::pem_slice_iter(cert).collect::<Result<Vec<_>, _>>();
+                let chain = chain.map_err(|error| unusable(error.into()))?;
+                let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| unusable(error.into()))?;
+                builder.with_client_auth_cert(chain, key).map_err(|error| unusable(error.into()))?
+            }
+            None => builder.with_no_client_auth(),
+        };
+        let connector = hyper_rustls::HttpsConnectorBuilder::new()
+            .with_tls_config(tls)
+            .https_only()
+            .enable_http2()
+            .build();
+        let http = Http::builder(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .http2_only(true)
+            .http2_keep_alive_interval(Duration::from_secs(30))
+            .build(connector);
+        Ok(Remote {
+            http,
+            server: config.server.as_str().into(),
+            token: config.token.as_deref().map(Into::into),
+        })
+    }
+
+    async fn begin(&self, mut request: Request<Bytes>) -> Result<Response<Incoming>, Error> {
+        let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
+        let uri: Uri = format!("{}{path}", self.server)
+            .parse()
+            .map_err(|error: http::uri::InvalidUri| Error::Unreachable(error.into()))?;
+        *request.uri_mut() = uri;
+        if let Some(token) = &self.token
+            && let Ok(mut value) = header::HeaderValue::from_str(&format!("Bearer {token}"))
+        {
+            value.set_sensitive(true);
+            request.headers_mut().insert(header::AUTHORIZATION, value);
+        }
+        self.http.request(request.map(Full::new)).await.map_err(|error| Error::Unreachable(error.into()))
+    }
+
+    async fn get(&self, path: &str) -> Result<Response<Incoming>, Error> {
+        let request = Request::get(path)
+            .header(header::ACCEPT, "application/json")
+            .body(Bytes::new())
+            .map_err(|error| Error::Unreachable(error.into()))?;
+        self.begin(request).await
+    }
+}
+
+#[async_trait]
+impl Connection for Remote {
+    async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Error> {
+        let (parts, body) = self.begin(request).await?.into_parts();
+        let body = body.collect().await.map_err(|error| Error::Unreachable(error.into()))?.to_bytes();
+        Ok(Response::from_parts(parts, body))
+    }
+
+    async fn follow(&self, collection: &str) -> Result<Box<dyn Feed>, Error> {
+        Ok(Box::new(Following {
+            remote: self.clone(),
+            collection: collection.to_owned(),
+            revision: None,
+            watch: None,
+            buffer: BytesMut::new(),
+        }))
+    }
+
+    fn acting_as(&self, _: &str) -> Option<Arc<dyn Connection>> {
+        None
+    }
+}
+
+/// A list, then watches that go on from it.
+struct Following {
+    remote: Remote,
+    collection: String,
+    /// Everything up to here has been told.
+    revision: Option<u64>,
+    watch: Option<Incoming>,
+    /// What has been read of the next line.
+    buffer: BytesMut,
+}
+
+#[derive(Deserialize)]
+struct List<'a> {
+    metadata: ListMeta,
+    #[serde(borrow, default)]
+    items: Option<Vec<&'a RawValue>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ListMeta {
+    resource_version: String,
+}
+
+#[derive(Deserialize)]
+struct Line<'a> {
+    #[serde(rename = "type")]
+    what: &'a str,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+struct Versioned {
+    metadata: ListMeta,
+}
+
+#[async_trait]
+impl Feed for Following {
+    async fn next(&mut self) -> Result<News, Error> {
+        loop {
+            let Some(revision) = self.revision else { return self.list().await };
+            if self.watch.is_none() {
+                self.begin_watch(revision).await?;
+                continue;
+            }
+            if let Some(news) = self.lines()? {
+                return Ok(news);
+            }
+            let Some(watch) = &mut self.watch else { continue };
+            match watch.frame().await {
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        self.buffer.extend_from_slice(&data);
+                    }
+                }
+                // The end of a watch, orderly or not, is no news: the next one goes on from here.
+                Some(Err(_)) | None => self.watch = None,
+            }
+        }
+    }
+}
+
+impl Following {
+    async fn list(&mut self) -> Result<News, Error> {
+        let response = self.remote.get(&self.collection).await?;
+        let status = response.status();
+        let body = response.into_body().collect().await.map_err(|error| Error::Unreachable(error.into()))?;
+        let body = body.to_bytes();
+        if !status.is_success() {
+            return Err(failure(status.as_u16(), &body));
+        }
+        let understood = |source| Error::Answer { request: format!("list {}", self.collection), source };
+        let list: List<'_> = serde_json::from_slice(&body).map_err(understood)?;
+        let revision = list.metadata.resource_version.parse().unwrap_or(0);
+        let raw = |item: &&RawValue| Raw { bytes: body.slice_ref(item.get().as_bytes()), revision: None };
+        let objects = list.items.unwrap_or_default().iter().map(raw).collect();
+        self.revision = Some(revision);
+        self.buffer.clear();
+        Ok(News::Everything { objects, revision })
+    }
+
+    async fn begin_watch(&mut self, revision: u64) -> Result<(), Error> {
+        let path = format!(
+            "{}?watch=true&allowWatchBookmarks=true&resourceVersion={revision}&timeoutSeconds={WATCH_SECONDS}",
+            self.collection
+        );
+        self.buffer.clear();
+        match self.remote.get(&path).await {
+            Ok(response) if response.status().is_success() => {
+                self.watch = Some(response.into_body());
+                Ok(())
+            }
+            Ok(response) if response.status().as_u16() == 410 => {
+                self.revision = None;
+                Ok(())
+            }
+            Ok(response) => {
+                tokio::time::sleep(PAUSE).await;
+                let code = response.status().as_u16();
+                let body = response.into_body().collect().await.map(|body| body.to_bytes());
+                Err(failure(code, &body.unwrap_or_default()))
+            }
+            Err(error) => {
+                tokio::time::sleep(PAUSE).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// The changes in the lines that have been read whole.
+    fn lines(&mut self) -> Result<Option<News>, Error> {
+        let Some(end) = self.buffer.iter().rposition(|byte| *byte == b'\n') else { return Ok(None) };
+        let lines = self.buffer.split_to(end + 1).freeze();
+        let mut changes = Vec::new();
+        for line in lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            let understood = |source| Error::Answer { request: format!("watch {}", self.collection), source };
+            let Line { what, object } = serde_json::from_slice(line).map_err(understood)?;
+            if what == "ERROR" {
+                // Most likely the revision is too old; whatever it is, a new list sets it right.
+                (self.revision, self.watch) = (None, None);
+                break;
+            }
+            let version: Versioned = serde_json::from_str(object.get()).map_err(understood)?;
+            self.revision = version.metadata.resource_version.parse().ok().or(self.revision);
+            if what != "BOOKMARK" {
+                let object = Raw { bytes: lines.slice_ref(object.get().as_bytes()), revision: None };
+                changes.push(Change { object, deleted: what == "DELETED" });
+            }
+        }
+        Ok(self.revision.map(|revision| News::Changes { changes, revision }))
+    }
+}
+
+fn failure(code: u16, body: &[u8]) -> Error {
+    let mut failure: Failure = serde_json::from_slice(body).unwrap_or_default();
+    failure.code = code;
+    if failure.message.is_empty() {
+        failure.message = format!("the server answered {code}");
+    }
+    Error::Api(Box::new(failure))
+}

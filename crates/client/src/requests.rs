@@ -1,0 +1,182 @@
+//! The requests roles make, typed where the kind is known when compiling and as values where it is not.
+
+use bytes::Bytes;
+use http::{Method, Request, header};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::error::Failure;
+use crate::object::{Key, Object, collection_path, object_path};
+use crate::{Client, Error};
+
+/// A patch and how it is meant.
+pub enum Patch {
+    Json(Value),
+    Merge(Value),
+    Strategic(Value),
+    /// Server-side apply by this field manager, taking over what others own.
+    Apply {
+        manager: &'static str,
+        object: Value,
+    },
+}
+
+/// How an object is deleted.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Delete {
+    /// Only the object with this uid.
+    pub uid: Option<String>,
+    /// Only in this state.
+    pub resource_version: Option<String>,
+    /// `Background`, `Foreground` or `Orphan`.
+    pub propagation: Option<&'static str>,
+    pub grace_seconds: Option<i64>,
+}
+
+impl Delete {
+    /// This very object, not another one of its name.
+    pub fn uid(uid: &str) -> Delete {
+        Delete { uid: Some(uid.to_owned()), ..Delete::default() }
+    }
+
+    fn to_value(&self) -> Value {
+        let mut options = json!({"kind": "DeleteOptions", "apiVersion": "v1"});
+        if let Some(uid) = &self.uid {
+            options["preconditions"]["uid"] = json!(uid);
+        }
+        if let Some(version) = &self.resource_version {
+            options["preconditions"]["resourceVersion"] = json!(version);
+        }
+        if let Some(propagation) = self.propagation {
+            options["propagationPolicy"] = json!(propagation);
+        }
+        if let Some(seconds) = self.grace_seconds {
+            options["gracePeriodSeconds"] = json!(seconds);
+        }
+        options
+    }
+}
+
+impl Client {
+    pub async fn get<T: Object>(&self, key: &Key) -> Result<T, Error> {
+        self.ask(Method::GET, &object_path::<T>(key), &[], Bytes::new(), JSON).await
+    }
+
+    /// All objects of a kind, in one namespace unless that is `""`.
+    pub async fn list<T: Object>(&self, namespace: &str) -> Result<Vec<T>, Error> {
+        #[derive(serde::Deserialize)]
+        struct List<T> {
+            items: Option<Vec<T>>,
+        }
+        let path = collection_path::<T>(namespace);
+        let list: List<T> = self.ask(Method::GET, &path, &[], Bytes::new(), JSON).await?;
+        Ok(list.items.unwrap_or_default())
+    }
+
+    pub async fn create<T: Object>(&self, object: &T) -> Result<T, Error> {
+        let path = collection_path::<T>(object.namespace());
+        self.ask(Method::POST, &path, &[], encode(object)?, JSON).await
+    }
+
+    /// Replaces the object; a stale resourceVersion is a conflict.
+    pub async fn replace<T: Object>(&self, object: &T) -> Result<T, Error> {
+        self.ask(Method::PUT, &object_path::<T>(&object.key()), &[], encode(object)?, JSON).await
+    }
+
+    /// Replaces the object's status; a stale resourceVersion is a conflict.
+    pub async fn replace_status<T: Object>(&self, object: &T) -> Result<T, Error> {
+        let path = object_path::<T>(&object.key()) + "/status";
+        self.ask(Method::PUT, &path, &[], encode(object)?, JSON).await
+    }
+
+    pub async fn patch<T: Object>(&self, key: &Key, patch: &Patch) -> Result<T, Error> {
+        self.patch_at(&object_path::<T>(key), patch).await
+    }
+
+    pub async fn patch_status<T: Object>(&self, key: &Key, patch: &Patch) -> Result<T, Error> {
+        self.patch_at(&(object_path::<T>(key) + "/status"), patch).await
+    }
+
+    pub async fn delete<T: Object>(&self, key: &Key, options: &Delete) -> Result<(), Error> {
+        self.delete_at(&object_path::<T>(key), options).await
+    }
+
+    /// Creates at a subresource, such as a pod's `binding` or `eviction`.
+    pub async fn create_at<T: Object>(
+        &self,
+        key: &Key,
+        subresource: &str,
+        body: &Value,
+    ) -> Result<Value, Error> {
+        let path = format!("{}/{subresource}", object_path::<T>(key));
+        self.request(Method::POST, &path, Some(body)).await
+    }
+
+    /// Any request, for kinds known only while running. `path` may have a query.
+    pub async fn request(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, Error> {
+        let body = body.map(encode).transpose()?.unwrap_or_default();
+        self.ask(method, path, &[], body, JSON).await
+    }
+
+    /// Patches whatever is at `path`.
+    pub async fn patch_at<T: DeserializeOwned>(&self, path: &str, patch: &Patch) -> Result<T, Error> {
+        let (content_type, body) = match patch {
+            Patch::Json(body) => ("application/json-patch+json", body),
+            Patch::Merge(body) => ("application/merge-patch+json", body),
+            Patch::Strategic(body) => ("application/strategic-merge-patch+json", body),
+            Patch::Apply { object, .. } => ("application/apply-patch+yaml", object),
+        };
+        let query: &[(&str, &str)] = match patch {
+            Patch::Apply { manager, .. } => &[("fieldManager", manager), ("force", "true")],
+            _ => &[],
+        };
+        self.ask(Method::PATCH, path, query, encode(body)?, content_type).await
+    }
+
+    /// Deletes whatever is at `path`.
+    pub async fn delete_at(&self, path: &str, options: &Delete) -> Result<(), Error> {
+        let body = encode(&options.to_value())?;
+        let _: Value = self.ask(Method::DELETE, path, &[], body, JSON).await?;
+        Ok(())
+    }
+
+    async fn ask<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        query: &[(&str, &str)],
+        body: Bytes,
+        content_type: &'static str,
+    ) -> Result<T, Error> {
+        let mut uri = path.to_owned();
+        for (i, (name, value)) in query.iter().enumerate() {
+            uri += &format!("{}{name}={value}", if i == 0 { '?' } else { '&' });
+        }
+        let shown = format!("{method} {path}");
+        let request = Request::builder()
+            .method(method)
+            .uri(uri)
+            .header(header::USER_AGENT, &*self.agent)
+            .header(header::ACCEPT, JSON)
+            .header(header::CONTENT_TYPE, content_type)
+            .body(body)
+            .map_err(|error| Error::Unreachable(error.into()))?;
+        let response = self.connection().send(request).await?;
+        let understood = |source| Error::Answer { request: shown.clone(), source };
+        if response.status().is_success() {
+            return serde_json::from_slice(response.body()).map_err(understood);
+        }
+        let mut failure: Failure = serde_json::from_slice(response.body()).unwrap_or_default();
+        failure.code = response.status().as_u16();
+        if failure.message.is_empty() {
+            failure.message = format!("{shown}: the server answered {}", response.status());
+        }
+        Err(Error::Api(Box::new(failure)))
+    }
+}
+
+const JSON: &str = "application/json";
+
+fn encode(object: &impl serde::Serialize) -> Result<Bytes, Error> {
+    serde_json::to_vec(object).map(Bytes::from).map_err(Error::Encode)
+}

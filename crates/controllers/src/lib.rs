@@ -1,0 +1,76 @@
+//! Every control loop of the controller manager, each a pure `plan` and a thin loop that applies it.
+//!
+//! A controller is a module, with its judgement in `plan.rs` and its reading and writing in the file beside
+//! it, and a row in [`CONTROLLERS`]. Controllers meet only through the API. Read a small one first, then
+//! [`run`].
+
+#[cfg(test)]
+mod rig;
+
+use futures_util::future::BoxFuture;
+use reconcile::Ctx;
+use tokio::task::JoinSet;
+
+/// One control loop.
+pub struct Loop {
+    /// Upstream's name, as `--controllers` takes it.
+    pub name: &'static str,
+    /// Works until the context's shutdown.
+    pub run: fn(Ctx) -> BoxFuture<'static, ()>,
+}
+
+/// All control loops, by name.
+pub const CONTROLLERS: &[Loop] = &[];
+
+/// Which control loops run: upstream's `--controllers`, where `*` is all and `-name` is all but.
+#[derive(Clone, Debug)]
+pub struct Chosen(Vec<String>);
+
+/// A name in `--controllers` that is none.
+#[derive(Debug, thiserror::Error, PartialEq)]
+#[error("{0:?} is not in the list of known controllers")]
+pub struct Unknown(String);
+
+impl Chosen {
+    pub fn parse(names: &[String]) -> Result<Chosen, Unknown> {
+        for name in names {
+            let known = CONTROLLERS.iter().any(|row| row.name == name.trim_start_matches('-'));
+            if name != "*" && !known {
+                return Err(Unknown(name.clone()));
+            }
+        }
+        Ok(Chosen(if names.is_empty() { vec!["*".into()] } else { names.to_vec() }))
+    }
+
+    fn has(&self, name: &str) -> bool {
+        let listed = |wanted: &str| self.0.iter().any(|entry| entry == wanted);
+        !listed(&format!("-{name}")) && (listed(name) || listed("*"))
+    }
+}
+
+/// Runs the chosen control loops until the context's shutdown.
+pub async fn run(ctx: Ctx, chosen: Chosen) {
+    let mut loops = JoinSet::new();
+    for row in CONTROLLERS.iter().filter(|row| chosen.has(row.name)) {
+        let work = (row.run)(ctx.named(row.name));
+        loops.spawn(async move {
+            work.await;
+            row.name
+        });
+    }
+    while let Some(ended) = loops.join_next().await {
+        if let Err(error) = ended {
+            tracing::error!(%error, "a control loop has panicked");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_sorted_and_unique() {
+        assert!(CONTROLLERS.is_sorted_by(|a, b| a.name < b.name));
+    }
+}

@@ -1,0 +1,53 @@
+//! Control loops on an API server in this process, on a store in a temporary directory.
+
+use std::future::Future;
+use std::time::Duration;
+
+use reconcile::{Client, Clock, Ctx};
+use tokio::sync::watch;
+
+use crate::CONTROLLERS;
+
+/// How long a test waits for something to become true.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+pub struct Rig {
+    pub ctx: Ctx,
+    /// The administrator.
+    pub client: Client,
+    pub stop: watch::Sender<bool>,
+    _server: apiserver::Started,
+    _directory: tempfile::TempDir,
+}
+
+impl Rig {
+    /// A server with these controllers at work.
+    pub async fn start(controllers: &[&str]) -> Rig {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let stop = watch::Sender::new(false);
+        let server = apiserver::start_in(directory.path(), stop.subscribe()).await.expect("a server");
+        let client = Client::new(server.local(), "kube-controller-manager");
+        let ctx = Ctx::new(client.clone(), Clock::default(), stop.subscribe());
+        for name in controllers {
+            let row = CONTROLLERS.iter().find(|row| row.name == *name).expect("a controller of this name");
+            tokio::spawn((row.run)(ctx.named(row.name)));
+        }
+        Rig { ctx, client, stop, _server: server, _directory: directory }
+    }
+}
+
+/// Waits until `check` finds something.
+pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, check: impl Fn() -> F) -> T {
+    let look = async {
+        loop {
+            if let Some(found) = check().await {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    match tokio::time::timeout(DEADLINE, look).await {
+        Ok(found) => found,
+        Err(_) => panic!("{what} did not happen in time"),
+    }
+}

@@ -1,0 +1,173 @@
+//! The caches of a process: one for each kind that some loop in it looks at.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use client::{Client, Object, collection_path};
+use k8s_openapi::api::{
+    admissionregistration::v1 as admission, apps::v1 as apps, autoscaling::v2 as autoscaling,
+    batch::v1 as batch, certificates::v1 as certificates, coordination::v1 as coordination, core::v1 as core,
+    discovery::v1 as discovery, networking::v1 as networking, policy::v1 as policy, rbac::v1 as rbac,
+    resource::v1 as resource, scheduling::v1 as scheduling, storage::v1 as storage,
+};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::cache::{Cache, Index};
+
+/// How long to wait after a feed has failed.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A kind with a cache.
+pub trait Cached: Object {
+    /// The cache, where some loop in this process has asked for it.
+    fn cache(caches: &Caches) -> Option<&Arc<Cache<Self>>>;
+}
+
+macro_rules! caches {
+    ($($name:ident: $kind:ty = $indexes:expr;)*) => {
+        /// Every cache, each begun when it is first asked for.
+        pub struct Caches {
+            client: Client,
+            shutdown: watch::Receiver<bool>,
+            /// What tells whether the caches that were begun are filled.
+            begun: Mutex<Vec<watch::Receiver<bool>>>,
+            $($name: OnceLock<Arc<Cache<$kind>>>,)*
+        }
+
+        impl Caches {
+            pub fn new(client: Client, shutdown: watch::Receiver<bool>) -> Arc<Caches> {
+                Arc::new(Caches { client, shutdown, begun: Mutex::default(), $($name: OnceLock::new(),)* })
+            }
+
+            $(
+                #[doc = concat!("All of kind `", stringify!($kind), "`.")]
+                pub fn $name(&self) -> &Arc<Cache<$kind>> {
+                    self.$name.get_or_init(|| self.begin($indexes))
+                }
+            )*
+        }
+
+        $(
+            impl Cached for $kind {
+                fn cache(caches: &Caches) -> Option<&Arc<Cache<$kind>>> {
+                    caches.$name.get()
+                }
+            }
+        )*
+    };
+}
+
+caches! {
+    pods: core::Pod = &[Index { name: "node", values: pod_node }];
+    nodes: core::Node = &[];
+    namespaces: core::Namespace = &[];
+    services: core::Service = &[];
+    endpoints: core::Endpoints = &[];
+    service_accounts: core::ServiceAccount = &[];
+    secrets: core::Secret = &[];
+    config_maps: core::ConfigMap = &[];
+    replication_controllers: core::ReplicationController = &[];
+    resource_quotas: core::ResourceQuota = &[];
+    limit_ranges: core::LimitRange = &[];
+    persistent_volumes: core::PersistentVolume = &[];
+    persistent_volume_claims: core::PersistentVolumeClaim = &[];
+    pod_templates: core::PodTemplate = &[];
+    deployments: apps::Deployment = &[];
+    replica_sets: apps::ReplicaSet = &[];
+    stateful_sets: apps::StatefulSet = &[];
+    daemon_sets: apps::DaemonSet = &[];
+    controller_revisions: apps::ControllerRevision = &[];
+    jobs: batch::Job = &[];
+    cron_jobs: batch::CronJob = &[];
+    autoscalers: autoscaling::HorizontalPodAutoscaler = &[];
+    disruption_budgets: policy::PodDisruptionBudget = &[];
+    endpoint_slices: discovery::EndpointSlice = &[Index { name: "service", values: slice_service }];
+    leases: coordination::Lease = &[];
+    signing_requests: certificates::CertificateSigningRequest = &[];
+    cluster_roles: rbac::ClusterRole = &[];
+    cluster_role_bindings: rbac::ClusterRoleBinding = &[];
+    roles: rbac::Role = &[];
+    role_bindings: rbac::RoleBinding = &[];
+    storage_classes: storage::StorageClass = &[];
+    volume_attachments: storage::VolumeAttachment = &[Index { name: "node", values: attachment_node }];
+    volume_attributes_classes: storage::VolumeAttributesClass = &[];
+    csi_nodes: storage::CSINode = &[];
+    csi_drivers: storage::CSIDriver = &[];
+    csi_storage_capacities: storage::CSIStorageCapacity = &[];
+    priority_classes: scheduling::PriorityClass = &[];
+    ingresses: networking::Ingress = &[];
+    ip_addresses: networking::IPAddress = &[];
+    service_cidrs: networking::ServiceCIDR = &[];
+    resource_claims: resource::ResourceClaim = &[];
+    resource_claim_templates: resource::ResourceClaimTemplate = &[];
+    resource_slices: resource::ResourceSlice = &[];
+    device_classes: resource::DeviceClass = &[];
+    validating_policies: admission::ValidatingAdmissionPolicy = &[];
+}
+
+fn pod_node(pod: &core::Pod, found: &mut dyn FnMut(&str)) {
+    pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).into_iter().for_each(found);
+}
+
+fn attachment_node(attachment: &storage::VolumeAttachment, found: &mut dyn FnMut(&str)) {
+    found(&attachment.spec.node_name);
+}
+
+/// `namespace/name` of the Service a slice belongs to.
+fn slice_service(slice: &discovery::EndpointSlice, found: &mut dyn FnMut(&str)) {
+    if let Some(service) = slice.label("kubernetes.io/service-name") {
+        found(&format!("{}/{service}", slice.namespace()));
+    }
+}
+
+impl Caches {
+    /// Waits until every cache begun so far has been filled.
+    pub async fn filled(&self) {
+        let begun = self.begun.lock().clone();
+        for mut filled in begun {
+            let _ = filled.wait_for(|filled| *filled).await;
+        }
+    }
+
+    fn begin<T: Object>(&self, indexes: &[Index<T>]) -> Arc<Cache<T>> {
+        let cache = Cache::new(indexes);
+        let (filled, is_filled) = watch::channel(false);
+        self.begun.lock().push(is_filled);
+        let tell = cache.clone();
+        let following = follow(cache.clone(), self.client.clone());
+        let mut shutdown = self.shutdown.clone();
+        tokio::spawn(async move {
+            tokio::join!(
+                async {
+                    tokio::select! {
+                        () = following => {}
+                        _ = shutdown.wait_for(|stop| *stop) => {}
+                    }
+                },
+                async {
+                    tell.filled().await;
+                    filled.send_replace(true);
+                }
+            )
+        });
+        cache
+    }
+}
+
+async fn follow<T: Object>(cache: Arc<Cache<T>>, client: Client) {
+    loop {
+        let result = match client.connection().follow(&collection_path::<T>("")).await {
+            Ok(mut feed) => cache.follow(&mut *feed).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = result {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                kind = T::KIND,
+                "cannot follow, trying again"
+            );
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}

@@ -1,0 +1,192 @@
+//! The one loop: changes ask for keys, workers look at them, failures come again.
+
+use std::future::Future;
+use std::hash::Hash;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use client::{Key, Object};
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tracing::Instrument as _;
+
+use crate::cache::{Cache, Changed};
+use crate::ctx::Ctx;
+use crate::metrics::Counts;
+use crate::queue::Queue;
+
+/// When to look at a key again although nothing has happened to it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Next {
+    /// When something happens.
+    Change,
+    At(Timestamp),
+    After(Duration),
+}
+
+/// A control loop in the making: a queue of keys and what puts them there.
+pub struct Controller<K = Key> {
+    name: &'static str,
+    shared: Arc<Shared<K>>,
+}
+
+struct Shared<K> {
+    queue: Mutex<Queue<K>>,
+    news: Notify,
+    counts: Arc<Counts>,
+}
+
+/// Asks a controller to look at keys, from anywhere.
+pub struct Enqueue<K = Key>(Arc<Shared<K>>);
+
+impl<K> Clone for Enqueue<K> {
+    fn clone(&self) -> Self {
+        Enqueue(self.0.clone())
+    }
+}
+
+impl<K: Clone + Eq + Hash + Ord + Send + 'static> Enqueue<K> {
+    pub fn now(&self, key: K) {
+        self.0.add(key);
+    }
+
+    pub fn after(&self, key: K, pause: Duration) {
+        self.0.queue.lock().add_at(key, Instant::now() + pause);
+        self.0.news.notify_one();
+    }
+}
+
+impl<K: Clone + Eq + Hash + Ord + Send> Shared<K> {
+    fn add(&self, key: K) {
+        let mut queue = self.queue.lock();
+        if queue.add(key) {
+            self.counts.adds.fetch_add(1, Relaxed);
+            self.counts.depth.store(queue.len() as u64, Relaxed);
+            drop(queue);
+            self.news.notify_one();
+        }
+    }
+}
+
+impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Controller<K> {
+    /// `name` is upstream's name of the controller's work queue.
+    pub fn new(name: &'static str, ctx: &Ctx) -> Controller<K> {
+        let counts = ctx.metrics.of(name);
+        let shared = Shared { queue: Mutex::default(), news: Notify::new(), counts };
+        Controller { name, shared: Arc::new(shared) }
+    }
+
+    /// Looks at the keys that `keys` names for each object there is and for each change.
+    pub fn on<T: Object>(
+        &self,
+        cache: &Arc<Cache<T>>,
+        keys: impl Fn(&Changed<'_, T>, &mut dyn FnMut(K)) + Send + Sync + 'static,
+    ) {
+        let shared = self.shared.clone();
+        cache.listen(move |changed| keys(&changed, &mut |key| shared.add(key)));
+    }
+
+    pub fn enqueue(&self) -> Enqueue<K> {
+        Enqueue(self.shared.clone())
+    }
+
+    /// Works until told to stop, on up to `workers` keys at once. Begins once all caches are filled.
+    pub async fn run<F, Work, E>(self, ctx: &Ctx, workers: usize, reconcile: F)
+    where
+        F: Fn(K) -> Work + Send + Sync + 'static,
+        Work: Future<Output = Result<Next, E>> + Send,
+        E: std::error::Error + 'static,
+    {
+        let mut shutdown = ctx.shutdown.clone();
+        tokio::select! {
+            () = ctx.caches.filled() => {}
+            _ = shutdown.wait_for(|stop| *stop) => return,
+        }
+        let reconcile = Arc::new(reconcile);
+        let work = (0..workers).map(|_| self.work(ctx, &*reconcile));
+        tokio::select! {
+            _ = futures_util::future::join_all(work) => {}
+            _ = shutdown.wait_for(|stop| *stop) => {}
+        }
+    }
+
+    async fn work<F, Work, E>(&self, ctx: &Ctx, reconcile: &F)
+    where
+        F: Fn(K) -> Work,
+        Work: Future<Output = Result<Next, E>>,
+        E: std::error::Error + 'static,
+    {
+        loop {
+            let key = self.next().await;
+            let span = tracing::debug_span!("reconcile", controller = self.name, %key);
+            let begun = Instant::now();
+            let result = reconcile(key.clone()).instrument(span).await;
+            self.shared.counts.worked(begun.elapsed());
+            let mut queue = self.shared.queue.lock();
+            let now = Instant::now();
+            match result {
+                Ok(next) => {
+                    queue.succeeded(&key);
+                    match next {
+                        Next::Change => {}
+                        Next::After(pause) => queue.add_at(key.clone(), now + pause),
+                        Next::At(at) => {
+                            // A moment late rather than early, so that the time has come then.
+                            let pause = at.duration_since(ctx.clock.now()).max(jiff::SignedDuration::ZERO);
+                            let pause = Duration::try_from(pause).unwrap_or_default();
+                            queue.add_at(key.clone(), now + pause + Duration::from_millis(1));
+                        }
+                    }
+                }
+                Err(error) => {
+                    self.shared.counts.retries.fetch_add(1, Relaxed);
+                    queue.failed(&key, now);
+                    complain(self.name, &key, &error);
+                }
+            }
+            queue.done(&key);
+            drop(queue);
+            // The key may be due again, by itself or after a while.
+            self.shared.news.notify_one();
+        }
+    }
+
+    async fn next(&self) -> K {
+        loop {
+            let due = {
+                let mut queue = self.shared.queue.lock();
+                if let Some(key) = queue.take(Instant::now()) {
+                    let left = queue.len();
+                    self.shared.counts.depth.store(left as u64, Relaxed);
+                    if left > 0 {
+                        // Another worker may take the next one.
+                        self.shared.news.notify_one();
+                    }
+                    return key;
+                }
+                queue.due()
+            };
+            let news = self.shared.news.notified();
+            match due {
+                None => news.await,
+                Some(at) => tokio::select! {
+                    () = news => {}
+                    () = tokio::time::sleep_until(at) => {}
+                },
+            }
+        }
+    }
+}
+
+/// Losing a race is how optimistic writes work; everything else is worth a word.
+fn complain(controller: &str, key: &impl std::fmt::Display, error: &(dyn std::error::Error + 'static)) {
+    match error.downcast_ref::<client::Error>() {
+        Some(lost) if lost.is_conflict() => {
+            tracing::debug!(controller, %key, %error, "somebody was faster, trying again")
+        }
+        _ => tracing::warn!(controller, %key, error, "trying again"),
+    }
+}

@@ -1,0 +1,91 @@
+//! What a control loop works with.
+
+use std::sync::Arc;
+
+use client::{Client, Delete, Error, Key, Patch};
+use tokio::sync::watch;
+
+use crate::caches::{Cached, Caches};
+use crate::clock::Clock;
+use crate::events::Recorder;
+use crate::metrics::Metrics;
+
+/// The cluster as a control loop sees it. Cheap to clone.
+///
+/// Writes come back once the cache shows them, so whoever looks next sees them.
+#[derive(Clone)]
+pub struct Ctx {
+    pub client: Client,
+    pub caches: Arc<Caches>,
+    pub clock: Clock,
+    pub events: Recorder,
+    pub metrics: Arc<Metrics>,
+    pub shutdown: watch::Receiver<bool>,
+}
+
+impl Ctx {
+    pub fn new(client: Client, clock: Clock, shutdown: watch::Receiver<bool>) -> Ctx {
+        Ctx {
+            caches: Caches::new(client.clone(), shutdown.clone()),
+            events: Recorder::new(client.clone(), clock.clone(), shutdown.clone()),
+            client,
+            clock,
+            metrics: Arc::default(),
+            shutdown,
+        }
+    }
+
+    /// The same cluster, seen by the controller whose service account and event source this is.
+    pub fn named(&self, controller: &'static str) -> Ctx {
+        Ctx {
+            client: self.client.acting_as(controller),
+            events: self.events.from(controller),
+            ..self.clone()
+        }
+    }
+
+    pub async fn create<T: Cached>(&self, object: &T) -> Result<T, Error> {
+        self.shown(self.client.create(object).await?).await
+    }
+
+    /// Replaces the object; a stale resourceVersion is a conflict.
+    pub async fn replace<T: Cached>(&self, object: &T) -> Result<T, Error> {
+        self.shown(self.client.replace(object).await?).await
+    }
+
+    /// Replaces the object's status; a stale resourceVersion is a conflict.
+    pub async fn replace_status<T: Cached>(&self, object: &T) -> Result<T, Error> {
+        self.shown(self.client.replace_status(object).await?).await
+    }
+
+    pub async fn patch<T: Cached>(&self, key: &Key, patch: &Patch) -> Result<T, Error> {
+        self.shown(self.client.patch(key, patch).await?).await
+    }
+
+    pub async fn patch_status<T: Cached>(&self, key: &Key, patch: &Patch) -> Result<T, Error> {
+        self.shown(self.client.patch_status(key, patch).await?).await
+    }
+
+    /// Deletes this very object, not another one of its name. One that is gone already is no failure.
+    pub async fn delete<T: Cached>(&self, object: &T) -> Result<(), Error> {
+        self.delete_with::<T>(&object.key(), &Delete::uid(object.uid())).await
+    }
+
+    pub async fn delete_with<T: Cached>(&self, key: &Key, options: &Delete) -> Result<(), Error> {
+        match self.client.delete::<T>(key, options).await {
+            Err(error) if !error.is_not_found() => return Err(error),
+            _ => {}
+        }
+        match (T::cache(&self.caches), &options.uid) {
+            (Some(cache), Some(uid)) => cache.seen_deleted(key, uid).await,
+            _ => Ok(()),
+        }
+    }
+
+    async fn shown<T: Cached>(&self, object: T) -> Result<T, Error> {
+        if let Some(cache) = T::cache(&self.caches) {
+            cache.seen(object.revision()).await?;
+        }
+        Ok(object)
+    }
+}

@@ -1,0 +1,41 @@
+//! Which key a change is about, for the common cases.
+
+use std::sync::Arc;
+
+use client::{Key, Object};
+
+use crate::cache::{Cache, Changed};
+
+/// The changed object itself.
+pub fn own<T: Object>(changed: &Changed<'_, T>, enqueue: &mut dyn FnMut(Key)) {
+    enqueue(changed.newest().key());
+}
+
+/// The controlling owners of this kind, before and after the change.
+pub fn owner_of_kind<T: Object>(
+    kind: &'static str,
+) -> impl Fn(&Changed<'_, T>, &mut dyn FnMut(Key)) + Send + Sync {
+    move |changed, enqueue| {
+        for object in [changed.before, changed.after].into_iter().flatten() {
+            if let Some(owner) = object.controller().filter(|owner| owner.kind == kind) {
+                enqueue(Key::new(object.namespace(), &owner.name));
+            }
+        }
+    }
+}
+
+/// Every object of another kind in the namespace of the changed one for which `concerns` holds.
+pub fn in_namespace<T: Object, O: Object>(
+    others: &Arc<Cache<O>>,
+    concerns: impl Fn(&T, &O) -> bool + Send + Sync,
+) -> impl Fn(&Changed<'_, T>, &mut dyn FnMut(Key)) + Send + Sync {
+    let others = others.clone();
+    move |changed, enqueue| {
+        for other in others.in_namespace(changed.newest().namespace()) {
+            let states = [changed.before, changed.after];
+            if states.into_iter().flatten().any(|object| concerns(object, &other)) {
+                enqueue(other.key());
+            }
+        }
+    }
+}

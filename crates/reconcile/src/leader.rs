@@ -1,0 +1,166 @@
+//! One of several: whoever holds a Lease works, the others wait for it to lapse.
+
+use std::future::Future;
+use std::time::Duration;
+
+use client::{Client, Error, Key, Object as _};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::clock::Clock;
+
+/// Upstream's times: how long a lease lasts, how long its holder tries to renew it, how often.
+const LASTS: Duration = Duration::from_secs(15);
+const RENEW_WITHIN: Duration = Duration::from_secs(10);
+const EVERY: Duration = Duration::from_secs(2);
+
+/// Who stands for what.
+pub struct Election {
+    pub client: Client,
+    pub clock: Clock,
+    /// The Lease's name in kube-system, such as `kube-controller-manager`.
+    pub lease: &'static str,
+    /// Names this candidate and no other.
+    pub identity: String,
+}
+
+/// Waits to be elected, then works until `shutdown` or until the lease is lost; `true` for the latter.
+/// On an orderly end the lease is given up, so that the next one need not wait.
+pub async fn lead(
+    election: &Election,
+    mut shutdown: watch::Receiver<bool>,
+    work: impl Future<Output = ()>,
+) -> bool {
+    let key = Key::new("kube-system", election.lease);
+    let mut rival = Rival::default();
+    loop {
+        match election.attempt(&key, &mut rival).await {
+            Ok(true) => break,
+            Ok(false) => {}
+            Err(error) => tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                lease = election.lease,
+                "cannot get the lease"
+            ),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(EVERY) => {}
+            _ = shutdown.wait_for(|stop| *stop) => return false,
+        }
+    }
+    tracing::info!(lease = election.lease, identity = election.identity, "leading");
+    let lost = tokio::select! {
+        () = election.renew(&key) => true,
+        () = work => false,
+        _ = shutdown.wait_for(|stop| *stop) => false,
+    };
+    if !lost && let Err(error) = election.release(&key).await {
+        tracing::debug!(%error, "cannot give the lease up");
+    }
+    lost
+}
+
+/// The holder as last seen, and since when by our own clock: clocks elsewhere are not trusted.
+#[derive(Default)]
+struct Rival {
+    revision: u64,
+    since: Option<Instant>,
+}
+
+impl Rival {
+    /// Whether the holder has shown no sign of life for as long as the lease lasts.
+    fn has_lapsed(&mut self, lease: &Lease, now: Instant) -> bool {
+        if self.since.is_none() || self.revision != lease.revision() {
+            (self.revision, self.since) = (lease.revision(), Some(now));
+        }
+        let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds).unwrap_or(0);
+        let lasts = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+        self.since.is_some_and(|since| now >= since + lasts)
+    }
+}
+
+impl Election {
+    /// Tries once to get or renew the lease.
+    async fn attempt(&self, key: &Key, rival: &mut Rival) -> Result<bool, Error> {
+        let now = self.clock.now();
+        let mut lease: Lease = match self.client.get(key).await {
+            Ok(lease) => lease,
+            Err(error) if error.is_not_found() => {
+                let metadata = ObjectMeta {
+                    name: Some(key.name.to_string()),
+                    namespace: Some(key.namespace.to_string()),
+                    ..ObjectMeta::default()
+                };
+                let lease = Lease { metadata, spec: Some(self.spec(None, now)) };
+                return match self.client.create(&lease).await {
+                    Err(error) if error.is_already_exists() => Ok(false),
+                    other => other.map(|_| true),
+                };
+            }
+            Err(error) => return Err(error),
+        };
+        let spec = lease.spec.clone().unwrap_or_default();
+        let holder = spec.holder_identity.as_deref().unwrap_or_default();
+        if !holder.is_empty() && holder != self.identity && !rival.has_lapsed(&lease, Instant::now()) {
+            return Ok(false);
+        }
+        lease.spec = Some(self.spec(Some(&spec), now));
+        match self.client.replace(&lease).await {
+            Err(error) if error.is_conflict() => Ok(false),
+            other => other.map(|_| true),
+        }
+    }
+
+    fn spec(&self, before: Option<&LeaseSpec>, now: Timestamp) -> LeaseSpec {
+        let mine = before.is_some_and(|spec| spec.holder_identity.as_deref() == Some(&self.identity));
+        let transitions = before.and_then(|spec| spec.lease_transitions).unwrap_or(0);
+        LeaseSpec {
+            holder_identity: Some(self.identity.clone()),
+            lease_duration_seconds: Some(LASTS.as_secs() as i32),
+            acquire_time: before
+                .filter(|_| mine)
+                .map_or(Some(MicroTime(now)), |spec| spec.acquire_time.clone()),
+            renew_time: Some(MicroTime(now)),
+            lease_transitions: Some(if mine || before.is_none() { transitions } else { transitions + 1 }),
+            ..before.cloned().unwrap_or_default()
+        }
+    }
+
+    /// Comes back once the lease could not be renewed in time.
+    async fn renew(&self, key: &Key) {
+        let mut renewed = Instant::now();
+        while renewed.elapsed() < RENEW_WITHIN {
+            tokio::time::sleep(EVERY).await;
+            match tokio::time::timeout(RENEW_WITHIN, self.attempt(key, &mut Rival::default())).await {
+                Ok(Ok(true)) => renewed = Instant::now(),
+                Ok(Ok(false)) => tracing::warn!(lease = self.lease, "somebody else holds the lease"),
+                Ok(Err(error)) => {
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        lease = self.lease,
+                        "cannot renew the lease"
+                    )
+                }
+                Err(_) => break,
+            }
+        }
+        tracing::error!(lease = self.lease, "lost the lease");
+    }
+
+    async fn release(&self, key: &Key) -> Result<(), Error> {
+        let mut lease: Lease = self.client.get(key).await?;
+        let now = self.clock.now();
+        if let Some(spec) = &mut lease.spec
+            && spec.holder_identity.as_deref() == Some(&self.identity)
+        {
+            spec.holder_identity = Some(String::new());
+            spec.lease_duration_seconds = Some(1);
+            spec.renew_time = Some(MicroTime(now.checked_sub(SignedDuration::ZERO).unwrap_or(now)));
+            self.client.replace(&lease).await?;
+        }
+        Ok(())
+    }
+}

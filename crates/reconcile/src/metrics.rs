@@ -1,0 +1,70 @@
+//! What the loops of a process count, under upstream's names.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+/// The counts of every controller of a process.
+#[derive(Default)]
+pub struct Metrics {
+    controllers: Mutex<Vec<Arc<Counts>>>,
+}
+
+/// The counts of one controller.
+pub struct Counts {
+    name: &'static str,
+    pub adds: AtomicU64,
+    pub depth: AtomicU64,
+    pub retries: AtomicU64,
+    done: AtomicU64,
+    work_micros: AtomicU64,
+}
+
+impl Counts {
+    pub fn worked(&self, time: Duration) {
+        self.done.fetch_add(1, Relaxed);
+        self.work_micros.fetch_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Relaxed);
+    }
+}
+
+impl Metrics {
+    /// The counts of a controller, begun at nothing.
+    pub fn of(&self, name: &'static str) -> Arc<Counts> {
+        let counts = Arc::new(Counts {
+            name,
+            adds: AtomicU64::new(0),
+            depth: AtomicU64::new(0),
+            retries: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            work_micros: AtomicU64::new(0),
+        });
+        self.controllers.lock().push(counts.clone());
+        counts
+    }
+
+    /// Appends everything in Prometheus' text form.
+    pub fn write(&self, out: &mut String) {
+        let controllers = self.controllers.lock();
+        let families: [(&str, &str, fn(&Counts) -> u64); 3] = [
+            ("workqueue_adds_total", "counter", |counts| counts.adds.load(Relaxed)),
+            ("workqueue_depth", "gauge", |counts| counts.depth.load(Relaxed)),
+            ("workqueue_retries_total", "counter", |counts| counts.retries.load(Relaxed)),
+        ];
+        for (family, kind, value) in families {
+            let _ = writeln!(out, "# TYPE {family} {kind}");
+            for counts in &*controllers {
+                let _ = writeln!(out, "{family}{{name=\"{}\"}} {}", counts.name, value(counts));
+            }
+        }
+        let family = "workqueue_work_duration_seconds";
+        let _ = writeln!(out, "# TYPE {family} summary");
+        for counts in &*controllers {
+            let seconds = counts.work_micros.load(Relaxed) as f64 / 1e6;
+            let _ = writeln!(out, "{family}_sum{{name=\"{}\"}} {seconds}", counts.name);
+            let _ = writeln!(out, "{family}_count{{name=\"{}\"}} {}", counts.name, counts.done.load(Relaxed));
+        }
+    }
+}

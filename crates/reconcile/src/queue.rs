@@ -1,0 +1,201 @@
+//! Keys to look at: each at most once at a time, the failing ones less and less often. Pure; time is an
+//! argument.
+
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::hash::Hash;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// After the first failure; doubled after each further one.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+/// No pause is longer.
+const LONGEST_PAUSE: Duration = Duration::from_secs(80);
+
+/// A deduplicating work queue with delays and per-key backoff.
+#[derive(Debug)]
+pub struct Queue<K> {
+    ready: VecDeque<K>,
+    /// What is in `ready`, or will be once its worker is done.
+    dirty: HashSet<K>,
+    working: HashSet<K>,
+    waiting: BTreeSet<(Instant, K)>,
+    waiting_until: HashMap<K, Instant>,
+    failures: HashMap<K, u32>,
+}
+
+impl<K> Default for Queue<K> {
+    fn default() -> Queue<K> {
+        Queue {
+            ready: VecDeque::new(),
+            dirty: HashSet::new(),
+            working: HashSet::new(),
+            waiting: BTreeSet::new(),
+            waiting_until: HashMap::new(),
+            failures: HashMap::new(),
+        }
+    }
+}
+
+impl<K: Clone + Eq + Hash + Ord> Queue<K> {
+    /// Asks for a look at `key`; `false` where one is due anyway.
+    pub fn add(&mut self, key: K) -> bool {
+        if !self.dirty.insert(key.clone()) {
+            return false;
+        }
+        if !self.working.contains(&key) {
+            self.ready.push_back(key);
+        }
+        true
+    }
+
+    /// Asks for a look at `key` at some time; the earliest time asked for counts.
+    pub fn add_at(&mut self, key: K, at: Instant) {
+        if let Some(earlier) = self.waiting_until.get(&key) {
+            if *earlier <= at {
+                return;
+            }
+            self.waiting.remove(&(*earlier, key.clone()));
+        }
+        self.waiting_until.insert(key.clone(), at);
+        self.waiting.insert((at, key));
+    }
+
+    /// The next key to work on. It must be given back with [`Queue::done`].
+    pub fn take(&mut self, now: Instant) -> Option<K> {
+        while let Some((at, key)) = self.waiting.first() {
+            if *at > now {
+                break;
+            }
+            let key = key.clone();
+            self.waiting.pop_first();
+            self.waiting_until.remove(&key);
+            self.add(key);
+        }
+        let key = self.ready.pop_front()?;
+        self.dirty.remove(&key);
+        self.working.insert(key.clone());
+        Some(key)
+    }
+
+    /// When the next waiting key is due.
+    pub fn due(&self) -> Option<Instant> {
+        self.waiting.first().map(|(at, _)| *at)
+    }
+
+    /// The work on `key` has ended; it comes again if it was asked for meanwhile.
+    pub fn done(&mut self, key: &K) {
+        self.working.remove(key);
+        if self.dirty.contains(key) {
+            self.ready.push_back(key.clone());
+        }
+    }
+
+    /// The work on `key` went well.
+    pub fn succeeded(&mut self, key: &K) {
+        self.failures.remove(key);
+    }
+
+    /// The work on `key` failed: it comes again after a pause that grows with each failure.
+    pub fn failed(&mut self, key: &K, now: Instant) {
+        let failures = self.failures.entry(key.clone()).or_default();
+        let pause = FIRST_PAUSE.saturating_mul(1 << (*failures).min(20)).min(LONGEST_PAUSE);
+        *failures += 1;
+        self.add_at(key.clone(), now + pause);
+    }
+
+    /// How many keys are ready.
+    pub fn len(&self) -> usize {
+        self.ready.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.ready.is_empty()
+    }
+
+    /// Nothing is ready or being worked on; something may wait for its time.
+    pub fn is_idle(&self) -> bool {
+        self.ready.is_empty() && self.working.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_is_queued_once_and_comes_again_when_it_changed_meanwhile() {
+        let now = Instant::now();
+        let mut queue = Queue::default();
+        assert!(queue.add("a"));
+        assert!(!queue.add("a"));
+        assert_eq!(queue.take(now), Some("a"));
+        assert_eq!(queue.take(now), None);
+        assert!(queue.add("a"));
+        assert_eq!(queue.take(now), None, "one worker at a time for a key");
+        queue.done(&"a");
+        assert_eq!(queue.take(now), Some("a"));
+        queue.done(&"a");
+        assert_eq!(queue.take(now), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_wait_longer_and_longer_and_success_forgets_them() {
+        let now = Instant::now();
+        let mut queue = Queue::default();
+        let mut pauses = Vec::new();
+        for _ in 0..20 {
+            queue.failed(&"a", now);
+            let at = queue.due().unwrap();
+            pauses.push((at - now).as_millis());
+            assert_eq!(queue.take(at), Some("a"));
+            queue.done(&"a");
+        }
+        assert_eq!(pauses[..4], [5, 10, 20, 40]);
+        assert_eq!(pauses[19], 80_000);
+        queue.succeeded(&"a");
+        queue.failed(&"a", now);
+        assert_eq!(queue.due(), Some(now + FIRST_PAUSE));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_earliest_time_counts() {
+        let now = Instant::now();
+        let later = |seconds| now + Duration::from_secs(seconds);
+        let mut queue = Queue::default();
+        queue.add_at("a", later(9));
+        queue.add_at("a", later(3));
+        queue.add_at("a", later(5));
+        assert_eq!(queue.due(), Some(later(3)));
+        assert_eq!(queue.take(later(2)), None);
+        assert_eq!(queue.take(later(3)), Some("a"));
+        assert_eq!(queue.due(), None);
+    }
+
+    proptest! {
+        /// Whatever is asked for after its last look is looked at again, and never by two at once.
+        #[test]
+        fn no_key_is_lost_or_worked_on_twice(steps in prop::collection::vec((0..4u8, 0..3u8), 0..200)) {
+            let now = Instant::now();
+            let mut queue: Queue<u8> = Queue::default();
+            let mut working: Vec<u8> = Vec::new();
+            let mut owed: HashSet<u8> = HashSet::new();
+            for (step, key) in steps {
+                match step {
+                    0 => { queue.add(key); owed.insert(key); }
+                    1 => { queue.add_at(key, now); owed.insert(key); }
+                    2 => if let Some(key) = queue.take(now) {
+                        prop_assert!(!working.contains(&key));
+                        working.push(key);
+                        owed.remove(&key);
+                    },
+                    _ => if let Some(key) = working.pop() { queue.done(&key) },
+                }
+            }
+            while let Some(key) = working.pop() { queue.done(&key) }
+            while let Some(key) = queue.take(now) { owed.remove(&key); queue.done(&key) }
+            prop_assert!(owed.is_empty());
+        }
+    }
+}
