@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde_json::Value;
 
-pub use fields::FieldSelector;
+pub use fields::{FieldSelector, escaped};
 
 use crate::field::{Errors, Path, quoted};
 use crate::json::Json;

@@ -9,6 +9,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use api::Status;
+use api::selector::FieldSelector;
 
 use crate::rbac::{Ask, Rbac};
 use crate::request::Target;
@@ -25,8 +26,8 @@ pub struct User {
 
 /// What a request asks to do.
 pub enum Asks<'a> {
-    /// A verb on objects, and the name where it is about one.
-    Resource(&'static str, &'a Target, &'a str),
+    /// A verb on objects, the name where it is about one, and what a list is narrowed down to.
+    Resource(&'static str, &'a Target, &'a str, Option<&'a FieldSelector>),
     /// A method on any other path.
     Path(&'a str, &'a str),
 }
@@ -101,7 +102,7 @@ fn unserved<'a>(method: &str, path: &'a str) -> Option<(&'static str, [&'a str; 
 
 /// A change of what is not there makes it, which is more than changing it.
 pub fn authorize_creation(rbac: &Rbac, user: &User, target: &Target) -> Result<(), Status> {
-    authorize(rbac, user, &Asks::Resource("create", target, &target.name))
+    authorize(rbac, user, &Asks::Resource("create", target, &target.name, None))
 }
 
 pub fn authorize(rbac: &Rbac, user: &User, asks: &Asks<'_>) -> Result<(), Status> {
@@ -124,11 +125,11 @@ impl Asks<'_> {
         match self {
             Asks::Path(method, path) => match unserved(method, path) {
                 Some((_, [group, resource, subresource, namespace, name])) => {
-                    Ask::Resource { verb, group, resource, subresource, namespace, name }
+                    Ask::Resource { verb, group, resource, subresource, namespace, name, fields: None }
                 }
                 None => Ask::Path { verb, path },
             },
-            Asks::Resource(_, target, name) => {
+            Asks::Resource(_, target, name, fields) => {
                 let resource = target.resource;
                 // A namespace is also in itself, so that its owners can see it.
                 let itself = resource.group.is_empty() && resource.plural == "namespaces";
@@ -139,6 +140,7 @@ impl Asks<'_> {
                     subresource: &target.subresource,
                     namespace: if itself { &target.name } else { &target.namespace },
                     name,
+                    fields: *fields,
                 }
             }
         }

@@ -7,6 +7,7 @@
 mod defaults;
 mod lifecycle;
 mod limits;
+mod node_restriction;
 mod optional;
 mod pod_security;
 mod priority;
@@ -33,6 +34,7 @@ use serde_json::Value;
 use crate::access::User;
 use crate::object::Object;
 use crate::options::Version;
+use crate::rbac::Ask;
 use crate::registry::stored_as;
 use crate::request::Target;
 use crate::server::Server;
@@ -84,6 +86,8 @@ pub trait Cluster {
     fn list(&self, group: &str, plural: &str, namespace: &str) -> Vec<Arc<Object>>;
     /// How plugins are set.
     fn settings(&self) -> &Settings;
+    /// Whether somebody may do something.
+    fn allows(&self, user: &User, ask: &Ask<'_>) -> bool;
 }
 
 type Admit = fn(&Request<'_>, &mut Value, &dyn Cluster) -> Result<(), Status>;
@@ -107,6 +111,8 @@ pub const PLUGINS: &[Plugin] = &[
     plugin("LimitPodHardAntiAffinityTopology", false, None, Some(optional::hostname_anti_affinity)),
     plugin("LimitRanger", true, Some(limits::admit), Some(limits::validate)),
     plugin("ServiceAccount", true, Some(service_account::admit), Some(service_account::validate)),
+    // Upstream leaves switching this on to whoever installs the cluster.
+    plugin("NodeRestriction", true, Some(node_restriction::admit), None),
     plugin("TaintNodesByCondition", true, Some(defaults::not_ready_taint), None),
     plugin("AlwaysPullImages", false, Some(optional::pull_always), Some(optional::pulls_always)),
     plugin("PodSecurity", true, None, Some(pod_security::validate)),
@@ -185,6 +191,17 @@ impl Chain {
     }
 }
 
+impl Operation {
+    /// As upstream spells it.
+    fn word(self) -> &'static str {
+        match self {
+            Operation::Create => "CREATE",
+            Operation::Update => "UPDATE",
+            Operation::Delete => "DELETE",
+        }
+    }
+}
+
 impl<'a> Request<'a> {
     pub fn new(
         target: &'a Target,
@@ -248,6 +265,10 @@ impl Cluster for Server {
     fn settings(&self) -> &Settings {
         &self.admission.settings
     }
+
+    fn allows(&self, user: &User, ask: &Ask<'_>) -> bool {
+        self.rbac.allows(user, ask)
+    }
 }
 
 impl Server {
@@ -264,6 +285,12 @@ impl Server {
             }
         }
         self.admission.admit(request, object, self)
+    }
+
+    /// For a token, which is made but not stored.
+    pub async fn admit_token(&self, target: &Target, token: &mut Value, user: &User) -> Result<(), Status> {
+        let request = Request::new(target, Operation::Create, &Value::Null, None, Some(user));
+        self.admit(&request, token).await
     }
 
     /// For requests that make nothing themselves, such as a binding: only the namespace matters.

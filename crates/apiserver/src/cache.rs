@@ -3,6 +3,8 @@
 //! A [`Shard`] holds one stored kind. Reads never block on the store except to learn how fresh they must
 //! be; watchers read the shard's ring of events at their own pace, so a slow one costs the others nothing.
 
+mod followed;
+
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Bound;
 use std::sync::{Arc, LazyLock};
@@ -14,6 +16,8 @@ use store::{Revision, Store};
 use tokio::sync::watch;
 
 use crate::object::{Object, Place};
+
+pub use followed::{Followed, View};
 
 /// Events kept per kind for watchers that resume or lag; whichever limit is met first.
 const RING_EVENTS: usize = 50_000;

@@ -22,6 +22,7 @@ mod local;
 mod metrics;
 mod namespaces;
 mod negotiate;
+mod nodes;
 mod object;
 mod openapi;
 mod options;

@@ -18,15 +18,16 @@ use std::sync::Arc;
 
 use api::Status;
 use api::field::quoted;
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use api::selector::FieldSelector;
 
 use crate::access::{MASTERS, User};
-use crate::cache::{Batch, Cache, Shard};
+use crate::cache::{Cache, Followed};
+use crate::nodes::Nodes;
 use crate::object::Object;
 use crate::registry::prefix;
 
 pub use aggregate::keep_aggregated;
-pub use defaults::ensure_defaults;
+pub use defaults::{default_rules, ensure_defaults};
 pub use rule::Rule;
 pub use view::{Binding, Held};
 
@@ -44,6 +45,8 @@ pub enum Ask<'a> {
         namespace: &'a str,
         /// Empty for a collection.
         name: &'a str,
+        /// What a list is narrowed down to.
+        fields: Option<&'a FieldSelector>,
     },
     Path {
         /// In lower case.
@@ -53,37 +56,44 @@ pub enum Ask<'a> {
 }
 
 pub enum Decision {
-    /// By a binding, or by being in `system:masters`.
+    /// By a binding; or by being in `system:masters`, or a node.
     Allow(Option<Arc<Binding>>),
-    /// With what went wrong while looking for a rule.
-    Deny(Vec<String>),
+    Deny {
+        /// Why it is nothing for this node.
+        node: String,
+        /// What went wrong while looking for a rule.
+        problems: Vec<String>,
+    },
 }
 
-/// The authorizer: the four kinds in the cache, and the view compiled of them.
+/// The authorizer: the four kinds in the cache, and the view compiled of them. Nodes have rules of their
+/// own, which are asked first.
 pub struct Rbac {
-    shards: [Arc<Shard>; 4],
-    state: RwLock<State>,
-}
-
-struct State {
-    /// Up to where the events of each shard are in the view; `None` before everything was read once.
-    positions: Option<[u64; 4]>,
-    view: view::View,
+    view: Followed<view::View, 4>,
+    nodes: Nodes,
 }
 
 const KINDS: [&str; 4] = ["clusterroles", "roles", "clusterrolebindings", "rolebindings"];
 
 impl Rbac {
     pub fn new(cache: &Cache) -> Rbac {
-        let shards = KINDS.map(|plural| cache.shard(&prefix(row(plural))));
-        Rbac { shards, state: RwLock::new(State { positions: None, view: view::View::default() }) }
+        let view = Followed::new(KINDS.map(|plural| cache.shard(&prefix(row(plural)))));
+        Rbac { view, nodes: Nodes::new(cache) }
     }
 
     pub fn decide(&self, user: &User, ask: &Ask<'_>) -> Decision {
         if user.is_in(MASTERS) {
             return Decision::Allow(None);
         }
-        self.state().view.decide(user, ask)
+        let node = match self.nodes.decide(user, ask) {
+            Some(Ok(())) => return Decision::Allow(None),
+            Some(Err(why)) => why,
+            None => String::new(),
+        };
+        match self.view.look().decide(user, ask) {
+            Ok(binding) => Decision::Allow(Some(binding)),
+            Err(problems) => Decision::Deny { node, problems },
+        }
     }
 
     /// As `decide`, with a refusal in upstream's words.
@@ -102,67 +112,25 @@ impl Rbac {
 
     /// Every rule that bindings give `user` in `namespace`.
     pub fn held(&self, user: &User, namespace: &str) -> Held {
-        self.state().view.held(user, namespace)
+        self.view.look().held(user, namespace)
     }
 
     /// The rules of a role; an empty namespace means a ClusterRole.
     pub fn rules_of(&self, namespace: &str, name: &str) -> Option<Arc<[Rule]>> {
-        self.state().view.rules_of(namespace, name)
-    }
-
-    /// The view, with everything in it that is in the cache.
-    fn state(&self) -> RwLockReadGuard<'_, State> {
-        let newest = self.shards.each_ref().map(|shard| Some(shard.position()));
-        let state = self.state.read();
-        if state.positions.map(|positions| positions.map(Some)) == Some(newest) {
-            return state;
-        }
-        drop(state);
-        let mut state = self.state.write();
-        if !state.catch_up(&self.shards) {
-            state.reload(&self.shards);
-        }
-        RwLockWriteGuard::downgrade(state)
+        self.view.look().rules_of(namespace, name)
     }
 }
 
-impl State {
-    /// Takes in new events; false where some are no longer there.
-    fn catch_up(&mut self, shards: &[Arc<Shard>; 4]) -> bool {
-        let Some(mut positions) = self.positions else { return false };
-        for (kind, shard) in shards.iter().enumerate() {
-            let Batch::Events(events) = shard.events_from(positions[kind], usize::MAX) else { return false };
-            positions[kind] += events.len() as u64;
-            for event in events {
-                self.apply(kind, &event.object, event.deleted);
-            }
-        }
-        self.positions = Some(positions);
-        true
-    }
-
-    fn reload(&mut self, shards: &[Arc<Shard>; 4]) {
-        self.view = view::View::default();
-        let mut positions = [0; 4];
-        for (kind, shard) in shards.iter().enumerate() {
-            let (snapshot, position) = shard.snapshot_and_position("", 0);
-            positions[kind] = position;
-            for object in &snapshot.objects {
-                self.apply(kind, object, false);
-            }
-        }
-        self.positions = Some(positions);
-    }
-
+impl crate::cache::View for view::View {
     fn apply(&mut self, kind: usize, object: &Object, deleted: bool) {
         let namespaced = kind % 2 == 1;
         let namespace = if namespaced { object.namespace() } else { "" };
         let name = object.name();
         match (kind < 2, deleted) {
-            (true, false) => self.view.put_role(namespace, name, &object.value()),
-            (true, true) => self.view.remove_role(namespace, name),
-            (false, false) => self.view.put_binding(namespace, name, &object.value()),
-            (false, true) => self.view.remove_binding(namespace, name),
+            (true, false) => self.put_role(namespace, name, &object.value()),
+            (true, true) => self.remove_role(namespace, name),
+            (false, false) => self.put_binding(namespace, name, &object.value()),
+            (false, true) => self.remove_binding(namespace, name),
         }
     }
 }
@@ -172,8 +140,15 @@ impl Decision {
     pub fn reason(&self, user: &User) -> String {
         match self {
             Decision::Allow(Some(binding)) => format!("RBAC: allowed by {}", binding.describe(user)),
-            Decision::Deny(problems) if !problems.is_empty() => format!("RBAC: {}", together(problems)),
-            _ => String::new(),
+            Decision::Allow(None) => String::new(),
+            Decision::Deny { node, problems } => {
+                let rbac = match problems.as_slice() {
+                    [] => String::new(),
+                    problems => format!("RBAC: {}", together(problems)),
+                };
+                let both = if node.is_empty() || rbac.is_empty() { "" } else { "\n" };
+                [node.as_str(), both, &rbac].concat()
+            }
         }
     }
 }
@@ -195,7 +170,7 @@ impl Ask<'_> {
                 let why = format!("User {who} cannot {verb} path {}{tail}", quoted(path));
                 Status::forbidden("", "", "", &why)
             }
-            Ask::Resource { verb, group, resource, subresource, namespace, name } => {
+            Ask::Resource { verb, group, resource, subresource, namespace, name, .. } => {
                 let slash = if subresource.is_empty() { "" } else { "/" };
                 let what = quoted(&format!("{resource}{slash}{subresource}"));
                 let place = match namespace {

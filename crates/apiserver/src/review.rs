@@ -1,6 +1,7 @@
 //! Kinds that are asked and answered, never stored.
 
 use api::json::Json as _;
+use api::selector::{FieldSelector, escaped};
 use api::{Errors, Status};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
@@ -9,6 +10,7 @@ use crate::access::User;
 use crate::body::Body;
 use crate::codec;
 use crate::create::{invalid, place};
+use crate::nodes;
 use crate::rbac::{Ask, Decision, Rule};
 use crate::render::encoded;
 use crate::request::Target;
@@ -58,6 +60,7 @@ fn subject(spec: &Value) -> User {
 fn access(server: &Server, user: &User, spec: &Value) -> Value {
     let resource = spec.at("resourceAttributes");
     let path = spec.at("nonResourceAttributes");
+    let fields = selected(resource.at("fieldSelector"));
     let ask = if resource.is_object() {
         Ask::Resource {
             verb: resource.text("verb"),
@@ -66,6 +69,7 @@ fn access(server: &Server, user: &User, spec: &Value) -> Value {
             subresource: resource.text("subresource"),
             namespace: resource.text("namespace"),
             name: resource.text("name"),
+            fields: Some(&fields),
         }
     } else {
         Ask::Path { verb: path.text("verb"), path: path.text("path") }
@@ -77,6 +81,21 @@ fn access(server: &Server, user: &User, spec: &Value) -> Value {
         reason => status.set("reason", reason),
     }
     status
+}
+
+/// What of a field selector authorizers understand: fields that must have one value.
+fn selected(selector: &Value) -> FieldSelector {
+    let terms = selector.items("requirements").iter().filter_map(|term| match term.items("values") {
+        [Value::String(value)] if term.text("operator") == "In" => {
+            Some(format!("{}={}", term.text("key"), escaped(value)))
+        }
+        _ => None,
+    });
+    let text = match selector.text("rawSelector") {
+        "" => terms.collect::<Vec<_>>().join(","),
+        raw => raw.to_owned(),
+    };
+    FieldSelector::parse(&text).unwrap_or_default()
 }
 
 fn rules(server: &Server, user: &User, spec: &Value) -> Result<Value, Status> {
@@ -94,9 +113,15 @@ fn rules(server: &Server, user: &User, spec: &Value) -> Result<Value, Status> {
             paths.push(json!({"verbs": rule.verbs, "nonResourceURLs": rule.urls}));
         }
     }
-    let mut status = json!({"resourceRules": resources, "nonResourceRules": paths, "incomplete": false});
-    if !held.problems.is_empty() {
-        status.set("evaluationError", crate::rbac::together(&held.problems));
+    // What a node may do depends on its pods.
+    let node = nodes::node_of(user).is_some();
+    let mut problems = held.problems;
+    if node {
+        problems.insert(0, "node authorizer does not support user rule resolution".to_owned());
+    }
+    let mut status = json!({"resourceRules": resources, "nonResourceRules": paths, "incomplete": node});
+    if !problems.is_empty() {
+        status.set("evaluationError", crate::rbac::together(&problems));
     }
     Ok(status)
 }

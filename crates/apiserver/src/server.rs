@@ -203,7 +203,7 @@ impl Server {
                     ("", Some(name)) if matches!(verb, "list" | "watch") => name,
                     (name, _) => name,
                 };
-                access::Asks::Resource(verb, target, name)
+                access::Asks::Resource(verb, target, name, Some(&selected))
             }
             _ => access::Asks::Path(parts.method.as_str(), &path),
         };

@@ -9,7 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::pem::Pem;
-use x509_parser::prelude::FromDer;
+use x509_parser::prelude::{AttributeTypeAndValue, FromDer, X509Name};
 
 use crate::field::{Errors, Path};
 use crate::json::Json;
@@ -228,16 +228,27 @@ fn request_problem(request: &str) -> Option<&'static str> {
 
 /// The organizations, which become groups, in the subject of the request.
 pub fn organizations(csr: &Value) -> Result<Vec<String>, &'static str> {
+    subject(csr, |subject| texts(subject.iter_organization()))
+}
+
+/// The common names, of which one becomes the user, in the subject of the request.
+pub fn common_names(csr: &Value) -> Result<Vec<String>, &'static str> {
+    subject(csr, |subject| texts(subject.iter_common_name()))
+}
+
+fn subject(csr: &Value, read: impl Fn(&X509Name<'_>) -> Vec<String>) -> Result<Vec<String>, &'static str> {
     let request = csr.at("spec").text("request");
     if let Some(problem) = request_problem(request) {
         return Err(problem);
     }
     let block = pem_blocks(request).into_iter().next();
     let parsed = block.as_ref().and_then(|block| X509CertificationRequest::from_der(&block.contents).ok());
-    let Some((_, parsed)) = parsed else { return Ok(Vec::new()) };
-    let subject = &parsed.certification_request_info.subject;
-    // One that is no text names no group either.
-    Ok(subject.iter_organization().filter_map(|name| name.as_str().ok()).map(str::to_owned).collect())
+    Ok(parsed.map(|(_, parsed)| read(&parsed.certification_request_info.subject)).unwrap_or_default())
+}
+
+/// One that is no text names nobody.
+fn texts<'a>(parts: impl Iterator<Item = &'a AttributeTypeAndValue<'a>>) -> Vec<String> {
+    parts.filter_map(|part| part.as_str().ok()).map(str::to_owned).collect()
 }
 
 /// `example.com/signer`.

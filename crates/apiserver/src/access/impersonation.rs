@@ -103,6 +103,7 @@ impl Wish<'_> {
             subresource,
             namespace,
             name,
+            fields: None,
         };
         let allow = |ask: Ask<'_>| self.rbac.authorize(self.user, &ask);
         match (account(&wanted.name), node(&wanted.name)) {

@@ -6,10 +6,11 @@ use api::json::Json as _;
 use serde_json::{Value, json};
 
 use super::{Cluster, Operation, Request};
+use crate::nodes::references::is_mirror;
 
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const VOLUME: &str = "kube-api-access-";
-const MIRROR: &str = "kubernetes.io/config.mirror";
+
 const ENFORCE_SECRETS: &str = "kubernetes.io/enforce-mountable-secrets";
 /// An hour for clients that read the token again, and a little to find out about those that do not.
 const TOKEN_SECONDS: i64 = 60 * 60 + 7;
@@ -74,10 +75,6 @@ fn account(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Result<
         request
             .forbidden(format!("error looking up service account {place}: serviceaccount {name:?} not found"))
     })
-}
-
-fn is_mirror(pod: &Value) -> bool {
-    pod.at("metadata").at("annotations").has(MIRROR)
 }
 
 /// The copy of a pod that a node runs by itself, which no secret may leave the server for.

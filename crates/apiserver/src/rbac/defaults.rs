@@ -21,6 +21,13 @@ pub const TABLE: &str = include_str!("defaults.txt");
 const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
 const AGGREGATE: &str = "rbac.authorization.k8s.io/aggregate-to-";
 
+/// The rules of one of the default ClusterRoles.
+pub fn default_rules(name: &str) -> Vec<Rule> {
+    let is =
+        |object: &&Value| object.text("kind") == "ClusterRole" && object.at("metadata").text("name") == name;
+    objects(TABLE).iter().find(is).map(Rule::all_of).unwrap_or_default()
+}
+
 /// Makes what is missing and repairs what is there; afterwards decisions know of it.
 pub async fn ensure_defaults(server: &Server) -> Result<(), Status> {
     // Together, so that the store can write them together.

@@ -50,6 +50,7 @@ impl Wish<'_> {
             subresource: "",
             namespace: &self.target.namespace,
             name: &self.target.name,
+            fields: None,
         };
         if self.rbac.allows(self.user, &ask) {
             return Ok(());
@@ -82,6 +83,7 @@ impl Wish<'_> {
             subresource: "",
             namespace: &self.target.namespace,
             name,
+            fields: None,
         };
         if self.rbac.allows(self.user, &ask) {
             return Ok(());

@@ -13,8 +13,8 @@ use api::json::Json as _;
 use parking_lot::RwLock;
 use serde_json::Value;
 
+use super::Ask;
 use super::rule::Rule;
-use super::{Ask, Decision};
 use crate::access::User;
 
 #[derive(Default)]
@@ -158,7 +158,8 @@ impl View {
         }
     }
 
-    pub fn decide(&self, user: &User, ask: &Ask<'_>) -> Decision {
+    /// The binding that allows it, or what went wrong while looking for one.
+    pub fn decide(&self, user: &User, ask: &Ask<'_>) -> Result<Arc<Binding>, Vec<String>> {
         let bit = ask.bit();
         for binding in self.bindings(user, ask.namespace()) {
             let Some(slot) = &binding.role else { continue };
@@ -166,10 +167,10 @@ impl View {
                 continue;
             }
             if slot.rules.read().iter().flat_map(|rules| rules.iter()).any(|rule| rule.allows(ask)) {
-                return Decision::Allow(Some(binding.clone()));
+                return Ok(binding.clone());
             }
         }
-        Decision::Deny(self.problems(user, ask.namespace()))
+        Err(self.problems(user, ask.namespace()))
     }
 
     /// Every rule `user` has in `namespace`.

@@ -14,9 +14,12 @@ async fn check(rig: &Rig, who: &str, request: &str, expected: Expect) {
     let (method, path) = request.split_once(' ').expect("a method and a path");
     let route = route(&rig.server.registry, path);
     let asks = match &route {
-        Ok(Route::Resource(target)) => {
-            Asks::Resource(verb(&method.parse().expect("a method"), target, false), target, &target.name)
-        }
+        Ok(Route::Resource(target)) => Asks::Resource(
+            verb(&method.parse().expect("a method"), target, false),
+            target,
+            &target.name,
+            None,
+        ),
         _ => Asks::Path(method, path),
     };
     let answer = access::authorize(&rig.server.rbac, &user(who), &asks);

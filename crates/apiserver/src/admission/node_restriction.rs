@@ -1,0 +1,448 @@
+//! NodeRestriction: a node changes itself and what runs on it, and nothing of another's.
+//!
+//! The other half of the node authorizer (`nodes`), for what can only be judged with the object at hand.
+
+use std::collections::BTreeSet;
+
+use api::Status;
+use api::certificates::certificate_signing_request::common_names;
+use api::field::quoted;
+use api::json::Json as _;
+use serde_json::Value;
+
+use super::{Cluster, Operation, Request};
+use crate::nodes::references::{MIRROR, ephemeral_claims, forbidden_in_mirror, is_mirror};
+use crate::nodes::{LEASES, node_of};
+use crate::rbac::Ask;
+
+pub fn admit(request: &Request<'_>, object: &mut Value, cluster: &dyn Cluster) -> Result<(), Status> {
+    let Some(user) = request.user else { return Ok(()) };
+    let Some(node) = node_of(user) else { return Ok(()) };
+    if node.is_empty() {
+        return Err(request.forbidden(format!("could not determine node from user {}", quoted(&user.name))));
+    }
+    let write = Write { request, object, cluster, node };
+    match (request.row.group, request.row.plural, request.subresource) {
+        ("", "pods", "") => write.pod(),
+        ("", "pods", "status") => write.pod_status(),
+        ("", "pods", "eviction") => write.eviction(),
+        ("", "pods", other) => write.refuse(format!(
+            "unexpected pod subresource {}, only 'status' and 'eviction' are allowed",
+            quoted(other)
+        )),
+        ("", "nodes", _) => write.node(),
+        ("", "persistentvolumeclaims", "status") => write.claim_status(),
+        ("", "persistentvolumeclaims", _) => write.refuse("may only update PVC status"),
+        ("", "serviceaccounts", "token") => write.token(),
+        ("coordination.k8s.io", "leases", _) => write.lease(),
+        ("storage.k8s.io", "csinodes", _) => {
+            write.own_name("can only access CSINode with the same name as the requesting node")
+        }
+        ("resource.k8s.io", "resourceslices", _) => write.slice(),
+        ("certificates.k8s.io", "certificatesigningrequests", _) => write.certificate(),
+        _ => Ok(()),
+    }
+}
+
+/// What a node wants to write.
+struct Write<'a> {
+    request: &'a Request<'a>,
+    object: &'a Value,
+    cluster: &'a dyn Cluster,
+    node: &'a str,
+}
+
+type Answer = Result<(), Status>;
+
+impl Write<'_> {
+    fn refuse(&self, why: impl AsRef<str>) -> Answer {
+        Err(self.request.forbidden(why))
+    }
+
+    /// With the node's name in quotes where `why` has `{}`.
+    fn refuse_node(&self, why: &str) -> Answer {
+        self.refuse(why.replace("{}", &quoted(self.node)))
+    }
+
+    fn unexpected(&self) -> Answer {
+        self.refuse(format!("unexpected operation {}", quoted(self.request.operation.word())))
+    }
+
+    fn old(&self) -> &Value {
+        self.request.old.unwrap_or(&Value::Null)
+    }
+
+    fn operation(&self) -> Operation {
+        self.request.operation
+    }
+
+    fn get(&self, group: &str, plural: &str, namespace: &str, name: &str) -> Result<Value, Status> {
+        let found = self.cluster.get(group, plural, namespace, name);
+        found.map(|object| object.value()).ok_or_else(|| Status::not_found(group, plural, name))
+    }
+
+    /// The name of what is written; one that is still to be generated is none.
+    fn name(&self) -> &str {
+        match self.operation() {
+            Operation::Create => self.object.at("metadata").text("name"),
+            _ => &self.request.name,
+        }
+    }
+
+    fn own_name(&self, why: &str) -> Answer {
+        if self.name() == self.node { Ok(()) } else { self.refuse(why) }
+    }
+
+    fn pod(&self) -> Answer {
+        match self.operation() {
+            Operation::Create => self.mirror(),
+            Operation::Delete if self.old().at("spec").text("nodeName") == self.node => Ok(()),
+            Operation::Delete => {
+                self.refuse_node("node {} can only delete pods with spec.nodeName set to itself")
+            }
+            Operation::Update => self.refuse(format!(
+                "unexpected operation \"UPDATE\", node {} can only create and delete mirror pods",
+                quoted(self.node)
+            )),
+        }
+    }
+
+    /// Nodes make no pods but the copies of those they run by themselves.
+    fn mirror(&self) -> Answer {
+        let metadata = self.object.at("metadata");
+        if !is_mirror(self.object) {
+            return self.refuse(format!(
+                "pod does not have {} annotation, node {} can only create mirror pods",
+                quoted(MIRROR),
+                quoted(self.node)
+            ));
+        }
+        if self.object.at("spec").text("nodeName") != self.node {
+            return self.refuse_node("node {} can only create pods with spec.nodeName set to itself");
+        }
+        let owner = match metadata.items("ownerReferences") {
+            [owner] => owner,
+            [] => {
+                return self
+                    .refuse_node("node {} can only create pods with an owner reference set to itself");
+            }
+            _ => {
+                return self
+                    .refuse_node("node {} can only create pods with a single owner reference set to itself");
+            }
+        };
+        let (version, kind) = (owner.text("apiVersion"), owner.text("kind"));
+        if (version, kind, owner.text("name")) != ("v1", "Node", self.node) {
+            return self.refuse_node("node {} can only create pods with an owner reference set to itself");
+        }
+        if !owner.flag("controller") {
+            return self
+                .refuse_node("node {} can only create pods with a controller owner reference set to itself");
+        }
+        if owner.flag("blockOwnerDeletion") {
+            return self.refuse_node("node {} must not set blockOwnerDeletion on an owner reference");
+        }
+        let node = self.get("", "nodes", "", self.node)?;
+        let (said, uid) = (owner.text("uid"), node.at("metadata").text("uid"));
+        if said != uid {
+            return self.refuse(format!("node {} UID mismatch: expected {said} got {uid}", self.node));
+        }
+        match forbidden_in_mirror(self.object) {
+            Ok(None) => Ok(()),
+            Ok(Some(what)) => {
+                let why = format!("node {} can not create pods that reference {what}", quoted(self.node));
+                self.refuse(why)
+            }
+            Err(why) => self.refuse(format!("error checking mirror pod for API references: {why}")),
+        }
+    }
+
+    fn pod_status(&self) -> Answer {
+        if self.operation() != Operation::Update {
+            return self.unexpected();
+        }
+        let (new, old) = (self.object, self.old());
+        if old.at("spec").text("nodeName") != self.node {
+            return self
+                .refuse_node("node {} can only update pod status for pods with spec.nodeName set to itself");
+        }
+        let differs = |path: &str| !same(new.path(path), old.path(path));
+        if differs("metadata.labels") {
+            return self.refuse_node("node {} cannot update labels through pod status");
+        }
+        if differs("status.resourceClaimStatuses") {
+            return self.refuse_node("node {} cannot update resource claim statues");
+        }
+        if differs("status.extendedResourceClaimStatus") {
+            return self.refuse_node("node {} cannot update extended resource claim status");
+        }
+        Ok(())
+    }
+
+    fn eviction(&self) -> Answer {
+        let request = self.request;
+        if self.operation() != Operation::Create {
+            return self.refuse(format!("unexpected operation {}", self.operation().word()));
+        }
+        let pod = self.get("", "pods", request.namespace, &request.name)?;
+        if pod.at("spec").text("nodeName") != self.node {
+            let why = format!("node {} can only evict pods with spec.nodeName set to itself", self.node);
+            return self.refuse(why);
+        }
+        Ok(())
+    }
+
+    fn claim_status(&self) -> Answer {
+        if self.operation() != Operation::Update {
+            return self.unexpected();
+        }
+        let rest = |claim: &Value| {
+            let mut claim = claim.clone();
+            let metadata = claim.object_mut("metadata");
+            ["resourceVersion", "managedFields"].iter().for_each(|field| drop(metadata.remove(*field)));
+            let status = claim.object_mut("status");
+            for field in ["capacity", "conditions", "allocatedResources", "allocatedResourceStatuses"] {
+                status.remove(field);
+            }
+            claim
+        };
+        let (new, old) = (rest(self.object), rest(self.old()));
+        let fields = ["metadata", "spec", "status"].into_iter();
+        let changed: Vec<&str> = fields.filter(|field| !same(new.at(field), old.at(field))).collect();
+        if changed.is_empty() {
+            return Ok(());
+        }
+        self.refuse(format!(
+            "node {} is not allowed to update fields other than status.quantity and status.conditions: {} changed",
+            quoted(self.node),
+            changed.join(", ")
+        ))
+    }
+
+    fn node(&self) -> Answer {
+        if self.name() != self.node {
+            return self.refuse(format!(
+                "node {} is not allowed to modify node {}",
+                quoted(self.node),
+                quoted(self.name())
+            ));
+        }
+        let (new, old) = (self.object, self.old());
+        let source = new.at("spec").at("configSource");
+        let labels = forbidden_labels(new, old).join(", ");
+        match self.operation() {
+            Operation::Delete => Ok(()),
+            Operation::Create if !source.is_null() => {
+                self.refuse_node("node {} is not allowed to create pods with a non-nil configSource")
+            }
+            Operation::Create if !labels.is_empty() => {
+                self.refuse_node(&format!("node {{}} is not allowed to set the following labels: {labels}"))
+            }
+            Operation::Create => Ok(()),
+            Operation::Update => {
+                let differs = |path: &str| !same(new.path(path), old.path(path));
+                if !source.is_null() && differs("spec.configSource") {
+                    let why = "node {} is not allowed to update configSource to a new non-nil configSource";
+                    return self.refuse_node(why);
+                }
+                if differs("spec.taints") {
+                    return self.refuse_node("node {} is not allowed to modify taints");
+                }
+                if differs("metadata.ownerReferences") {
+                    return self.refuse_node("node {} is not allowed to modify ownerReferences");
+                }
+                if !labels.is_empty() {
+                    return self.refuse(format!("is not allowed to modify labels: {labels}"));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// A token for a node is for one of its pods.
+    fn token(&self) -> Answer {
+        if self.operation() != Operation::Create {
+            return Ok(());
+        }
+        let reference = self.object.path("spec.boundObjectRef");
+        let name = reference.text("name");
+        if (reference.text("apiVersion"), reference.text("kind")) != ("v1", "Pod") || name.is_empty() {
+            return self.refuse("node requested token not bound to a pod");
+        }
+        let uid = reference.text("uid");
+        if uid.is_empty() {
+            return self.refuse("node requested token with a pod binding without a uid");
+        }
+        let pod = self.get("", "pods", self.request.namespace, name)?;
+        if pod.at("metadata").text("uid") != uid {
+            return self.refuse(format!(
+                "the UID in the bound object reference ({uid}) does not match the UID in record. The object might have been deleted and then recreated"
+            ));
+        }
+        if pod.at("spec").text("nodeName") != self.node {
+            return self.refuse("node requested token bound to a pod scheduled on a different node");
+        }
+        let audience = match self.object.at("spec").items("audiences") {
+            [] => "",
+            [one] => one.as_str().unwrap_or(""),
+            _ => return self.refuse("node may only request 0 or 1 audiences"),
+        };
+        match self.has_audience(&pod, audience) {
+            Ok(true) => Ok(()),
+            Ok(false) => self.may_have_audience(audience),
+            Err(why) => self.refuse(format!("error validating audience {}: {why}", quoted(audience))),
+        }
+    }
+
+    /// Whether a volume of the pod, or the driver of one, wants tokens for an audience.
+    fn has_audience(&self, pod: &Value, audience: &str) -> Result<bool, String> {
+        let mut problems = Vec::new();
+        let mut ephemeral = ephemeral_claims(pod);
+        for volume in pod.at("spec").items("volumes") {
+            let mut tokens = volume.at("projected").items("sources").iter();
+            let wants = |source: &Value| {
+                source.has("serviceAccountToken")
+                    && source.at("serviceAccountToken").text("audience") == audience
+            };
+            if tokens.any(wants) {
+                return Ok(true);
+            }
+            let claim = match volume.has("ephemeral") {
+                true => ephemeral.next().unwrap_or_default(),
+                false => volume.at("persistentVolumeClaim").text("claimName").to_owned(),
+            };
+            let driver = match claim.as_str() {
+                "" => Ok(volume.at("csi").text("driver").to_owned()),
+                claim => self.driver_of(claim),
+            };
+            let asked = driver.and_then(|driver| match driver.as_str() {
+                "" => Ok(false),
+                driver => {
+                    let driver = self.get("storage.k8s.io", "csidrivers", "", driver)?;
+                    let mut wanted = driver.at("spec").items("tokenRequests").iter();
+                    Ok(wanted.any(|request| request.text("audience") == audience))
+                }
+            });
+            match asked {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
+                Err(status) => problems.push(status.message),
+            }
+        }
+        if problems.is_empty() { Ok(false) } else { Err(crate::rbac::together(&problems)) }
+    }
+
+    fn driver_of(&self, claim: &str) -> Result<String, Status> {
+        let claim = self.get("", "persistentvolumeclaims", self.request.namespace, claim)?;
+        let volume = self.get("", "persistentvolumes", "", claim.at("spec").text("volumeName"))?;
+        Ok(volume.path("spec.csi.driver").as_str().unwrap_or("").to_owned())
+    }
+
+    /// Other audiences need a permission of their own.
+    fn may_have_audience(&self, audience: &str) -> Answer {
+        let Some(user) = self.request.user else { return Ok(()) };
+        let ask = Ask::Resource {
+            verb: "request-serviceaccounts-token-audience",
+            group: "",
+            resource: audience,
+            subresource: "",
+            namespace: self.request.namespace,
+            name: &self.request.name,
+            fields: None,
+        };
+        if self.cluster.allows(user, &ask) {
+            return Ok(());
+        }
+        self.refuse(format!(
+            "audience {} not found in pod spec volume, {} is not authorized to request tokens for this audience",
+            quoted(audience),
+            user.name
+        ))
+    }
+
+    fn lease(&self) -> Answer {
+        if self.request.namespace != LEASES {
+            return self.refuse(format!("can only access leases in the {} system namespace", quoted(LEASES)));
+        }
+        self.own_name("can only access node lease with the same name as the requesting node")
+    }
+
+    fn slice(&self) -> Answer {
+        let (slice, verb) = match self.operation() {
+            Operation::Create => (self.object, "create"),
+            Operation::Delete => (self.old(), "delete"),
+            Operation::Update => return Ok(()),
+        };
+        if slice.at("spec").text("nodeName") == self.node {
+            return Ok(());
+        }
+        self.refuse(format!("can only {verb} ResourceSlice with the same NodeName as the requesting node"))
+    }
+
+    fn certificate(&self) -> Answer {
+        const SIGNERS: [&str; 2] =
+            ["kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client-kubelet"];
+        let signer = self.object.at("spec").text("signerName");
+        if self.operation() != Operation::Create || !SIGNERS.contains(&signer) {
+            return Ok(());
+        }
+        let expected = format!("system:node:{}", self.node);
+        match common_names(self.object) {
+            Err(why) => self.refuse(format!("unable to parse csr: {why}")),
+            Ok(names) if names == [expected.as_str()] => Ok(()),
+            Ok(_) => self.refuse(format!("can only create a node CSR with CN={expected}")),
+        }
+    }
+}
+
+/// Labels that a node may set on itself although they are Kubernetes' own.
+const OWN_LABELS: [&str; 11] = [
+    "beta.kubernetes.io/arch",
+    "beta.kubernetes.io/instance-type",
+    "beta.kubernetes.io/os",
+    "failure-domain.beta.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "kubernetes.io/arch",
+    "kubernetes.io/hostname",
+    "kubernetes.io/os",
+    "node.kubernetes.io/instance-type",
+    "topology.kubernetes.io/region",
+    "topology.kubernetes.io/zone",
+];
+
+/// Labels that differ and that a node could use to draw pods to itself that are not meant for it.
+fn forbidden_labels(new: &Value, old: &Value) -> Vec<String> {
+    let (new, old) = (new.at("metadata"), old.at("metadata"));
+    let names: BTreeSet<&str> =
+        new.entries("labels").chain(old.entries("labels")).map(|(name, _)| name).collect();
+    let changed = names.into_iter().filter(|name| new.at("labels").get(name) != old.at("labels").get(name));
+    changed.filter(|name| is_forbidden(name)).map(str::to_owned).collect()
+}
+
+fn is_forbidden(label: &str) -> bool {
+    let domain = label.split_once('/').map_or("", |(domain, _)| domain);
+    let within =
+        |suffix: &str| domain.strip_suffix(suffix).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+    let own = OWN_LABELS.contains(&label) || within("kubelet.kubernetes.io") || within("node.kubernetes.io");
+    within("node-restriction.kubernetes.io") || (within("kubernetes.io") || within("k8s.io")) && !own
+}
+
+/// Equal, where what is empty counts as absent.
+fn same(a: &Value, b: &Value) -> bool {
+    let empty = |value: &Value| match value {
+        Value::Null => true,
+        Value::Object(fields) => fields.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        _ => false,
+    };
+    match (a, b) {
+        (Value::Object(x), Value::Object(y)) => {
+            x.keys().chain(y.keys()).all(|key| same(a.at(key), b.at(key)))
+        }
+        (Value::Array(x), Value::Array(y)) => x.len() == y.len() && x.iter().zip(y).all(|(x, y)| same(x, y)),
+        _ => a == b || empty(a) && empty(b),
+    }
+}
+
+#[cfg(test)]
+mod tests;
