@@ -110,7 +110,7 @@ pub fn authorize(rbac: &Rbac, user: &User, asks: &Asks<'_>) -> Result<(), Status
 }
 
 impl Asks<'_> {
-    fn verb(&self) -> Cow<'static, str> {
+    pub fn verb(&self) -> Cow<'static, str> {
         match self {
             Asks::Resource(verb, ..) => Cow::Borrowed(verb),
             Asks::Path(method, path) => match unserved(method, path) {
@@ -121,7 +121,7 @@ impl Asks<'_> {
     }
 
     /// The question of whether `verb` may be done to this.
-    fn ask<'b>(&'b self, verb: &'b str) -> Ask<'b> {
+    pub fn ask<'b>(&'b self, verb: &'b str) -> Ask<'b> {
         match self {
             Asks::Path(method, path) => match unserved(method, path) {
                 Some((_, [group, resource, subresource, namespace, name])) => {

@@ -51,6 +51,7 @@ pub struct Shard {
 #[derive(Default)]
 struct State {
     objects: Objects,
+    objects_bytes: usize,
     ring: VecDeque<Arc<Event>>,
     ring_bytes: usize,
     /// How many of the newest events may hold a line, and the size of their objects.
@@ -310,6 +311,12 @@ impl Shard {
         self.state.read().objects.len()
     }
 
+    /// How many objects there are, and of how many bytes.
+    pub fn weight(&self) -> (u64, u64) {
+        let state = self.state.read();
+        (state.objects.len() as u64, state.objects_bytes as u64)
+    }
+
     /// All objects whose key starts with `prefix`; `known` is a revision the cache had reached before.
     pub fn snapshot(&self, prefix: &str, known: Revision) -> Snapshot {
         self.snapshot_with(prefix, known, 0)
@@ -359,6 +366,8 @@ impl Shard {
         let mut state = self.state.write();
         let slot = Slot::new(object.clone());
         let previous = state.objects.insert(object.key.clone(), slot).map(|slot| slot.object);
+        state.objects_bytes += object.size();
+        state.objects_bytes -= previous.as_ref().map_or(0, |previous| previous.size());
         let revision = object.revision;
         state.push(Event { revision, object, previous, deleted: false, line: Mutex::new(Line::Unbuilt) });
     }
@@ -366,6 +375,7 @@ impl Shard {
     fn delete(&self, key: &str, revision: Revision) {
         let mut state = self.state.write();
         if let Some(Slot { object, .. }) = state.objects.remove(key) {
+            state.objects_bytes -= object.size();
             let previous = Some(object.clone());
             state.push(Event { revision, object, previous, deleted: true, line: Mutex::new(Line::Unbuilt) });
         }
@@ -376,7 +386,8 @@ impl Shard {
         let mut state = self.state.write();
         // A gap in the numbering, so that no position a watcher may hold is valid any more.
         let first = state.first + state.ring.len() as u64 + 1;
-        *state = State { objects, first, floor: revision, last: revision, ..State::default() };
+        let objects_bytes = objects.values().map(|slot| slot.object.size()).sum();
+        *state = State { objects, objects_bytes, first, floor: revision, last: revision, ..State::default() };
         drop(state);
         self.announce();
     }

@@ -17,6 +17,7 @@ mod delete;
 mod discovery;
 mod door;
 mod eviction;
+mod flow;
 mod https;
 mod local;
 mod metrics;
@@ -159,6 +160,8 @@ pub async fn start(
         .map_err(|status| Error::FirstObjects(status.message))?;
     authentication::publish(&server).await.map_err(|status| Error::FirstObjects(status.message))?;
     rbac::ensure_defaults(&server).await.map_err(|status| Error::FirstObjects(status.message))?;
+    flow::ensure_defaults(&server).await.map_err(|status| Error::FirstObjects(status.message))?;
+    tokio::spawn(flow::keep(server.clone(), shutdown.clone()));
     tokio::spawn(rbac::keep_aggregated(server.clone(), shutdown.clone()));
     tokio::spawn(bootstrap::furnish_namespaces(server.clone(), cluster, shutdown.clone()));
     tokio::spawn(admission::quota::keep_counts(server.clone(), shutdown.clone()));

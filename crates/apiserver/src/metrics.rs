@@ -137,6 +137,7 @@ impl Metrics {
                 "# HELP process_cpu_seconds_total Processor time used.\n# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total {cpu}"
             );
         }
+        server.flow.print(&mut out);
         out
     }
 

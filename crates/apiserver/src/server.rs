@@ -21,6 +21,7 @@ use crate::authentication::{self, Authenticators, Peer};
 use crate::body::Body;
 use crate::cache::Cache;
 use crate::door::Door;
+use crate::flow::{Asking, Entered, Flow, SEATS};
 use crate::metrics::{Label, Metrics};
 use crate::negotiate::{Form, Format, negotiate};
 use crate::options::ListOptions;
@@ -46,6 +47,7 @@ pub struct Server {
     pub rbac: Rbac,
     pub metrics: Metrics,
     pub allocations: Allocations,
+    pub flow: Flow,
     pub admission: Chain,
     pub authenticators: Authenticators,
     pub shutdown: watch::Receiver<bool>,
@@ -115,6 +117,7 @@ impl Server {
             registry,
             metrics: Metrics::default(),
             allocations,
+            flow: Flow::new(SEATS),
             admission: Chain::default(),
             authenticators: Authenticators::default(),
             shutdown,
@@ -156,13 +159,18 @@ impl Server {
             _ => None,
         };
         let limit = time_limit(&query);
-        let work = AssertUnwindSafe(self.handle(request, query, route, peer)).catch_unwind();
+        let mut entered = None;
+        let work = self.handle(request, query, route, peer, limit, &mut entered);
+        let work = AssertUnwindSafe(work).catch_unwind();
         let result = match tokio::time::timeout(limit, work).await {
             Ok(Ok(result)) => result,
             Ok(Err(panic)) => Err(panicked(&*panic)),
             Err(_) => Err(timed_out()),
         };
         let mut response = result.unwrap_or_else(|status| failure(&format, &status));
+        if let Some(entered) = entered {
+            response = entered.attach(response);
+        }
         if let Some(label) = label {
             self.metrics.answered(label, response.status().as_u16(), begun.elapsed());
         }
@@ -186,6 +194,8 @@ impl Server {
         query: Query,
         route: Result<Route, Status>,
         peer: Peer,
+        limit: Duration,
+        entered: &mut Option<Entered>,
     ) -> Result<Response<Body>, Status> {
         let path = request.uri().path().to_owned();
         let (mut parts, body) = request.into_parts();
@@ -208,6 +218,16 @@ impl Server {
             _ => access::Asks::Path(parts.method.as_str(), &path),
         };
         let user = access::impersonate(&self.rbac, user, &parts.headers, &asks)?;
+        let verb = asks.verb();
+        let target = match &route {
+            Ok(Route::Resource(target)) => Some(target),
+            _ => None,
+        };
+        let asking = Asking { user: &user, ask: asks.ask(&verb), target, query: &query, limit };
+        match self.flow.enter(self, asking).await {
+            Ok(seats) => *entered = seats,
+            Err(refusal) => return Ok(refusal),
+        }
         access::authorize(&self.rbac, &user, &asks)?;
         let format = match (negotiate(&parts.headers, &query), &route) {
             // These have forms of their own, as OpenAPI's protobuf.

@@ -1,0 +1,386 @@
+//! The FlowSchemas and PriorityLevelConfigurations every cluster has, and keeping them as they should be.
+//!
+//! Two of each are mandatory: whoever changes them finds them put right. The others are suggestions that
+//! follow the server's version for as long as their annotation says so. What is deleted comes back.
+
+use api::json::Json as _;
+use api::{Resource, Status};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::request::Target;
+use crate::server::Server;
+use crate::update::Change;
+use crate::write::WriteOptions;
+
+pub const GROUP: &str = "flowcontrol.apiserver.k8s.io";
+const AUTOUPDATE: &str = "apf.kubernetes.io/autoupdate-spec";
+const MANAGER: &str = "api-priority-and-fairness-config-producer-v1";
+const MANDATORY: [&str; 2] = ["exempt", "catch-all"];
+
+/// Name, shares, percentage that can be lent; number of queues and size of a hand.
+type LevelRow = (&'static str, u64, u64, Option<(u64, u64)>);
+const LEVELS: [LevelRow; 7] = [
+    ("catch-all", 5, 0, None),
+    ("system", 30, 33, Some((64, 6))),
+    ("node-high", 40, 25, Some((64, 6))),
+    ("leader-election", 10, 0, Some((16, 4))),
+    ("workload-high", 40, 50, Some((128, 6))),
+    ("workload-low", 100, 90, Some((128, 6))),
+    ("global-default", 20, 50, Some((128, 6))),
+];
+const QUEUE_LENGTH: u64 = 50;
+
+struct Default {
+    name: &'static str,
+    level: &'static str,
+    precedence: u64,
+    /// What tells its flows apart.
+    by: &'static str,
+    /// `Group name`, `User name`, `ServiceAccount namespace/name`.
+    subjects: &'static [&'static str],
+    covers: Covers,
+}
+
+enum Covers {
+    Everything,
+    Paths(&'static [&'static str]),
+    /// Verbs, group, resources, whether also those in no namespace.
+    Resources(&'static [(&'static [&'static str], &'static str, &'static [&'static str], bool)]),
+}
+
+const EVERYBODY: &[&str] = &["Group system:unauthenticated", "Group system:authenticated"];
+
+const SCHEMAS: [Default; 11] = [
+    Default {
+        name: "exempt",
+        level: "exempt",
+        precedence: 1,
+        by: "",
+        subjects: &["Group system:masters"],
+        covers: Covers::Everything,
+    },
+    Default {
+        name: "probes",
+        level: "exempt",
+        precedence: 2,
+        by: "",
+        subjects: EVERYBODY,
+        covers: Covers::Paths(&["/healthz", "/readyz", "/livez"]),
+    },
+    Default {
+        name: "system-leader-election",
+        level: "leader-election",
+        precedence: 100,
+        by: "ByUser",
+        subjects: &[
+            "User system:kube-controller-manager",
+            "User system:kube-scheduler",
+            "ServiceAccount kube-system/*",
+        ],
+        covers: Covers::Resources(&[(
+            &["get", "create", "update"],
+            "coordination.k8s.io",
+            &["leases"],
+            false,
+        )]),
+    },
+    Default {
+        name: "system-node-high",
+        level: "node-high",
+        precedence: 400,
+        by: "ByUser",
+        subjects: &["Group system:nodes"],
+        covers: Covers::Resources(&[
+            (&["*"], "", &["nodes", "nodes/status"], true),
+            (&["*"], "coordination.k8s.io", &["leases"], false),
+        ]),
+    },
+    Default {
+        name: "system-nodes",
+        level: "system",
+        precedence: 500,
+        by: "ByUser",
+        subjects: &["Group system:nodes"],
+        covers: Covers::Everything,
+    },
+    Default {
+        name: "kube-controller-manager",
+        level: "workload-high",
+        precedence: 800,
+        by: "ByNamespace",
+        subjects: &["User system:kube-controller-manager"],
+        covers: Covers::Everything,
+    },
+    Default {
+        name: "kube-scheduler",
+        level: "workload-high",
+        precedence: 800,
+        by: "ByNamespace",
+        subjects: &["User system:kube-scheduler"],
+        covers: Covers::Everything,
+    },
+    Default {
+        name: "kube-system-service-accounts",
+        level: "workload-high",
+        precedence: 900,
+        by: "ByNamespace",
+        subjects: &["ServiceAccount kube-system/*"],
+        covers: Covers::Everything,
+    },
+    Default {
+        name: "service-accounts",
+        level: "workload-low",
+        precedence: 9000,
+        by: "ByUser",
+        subjects: &["Group system:serviceaccounts"],
+        covers: Covers::Everything,
+    },
+    Default {
+        name: "global-default",
+        level: "global-default",
+        precedence: 9900,
+        by: "ByUser",
+        subjects: EVERYBODY,
+        covers: Covers::Everything,
+    },
+    Default {
+        name: "catch-all",
+        level: "catch-all",
+        precedence: 10000,
+        by: "ByUser",
+        subjects: EVERYBODY,
+        covers: Covers::Everything,
+    },
+];
+
+fn object(kind: &str, name: &str, spec: Value) -> Value {
+    let mut object = json!({"metadata": {"name": name, "annotations": {AUTOUPDATE: "true"}}, "spec": spec});
+    crate::codec::set_type_meta(&mut object, GROUP, "v1", kind);
+    object
+}
+
+/// The default PriorityLevelConfigurations.
+pub fn levels() -> Vec<Value> {
+    let own = json!({"nominalConcurrencyShares": 0, "lendablePercent": 0});
+    let exempt = object("PriorityLevelConfiguration", "exempt", json!({"type": "Exempt", "exempt": own}));
+    let limited = LEVELS.map(|(name, shares, lendable, queues)| {
+        let response = match queues {
+            None => json!({"type": "Reject"}),
+            Some((queues, hand)) => json!({"type": "Queue", "queuing": {
+                "queues": queues, "handSize": hand, "queueLengthLimit": QUEUE_LENGTH,
+            }}),
+        };
+        let limited = json!({
+            "nominalConcurrencyShares": shares, "lendablePercent": lendable, "limitResponse": response,
+        });
+        object("PriorityLevelConfiguration", name, json!({"type": "Limited", "limited": limited}))
+    });
+    std::iter::once(exempt).chain(limited).collect()
+}
+
+/// The default FlowSchemas, by precedence.
+pub fn schemas() -> Vec<Value> {
+    SCHEMAS.iter().map(Default::value).collect()
+}
+
+impl Default {
+    fn value(&self) -> Value {
+        let subjects: Vec<Value> = self.subjects.iter().map(|text| subject(text)).collect();
+        let resource = |verbs: &[&str], group: &str, resources: &[&str], cluster: bool| {
+            let mut rule =
+                json!({"verbs": verbs, "apiGroups": [group], "resources": resources, "namespaces": ["*"]});
+            if cluster {
+                rule.set("clusterScope", true);
+            }
+            rule
+        };
+        let mut rule = json!({"subjects": subjects});
+        match self.covers {
+            Covers::Everything => {
+                rule.set("resourceRules", vec![resource(&["*"], "*", &["*"], true)]);
+                rule.set("nonResourceRules", json!([{"verbs": ["*"], "nonResourceURLs": ["*"]}]));
+            }
+            Covers::Paths(paths) => {
+                rule.set("nonResourceRules", json!([{"verbs": ["get"], "nonResourceURLs": paths}]));
+            }
+            Covers::Resources(rules) => {
+                let rules =
+                    rules.iter().map(|(verbs, group, names, all)| resource(verbs, group, names, *all));
+                rule.set("resourceRules", rules.collect::<Vec<_>>());
+            }
+        }
+        let mut spec = json!({
+            "priorityLevelConfiguration": {"name": self.level},
+            "matchingPrecedence": self.precedence,
+            "rules": [rule],
+        });
+        if !self.by.is_empty() {
+            spec.set("distinguisherMethod", json!({"type": self.by}));
+        }
+        object("FlowSchema", self.name, spec)
+    }
+}
+
+fn subject(text: &str) -> Value {
+    let (kind, name) = text.split_once(' ').unwrap_or((text, ""));
+    match (kind, name.split_once('/')) {
+        ("ServiceAccount", Some((namespace, name))) => {
+            json!({"kind": kind, "serviceAccount": {"name": name, "namespace": namespace}})
+        }
+        ("User", _) => json!({"kind": kind, "user": {"name": name}}),
+        _ => json!({"kind": kind, "group": {"name": name}}),
+    }
+}
+
+pub fn row(plural: &str) -> &'static Resource {
+    api::table::find(GROUP, "v1", plural).expect("the kinds of flow control are in the table")
+}
+
+/// Makes what is missing, puts right what is not as it should be, and removes what no version wants any
+/// more. `found` are the objects there are.
+pub async fn ensure(server: &Server, plural: &str, wanted: &[Value], found: &[Value]) -> Result<(), Status> {
+    let collection = Target::collection(row(plural), "");
+    let options = WriteOptions { manager: MANAGER.into(), ..WriteOptions::internal(Timestamp::now()) };
+    let name = |object: &Value| object.at("metadata").text("name").to_owned();
+    let one = |wanted: Value| {
+        let (collection, options) = (&collection, &options);
+        let target = Target { name: name(&wanted), ..collection.clone() };
+        async move {
+            let done = match found.iter().find(|found| name(found) == target.name) {
+                None => server.create_object(collection, wanted, options, None).await.map(drop),
+                Some(found) if revised(found, &wanted).is_none() => Ok(()),
+                Some(_) => {
+                    let change = |before: &Value| {
+                        let after = revised(before, &wanted).unwrap_or_else(|| before.clone());
+                        crate::create::defaulted(collection.resource, after).map(Change::replace)
+                    };
+                    server.change(&target, options, change).await.map(drop)
+                }
+            };
+            match done {
+                // Somebody else was quicker; what they did is looked at when the cache knows of it.
+                Err(status) if matches!(status.code, 404 | 409) => Ok(()),
+                other => other,
+            }
+        }
+    };
+    futures_util::future::try_join_all(wanted.iter().cloned().map(one)).await?;
+    for old in found {
+        let unwanted = !wanted.iter().any(|wanted| name(wanted) == name(old));
+        if unwanted && autoupdate(old) == Some(true) {
+            let target = Target { name: name(old), ..collection.clone() };
+            if let Some(object) = server.current(&target).await? {
+                server.remove(&object).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether the object says that it follows the server; `None` where it says nothing clear.
+fn autoupdate(object: &Value) -> Option<bool> {
+    match object.at("metadata").at("annotations").text(AUTOUPDATE) {
+        "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
+        "0" | "f" | "F" | "FALSE" | "false" | "False" => Some(false),
+        _ => None,
+    }
+}
+
+/// The object as it should be, where it is not.
+fn revised(found: &Value, wanted: &Value) -> Option<Value> {
+    let metadata = found.at("metadata");
+    let name = metadata.text("name");
+    let mandatory = MANDATORY.contains(&name);
+    // Without a word, an object nobody has changed is still the server's.
+    let follow = mandatory || autoupdate(found).unwrap_or(metadata.int("generation") == Some(1));
+    let mut spec = wanted.at("spec").clone();
+    if name == "exempt" && found.at("spec").has("exempt") {
+        // How much it may lend is for the administrator to say.
+        for field in ["nominalConcurrencyShares", "lendablePercent"] {
+            let own = found.at("spec").at("exempt").at(field).clone();
+            spec.object_mut("exempt").insert(field.into(), own);
+        }
+    }
+    let other = follow && !api::meta::same(&spec, found.at("spec"));
+    let annotate = autoupdate(found) != Some(follow);
+    if !other && !annotate {
+        return None;
+    }
+    let mut after = found.clone();
+    if other {
+        after.set("spec", spec);
+    }
+    if annotate {
+        let metadata = after.object_mut("metadata");
+        let annotations = metadata.entry("annotations").or_insert_with(|| json!({}));
+        annotations.set(AUTOUPDATE, follow.to_string());
+    }
+    Some(after)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(change: impl Fn(&mut Value), expected: Option<&str>) {
+        let wanted =
+            schemas().into_iter().find(|schema| schema.path("metadata.name") == "global-default").unwrap();
+        let mut found = wanted.clone();
+        found["metadata"].set("generation", 2);
+        change(&mut found);
+        let after = revised(&found, &wanted);
+        let brief = after.as_ref().map(|after| {
+            let annotation = after["metadata"]["annotations"].text(AUTOUPDATE).to_owned();
+            format!("{annotation} {}", after["spec"].int("matchingPrecedence").unwrap_or(0))
+        });
+        assert_eq!(brief.as_deref(), expected);
+        if let Some(after) = after {
+            assert_eq!(revised(&after, &wanted), None, "nothing is left to do");
+        }
+    }
+
+    #[test]
+    fn suggestions_follow_while_they_say_so() {
+        let annotate =
+            |object: &mut Value, text: &str| object["metadata"]["annotations"].set(AUTOUPDATE, text);
+        check(|_| {}, None);
+        check(|object| object["spec"].set("matchingPrecedence", 7), Some("true 9900"));
+        check(
+            |object| {
+                annotate(object, "false");
+                object["spec"].set("matchingPrecedence", 7);
+            },
+            None,
+        );
+        // Whoever removed the annotation after changing the object means to keep it.
+        check(
+            |object| {
+                annotate(object, "what?");
+                object["spec"].set("matchingPrecedence", 7);
+            },
+            Some("false 7"),
+        );
+        check(
+            |object| {
+                annotate(object, "");
+                object["metadata"].set("generation", 1);
+                object["spec"].set("matchingPrecedence", 7);
+            },
+            Some("true 9900"),
+        );
+    }
+
+    #[test]
+    fn the_mandatory_are_mandatory() {
+        let wanted = levels().remove(0);
+        let mut found = wanted.clone();
+        found["metadata"]["annotations"].set(AUTOUPDATE, "false");
+        found["spec"]["exempt"].set("lendablePercent", 50);
+        let after = revised(&found, &wanted).unwrap();
+        assert_eq!(after["metadata"]["annotations"].text(AUTOUPDATE), "true");
+        assert_eq!(after["spec"]["exempt"]["lendablePercent"], 50);
+        assert_eq!(revised(&after, &wanted), None);
+    }
+}
