@@ -293,7 +293,7 @@ mod tests {
         let (what, namespace) = what.split_once(" in ").unwrap_or((what, ""));
         let (what, group) = what.split_once(" @ ").unwrap_or((what, ""));
         let (resource, subresource) = what.split_once('/').unwrap_or((what, ""));
-        Ask::Resource { verb, group, resource, subresource, namespace, name: "" }
+        Ask::Resource { verb, group, resource, subresource, namespace, name: "", fields: None }
     }
 
     #[track_caller]

@@ -27,6 +27,7 @@ const LIST: Ask<'static> = Ask::Resource {
     subresource: "",
     namespace: "default",
     name: "x",
+    fields: None,
 };
 
 async fn enter(rig: &Rig, user: &User) -> Result<Option<Entered>, Response<Body>> {
