@@ -25,10 +25,12 @@ pub struct Cache<T> {
 struct State<T> {
     objects: BTreeMap<Key, Arc<T>>,
     /// By the uid of the controlling owner.
-    by_owner: HashMap<Box<str>, BTreeSet<Key>>,
-    indexes: Vec<(Index<T>, HashMap<Box<str>, BTreeSet<Key>>)>,
+    by_owner: Keys,
+    indexes: Vec<(Index<T>, Keys)>,
 }
 
+/// The keys of the objects found under each value.
+type Keys = HashMap<Box<str>, BTreeSet<Key>>;
 type Listener<T> = Box<dyn Fn(Changed<'_, T>) + Send + Sync>;
 
 /// One object before and after a change; one of the two may be missing.
@@ -48,8 +50,11 @@ impl<'a, T> Changed<'a, T> {
 #[derive(Debug)]
 pub struct Index<T> {
     pub name: &'static str,
-    pub values: fn(&T, &mut dyn FnMut(&str)),
+    pub values: Values<T>,
 }
+
+/// Calls back with each value of an object.
+pub type Values<T> = fn(&T, &mut dyn FnMut(&str));
 
 // Derived ones would ask the same of `T`.
 impl<T> Clone for Index<T> {
@@ -258,7 +263,7 @@ impl<T: Object> State<T> {
     }
 }
 
-fn forget(index: &mut HashMap<Box<str>, BTreeSet<Key>>, value: &str, key: &Key) {
+fn forget(index: &mut Keys, value: &str, key: &Key) {
     if let Some(keys) = index.get_mut(value) {
         keys.remove(key);
         if keys.is_empty() {

@@ -13,6 +13,9 @@ pub struct Metrics {
     controllers: Mutex<Vec<Arc<Counts>>>,
 }
 
+/// A name, a type, and where the value is.
+type Family = (&'static str, &'static str, fn(&Counts) -> u64);
+
 /// The counts of one controller.
 pub struct Counts {
     name: &'static str,
@@ -48,7 +51,7 @@ impl Metrics {
     /// Appends everything in Prometheus' text form.
     pub fn write(&self, out: &mut String) {
         let controllers = self.controllers.lock();
-        let families: [(&str, &str, fn(&Counts) -> u64); 3] = [
+        let families: [Family; 3] = [
             ("workqueue_adds_total", "counter", |counts| counts.adds.load(Relaxed)),
             ("workqueue_depth", "gauge", |counts| counts.depth.load(Relaxed)),
             ("workqueue_retries_total", "counter", |counts| counts.retries.load(Relaxed)),

@@ -20,6 +20,10 @@ pub struct Flags {
 pub enum Command {
     /// Run a control plane
     Server(Box<ServerFlags>),
+    /// Run the controllers alone, against any API server
+    ControllerManager(ControllerManagerFlags),
+    /// Play nodes and pods that are not there, against any API server
+    Simulate(SimulateFlags),
     /// Copy a stopped server's data into one file
     Backup(BackupFlags),
     /// Fill an empty data directory from a backup
@@ -74,6 +78,41 @@ pub struct ServerFlags {
     /// Run the control plane without a node
     #[arg(long)]
     pub disable_agent: bool,
+    /// Run no controllers in this process
+    #[arg(long)]
+    pub disable_controller_manager: bool,
+    /// The controllers to run: `*` is all, `-name` is all but that one
+    #[arg(long, value_delimiter = ',', default_value = "*", allow_hyphen_values = true)]
+    pub controllers: Vec<String>,
+    /// Play this many nodes and the pods on them; nothing is really run
+    #[arg(long, default_value_t = 0, hide_default_value = true)]
+    pub simulate: u32,
+}
+
+#[derive(Debug, Args)]
+pub struct ControllerManagerFlags {
+    /// Where the API server is and who to be there
+    #[arg(long, env = "KUBECONFIG")]
+    pub kubeconfig: PathBuf,
+    /// The controllers to run: `*` is all, `-name` is all but that one
+    #[arg(long, value_delimiter = ',', default_value = "*", allow_hyphen_values = true)]
+    pub controllers: Vec<String>,
+    /// Work only while holding the lease, so that several may run
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    pub leader_elect: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct SimulateFlags {
+    /// Where the API server is and who to be there
+    #[arg(long, env = "KUBECONFIG")]
+    pub kubeconfig: PathBuf,
+    /// How many nodes to play
+    #[arg(long, default_value_t = 1)]
+    pub nodes: u32,
+    /// Record the events a kubelet would
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    pub events: bool,
 }
 
 #[derive(Debug, Args)]

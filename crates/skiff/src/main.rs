@@ -5,6 +5,7 @@ mod arguments;
 mod certificates;
 mod config;
 mod flags;
+mod roles;
 mod server;
 
 use std::process::ExitCode;
@@ -30,6 +31,8 @@ fn main() -> ExitCode {
         .init();
     let result = match flags.command {
         Command::Server(flags) => server::run(*flags),
+        Command::ControllerManager(flags) => roles::controller_manager(&flags),
+        Command::Simulate(flags) => roles::simulate(&flags),
         Command::Backup(flags) => server::backup(&flags),
         Command::Restore(flags) => server::restore(&flags),
     };

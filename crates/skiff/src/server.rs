@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use client::Client;
 use jiff::Timestamp;
+use reconcile::{Clock, Ctx};
 use store::Store;
 use store::etcd::EtcdStore;
 use store::log::LogStore;
@@ -15,6 +17,7 @@ use crate::address;
 use crate::arguments::Arguments;
 use crate::certificates::{Certificates, Kubeconfig};
 use crate::flags::{BackupFlags, ServerFlags};
+use crate::roles::CONTROLLER_MANAGER;
 
 pub fn run(flags: ServerFlags) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(flags))
@@ -50,7 +53,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         tokens: arguments.tokens(&flags)?,
     };
     tokio::spawn(certificates.keep_renewed(Timestamp::now));
-    if !flags.disable_agent {
+    if !flags.disable_agent && flags.simulate == 0 {
         tracing::warn!("this build runs no node yet; pods stay pending (--disable-agent says so on purpose)");
     }
     tokio::spawn(async move {
@@ -60,7 +63,15 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         told_to_stop().await;
         std::process::exit(1);
     });
-    let started = apiserver::start(config, store, shutdown).await?;
+    let chosen = controllers::Chosen::parse(&flags.controllers)?;
+    let started = apiserver::start(config, store, shutdown.clone()).await?;
+    let ctx = Ctx::new(Client::new(started.local(), CONTROLLER_MANAGER), Clock::default(), shutdown);
+    if !flags.disable_controller_manager {
+        tokio::spawn(controllers::run(ctx.clone(), chosen));
+    }
+    if flags.simulate > 0 {
+        tokio::spawn(simulate::run(ctx, simulate::Config { nodes: flags.simulate, events: true }));
+    }
     let mut is_ready = started.ready();
     tokio::spawn(async move {
         if is_ready.wait_for(|ready| *ready).await.is_ok() {
@@ -120,7 +131,7 @@ fn local(bind: IpAddr) -> IpAddr {
     }
 }
 
-async fn told_to_stop() {
+pub async fn told_to_stop() {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut terminate), Ok(mut interrupt)) =
         (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))

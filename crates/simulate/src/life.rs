@@ -1,0 +1,296 @@
+//! What becomes of a pod, from its spec and the time it began. Pure: everything a kubelet would report at a
+//! moment is worked out anew each time, so nothing needs to be remembered.
+
+mod program;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{
+    Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
+    ContainerStatus, Pod, PodCondition, PodIP, PodStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use program::Program;
+
+/// How a container that keeps failing is slowed down, as a kubelet does it.
+const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(10);
+const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(300);
+
+/// A pod's status at a moment, and when it will be another.
+#[derive(Debug, PartialEq)]
+pub struct Moment {
+    pub status: PodStatus,
+    pub until: Option<Timestamp>,
+}
+
+/// Where a simulated pod is.
+pub struct Place<'a> {
+    pub node_ip: &'a str,
+    pub pod_ip: &'a str,
+}
+
+/// The status of `pod` at `now`; its life began at `status.startTime`, or begins now.
+pub fn at(pod: &Pod, place: &Place<'_>, now: Timestamp) -> Moment {
+    let spec = pod.spec.clone().unwrap_or_default();
+    let before = pod.status.clone().unwrap_or_default();
+    let begun = before.start_time.clone().map_or(now, |time| time.0);
+    let policy = spec.restart_policy.as_deref().unwrap_or("Always");
+    let mut from = begun;
+    let mut inits = Vec::new();
+    let mut initialized = true;
+    let mut failed_init = false;
+    for container in spec.init_containers.iter().flatten() {
+        let sidecar = container.restart_policy.as_deref() == Some("Always");
+        let policy = match policy {
+            _ if sidecar => "Always",
+            "Never" => "Never",
+            _ => "OnFailure",
+        };
+        let mut life = if initialized && !failed_init {
+            Life::of(container, pod, policy, from, now)
+        } else {
+            Life::waiting("PodInitializing")
+        };
+        // Of these, only those that have done their work count as ready.
+        life.ready &= sidecar;
+        if !sidecar && initialized {
+            match life.ended {
+                Some((at, 0)) => from = at,
+                Some(_) => failed_init = true,
+                None => initialized = false,
+            }
+        }
+        inits.push((container, life));
+    }
+    let started = initialized && !failed_init;
+    let mains: Vec<(&Container, Life)> = spec
+        .containers
+        .iter()
+        .map(|container| match started {
+            true => (container, Life::of(container, pod, policy, from, now)),
+            false => (container, Life::waiting("PodInitializing")),
+        })
+        .collect();
+    let phase = phase(started, failed_init, &mains);
+    let over = matches!(phase, "Succeeded" | "Failed");
+    let ready = started && !over && mains.iter().all(|(_, life)| life.ready);
+    let until = inits.iter().chain(&mains).filter_map(|(_, life)| life.until).filter(|at| *at > now).min();
+    let statuses = |lives: &[(&Container, Life)]| {
+        let list: Vec<_> = lives.iter().map(|(container, life)| life.status(container, over)).collect();
+        (!list.is_empty()).then_some(list)
+    };
+    let why_not = if over && phase == "Succeeded" {
+        "PodCompleted"
+    } else if over {
+        "PodFailed"
+    } else {
+        "ContainersNotReady"
+    };
+    let conditions = Conditions { before: &before, now, unready: why_not, names: names_of_unready(&mains) };
+    let status = PodStatus {
+        phase: Some(phase.to_owned()),
+        start_time: Some(Time(begun)),
+        host_ip: Some(place.node_ip.to_owned()),
+        host_ips: Some(vec![k8s_openapi::api::core::v1::HostIP { ip: place.node_ip.to_owned() }]),
+        pod_ip: Some(place.pod_ip.to_owned()),
+        pod_ips: Some(vec![PodIP { ip: place.pod_ip.to_owned() }]),
+        init_container_statuses: statuses(&inits),
+        container_statuses: statuses(&mains),
+        observed_generation: pod.metadata.generation,
+        conditions: Some(conditions.all(started, ready, over)),
+        ..before.clone()
+    };
+    Moment { status, until: if over { None } else { until } }
+}
+
+/// The last status of a pod that is being deleted: everything in it has been stopped.
+pub fn stopped(pod: &Pod, now: Timestamp) -> PodStatus {
+    let mut status = pod.status.clone().unwrap_or_default();
+    if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+        return status;
+    }
+    let mut all_well = true;
+    for container in status.container_statuses.iter_mut().flatten() {
+        let state = container.state.get_or_insert_default();
+        if state.terminated.is_none() {
+            let began = state.running.as_ref().and_then(|running| running.started_at.clone());
+            // Programs that are told to stop do so, with the signal's number in their exit code.
+            *state = terminated(143, began.unwrap_or(Time(now)).0, now);
+        }
+        all_well &= state.terminated.as_ref().is_some_and(|end| end.exit_code == 0);
+        (container.ready, container.started) = (false, Some(false));
+    }
+    status.phase = Some(if all_well { "Succeeded" } else { "Failed" }.to_owned());
+    for condition in status.conditions.iter_mut().flatten() {
+        if matches!(condition.type_.as_str(), "Ready" | "ContainersReady") && condition.status != "False" {
+            condition.status = "False".to_owned();
+            condition.reason = Some("PodFailed".to_owned());
+            condition.last_transition_time = Some(Time(now));
+        }
+    }
+    status
+}
+
+fn phase(started: bool, failed_init: bool, mains: &[(&Container, Life)]) -> &'static str {
+    if failed_init {
+        return "Failed";
+    }
+    if !started {
+        return "Pending";
+    }
+    if mains.iter().any(|(_, life)| life.ended.is_none()) {
+        return "Running";
+    }
+    match mains.iter().all(|(_, life)| matches!(life.ended, Some((_, 0)))) {
+        true => "Succeeded",
+        false => "Failed",
+    }
+}
+
+fn names_of_unready(mains: &[(&Container, Life)]) -> String {
+    let names: Vec<&str> =
+        mains.iter().filter(|(_, life)| !life.ready).map(|(container, _)| container.name.as_str()).collect();
+    format!("containers with unready status: [{}]", names.join(" "))
+}
+
+struct Conditions<'a> {
+    before: &'a PodStatus,
+    now: Timestamp,
+    unready: &'a str,
+    names: String,
+}
+
+impl Conditions<'_> {
+    /// In a kubelet's order; conditions of others, such as the scheduler's, are kept.
+    fn all(&self, started: bool, ready: bool, over: bool) -> Vec<PodCondition> {
+        let why = (!ready).then_some((self.unready, if over { "" } else { self.names.as_str() }));
+        let mut all = vec![
+            self.condition("PodReadyToStartContainers", !over, None),
+            self.condition("Initialized", started, (!started).then_some(("ContainersNotInitialized", ""))),
+            self.condition("Ready", ready, why),
+            self.condition("ContainersReady", ready, why),
+        ];
+        for other in self.before.conditions.iter().flatten() {
+            if !all.iter().any(|condition| condition.type_ == other.type_) {
+                all.push(other.clone());
+            }
+        }
+        all
+    }
+
+    fn condition(&self, type_: &str, holds: bool, why: Option<(&str, &str)>) -> PodCondition {
+        let status = if holds { "True" } else { "False" };
+        let mut list = self.before.conditions.iter().flatten();
+        let before = list.find(|condition| condition.type_ == type_);
+        let since =
+            before.filter(|before| before.status == status).and_then(|b| b.last_transition_time.clone());
+        let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        PodCondition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            reason: why.and_then(|(reason, _)| some(reason)),
+            message: why.and_then(|(_, message)| some(message)),
+            last_transition_time: since.or(Some(Time(self.now))),
+            observed_generation: before.and_then(|before| before.observed_generation),
+            ..PodCondition::default()
+        }
+    }
+}
+
+/// One container's life up to a moment.
+struct Life {
+    state: ContainerState,
+    last_state: Option<ContainerState>,
+    restarts: i32,
+    ready: bool,
+    /// When it ended for good, and with which code.
+    ended: Option<(Timestamp, i32)>,
+    until: Option<Timestamp>,
+}
+
+impl Life {
+    fn waiting(reason: &str) -> Life {
+        let waiting = ContainerStateWaiting { reason: Some(reason.to_owned()), message: None };
+        Life {
+            state: ContainerState { waiting: Some(waiting), ..ContainerState::default() },
+            last_state: None,
+            restarts: 0,
+            ready: false,
+            ended: None,
+            until: None,
+        }
+    }
+
+    fn of(container: &Container, pod: &Pod, policy: &str, begun: Timestamp, now: Timestamp) -> Life {
+        let program = Program::of(container, pod);
+        let mut life = Life::waiting("ContainerCreating");
+        let mut start = begun;
+        let mut pause = SignedDuration::ZERO;
+        loop {
+            let end = program.runs_for.and_then(|time| start.checked_add(time).ok());
+            let Some(end) = end.filter(|end| *end <= now) else {
+                let ready_at = start.checked_add(program.ready_after).unwrap_or(Timestamp::MAX);
+                life.ready = ready_at <= now;
+                life.state = ContainerState {
+                    running: Some(ContainerStateRunning { started_at: Some(Time(start)) }),
+                    ..ContainerState::default()
+                };
+                life.until = end.into_iter().chain((!life.ready).then_some(ready_at)).min();
+                return life;
+            };
+            let over = terminated(program.exit_code, start, end);
+            if policy == "Never" || policy == "OnFailure" && program.exit_code == 0 {
+                life.state = over;
+                life.ended = Some((end, program.exit_code));
+                return life;
+            }
+            life.last_state = Some(over);
+            let again = end.checked_add(pause).unwrap_or(Timestamp::MAX);
+            if again > now {
+                let waiting = Life::waiting("CrashLoopBackOff");
+                return Life { state: waiting.state, until: Some(again), ..life };
+            }
+            life.restarts += 1;
+            start = again;
+            pause = if pause.is_zero() { FIRST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
+        }
+    }
+
+    fn status(&self, container: &Container, over: bool) -> ContainerStatus {
+        let running = self.state.running.is_some();
+        let id = || format!("simulated://{:016x}{:08x}", hash(&container.name), self.restarts);
+        ContainerStatus {
+            name: container.name.clone(),
+            image: container.image.clone().unwrap_or_default(),
+            image_id: match self.state.waiting {
+                Some(_) if self.last_state.is_none() => String::new(),
+                _ => format!("simulated/{}", container.image.clone().unwrap_or_default()),
+            },
+            container_id: (running || self.last_state.is_some() || self.state.terminated.is_some()).then(id),
+            state: Some(self.state.clone()),
+            last_state: Some(self.last_state.clone().unwrap_or_default()),
+            restart_count: self.restarts,
+            ready: !over && (self.ready || matches!(self.ended, Some((_, 0)))),
+            started: Some(running),
+            ..ContainerStatus::default()
+        }
+    }
+}
+
+fn terminated(code: i32, began: Timestamp, at: Timestamp) -> ContainerState {
+    let end = ContainerStateTerminated {
+        exit_code: code,
+        reason: Some(if code == 0 { "Completed" } else { "Error" }.to_owned()),
+        started_at: Some(Time(began)),
+        finished_at: Some(Time(at)),
+        ..ContainerStateTerminated::default()
+    };
+    ContainerState { terminated: Some(end), ..ContainerState::default() }
+}
+
+fn hash(text: &str) -> u64 {
+    text.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests;

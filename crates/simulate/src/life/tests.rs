@@ -1,0 +1,136 @@
+use expect_test::{Expect, expect};
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+const BEGUN: i64 = 1_000_000;
+
+fn pod(spec: serde_json::Value) -> Pod {
+    let value = json!({"metadata": {"name": "web"}, "spec": spec});
+    serde_json::from_value(value).expect("a pod")
+}
+
+fn time(second: i64) -> Timestamp {
+    Timestamp::from_second(BEGUN + second).expect("a time")
+}
+
+fn place() -> Place<'static> {
+    Place { node_ip: "198.18.0.0", pod_ip: "10.128.1.1" }
+}
+
+fn shown(second: i64, moment: &Moment) -> String {
+    let status = &moment.status;
+    let containers = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
+    let containers = containers.map(|container| {
+        let state = container.state.clone().unwrap_or_default();
+        let state = match (state.running, state.waiting, state.terminated) {
+            (Some(_), ..) => "running".to_owned(),
+            (_, Some(waiting), _) => waiting.reason.unwrap_or_default(),
+            (_, _, Some(end)) => format!("exit {}", end.exit_code),
+            _ => "?".to_owned(),
+        };
+        let ready = if container.ready { " ready" } else { "" };
+        format!("{} {state}{ready} restarts={}", container.name, container.restart_count)
+    });
+    let until = moment.until.map(|at| format!(" until {}", at.as_second() - BEGUN)).unwrap_or_default();
+    let phase = status.phase.as_deref().unwrap_or_default();
+    format!("{second}: {phase} [{}]{until}\n", containers.collect::<Vec<_>>().join(", "))
+}
+
+/// Shows the pod at each moment at which something changes, five at most.
+#[track_caller]
+fn check(spec: serde_json::Value, expected: Expect) {
+    let mut pod = pod(spec);
+    let mut text = String::new();
+    let mut second = 0;
+    for _ in 0..5 {
+        let moment = at(&pod, &place(), time(second));
+        text += &shown(second, &moment);
+        pod.status = Some(moment.status);
+        assert_eq!(at(&pod, &place(), time(second)).status, pod.status.clone().unwrap(), "a second look");
+        match moment.until {
+            Some(next) => second = next.as_second() - BEGUN,
+            None => break,
+        }
+    }
+    expected.assert_eq(&text);
+}
+
+#[test]
+fn a_server_runs_for_ever() {
+    check(
+        json!({"containers": [{"name": "a", "image": "nginx"}]}),
+        expect![[r#"
+        0: Running [a running ready restarts=0]
+    "#]],
+    );
+}
+
+#[test]
+fn a_failing_pod_that_is_never_restarted_fails() {
+    check(
+        json!({"restartPolicy": "Never", "containers": [{"name": "a", "command": ["sh", "-c", "sleep 2; exit 3"]}]}),
+        expect![[r#"
+            0: Running [a running ready restarts=0] until 2
+            2: Failed [a exit 3 restarts=0]
+        "#]],
+    );
+}
+
+#[test]
+fn a_crashing_container_is_restarted_less_and_less_often() {
+    check(
+        json!({"containers": [{"name": "a", "command": ["sh", "-c", "sleep 1; exit 1"]}]}),
+        expect![[r#"
+        0: Running [a running ready restarts=0] until 1
+        1: Running [a running ready restarts=1] until 2
+        2: Running [a CrashLoopBackOff restarts=1] until 12
+        12: Running [a running ready restarts=2] until 13
+        13: Running [a CrashLoopBackOff restarts=2] until 33
+    "#]],
+    );
+}
+
+#[test]
+fn init_containers_come_first() {
+    check(
+        json!({
+            "initContainers": [{"name": "i", "command": ["sleep", "3"]}],
+            "containers": [{"name": "a", "readinessProbe": {"initialDelaySeconds": 5}}]
+        }),
+        expect![[r#"
+            0: Pending [i running restarts=0, a PodInitializing restarts=0] until 3
+            3: Running [i exit 0 ready restarts=0, a running restarts=0] until 8
+            8: Running [i exit 0 ready restarts=0, a running ready restarts=0]
+        "#]],
+    );
+}
+
+#[test]
+fn a_deleted_pod_has_stopped() {
+    let mut pod = pod(json!({"containers": [{"name": "a"}]}));
+    pod.status = Some(at(&pod, &place(), time(0)).status);
+    let status = stopped(&pod, time(5));
+    assert_eq!(shown(5, &Moment { status, until: None }), "5: Failed [a exit 143 restarts=0]\n");
+}
+
+proptest! {
+    /// However often and whenever one looks, a pod's life goes the same way.
+    #[test]
+    fn a_life_does_not_depend_on_who_looked(looks in prop::collection::vec(0i64..100, 0..8), exit in 0..2) {
+        let script = format!("sleep 2; exit {exit}");
+        let mut watched = pod(json!({"containers": [{"name": "a", "command": ["sh", "-c", script]}]}));
+        watched.status = Some(at(&watched, &place(), time(0)).status);
+        let mut unwatched = watched.clone();
+        let mut looks = looks;
+        looks.sort_unstable();
+        for look in looks {
+            watched.status = Some(at(&watched, &place(), time(look)).status);
+        }
+        let (a, b) = (at(&watched, &place(), time(100)), at(&unwatched, &place(), time(100)));
+        unwatched.status = None;
+        prop_assert_eq!(a.status.container_statuses, b.status.container_statuses);
+        prop_assert_eq!(a.until, b.until);
+    }
+}

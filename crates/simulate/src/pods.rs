@@ -1,0 +1,129 @@
+//! The pods on simulated nodes: each shown in the state its life has reached, and let go when it is deleted.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use k8s_openapi::api::core::v1::{Node, Pod, PodStatus};
+use reconcile::{Controller, Ctx, Delete, Error, Key, Next, Object as _};
+
+use crate::life::{self, Place};
+use crate::nodes::is_alive;
+
+/// Pods looked at at once; most of the time is spent waiting for the server.
+const WORKERS: usize = 64;
+
+pub async fn run(ctx: Ctx, events: bool) {
+    let controller = Controller::new("simulated-pods", &ctx);
+    controller.on(ctx.caches.pods(), |changed, enqueue| {
+        if changed.after.is_some_and(|pod| node_of(pod).is_some()) {
+            enqueue(changed.newest().key());
+        }
+    });
+    // A node that comes back to life looks after its pods again.
+    let pods = ctx.caches.pods().clone();
+    controller.on(ctx.caches.nodes(), move |changed, enqueue| {
+        let was_alive = changed.before.is_some_and(|node| is_alive(node));
+        if !was_alive && changed.after.is_some_and(|node| is_alive(node)) {
+            pods.indexed("node", changed.newest().name()).iter().for_each(|pod| enqueue(pod.key()));
+        }
+    });
+    let addresses = Arc::new(AtomicU32::new(0));
+    let work = ctx.clone();
+    let reconcile = move |key: Key| {
+        let (ctx, addresses) = (work.clone(), addresses.clone());
+        async move { reconcile(&ctx, &key, &addresses, events).await }
+    };
+    controller.run(&ctx, WORKERS, reconcile).await;
+}
+
+fn node_of(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.node_name.as_deref()
+}
+
+async fn reconcile(ctx: &Ctx, key: &Key, addresses: &AtomicU32, events: bool) -> Result<Next, Error> {
+    let Some(pod) = ctx.caches.pods().get(key) else { return Ok(Next::Change) };
+    let node = node_of(&pod).and_then(|name| ctx.caches.nodes().get(&Key::new("", name)));
+    let Some(node) = node.filter(|node| is_alive(node)) else { return Ok(Next::Change) };
+    if pod.is_deleting() {
+        return let_go(ctx, &pod).await;
+    }
+    let status = pod.status.clone().unwrap_or_default();
+    if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+        return Ok(Next::Change);
+    }
+    let pod_ip = status.pod_ip.clone().unwrap_or_else(|| next_address(addresses));
+    let place = Place { node_ip: address_of(&node), pod_ip: &pod_ip };
+    let moment = life::at(&pod, &place, ctx.clock.now());
+    if moment.status != status {
+        if events {
+            tell(ctx, &pod, &status, &moment.status);
+        }
+        let shown = Pod { status: Some(moment.status), ..Pod::clone(&pod) };
+        gone_is_fine(ctx.replace_status(&shown).await.map(drop))?;
+    }
+    Ok(moment.until.map_or(Next::Change, Next::At))
+}
+
+/// Stops the pod's containers and deletes it for good.
+async fn let_go(ctx: &Ctx, pod: &Pod) -> Result<Next, Error> {
+    let status = life::stopped(pod, ctx.clock.now());
+    if pod.status.as_ref() != Some(&status) {
+        let shown = Pod { status: Some(status), ..pod.clone() };
+        gone_is_fine(ctx.replace_status(&shown).await.map(drop))?;
+    }
+    if pod.metadata.deletion_grace_period_seconds != Some(0) {
+        let options = Delete { grace_seconds: Some(0), ..Delete::uid(pod.uid()) };
+        gone_is_fine(ctx.client.delete::<Pod>(&pod.key(), &options).await)?;
+    }
+    Ok(Next::Change)
+}
+
+fn gone_is_fine(result: Result<(), Error>) -> Result<(), Error> {
+    match result {
+        Err(error) if error.is_not_found() => Ok(()),
+        other => other,
+    }
+}
+
+/// Addresses of pods are made up; none leads anywhere.
+fn next_address(addresses: &AtomicU32) -> String {
+    let number = addresses.fetch_add(1, Ordering::Relaxed);
+    format!("10.{}.{}.{}", 128 + ((number / 64_516) & 63), number / 254 % 254 + 1, number % 254 + 1)
+}
+
+fn address_of(node: &Node) -> &str {
+    let addresses = node.status.as_ref().and_then(|status| status.addresses.as_ref());
+    let mut internal = addresses.into_iter().flatten().filter(|address| address.type_ == "InternalIP");
+    internal.next().map_or("", |address| &address.address)
+}
+
+/// What a kubelet says when containers start.
+fn tell(ctx: &Ctx, pod: &Pod, before: &PodStatus, after: &PodStatus) {
+    let lists = [
+        ("initContainers", &before.init_container_statuses, &after.init_container_statuses),
+        ("containers", &before.container_statuses, &after.container_statuses),
+    ];
+    for (field, before, after) in lists {
+        for container in after.iter().flatten().filter(|container| container.container_id.is_some()) {
+            let known = before.iter().flatten().find(|known| known.name == container.name);
+            if known.is_some_and(|known| known.container_id == container.container_id) {
+                continue;
+            }
+            let mut about = reconcile::reference(pod);
+            about.field_path = Some(format!("spec.{field}{{{}}}", container.name));
+            let image = &container.image;
+            for (reason, message) in [
+                (
+                    "Pulled",
+                    format!(
+                        "Container image {image:?} already present on machine and can be accessed by the pod"
+                    ),
+                ),
+                ("Created", "Container created".to_owned()),
+                ("Started", "Container started".to_owned()),
+            ] {
+                ctx.events.record(about.clone(), reconcile::Severity::Normal, reason, message);
+            }
+        }
+    }
+}
