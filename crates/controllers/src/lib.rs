@@ -4,8 +4,12 @@
 //! it, and a row in [`CONTROLLERS`]. Controllers meet only through the API. Read a small one first, then
 //! [`run`].
 
+pub mod batches;
+pub mod ownership;
+pub mod pod;
 #[cfg(test)]
 mod rig;
+pub mod template;
 
 use futures_util::future::BoxFuture;
 use reconcile::Ctx;

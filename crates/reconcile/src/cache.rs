@@ -13,6 +13,9 @@ use tokio::sync::watch;
 /// How long a writer waits for its own write to show up before it gives up and tries again later.
 const SEEN_DEADLINE: Duration = Duration::from_secs(10);
 
+/// The name of the index of objects without a controller.
+pub(crate) const ORPHANS: &str = "orphans";
+
 /// The objects of one kind as of some revision.
 pub struct Cache<T> {
     state: RwLock<State<T>>,
@@ -122,6 +125,11 @@ impl<T: Object> Cache<T> {
         let state = self.state.read();
         let found = state.indexes.iter().find(|(row, _)| row.name == index);
         state.found(found.and_then(|(_, values)| values.get(value)))
+    }
+
+    /// The objects of a namespace that nobody controls, for kinds that have owners of several kinds.
+    pub fn orphans(&self, namespace: &str) -> Vec<Arc<T>> {
+        self.indexed(ORPHANS, namespace)
     }
 
     pub fn revision(&self) -> u64 {

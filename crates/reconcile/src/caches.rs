@@ -13,7 +13,7 @@ use k8s_openapi::api::{
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::cache::{Cache, Index};
+use crate::cache::{Cache, Index, ORPHANS};
 
 /// How long to wait after a feed has failed.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -59,7 +59,7 @@ macro_rules! caches {
 }
 
 caches! {
-    pods: core::Pod = &[Index { name: "node", values: pod_node }];
+    pods: core::Pod = &[Index { name: "node", values: pod_node }, orphans()];
     nodes: core::Node = &[];
     namespaces: core::Namespace = &[];
     services: core::Service = &[];
@@ -74,10 +74,10 @@ caches! {
     persistent_volume_claims: core::PersistentVolumeClaim = &[];
     pod_templates: core::PodTemplate = &[];
     deployments: apps::Deployment = &[];
-    replica_sets: apps::ReplicaSet = &[];
+    replica_sets: apps::ReplicaSet = &[orphans()];
     stateful_sets: apps::StatefulSet = &[];
     daemon_sets: apps::DaemonSet = &[];
-    controller_revisions: apps::ControllerRevision = &[];
+    controller_revisions: apps::ControllerRevision = &[orphans()];
     jobs: batch::Job = &[];
     cron_jobs: batch::CronJob = &[];
     autoscalers: autoscaling::HorizontalPodAutoscaler = &[];
@@ -104,6 +104,16 @@ caches! {
     resource_slices: resource::ResourceSlice = &[];
     device_classes: resource::DeviceClass = &[];
     validating_policies: admission::ValidatingAdmissionPolicy = &[];
+}
+
+/// By namespace, what nobody controls, for those who adopt.
+fn orphans<T: Object>() -> Index<T> {
+    let values = |object: &T, found: &mut dyn FnMut(&str)| {
+        if object.controller().is_none() {
+            found(object.namespace());
+        }
+    };
+    Index { name: ORPHANS, values }
 }
 
 fn pod_node(pod: &core::Pod, found: &mut dyn FnMut(&str)) {

@@ -1,0 +1,134 @@
+//! Whose an object is: owners adopt what matches their selector and release what no longer does.
+
+use std::sync::Arc;
+
+use api::selector::LabelSelector;
+use reconcile::{Cache, Cached, Ctx, Error, Object, Patch};
+use serde_json::json;
+
+use crate::template::controlled_by;
+
+/// Objects as an owner sees them.
+#[derive(Debug, PartialEq)]
+pub struct Claim<T> {
+    /// Its own, and matching.
+    pub owned: Vec<Arc<T>>,
+    /// Nobody's, but matching.
+    pub adopt: Vec<Arc<T>>,
+    /// Its own, but no longer matching.
+    pub release: Vec<Arc<T>>,
+}
+
+impl<T> Claim<T> {
+    pub fn is_settled(&self) -> bool {
+        self.adopt.is_empty() && self.release.is_empty()
+    }
+}
+
+/// What `owner` may claim: everything it controls, and everything in its namespace that nobody controls.
+pub fn candidates<O: Object, T: Object>(owner: &O, cache: &Cache<T>) -> Vec<Arc<T>> {
+    let mut objects = cache.owned_by(owner.uid());
+    objects.extend(cache.orphans(owner.namespace()));
+    objects
+}
+
+/// Sorts out which objects are `owner`'s. An owner that goes away takes nothing and lets nothing go.
+pub fn claim<O: Object, T: Object>(
+    owner: &O,
+    selector: &LabelSelector,
+    objects: impl IntoIterator<Item = Arc<T>>,
+) -> Claim<T> {
+    let mut claim = Claim { owned: Vec::new(), adopt: Vec::new(), release: Vec::new() };
+    for object in objects {
+        let matches = selector.matches(|name| object.label(name));
+        let controller = object.controller().map(|controller| controller.uid == owner.uid());
+        match (controller, matches) {
+            (Some(true), true) => claim.owned.push(object),
+            (Some(true), false) if !owner.is_deleting() => claim.release.push(object),
+            (None, true) if !owner.is_deleting() && !object.is_deleting() => claim.adopt.push(object),
+            _ => {}
+        }
+    }
+    claim
+}
+
+/// Carries out what a claim asks for. Whoever looks next sees it.
+pub async fn settle<O: Object, T: Cached>(ctx: &Ctx, owner: &O, claim: &Claim<T>) -> Result<(), Error> {
+    for object in &claim.release {
+        release(ctx, owner, object.as_ref()).await?;
+    }
+    if claim.adopt.is_empty() || !is_alive(ctx, owner).await? {
+        return Ok(());
+    }
+    for object in &claim.adopt {
+        let metadata = json!({"ownerReferences": [controlled_by(owner)], "uid": object.uid()});
+        let patch = Patch::Strategic(json!({"metadata": metadata}));
+        match ctx.patch::<T>(&object.key(), &patch).await {
+            Err(error) if !error.is_not_found() => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+async fn release<O: Object, T: Cached>(ctx: &Ctx, owner: &O, object: &T) -> Result<(), Error> {
+    let gone = json!([{"$patch": "delete", "uid": owner.uid()}]);
+    let patch = Patch::Strategic(json!({"metadata": {"ownerReferences": gone, "uid": object.uid()}}));
+    match ctx.patch::<T>(&object.key(), &patch).await {
+        // Gone, or another object of its name.
+        Err(error) if !error.is_not_found() && !error.is_invalid() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Asks the server rather than the cache: what an owner adopts after its end has nobody to clean it up.
+async fn is_alive<O: Object>(ctx: &Ctx, owner: &O) -> Result<bool, Error> {
+    match ctx.client.get::<O>(&owner.key()).await {
+        Ok(fresh) => Ok(fresh.uid() == owner.uid() && !fresh.is_deleting()),
+        Err(error) if error.is_not_found() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::apps::v1::ReplicaSet;
+    use k8s_openapi::api::core::v1::Pod;
+
+    fn object<T: Object>(name: &str, app: &str, owner: &str, deleting: bool) -> T {
+        let mut metadata = json!({"name": name, "uid": name, "labels": {"app": app}});
+        if !owner.is_empty() {
+            metadata["ownerReferences"] =
+                json!([{"apiVersion": "v1", "kind": "K", "name": "o", "uid": owner, "controller": true}]);
+        }
+        if deleting {
+            metadata["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        }
+        serde_json::from_value(json!({"metadata": metadata})).expect("an object")
+    }
+
+    #[test]
+    fn owners_take_what_matches_and_leave_what_is_others() {
+        let selector = LabelSelector::parse("app=a").expect("a selector");
+        let pods: Vec<Arc<Pod>> = vec![
+            Arc::new(object("mine", "a", "set", false)),
+            Arc::new(object("mine-ending", "a", "set", true)),
+            Arc::new(object("lost", "b", "set", false)),
+            Arc::new(object("orphan", "a", "", false)),
+            Arc::new(object("orphan-ending", "a", "", true)),
+            Arc::new(object("stranger", "b", "", false)),
+            Arc::new(object("taken", "a", "other", false)),
+        ];
+        let names = |pods: &[Arc<Pod>]| pods.iter().map(|pod| pod.name().to_owned()).collect::<Vec<_>>();
+        let told = |owner: &ReplicaSet| {
+            let claim = claim(owner, &selector, pods.clone());
+            (names(&claim.owned), names(&claim.adopt), names(&claim.release))
+        };
+        let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let mine = list(&["mine", "mine-ending"]);
+        let alive = (mine.clone(), list(&["orphan"]), list(&["lost"]));
+        assert_eq!(told(&object("set", "", "", false)), alive);
+        assert_eq!(told(&object("set", "", "", true)), (mine, vec![], vec![]));
+    }
+}
