@@ -7,7 +7,9 @@
 
 mod answers;
 mod bootstrap_token;
+mod configuration;
 mod front_proxy;
+mod oidc;
 mod options;
 mod peer;
 mod publish;
@@ -24,7 +26,7 @@ use crate::tokens::{self, header};
 
 pub use answers::Answers;
 pub use front_proxy::FrontProxy;
-pub use options::{Anonymous, Error, Options};
+pub use options::{Anonymous, Error, Oidc, Options};
 pub use peer::Peer;
 pub use publish::{NAME, NAMESPACE, publish};
 pub use webhook::Options as WebhookOptions;
@@ -37,6 +39,7 @@ pub struct Authenticators {
     proxy: Option<front_proxy::Trusted>,
     static_tokens: static_tokens::StaticTokens,
     bootstrap_tokens: bool,
+    issuers: Vec<oidc::Issuer>,
     webhook: Option<webhook::Webhook>,
     anonymous: Anonymous,
 }
@@ -51,7 +54,10 @@ pub struct Owner {
 pub type Refusals = Vec<String>;
 
 impl Authenticators {
-    pub fn new(options: Options) -> Result<Authenticators, Error> {
+    /// `ours` are the issuers of service accounts' tokens.
+    pub fn new(options: Options, ours: &[String]) -> Result<Authenticators, Error> {
+        let (jwt, algorithms, anonymous) = options.issuers(ours)?;
+        let issuers = jwt.into_iter().map(|jwt| oidc::Issuer::new(jwt, algorithms.clone()));
         let clients = pki::ClientAuthority::new(&options.client_ca_pem, "the client authority")?;
         let proxy = options.front_proxy.map(front_proxy::Trusted::new).transpose()?;
         let static_tokens = match &options.token_file {
@@ -65,8 +71,9 @@ impl Authenticators {
             proxy,
             static_tokens,
             bootstrap_tokens: options.bootstrap_tokens,
+            issuers: issuers.collect::<Result<_, _>>()?,
             webhook,
-            anonymous: options.anonymous,
+            anonymous,
         })
     }
 
@@ -138,6 +145,13 @@ pub async fn owner(
             Ok(Some(user)) => return Ok(agnostic(user)),
             Ok(None) => {}
             Err(status) => refusals.push(status.message),
+        }
+    }
+    for issuer in authenticators.issuers.iter().filter(|_| !audiences.is_empty()) {
+        match issuer.owner(token, now).await {
+            Ok(Some(user)) => return Ok(agnostic(user)),
+            Ok(None) => {}
+            Err(why) => refusals.push(why),
         }
     }
     if let Some(webhook) = &authenticators.webhook {

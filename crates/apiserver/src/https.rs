@@ -5,7 +5,7 @@
 
 mod kubeconfig;
 #[cfg(test)]
-mod tests;
+pub mod tests;
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -175,6 +175,11 @@ impl Client {
             }
         }
         self.json(Method::POST, &self.path, bytes).await
+    }
+
+    /// Gets the JSON at the client's URL.
+    pub async fn get(&self) -> Result<Value, Error> {
+        self.json(Method::GET, &self.path, Bytes::new()).await
     }
 
     async fn json(&self, method: Method, path: &str, body: Bytes) -> Result<Value, Error> {

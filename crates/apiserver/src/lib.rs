@@ -61,7 +61,7 @@ pub use admission::{
     Settings as AdmissionSettings, SettingsError as AdmissionSettingsError, SwitchError, Switches,
 };
 pub use authentication::{
-    Anonymous, Error as AuthenticationError, FrontProxy, Options as Authentication, WebhookOptions,
+    Error as AuthenticationError, FrontProxy, Oidc, Options as Authentication, WebhookOptions,
 };
 pub use local::Local;
 pub use registry::RuntimeConfigError;
@@ -133,7 +133,7 @@ pub async fn start(
     let ready = channel::Sender::new(false);
     let registry = registry::Registry::new(&config.runtime_config)?;
     let (ranges, service_ip) = service_ranges(&config)?;
-    let authenticators = authentication::Authenticators::new(config.authentication)?;
+    let authenticators = authentication::Authenticators::new(config.authentication, &config.tokens.issuers)?;
     let cache = cache::Cache::new();
     cache.start(store.clone(), shutdown.clone()).await?;
     let reached_at = SocketAddr::new(config.advertise.unwrap_or(config.listen.ip()), config.listen.port());

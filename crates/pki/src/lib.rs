@@ -8,6 +8,7 @@
 mod authority;
 mod file;
 mod identity;
+pub mod jwk;
 mod kubeconfig;
 mod leaf;
 mod tls;

@@ -14,6 +14,7 @@ const KNOWN: &[&str] = &[
     "admission-control-config-file",
     "anonymous-auth",
     "api-audiences",
+    "authentication-config",
     "authentication-token-webhook-cache-ttl",
     "authentication-token-webhook-config-file",
     "authentication-token-webhook-version",
@@ -21,6 +22,15 @@ const KNOWN: &[&str] = &[
     "disable-admission-plugins",
     "enable-admission-plugins",
     "enable-bootstrap-token-auth",
+    "oidc-ca-file",
+    "oidc-client-id",
+    "oidc-groups-claim",
+    "oidc-groups-prefix",
+    "oidc-issuer-url",
+    "oidc-required-claim",
+    "oidc-signing-algs",
+    "oidc-username-claim",
+    "oidc-username-prefix",
     "requestheader-allowed-names",
     "requestheader-client-ca-file",
     "requestheader-extra-headers-prefix",
@@ -106,10 +116,6 @@ impl Arguments {
         if let Some(path) = self.path("client-ca-file") {
             client_ca_pem.push_str(&read(&path)?);
         }
-        let anonymous = match self.flag("anonymous-auth")? {
-            Some(false) => apiserver::Anonymous::Nowhere,
-            _ => apiserver::Anonymous::Everywhere,
-        };
         let webhook = self.path("authentication-token-webhook-config-file").map(|kubeconfig| {
             anyhow::Ok(apiserver::WebhookOptions {
                 kubeconfig,
@@ -125,8 +131,40 @@ impl Arguments {
             token_file: self.path("token-auth-file"),
             bootstrap_tokens: self.flag("enable-bootstrap-token-auth")?.unwrap_or(true),
             webhook: webhook.transpose()?,
-            anonymous,
+            configuration: self.path("authentication-config"),
+            oidc: self.oidc()?,
+            anonymous: self.flag("anonymous-auth")?,
         })
+    }
+
+    fn oidc(&self) -> anyhow::Result<Option<apiserver::Oidc>> {
+        if KNOWN.iter().all(|name| !name.starts_with("oidc-") || self.each(name).is_empty()) {
+            return Ok(None);
+        }
+        let text = |name: &str| self.last(name).unwrap_or("").to_owned();
+        let (issuer_url, client_id) = (text("oidc-issuer-url"), text("oidc-client-id"));
+        if issuer_url.is_empty() || client_id.is_empty() {
+            bail!(
+                "oidc-issuer-url and oidc-client-id must be specified together when any oidc-* flags are set"
+            );
+        }
+        let required = self.each("oidc-required-claim").iter().map(|pair| {
+            let (claim, value) = pair.split_once('=').with_context(|| {
+                format!("--kube-apiserver-arg oidc-required-claim: {pair:?} is not key=value")
+            })?;
+            Ok((claim.trim().to_owned(), value.trim().to_owned()))
+        });
+        Ok(Some(apiserver::Oidc {
+            issuer_url,
+            client_id,
+            ca_pem: self.path("oidc-ca-file").map(|path| read(&path)).transpose()?.unwrap_or_default(),
+            username_claim: self.last("oidc-username-claim").unwrap_or("sub").to_owned(),
+            username_prefix: text("oidc-username-prefix"),
+            groups_claim: text("oidc-groups-claim"),
+            groups_prefix: text("oidc-groups-prefix"),
+            required_claims: required.collect::<anyhow::Result<_>>()?,
+            signing_algorithms: self.list("oidc-signing-algs"),
+        }))
     }
 
     /// Ours and upstream's habits, where nothing else is said.

@@ -296,3 +296,68 @@ fn a_webhook_knows_tokens() {
         assert!(!server.log().contains(secret), "{secret} is not for logs:\n{}", server.log());
     }
 }
+
+#[test]
+fn tokens_of_other_issuers_are_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    let keys = pki::token::Keys::load_or_create(&dir.path().join("keys")).unwrap();
+    let key_set: Value = serde_json::from_str(&keys.key_set().0).unwrap();
+    let (issuer, _) = webhook(&dir, "/", move |asked| {
+        let url = format!("https://{}", asked.header("host").unwrap());
+        match asked.path.as_str() {
+            "/.well-known/openid-configuration" => {
+                (200, json!({"issuer": url, "jwks_uri": format!("{url}/keys")}))
+            }
+            _ => (200, key_set.clone()),
+        }
+    });
+    let ca = dir.path().join("webhook-ca.crt");
+    let token = |audience: &str| {
+        let expires = Timestamp::now().as_second() + 600;
+        let claims = json!({
+            "iss": issuer.url(), "aud": audience, "sub": "ann", "groups": ["dev"], "exp": expires, "jti": "7",
+        });
+        format!("Bearer {}", keys.sign(&claims).unwrap())
+    };
+    let server = Server::start_with(&[
+        "--log=debug",
+        &format!("--kube-apiserver-arg=oidc-issuer-url={}", issuer.url()),
+        "--kube-apiserver-arg=oidc-client-id=skiff",
+        "--kube-apiserver-arg=oidc-signing-algs=ES256",
+        "--kube-apiserver-arg=oidc-groups-claim=groups",
+        "--kube-apiserver-arg=oidc-groups-prefix=oidc:",
+        &argument("oidc-ca-file", &ca),
+    ]);
+    let (code, answer) = whoami(&server.anonymous(), &[("authorization", &token("skiff"))]);
+    assert_eq!(code, 201, "{answer}");
+    assert_eq!(
+        answer["status"]["userInfo"],
+        json!({
+            "username": format!("{}#ann", issuer.url()), "groups": ["oidc:dev", "system:authenticated"],
+            "extra": {"authentication.kubernetes.io/credential-id": ["JTI=7"]},
+        })
+    );
+    check(who(&server.anonymous(), &[("authorization", &token("other"))]), REFUSED);
+    assert!(!server.log().contains("eyJ"), "tokens are not for logs:\n{}", server.log());
+    drop(server);
+
+    let text = format!(
+        "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n\
+         jwt:\n- issuer:\n    url: {}\n    audiences: [one, two]\n    audienceMatchPolicy: MatchAny\n    certificateAuthority: |\n{}\
+         \x20 claimMappings: {{username: {{claim: sub, prefix: 'x:'}}}}\n\
+         anonymous: {{enabled: true, conditions: [{{path: /livez}}]}}\n",
+        issuer.url(),
+        std::fs::read_to_string(&ca)
+            .unwrap()
+            .lines()
+            .map(|line| format!("      {line}\n"))
+            .collect::<String>()
+    );
+    let file = write(&dir, "authentication.yaml", &text);
+    let server = Server::start_with(&[&argument("authentication-config", &file)]);
+    check(who(&server.anonymous(), &[("authorization", &token("two"))]), (201, "x:ann"));
+    let anonymous = server.anonymous();
+    assert_eq!(anonymous.get("/livez").unwrap().status, 200);
+    assert_eq!(anonymous.get("/livez/ping").unwrap().status, 401);
+    assert_eq!(anonymous.get("/version").unwrap().status, 401);
+}

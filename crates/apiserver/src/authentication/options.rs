@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
+use super::configuration::{ClaimRule, Configuration, Jwt, Prefixed};
 use super::front_proxy::FrontProxy;
-use super::webhook;
+use super::{oidc, webhook};
 use crate::https;
 
 #[derive(Default)]
@@ -16,7 +17,78 @@ pub struct Options {
     /// Whether Secrets `bootstrap-token-*` let people in.
     pub bootstrap_tokens: bool,
     pub webhook: Option<webhook::Options>,
-    pub anonymous: Anonymous,
+    /// An AuthenticationConfiguration.
+    pub configuration: Option<PathBuf>,
+    /// One issuer, as flags tell of it.
+    pub oidc: Option<Oidc>,
+    /// `--anonymous-auth`, where it was given.
+    pub anonymous: Option<bool>,
+}
+
+/// `--oidc-*`.
+#[derive(Clone, Debug, Default)]
+pub struct Oidc {
+    pub issuer_url: String,
+    pub client_id: String,
+    /// PEM; empty trusts what the machine trusts.
+    pub ca_pem: String,
+    pub username_claim: String,
+    /// Empty stands for the issuer's URL, except with e-mail addresses; `-` for none.
+    pub username_prefix: String,
+    pub groups_claim: String,
+    pub groups_prefix: String,
+    pub required_claims: Vec<(String, String)>,
+    pub signing_algorithms: Vec<String>,
+}
+
+impl Options {
+    /// The issuers of tokens, the algorithms they may use, and where requests may be anonymous.
+    pub(super) fn issuers(&self, ours: &[String]) -> Result<(Vec<Jwt>, Vec<String>, Anonymous), Error> {
+        let mut configuration = match &self.configuration {
+            Some(path) => Configuration::read(path)?,
+            None => Configuration::default(),
+        };
+        let mut algorithms = oidc::all_algorithms();
+        if let Some(flags) = &self.oidc {
+            if self.configuration.is_some() {
+                let why = "authentication-config file and oidc-* flags are mutually exclusive".to_owned();
+                return Err(Error::Flag { flag: "authentication-config", why });
+            }
+            algorithms = oidc::algorithms(&flags.signing_algorithms)?;
+            configuration.jwt.push(flags.jwt());
+        }
+        configuration.check(ours)?;
+        let anonymous = match (&configuration.anonymous, self.anonymous) {
+            (Some(_), Some(_)) => {
+                let why = "--anonymous-auth flag cannot be set when anonymous field is configured in authentication configuration file".to_owned();
+                return Err(Error::Flag { flag: "anonymous", why });
+            }
+            (Some(rule), None) => rule.meaning(),
+            (None, Some(false)) => Anonymous::Nowhere,
+            (None, _) => Anonymous::Everywhere,
+        };
+        Ok((configuration.jwt, algorithms, anonymous))
+    }
+}
+
+impl Oidc {
+    fn jwt(&self) -> Jwt {
+        let prefix = match self.username_prefix.as_str() {
+            "-" => String::new(),
+            "" if self.username_claim != "email" => format!("{}#", self.issuer_url),
+            prefix => prefix.to_owned(),
+        };
+        let rules = self.required_claims.iter().map(|(claim, value)| ClaimRule::required(claim, value));
+        let mut jwt = Jwt { claim_validation_rules: rules.collect(), ..Jwt::default() };
+        jwt.issuer.url = self.issuer_url.clone();
+        jwt.issuer.audiences = vec![self.client_id.clone()];
+        jwt.issuer.certificate_authority = self.ca_pem.clone();
+        jwt.claim_mappings.username = Prefixed::new(&self.username_claim, &prefix);
+        if !self.groups_claim.is_empty() {
+            jwt.claim_mappings.groups = Prefixed::new(&self.groups_claim, &self.groups_prefix);
+        }
+        jwt
+    }
 }
 
 /// Where requests without a credential are let in at all.
@@ -48,8 +120,12 @@ pub enum Error {
     TokenFile { path: PathBuf, line: usize, why: &'static str },
     #[error("cannot use the certificate authority")]
     Authority(#[from] pki::Error),
-    #[error("cannot use the webhook")]
-    Webhook(#[from] https::ConfigError),
+    #[error("cannot reach out")]
+    Https(#[from] https::ConfigError),
+    #[error("{path} is not an authentication configuration: {why}")]
+    Configuration { path: PathBuf, why: String },
+    #[error("invalid authentication configuration: {0}")]
+    Invalid(String),
     #[error("{flag}: {why}")]
     Flag { flag: &'static str, why: String },
 }

@@ -1,0 +1,226 @@
+//! Tokens of other issuers: OpenID Connect.
+//!
+//! An issuer is asked for its keys when the first token in its name comes, and again when a token names a
+//! key that is not among them, but never more often than every ten seconds: tokens are strangers' until
+//! their signature is checked.
+
+mod claims;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::field::quoted;
+use api::json::Json as _;
+use jiff::Timestamp;
+use parking_lot::RwLock;
+use pki::jwk::{ALGORITHMS, KeySet, Unverified};
+use serde_json::Value;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+use super::Error;
+use super::configuration::Jwt;
+use crate::access::User;
+use crate::https::{self, Client, Credentials};
+
+const BETWEEN_FETCHES: Duration = Duration::from_secs(10);
+/// How far ahead an issuer's clock may be.
+const NOT_BEFORE_LEEWAY: i64 = 5 * 60;
+const WELL_KNOWN: &str = "/.well-known/openid-configuration";
+
+/// An issuer whose tokens are taken.
+pub struct Issuer {
+    jwt: Jwt,
+    algorithms: Vec<String>,
+    discovery: Client,
+    /// `None` before they were first read.
+    keys: RwLock<Option<Arc<KeySet>>>,
+    fetching: Mutex<Fetching>,
+}
+
+#[derive(Default)]
+struct Fetching {
+    /// Where the keys are, once the issuer has told.
+    key_set: Option<Client>,
+    last: Option<Instant>,
+}
+
+/// The algorithms that `--oidc-signing-algs` may name.
+pub fn algorithms(named: &[String]) -> Result<Vec<String>, Error> {
+    for name in named {
+        if !ALGORITHMS.contains(&name.as_str()) {
+            let why = format!("oidc: unsupported signing alg: {}", quoted(name));
+            return Err(Error::Flag { flag: "oidc-signing-algs", why });
+        }
+    }
+    Ok(if named.is_empty() { vec!["RS256".to_owned()] } else { named.to_vec() })
+}
+
+pub fn all_algorithms() -> Vec<String> {
+    ALGORITHMS.map(str::to_owned).to_vec()
+}
+
+impl Issuer {
+    pub fn new(jwt: Jwt, algorithms: Vec<String>) -> Result<Issuer, Error> {
+        let discovery = match jwt.issuer.discovery_url.as_deref().filter(|url| !url.is_empty()) {
+            Some(url) => url.to_owned(),
+            None => format!("{}{WELL_KNOWN}", jwt.issuer.url.trim_end_matches('/')),
+        };
+        Ok(Issuer {
+            discovery: Client::new(&discovery, credentials(&jwt))?,
+            jwt,
+            algorithms,
+            keys: RwLock::default(),
+            fetching: Mutex::default(),
+        })
+    }
+
+    /// The user a token is from; `None` where it is another issuer's.
+    pub async fn owner(&self, token: &str, now: Timestamp) -> Result<Option<User>, String> {
+        let Some(token) = Unverified::parse(token) else { return Ok(None) };
+        if issuer_of(&token.claims) != self.jwt.issuer.url {
+            return Ok(None);
+        }
+        self.verify(&token, now).await?;
+        claims::user(&self.jwt, &token.claims).map(Some)
+    }
+
+    async fn verify(&self, token: &Unverified<'_>, now: Timestamp) -> Result<(), String> {
+        let refused = |why: String| format!("oidc: verify token: {why}");
+        self.check_times_and_audience(&token.claims, now).map_err(refused)?;
+        if !self.algorithms.contains(&token.algorithm) {
+            return Err(refused(format!(
+                "oidc: id token signed with unsupported algorithm, expected {} got {}",
+                list(&self.algorithms),
+                quoted(&token.algorithm)
+            )));
+        }
+        let keys = self.keys.read().clone();
+        if keys.as_ref().is_some_and(|keys| keys.signed(token)) {
+            return Ok(());
+        }
+        let known = keys.is_some();
+        match self.fetch(keys).await {
+            Ok(keys) if keys.signed(token) => Ok(()),
+            Err(error) if known => Err(refused(format!("failed to verify signature: fetching keys {error}"))),
+            Err(error) => {
+                tracing::warn!(issuer = self.jwt.issuer.url, %error, "cannot read an issuer's keys");
+                Err("oidc: authenticator not initialized".to_owned())
+            }
+            Ok(_) => {
+                Err(refused("failed to verify signature: failed to verify id token signature".to_owned()))
+            }
+        }
+    }
+
+    fn check_times_and_audience(&self, claims: &Value, now: Timestamp) -> Result<(), String> {
+        let told = match claims.at("aud") {
+            Value::String(one) => vec![one.clone()],
+            _ => claims.items("aud").iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+        };
+        let wanted = &self.jwt.issuer.audiences;
+        if !told.iter().any(|audience| wanted.contains(audience)) {
+            return Err(match wanted.as_slice() {
+                [one] => format!("oidc: expected audience {} got {}", quoted(one), list(&told)),
+                many => format!("oidc: expected audience in {} got {}", list(many), list(&told)),
+            });
+        }
+        let expires = seconds(claims.at("exp")).unwrap_or(0);
+        if expires < now.as_second() {
+            return Err(format!("oidc: token is expired (Token Expiry: {})", moment(expires)));
+        }
+        match seconds(claims.at("nbf")) {
+            Some(begins) if now.as_second() + NOT_BEFORE_LEEWAY < begins => Err(format!(
+                "oidc: current time {} before the nbf (not before) time: {}",
+                moment(now.as_second()),
+                moment(begins)
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Newer keys than `seen`: those that somebody else has fetched meanwhile, or the issuer's.
+    async fn fetch(&self, seen: Option<Arc<KeySet>>) -> Result<Arc<KeySet>, FetchError> {
+        let mut fetching = self.fetching.lock().await;
+        let current = self.keys.read().clone();
+        match (current, seen) {
+            (Some(current), None) => return Ok(current),
+            (Some(current), Some(seen)) if !Arc::ptr_eq(&current, &seen) => return Ok(current),
+            // A token that nobody signed must not keep the issuer busy.
+            (Some(current), _) if fetching.is_early() => return Ok(current),
+            (None, _) if fetching.is_early() => return Err(FetchError::Early),
+            _ => {}
+        }
+        fetching.last = Some(Instant::now());
+        let client = match &fetching.key_set {
+            Some(client) => client,
+            None => fetching.key_set.insert(self.discover().await?),
+        };
+        let keys = Arc::new(KeySet::parse(&client.get().await?).ok_or(FetchError::NoKeySet)?);
+        *self.keys.write() = Some(keys.clone());
+        Ok(keys)
+    }
+
+    async fn discover(&self) -> Result<Client, FetchError> {
+        let document = self.discovery.get().await?;
+        if document.text("issuer") != self.jwt.issuer.url {
+            return Err(FetchError::OtherIssuer(document.text("issuer").to_owned()));
+        }
+        Ok(Client::new(document.text("jwks_uri"), credentials(&self.jwt))?)
+    }
+}
+
+impl Fetching {
+    fn is_early(&self) -> bool {
+        self.last.is_some_and(|last| last.elapsed() < BETWEEN_FETCHES)
+    }
+}
+
+/// Why an issuer's keys cannot be read.
+#[derive(Debug, thiserror::Error)]
+enum FetchError {
+    #[error("the last attempt has just failed")]
+    Early,
+    #[error(transparent)]
+    Https(#[from] https::Error),
+    #[error("its jwks_uri cannot be used: {0}")]
+    Url(#[from] https::ConfigError),
+    #[error("its discovery document is of {0:?}")]
+    OtherIssuer(String),
+    #[error("what it serves is not a set of keys")]
+    NoKeySet,
+}
+
+fn credentials(jwt: &Jwt) -> Credentials {
+    let pem = &jwt.issuer.certificate_authority;
+    Credentials { authorities: (!pem.is_empty()).then(|| pem.clone()), ..Credentials::default() }
+}
+
+fn issuer_of(claims: &Value) -> &str {
+    match claims.text("iss") {
+        // An old habit of theirs.
+        "accounts.google.com" => "https://accounts.google.com",
+        issuer => issuer,
+    }
+}
+
+/// A number of seconds, which some issuers give with a fraction.
+fn seconds(value: &Value) -> Option<i64> {
+    // Saturates, where a float is out of range.
+    value.as_i64().or_else(|| value.as_f64().map(|seconds| seconds as i64))
+}
+
+/// A moment as Go prints it.
+fn moment(seconds: i64) -> String {
+    match Timestamp::from_second(seconds) {
+        Ok(at) => at.strftime("%Y-%m-%d %H:%M:%S +0000 UTC").to_string(),
+        Err(_) => seconds.to_string(),
+    }
+}
+
+fn list(texts: &[String]) -> String {
+    let quoted: Vec<String> = texts.iter().map(|text| quoted(text)).collect();
+    format!("[{}]", quoted.join(" "))
+}

@@ -1,0 +1,97 @@
+//! What a verified token's claims mean: a user.
+
+use api::field::quoted;
+use api::json::Json as _;
+use serde_json::Value;
+
+use super::super::configuration::{Jwt, Prefixed};
+use crate::access::User;
+
+pub fn user(jwt: &Jwt, claims: &Value) -> Result<User, String> {
+    let mappings = &jwt.claim_mappings;
+    let mut user = User { name: username(&mappings.username, claims)?, ..User::default() };
+    user.groups = groups(&mappings.groups, claims)?;
+    if !mappings.uid.claim.is_empty() {
+        let name = &mappings.uid.claim;
+        let uid =
+            text(claims, name).map_err(|why| format!("oidc: parse uid claim {}: {why}", quoted(name)))?;
+        user.uid = uid.to_owned();
+    }
+    if let Ok(id) = text(claims, "jti")
+        && !id.is_empty()
+    {
+        let id = vec![format!("JTI={id}")];
+        user.extra.insert("authentication.kubernetes.io/credential-id".to_owned(), id);
+    }
+    for rule in &jwt.claim_validation_rules {
+        let claim = &rule.claim;
+        if claims.get(claim).is_none() {
+            return Err(format!("oidc: required claim {claim} not present in ID token"));
+        }
+        let value = text(claims, claim).map_err(|why| format!("oidc: parse claim {claim}: {why}"))?;
+        if value != rule.required_value {
+            let wanted = &rule.required_value;
+            return Err(format!(
+                "oidc: required claim {claim} value does not match. Got = {value}, want = {wanted}"
+            ));
+        }
+    }
+    Ok(user)
+}
+
+fn username(mapping: &Prefixed, claims: &Value) -> Result<String, String> {
+    let claim = &mapping.claim;
+    let name =
+        text(claims, claim).map_err(|why| format!("oidc: parse username claims {}: {why}", quoted(claim)))?;
+    if name.is_empty() {
+        return Err(format!("oidc: username claim {} is empty", quoted(claim)));
+    }
+    if claim == "email" {
+        match claims.get("email_verified") {
+            None | Some(Value::Bool(true)) => {}
+            Some(Value::Bool(false)) => return Err("oidc: email not verified".to_owned()),
+            Some(other) => {
+                let why = wrong(other, "bool");
+                return Err(format!("oidc: parse 'email_verified' claim: {why}"));
+            }
+        }
+    }
+    Ok(format!("{}{name}", mapping.prefix.as_deref().unwrap_or("")))
+}
+
+/// Some issuers tell one group as a text, not as a list.
+fn groups(mapping: &Prefixed, claims: &Value) -> Result<Vec<String>, String> {
+    let claim = &mapping.claim;
+    let prefix = mapping.prefix.as_deref().unwrap_or("");
+    let prefixed = |value: &Value| match value {
+        Value::String(group) => Ok(format!("{prefix}{group}")),
+        other => Err(format!("oidc: parse groups claim {}: {}", quoted(claim), wrong(other, "string"))),
+    };
+    match claims.get(claim).filter(|_| !claim.is_empty()) {
+        None | Some(Value::Null) => Ok(Vec::new()),
+        Some(Value::Array(groups)) => groups.iter().map(prefixed).collect(),
+        Some(one) => Ok(vec![prefixed(one)?]),
+    }
+}
+
+fn text<'a>(claims: &'a Value, name: &str) -> Result<&'a str, String> {
+    match claims.at(name) {
+        Value::String(text) => Ok(text),
+        Value::Null if claims.get(name).is_none() => Err("claim not present".to_owned()),
+        // As Go reads it.
+        Value::Null => Ok(""),
+        other => Err(wrong(other, "string")),
+    }
+}
+
+fn wrong(value: &Value, wanted: &str) -> String {
+    let kind = match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    };
+    format!("json: cannot unmarshal {kind} into Go value of type {wanted}")
+}
