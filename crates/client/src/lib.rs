@@ -5,6 +5,7 @@
 //! which. Owns no cache and no loop: those are `reconcile`'s. Read [`Connection`] and [`Client`] first.
 
 mod connection;
+mod discovery;
 mod error;
 mod kubeconfig;
 mod object;
@@ -14,6 +15,7 @@ mod requests;
 use std::sync::Arc;
 
 pub use connection::{Change, Connection, Feed, News, Raw};
+pub use discovery::{Discovered, Served};
 pub use error::{Error, Failure};
 pub use kubeconfig::{Kubeconfig, KubeconfigError};
 pub use object::{Key, Object, Scope, collection_path, controller_of, object_path, revision_of};

@@ -5,6 +5,7 @@
 //! [`run`].
 
 pub mod batches;
+mod garbage;
 pub mod ownership;
 pub mod pod;
 #[cfg(test)]
@@ -24,7 +25,8 @@ pub struct Loop {
 }
 
 /// All control loops, by name.
-pub const CONTROLLERS: &[Loop] = &[];
+pub const CONTROLLERS: &[Loop] =
+    &[Loop { name: "garbage-collector-controller", run: |ctx| Box::pin(garbage::run(ctx)) }];
 
 /// Which control loops run: upstream's `--controllers`, where `*` is all and `-name` is all but.
 #[derive(Clone, Debug)]

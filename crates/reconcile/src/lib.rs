@@ -33,7 +33,7 @@ pub use leader::{Election, lead};
 pub use metrics::Metrics;
 pub use queue::Queue;
 
-pub use client::{Client, Delete, Error, Key, Object, Patch};
+pub use client::{Client, Delete, Discovered, Error, Key, News, Object, Patch, Raw, Served};
 
 use api::selector::LabelSelector;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;

@@ -1,0 +1,148 @@
+//! The kinds a server has, as it tells them itself: for loops that work on kinds known only while running.
+
+use futures_util::stream::{StreamExt as _, iter};
+use http::Method;
+use serde::Deserialize;
+
+use crate::{Client, Error, Key};
+
+/// Requests under way at once.
+const AT_ONCE: usize = 8;
+
+/// One kind in one version of its group.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Served {
+    /// `""` for the oldest kinds.
+    pub group: String,
+    pub version: String,
+    pub kind: String,
+    pub plural: String,
+    pub namespaced: bool,
+    pub verbs: Vec<String>,
+    /// In this version clients should use it: each kind has one such.
+    pub preferred: bool,
+}
+
+/// What a server serves, as far as it could be learned.
+#[derive(Debug, Default)]
+pub struct Discovered {
+    pub kinds: Vec<Served>,
+    /// The groups and versions that did not answer, such as those of an API server that is away.
+    pub failed: Vec<(String, Error)>,
+}
+
+impl Served {
+    /// `apps/v1`, or `v1` where the group has no name.
+    pub fn api_version(&self) -> String {
+        match self.group.as_str() {
+            "" => self.version.clone(),
+            group => format!("{group}/{}", self.version),
+        }
+    }
+
+    pub fn can(&self, verb: &str) -> bool {
+        self.verbs.iter().any(|known| known == verb)
+    }
+
+    /// The path of all objects, in one namespace unless that is `""`.
+    pub fn collection(&self, namespace: &str) -> String {
+        let root = if self.group.is_empty() { "/api" } else { "/apis" };
+        let (version, plural) = (self.api_version(), &self.plural);
+        match self.namespaced && !namespace.is_empty() {
+            true => format!("{root}/{version}/namespaces/{namespace}/{plural}"),
+            false => format!("{root}/{version}/{plural}"),
+        }
+    }
+
+    /// The path of one object.
+    pub fn object(&self, key: &Key) -> String {
+        format!("{}/{}", self.collection(&key.namespace), key.name)
+    }
+}
+
+#[derive(Deserialize)]
+struct Groups {
+    groups: Vec<Group>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Group {
+    name: String,
+    versions: Vec<Version>,
+    preferred_version: Option<Version>,
+}
+
+#[derive(Deserialize, PartialEq)]
+struct Version {
+    version: String,
+}
+
+#[derive(Deserialize)]
+struct Resources {
+    resources: Vec<Resource>,
+}
+
+#[derive(Deserialize)]
+struct Resource {
+    name: String,
+    kind: String,
+    namespaced: bool,
+    #[serde(default)]
+    verbs: Vec<String>,
+}
+
+impl Client {
+    /// All kinds that are served, preferred versions of a group first.
+    pub async fn discover(&self) -> Result<Discovered, Error> {
+        let groups: Groups = self.read("/apis").await?;
+        let mut wanted = vec![(String::new(), "v1".to_owned())];
+        for group in groups.groups {
+            let mut versions = group.versions;
+            if let Some(preferred) = group.preferred_version {
+                versions.retain(|version| *version != preferred);
+                versions.insert(0, preferred);
+            }
+            wanted.extend(versions.into_iter().map(|version| (group.name.clone(), version.version)));
+        }
+        let ask = |(group, version): (String, String)| async move {
+            let path = match group.as_str() {
+                "" => format!("/api/{version}"),
+                group => format!("/apis/{group}/{version}"),
+            };
+            (group, version, self.read::<Resources>(&path).await)
+        };
+        let mut answers = iter(wanted).map(ask).buffered(AT_ONCE);
+        let mut found = Discovered::default();
+        while let Some((group, version, answer)) = answers.next().await {
+            match answer {
+                Ok(answer) => found.add(&group, &version, answer.resources),
+                Err(error) => found.failed.push((format!("{group}/{version}"), error)),
+            }
+        }
+        Ok(found)
+    }
+
+    async fn read<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
+        let value = self.request(Method::GET, path, None).await?;
+        serde_json::from_value(value)
+            .map_err(|source| Error::Answer { request: format!("GET {path}"), source })
+    }
+}
+
+impl Discovered {
+    fn add(&mut self, group: &str, version: &str, resources: Vec<Resource>) {
+        for resource in resources.into_iter().filter(|resource| !resource.name.contains('/')) {
+            let known = |other: &Served| other.group == group && other.plural == resource.name;
+            self.kinds.push(Served {
+                preferred: !self.kinds.iter().any(known),
+                group: group.to_owned(),
+                version: version.to_owned(),
+                kind: resource.kind,
+                plural: resource.name,
+                namespaced: resource.namespaced,
+                verbs: resource.verbs,
+            });
+        }
+    }
+}

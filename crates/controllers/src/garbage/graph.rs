@@ -1,0 +1,322 @@
+//! Who owns whom among all objects, by what the collections have told so far. Pure.
+//!
+//! Holds of an object only what finding owners and dependents takes. What changes names the objects to look
+//! at; whether one of them really has to go is decided from its live state ([`super::plan`]).
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use reconcile::Key;
+use serde::Deserialize;
+
+pub const FOREGROUND: &str = "foregroundDeletion";
+pub const ORPHAN: &str = "orphan";
+
+/// An object's uid, small. The server makes uids of one form; what somebody else wrote into an owner reference
+/// is made a number that no object has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Uid(u128);
+
+impl Uid {
+    pub fn of(text: &str) -> Uid {
+        let digit = |c: u8| matches!(c, b'0'..=b'9' | b'a'..=b'f');
+        let form = text.len() == 36
+            && text.bytes().enumerate().all(|(i, c)| match i {
+                8 | 13 | 18 | 23 => c == b'-',
+                _ => digit(c),
+            });
+        match u128::from_str_radix(&text.replace('-', ""), 16) {
+            Ok(number) if form => Uid(number),
+            _ => Uid(u128::from(hash(text)) | 1 << 127 | 1 << 79),
+        }
+    }
+}
+
+impl fmt::Display for Uid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = format!("{:032x}", self.0);
+        write!(f, "{}-{}-{}-{}-{}", &text[..8], &text[8..12], &text[12..16], &text[16..20], &text[20..])
+    }
+}
+
+/// Which of the kinds that are followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct KindId(pub u16);
+
+/// What is read of an object.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Meta {
+    pub uid: String,
+    pub name: String,
+    pub namespace: String,
+    pub resource_version: String,
+    pub deletion_timestamp: Option<String>,
+    pub finalizers: Vec<String>,
+    pub owner_references: Vec<OwnerReference>,
+}
+
+/// An object, read for its metadata alone.
+#[derive(Debug, Default, Deserialize)]
+pub struct Partial {
+    #[serde(default)]
+    pub metadata: Meta,
+}
+
+impl Meta {
+    pub fn is_deleting(&self) -> bool {
+        self.deletion_timestamp.is_some()
+    }
+
+    pub fn held_by(&self, finalizer: &str) -> bool {
+        self.finalizers.iter().any(|held| held == finalizer)
+    }
+}
+
+/// Group, kind and name of an object, as a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place(u64);
+
+impl Place {
+    pub fn new(group: &str, kind: &str, name: &str) -> Place {
+        Place(hash((group, kind, name)))
+    }
+
+    pub fn of(reference: &OwnerReference) -> Place {
+        let group = reference.api_version.split_once('/').map_or("", |(group, _)| group);
+        Place::new(group, &reference.kind, &reference.name)
+    }
+}
+
+fn hash(value: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Where an object is on its way out, as far as that concerns its dependents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Alive,
+    Going,
+    /// It goes once its dependents let go of it.
+    Orphaning,
+    /// It goes once the dependents that block it are gone.
+    Foreground,
+}
+
+impl Stage {
+    fn of(meta: &Meta) -> Stage {
+        match meta.is_deleting() {
+            false => Stage::Alive,
+            true if meta.held_by(ORPHAN) => Stage::Orphaning,
+            true if meta.held_by(FOREGROUND) => Stage::Foreground,
+            true => Stage::Going,
+        }
+    }
+}
+
+struct Node {
+    kind: KindId,
+    namespace: Arc<str>,
+    name: Box<str>,
+    place: Place,
+    owners: Box<[Owner]>,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Owner {
+    uid: Uid,
+    place: Place,
+    blocked: bool,
+}
+
+/// What an object calls for, by what is known of it.
+#[derive(Debug, PartialEq)]
+pub enum Look {
+    Nothing,
+    /// Its owners are to be looked up.
+    Verify,
+    /// Its dependents are to let go of it, then it goes.
+    Orphan {
+        dependents: Vec<Uid>,
+    },
+    /// These have to go first; with none, it goes.
+    Foreground {
+        blocked_by: Vec<Uid>,
+    },
+}
+
+/// All objects of all kinds.
+#[derive(Default)]
+pub struct Graph {
+    nodes: HashMap<Uid, Node>,
+    /// The dependents of each owner, also of owners nobody has seen.
+    dependents: HashMap<Uid, BTreeSet<Uid>>,
+    namespaces: HashSet<Arc<str>>,
+}
+
+impl Graph {
+    /// Takes in an object as it is now and names whom to look at.
+    pub fn observe(
+        &mut self,
+        kind: KindId,
+        group_kind: (&str, &str),
+        meta: &Meta,
+        wake: &mut dyn FnMut(Uid),
+    ) {
+        let uid = Uid::of(&meta.uid);
+        let owners: Box<[Owner]> = meta
+            .owner_references
+            .iter()
+            .map(|reference| Owner {
+                uid: Uid::of(&reference.uid),
+                place: Place::of(reference),
+                blocked: reference.block_owner_deletion == Some(true),
+            })
+            .collect();
+        let node = Node {
+            kind,
+            namespace: self.interned(&meta.namespace),
+            name: meta.name.as_str().into(),
+            place: Place::new(group_kind.0, group_kind.1, &meta.name),
+            owners,
+            stage: Stage::of(meta),
+        };
+        let stage = node.stage;
+        let before = self.nodes.remove(&uid);
+        let (was, owned) = match &before {
+            Some(before) => (Some(before.stage), before.owners.clone()),
+            None => (None, Box::default()),
+        };
+        for owner in node.owners.iter().filter(|owner| !owned.contains(owner)) {
+            self.dependents.entry(owner.uid).or_default().insert(uid);
+        }
+        let kept = |owner: &Owner| node.owners.iter().any(|now| now.uid == owner.uid);
+        for owner in owned.iter().filter(|owner| !kept(owner)) {
+            self.let_go(owner.uid, uid);
+        }
+        for owner in owned.iter().filter(|owner| !node.owners.contains(owner)) {
+            self.wake_waiting(owner.uid, wake);
+        }
+        if owned != node.owners {
+            wake(uid);
+        }
+        let appears = before.is_none();
+        self.nodes.insert(uid, node);
+        if was != Some(stage) && matches!(stage, Stage::Orphaning | Stage::Foreground) {
+            wake(uid);
+        }
+        // Those who took another object for their owner, and those who have to go before it.
+        if appears || was != Some(stage) && stage == Stage::Foreground {
+            for dependent in self.dependents_of(uid) {
+                if self.look(dependent) == Look::Verify {
+                    wake(dependent);
+                }
+            }
+        }
+    }
+
+    /// The object is gone.
+    pub fn forget(&mut self, uid: Uid, wake: &mut dyn FnMut(Uid)) {
+        let Some(node) = self.nodes.remove(&uid) else { return };
+        self.dependents_of(uid).into_iter().for_each(&mut *wake);
+        for owner in &node.owners {
+            self.let_go(owner.uid, uid);
+            self.wake_waiting(owner.uid, wake);
+        }
+    }
+
+    /// Of a kind there are only these left; what happened to the others was missed.
+    pub fn retain(&mut self, kind: KindId, present: &HashSet<Uid>, wake: &mut dyn FnMut(Uid)) {
+        let gone = |(uid, node): (&Uid, &Node)| (node.kind == kind && !present.contains(uid)).then_some(*uid);
+        let gone: Vec<Uid> = self.nodes.iter().filter_map(gone).collect();
+        gone.into_iter().for_each(|uid| self.forget(uid, wake));
+        self.unsettled(wake);
+    }
+
+    /// Names the dependents of owners nobody has seen.
+    pub fn unsettled(&self, wake: &mut dyn FnMut(Uid)) {
+        let unseen = self.dependents.iter().filter(|(owner, _)| !self.nodes.contains_key(owner));
+        unseen.flat_map(|(_, dependents)| dependents).for_each(|uid| wake(*uid));
+    }
+
+    /// A kind is served no more. Its objects are not known to be gone.
+    pub fn drop_kind(&mut self, kind: KindId) {
+        self.retain(kind, &HashSet::new(), &mut |_| {});
+    }
+
+    pub fn look(&self, uid: Uid) -> Look {
+        let Some(node) = self.nodes.get(&uid) else { return Look::Nothing };
+        match node.stage {
+            Stage::Orphaning => Look::Orphan { dependents: self.dependents_of(uid) },
+            Stage::Foreground => {
+                let blocks = |dependent: &Uid| {
+                    let owners = self.nodes.get(dependent).map(|node| &*node.owners).unwrap_or_default();
+                    owners.iter().any(|owner| owner.uid == uid && owner.blocked)
+                };
+                let blocked_by = self.dependents_of(uid).into_iter().filter(blocks).collect();
+                Look::Foreground { blocked_by }
+            }
+            Stage::Going => Look::Nothing,
+            Stage::Alive if node.owners.iter().all(|owner| self.is_settled(node, owner)) => Look::Nothing,
+            Stage::Alive => Look::Verify,
+        }
+    }
+
+    /// The owner is there, is the one that is meant, and does not wait for its dependents to go.
+    fn is_settled(&self, node: &Node, owner: &Owner) -> bool {
+        self.nodes.get(&owner.uid).is_some_and(|found| {
+            let reachable = found.namespace.is_empty() || found.namespace == node.namespace;
+            reachable && found.place == owner.place && found.stage != Stage::Foreground
+        })
+    }
+
+    /// Kind and key of an object.
+    pub fn whereabouts(&self, uid: Uid) -> Option<(KindId, Key)> {
+        let node = self.nodes.get(&uid)?;
+        Some((node.kind, Key { namespace: node.namespace.clone(), name: (&*node.name).into() }))
+    }
+
+    /// The object is being deleted and waits for its own dependents.
+    pub fn is_foreground(&self, uid: Uid) -> bool {
+        self.nodes.get(&uid).is_some_and(|node| node.stage == Stage::Foreground)
+    }
+
+    pub fn dependents_of(&self, uid: Uid) -> Vec<Uid> {
+        self.dependents.get(&uid).into_iter().flatten().copied().collect()
+    }
+
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    fn wake_waiting(&self, owner: Uid, wake: &mut dyn FnMut(Uid)) {
+        if self.is_foreground(owner) {
+            wake(owner);
+        }
+    }
+
+    fn let_go(&mut self, owner: Uid, dependent: Uid) {
+        if let Some(dependents) = self.dependents.get_mut(&owner) {
+            dependents.remove(&dependent);
+            if dependents.is_empty() {
+                self.dependents.remove(&owner);
+            }
+        }
+    }
+
+    fn interned(&mut self, namespace: &str) -> Arc<str> {
+        if let Some(known) = self.namespaces.get(namespace) {
+            return known.clone();
+        }
+        let new: Arc<str> = namespace.into();
+        self.namespaces.insert(new.clone());
+        new
+    }
+}
