@@ -2,9 +2,11 @@
 //!
 //! One table of plugins in upstream's order, each a pure function of the request, the object and what the
 //! cluster holds. The changing half of a plugin runs before the kind's rules, the judging half after them.
-//! Only `quota` keeps state, since what it grants must hold until the object is stored.
+//! Only `quota` keeps state, since what it grants must hold until the object is stored, and `event_rates`.
 
+mod certificates;
 mod defaults;
+mod event_rates;
 mod lifecycle;
 mod limits;
 mod node_restriction;
@@ -12,12 +14,12 @@ mod optional;
 mod pod_security;
 mod priority;
 pub mod quota;
+mod resize;
 mod resources;
 mod runtime;
 mod service_account;
 mod settings;
 mod storage;
-mod subject;
 #[cfg(test)]
 mod tests;
 mod usage;
@@ -86,6 +88,8 @@ pub trait Cluster {
     fn list(&self, group: &str, plural: &str, namespace: &str) -> Vec<Arc<Object>>;
     /// How plugins are set.
     fn settings(&self) -> &Settings;
+    /// How many events may still come.
+    fn event_rates(&self) -> &event_rates::Rates;
     /// Whether somebody may do something.
     fn allows(&self, user: &User, ask: &Ask<'_>) -> bool;
 }
@@ -118,15 +122,20 @@ pub const PLUGINS: &[Plugin] = &[
     plugin("PodSecurity", true, None, Some(pod_security::validate)),
     plugin("Priority", true, Some(priority::admit), Some(priority::validate)),
     plugin("DefaultTolerationSeconds", true, Some(defaults::toleration_seconds), None),
+    plugin("EventRateLimit", false, None, Some(event_rates::validate)),
     plugin("ExtendedResourceToleration", false, Some(optional::extended_resource_tolerations), None),
     plugin("DefaultStorageClass", true, Some(storage::default_class), None),
     // Off until something takes the finalizers away again once nothing uses the object.
     plugin("StorageObjectInUseProtection", false, Some(storage::protect), None),
     plugin("PersistentVolumeClaimResize", true, None, Some(storage::resize)),
     plugin("RuntimeClass", true, Some(runtime::admit), Some(runtime::validate)),
-    plugin("CertificateSubjectRestriction", true, None, Some(subject::validate)),
+    plugin("CertificateApproval", true, None, Some(certificates::approval)),
+    plugin("CertificateSigning", true, None, Some(certificates::signing)),
+    plugin("CertificateSubjectRestriction", true, None, Some(certificates::subject)),
     plugin("DefaultIngressClass", true, Some(defaults::ingress_class), None),
     plugin("DenyServiceExternalIPs", false, None, Some(optional::no_external_ips)),
+    plugin("PodTopologyLabels", true, Some(defaults::topology_labels), None),
+    plugin("PodResizeValidator", true, None, Some(resize::validate)),
     // Judges in `quota`, since it must hold on to what it grants.
     plugin("ResourceQuota", true, None, None),
 ];
@@ -152,6 +161,7 @@ pub enum SwitchError {
 pub struct Chain {
     plugins: Vec<&'static Plugin>,
     settings: Settings,
+    event_rates: event_rates::Rates,
     pub quotas: quota::Quotas,
 }
 
@@ -177,7 +187,9 @@ impl Chain {
         };
         let plugins: Vec<&Plugin> = PLUGINS.iter().filter(on).collect();
         let enforced = plugins.iter().any(|plugin| plugin.name == "ResourceQuota");
-        Ok(Chain { plugins, settings: switches.settings.clone(), quotas: quota::Quotas::new(enforced) })
+        let settings = switches.settings.clone();
+        let event_rates = event_rates::Rates::new(&settings.event_rates);
+        Ok(Chain { plugins, settings, event_rates, quotas: quota::Quotas::new(enforced) })
     }
 
     fn admit(&self, request: &Request<'_>, object: &mut Value, cluster: &dyn Cluster) -> Result<(), Status> {
@@ -266,6 +278,10 @@ impl Cluster for Server {
         &self.admission.settings
     }
 
+    fn event_rates(&self) -> &event_rates::Rates {
+        &self.admission.event_rates
+    }
+
     fn allows(&self, user: &User, ask: &Ask<'_>) -> bool {
         self.rbac.allows(user, ask)
     }
@@ -287,22 +303,14 @@ impl Server {
         self.admission.admit(request, object, self)
     }
 
-    /// For a token, which is made but not stored.
-    pub async fn admit_token(&self, target: &Target, token: &mut Value, user: &User) -> Result<(), Status> {
-        let request = Request::new(target, Operation::Create, &Value::Null, None, Some(user));
-        self.admit(&request, token).await
-    }
-
-    /// For requests that make nothing themselves, such as a binding: only the namespace matters.
-    pub async fn admit_into_namespace(
+    /// For what is made but not stored: tokens, bindings, evictions.
+    pub async fn admit_only(
         &self,
         target: &Target,
-        name: &str,
+        object: &mut Value,
         user: Option<&User>,
     ) -> Result<(), Status> {
-        let mut request = Request::new(target, Operation::Create, &Value::Null, None, user);
-        request.name = name.to_owned();
-        self.admit(&request, &mut Value::Null).await
+        self.admit(&Request::new(target, Operation::Create, &Value::Null, None, user), object).await
     }
 
     /// Runs the judging halves, and answers with what the client is to be warned of.

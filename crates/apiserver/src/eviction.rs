@@ -28,7 +28,7 @@ pub async fn evict(server: &Server, call: &Call, target: &Target) -> Result<Resp
     let mut eviction =
         codec::decode(media, &call.body, ("policy", "v1", "Eviction"), options.validation)?.value;
     crate::create::place(&mut eviction, target)?;
-    server.admit_into_namespace(target, &target.name, options.user.as_ref()).await?;
+    server.admit_only(target, &mut eviction, options.user.as_ref()).await?;
     let dry_run: Vec<&str> = call.query.all("dryRun").collect();
     let asked = api::policy::eviction::delete_options(&eviction, &target.name, &dry_run)?;
     let delete = DeleteOptions::from_value(&asked)?;

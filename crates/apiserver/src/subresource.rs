@@ -67,7 +67,7 @@ pub async fn bind(server: &Server, call: &Call, target: &Target) -> Result<Respo
         subresource: "binding".into(),
         ..Target::collection(pods, &target.namespace)
     };
-    server.admit_into_namespace(&pod, &name, options.user.as_ref()).await?;
+    server.admit_only(&pod, &mut binding, options.user.as_ref()).await?;
     let mut errors = Errors::default();
     api::core::binding::validate_binding(&binding, &mut errors);
     if !errors.is_empty() {

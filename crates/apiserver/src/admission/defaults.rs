@@ -1,4 +1,5 @@
-//! Small plugins that fill something in: taints of new nodes, tolerations of pods, the class of an ingress.
+//! Small plugins that fill something in: taints of new nodes, tolerations of pods, the class of an ingress,
+//! where a pod is.
 
 use api::Status;
 use api::json::Json as _;
@@ -37,6 +38,33 @@ pub fn toleration_seconds(request: &Request<'_>, pod: &mut Value, _: &dyn Cluste
                 json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300});
             pod.object_mut("spec");
             push(&mut pod["spec"], "tolerations", toleration);
+        }
+    }
+    Ok(())
+}
+
+/// PodTopologyLabels: a pod that comes to a node is labelled with where the node is. A binding hands its
+/// labels on to the pod.
+pub fn topology_labels(
+    request: &Request<'_>,
+    object: &mut Value,
+    cluster: &dyn Cluster,
+) -> Result<(), Status> {
+    let pods = (request.row.group, request.row.plural) == ("", "pods");
+    if !pods || request.operation != Operation::Create {
+        return Ok(());
+    }
+    let target = object.at("target");
+    let node = match request.subresource {
+        "" => object.at("spec").text("nodeName"),
+        "binding" if target.text("kind") == "Node" => target.text("name"),
+        _ => "",
+    };
+    let Some(node) = cluster.get("", "nodes", "", node).filter(|_| !node.is_empty()) else { return Ok(()) };
+    for name in ["topology.kubernetes.io/region", "topology.kubernetes.io/zone"] {
+        if let Some(value) = node.label(name) {
+            object.object_mut("metadata");
+            object["metadata"].object_mut("labels").insert(name.into(), value.into());
         }
     }
     Ok(())

@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::pod_security;
+use super::{event_rates, pod_security};
 
 /// How the plugins are set; upstream's defaults unless a file says otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     pub(super) pod_security: pod_security::Settings,
+    pub(super) event_rates: Vec<event_rates::Limit>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +80,7 @@ impl Settings {
     fn set(&mut self, plugin: &str, value: &Value) -> Result<(), String> {
         match plugin {
             "PodSecurity" => self.pod_security = pod_security::Settings::read(value)?,
+            "EventRateLimit" => self.event_rates = event_rates::read(value)?,
             _ => return Err("it takes none here".to_owned()),
         }
         Ok(())

@@ -15,6 +15,7 @@ mod quotas;
 pub struct Fake {
     objects: Vec<Arc<Object>>,
     settings: Settings,
+    event_rates: event_rates::Rates,
 }
 
 impl Fake {
@@ -48,6 +49,10 @@ impl Cluster for Fake {
 
     fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    fn event_rates(&self) -> &event_rates::Rates {
+        &self.event_rates
     }
 
     /// `jo` may do everything, and nobody else anything.
@@ -112,6 +117,187 @@ fn plugins_are_switched_by_name() {
     names.sort_unstable();
     names.dedup();
     assert_eq!(names.len(), PLUGINS.len());
+}
+
+/// All of upstream's, in its order; `!` for those that are on by default.
+const UPSTREAM: &[&str] = &[
+    "AlwaysAdmit",
+    "NamespaceAutoProvision",
+    "!NamespaceLifecycle",
+    "NamespaceExists",
+    "LimitPodHardAntiAffinityTopology",
+    "!LimitRanger",
+    "!ServiceAccount",
+    "NodeRestriction",
+    "!TaintNodesByCondition",
+    "AlwaysPullImages",
+    "ImagePolicyWebhook",
+    "!PodSecurity",
+    "PodNodeSelector",
+    "!Priority",
+    "!DefaultTolerationSeconds",
+    "PodTolerationRestriction",
+    "EventRateLimit",
+    "ExtendedResourceToleration",
+    "!DefaultStorageClass",
+    "!StorageObjectInUseProtection",
+    "!PodGroupProtection",
+    "OwnerReferencesPermissionEnforcement",
+    "!PersistentVolumeClaimResize",
+    "!RuntimeClass",
+    "!CertificateApproval",
+    "!CertificateSigning",
+    "!ClusterTrustBundleAttest",
+    "!CertificateSubjectRestriction",
+    "!DefaultIngressClass",
+    "DenyServiceExternalIPs",
+    "!PodTopologyLabels",
+    "!PodGroupWorkloadExists",
+    "!NodeDeclaredFeatureValidator",
+    "!JobValidation",
+    "!PodResizeValidator",
+    "!MutatingAdmissionPolicy",
+    "!MutatingAdmissionWebhook",
+    "!ValidatingAdmissionPolicy",
+    "!ValidatingAdmissionWebhook",
+    "!ResourceQuota",
+    "AlwaysDeny",
+];
+
+/// On by default upstream, and not here at all: those of kinds that are not served (the groups of pods,
+/// trust bundles), those of gates that are off, what nodes declare of themselves, and those that come with
+/// extending the API.
+const ABSENT: &[&str] = &[
+    "PodGroupProtection",
+    "ClusterTrustBundleAttest",
+    "PodGroupWorkloadExists",
+    "NodeDeclaredFeatureValidator",
+    "JobValidation",
+    "MutatingAdmissionPolicy",
+    "MutatingAdmissionWebhook",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionWebhook",
+];
+
+/// On here and off there, or the other way round; the table says why.
+const OTHERWISE: &[&str] = &["NodeRestriction", "StorageObjectInUseProtection"];
+
+#[test]
+fn the_order_and_what_is_on_are_upstreams() {
+    let name = |entry: &&'static str| entry.trim_start_matches('!');
+    let ours: Vec<&str> = PLUGINS.iter().map(|plugin| plugin.name).collect();
+    let theirs: Vec<&str> = UPSTREAM.iter().map(name).filter(|name| ours.contains(name)).collect();
+    assert_eq!(ours, theirs);
+    for plugin in PLUGINS {
+        let on = UPSTREAM.contains(&format!("!{}", plugin.name).as_str());
+        assert_eq!(plugin.on != on, OTHERWISE.contains(&plugin.name), "{}", plugin.name);
+    }
+    for entry in UPSTREAM.iter().filter(|entry| entry.starts_with('!')) {
+        assert_ne!(ours.contains(&name(entry)), ABSENT.contains(&name(entry)), "{entry}");
+    }
+}
+
+#[test]
+fn pods_are_labelled_with_where_they_are() {
+    let labels = json!({"topology.kubernetes.io/zone": "z", "topology.kubernetes.io/region": "r", "x": "y"});
+    let cluster = Fake::of(&[
+        ("", "nodes", json!({"metadata": {"name": "there", "labels": labels}})),
+        ("", "nodes", json!({"metadata": {"name": "nowhere"}})),
+    ]);
+    let pod = |node: &str| {
+        json!({"metadata": {"name": "p", "namespace": "n", "labels": {"topology.kubernetes.io/zone": "mine"}},
+            "spec": {"nodeName": node}})
+    };
+    let own = json!({"topology.kubernetes.io/zone": "mine"});
+    let given = json!({"topology.kubernetes.io/zone": "z", "topology.kubernetes.io/region": "r"});
+    for (node, expected) in [("there", &given), ("nowhere", &own), ("none", &own), ("", &own)] {
+        check("PodTopologyLabels", ("", "pods"), pod(node), &cluster, "/metadata/labels", expected.clone());
+    }
+    let pods = api::table::find("", "v1", "pods").expect("pods are in the table");
+    let target = Target { name: "p".into(), subresource: "binding".into(), ..Target::collection(pods, "n") };
+    for (kind, expected) in [("Node", given), ("Moon", Value::Null)] {
+        let mut binding = json!({"metadata": {"name": "p"}, "target": {"kind": kind, "name": "there"}});
+        let request = Request::new(&target, Operation::Create, &Value::Null, None, None);
+        defaults::topology_labels(&request, &mut binding, &cluster).expect("labels");
+        assert_eq!(*binding.path("metadata.labels"), expected);
+    }
+}
+
+/// Runs a judging plugin on a change through a subresource.
+fn judge_change(
+    name: &str,
+    (group, plural, subresource): (&str, &str, &str),
+    who: Option<&str>,
+    (new, old): (Value, Value),
+    cluster: &Fake,
+) -> String {
+    let plugin = PLUGINS.iter().find(|plugin| plugin.name == name).expect("a known plugin");
+    let row = api::table::find(group, "v1", plural).expect("a known kind");
+    let target = Target { name: "x".into(), subresource: subresource.into(), ..Target::collection(row, "") };
+    let user = who.map(|name| User { name: name.into(), ..User::default() });
+    let request = Request::new(&target, Operation::Update, &new, Some(&old), user.as_ref());
+    let answer = plugin.validate.expect("a judge")(&request, &new, cluster);
+    answer.map_or_else(|status| status.message, |()| String::new())
+}
+
+#[test]
+fn certificates_are_approved_and_signed_by_who_may() {
+    let csr = |signer: &str, certificate: &str| json!({"spec": {"signerName": signer}, "status": {"certificate": certificate}});
+    let refused = |verb: &str| {
+        format!(
+            "certificatesigningrequests.certificates.k8s.io \"x\" is forbidden: user not permitted to {verb} requests with signerName \"example.com/s\""
+        )
+    };
+    let check = |name: &str, subresource: &str, who: Option<&str>, certificate: &str, expected: &str| {
+        // What an approval says about the signer does not count.
+        let objects = (csr("other.com/s", certificate), csr("example.com/s", ""));
+        let kind = ("certificates.k8s.io", "certificatesigningrequests", subresource);
+        assert_eq!(
+            judge_change(name, kind, who, objects, &Fake::default()),
+            expected,
+            "{name} {subresource}"
+        );
+    };
+    check("CertificateApproval", "approval", Some("al"), "", &refused("approve"));
+    check("CertificateApproval", "approval", Some("jo"), "", "");
+    check("CertificateApproval", "approval", None, "", "");
+    check("CertificateApproval", "status", Some("al"), "x", "");
+    check("CertificateSigning", "status", Some("al"), "x", &refused("sign"));
+    check("CertificateSigning", "status", Some("al"), "", "");
+    check("CertificateSigning", "status", Some("jo"), "x", "");
+    check("CertificateSigning", "approval", Some("al"), "x", "");
+}
+
+#[test]
+fn pods_grow_no_larger_than_their_node() {
+    let node = |name: &str, os: &str| {
+        json!({"metadata": {"name": name, "labels": {"kubernetes.io/os": os}},
+            "status": {"allocatable": {"cpu": "2", "memory": "1Gi"}}})
+    };
+    let cluster = Fake::of(&[("", "nodes", node("n", "linux")), ("", "nodes", node("w", "windows"))]);
+    let pod = |node: &str, cpu: &str, memory: &str| {
+        let requests = json!({"cpu": cpu, "memory": memory});
+        json!({"spec": {"nodeName": node, "containers": [{"name": "c", "resources": {"requests": requests}}]}})
+    };
+    let check = |node: &str, (cpu, memory): (&str, &str), why: &str| {
+        let objects = (pod(node, cpu, memory), pod(node, "1", "1Mi"));
+        let found = judge_change("PodResizeValidator", ("", "pods", "resize"), Some("al"), objects, &cluster);
+        assert_eq!(found.trim_start_matches("pods \"x\" is forbidden: "), why);
+    };
+    check("n", ("2", "1Gi"), "");
+    check(
+        "n",
+        ("3", "1Gi"),
+        "node didn't have enough allocatable resources: cpu, requested: 3000, allocatable: 2000",
+    );
+    check(
+        "n",
+        ("2500m", "2Gi"),
+        "node didn't have enough allocatable resources: cpu, requested: 2500, allocatable: 2000; memory, requested: 2147483648, allocatable: 1073741824",
+    );
+    check("w", ("2", "1Mi"), "pod resize is only supported on linux nodes, node \"w\" is \"windows\"");
+    check("none", ("2", "1Mi"), "node \"none\" not found");
+    check("", ("9", "9Gi"), "");
 }
 
 #[test]

@@ -1,0 +1,76 @@
+//! The plugins about CertificateSigningRequests: who may approve and sign them, and what nobody may ask for.
+
+use api::Status;
+use api::certificates::certificate_signing_request::organizations;
+use api::field::quoted;
+use api::json::Json as _;
+use serde_json::Value;
+
+use super::{Cluster, Operation, Request};
+use crate::rbac::Ask;
+
+const GROUP: &str = "certificates.k8s.io";
+const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
+
+/// CertificateApproval: whoever approves must be allowed to for that signer.
+pub fn approval(request: &Request<'_>, _: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
+    if changes(request, "approval") {
+        let signer = signer(request);
+        return may(request, cluster, "approve", signer);
+    }
+    Ok(())
+}
+
+/// CertificateSigning: so must whoever signs or fails.
+pub fn signing(request: &Request<'_>, csr: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
+    let old = request.old.unwrap_or(&Value::Null);
+    let differs = |field: &str| csr.at("status").get(field) != old.at("status").get(field);
+    if changes(request, "status") && (differs("certificate") || differs("conditions")) {
+        return may(request, cluster, "sign", signer(request));
+    }
+    Ok(())
+}
+
+/// CertificateSubjectRestriction: nobody asks for a certificate that would make them all-powerful.
+pub fn subject(request: &Request<'_>, csr: &Value, _: &dyn Cluster) -> Result<(), Status> {
+    if !request.creates(GROUP, "certificatesigningrequests")
+        || csr.at("spec").text("signerName") != CLIENT_SIGNER
+    {
+        return Ok(());
+    }
+    let groups =
+        organizations(csr).map_err(|why| request.forbidden(format!("failed to parse CSR: {why}")))?;
+    if groups.iter().any(|group| group == "system:masters") {
+        return Err(request
+            .forbidden(format!("use of {CLIENT_SIGNER} signer with system:masters group is not allowed")));
+    }
+    Ok(())
+}
+
+fn changes(request: &Request<'_>, subresource: &str) -> bool {
+    request.operation == Operation::Update
+        && (request.row.group, request.row.plural) == (GROUP, "certificatesigningrequests")
+        && request.subresource == subresource
+}
+
+/// As it was: an approval cannot change it.
+fn signer<'a>(request: &Request<'a>) -> &'a str {
+    request.old.unwrap_or(&Value::Null).at("spec").text("signerName")
+}
+
+/// A permission is for a signer, or for all signers of a domain.
+fn may(request: &Request<'_>, cluster: &dyn Cluster, verb: &str, signer: &str) -> Result<(), Status> {
+    // The server's own loops approve and sign what they are there for.
+    let Some(user) = request.user else { return Ok(()) };
+    let domain = format!("{}/*", signer.split('/').next().unwrap_or(""));
+    let allowed = [signer, &domain].into_iter().any(|name| {
+        let (group, resource) = (GROUP, "signers");
+        let ask = Ask::Resource { verb, group, resource, subresource: "", namespace: "", name, fields: None };
+        cluster.allows(user, &ask)
+    });
+    if allowed {
+        return Ok(());
+    }
+    Err(request
+        .forbidden(format!("user not permitted to {verb} requests with signerName {}", quoted(signer))))
+}

@@ -1,0 +1,276 @@
+//! EventRateLimit: a bucket of events for the server, each namespace, each user, or each source and object.
+//!
+//! Off unless switched on, and without limits unless its file sets some.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::json::Json as _;
+use api::{Errors, Path, Status};
+use parking_lot::Mutex;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{Cluster, Operation, Request};
+
+/// Buckets kept of each kind unless the file says otherwise.
+const BUCKETS: usize = 4096;
+const KINDS: [&str; 4] = ["Namespace", "Server", "SourceAndObject", "User"];
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Limit {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    qps: i32,
+    #[serde(default)]
+    burst: i32,
+    #[serde(default)]
+    cache_size: i32,
+}
+
+/// `Configuration` of eventratelimit.admission.k8s.io, as it is in the file.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct File {
+    api_version: String,
+    kind: String,
+    #[serde(default)]
+    limits: Vec<Limit>,
+}
+
+/// The limits and what is left in their buckets.
+#[derive(Default)]
+pub struct Rates(Vec<(Limit, Mutex<Buckets>)>);
+
+#[derive(Default)]
+struct Buckets {
+    by_key: HashMap<Arc<str>, Bucket>,
+    /// By when they were used last.
+    order: BTreeMap<u64, Arc<str>>,
+    uses: u64,
+}
+
+struct Bucket {
+    left: f64,
+    at: Instant,
+    used: u64,
+}
+
+pub fn validate(request: &Request<'_>, event: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
+    let event_kind = (request.row.group, request.row.plural) == ("", "events");
+    if !event_kind || request.operation == Operation::Delete || request.dry_run {
+        return Ok(());
+    }
+    cluster.event_rates().take(request, event, Instant::now())
+}
+
+/// Reads a `Configuration`.
+pub fn read(value: &Value) -> Result<Vec<Limit>, String> {
+    let file = File::deserialize(value).map_err(|error| error.to_string())?;
+    if (file.api_version.as_str(), file.kind.as_str())
+        != ("eventratelimit.admission.k8s.io/v1alpha1", "Configuration")
+    {
+        return Err("it must be a Configuration of eventratelimit.admission.k8s.io/v1alpha1".to_owned());
+    }
+    let mut errors = Errors::default();
+    let limits = Path::new("limits");
+    if file.limits.is_empty() {
+        errors.invalid(&limits, Value::Array(Vec::new()), "must not be empty");
+    }
+    for (i, limit) in file.limits.iter().enumerate() {
+        let path = limits.index(i);
+        if !KINDS.contains(&limit.kind.as_str()) {
+            errors.not_supported(&path.at("type"), limit.kind.as_str(), &KINDS);
+        }
+        for (field, number) in [("burst", limit.burst), ("qps", limit.qps)] {
+            if number <= 0 {
+                errors.invalid(&path.at(field), number, "must be positive");
+            }
+        }
+        if limit.kind != "Server" && limit.cache_size < 0 {
+            errors.invalid(&path.at("cacheSize"), limit.cache_size, "must not be negative");
+        }
+    }
+    if errors.is_empty() { Ok(file.limits) } else { Err(errors.to_string()) }
+}
+
+impl Rates {
+    pub fn new(limits: &[Limit]) -> Rates {
+        Rates(limits.iter().map(|limit| (limit.clone(), Mutex::default())).collect())
+    }
+
+    /// Takes one out of every bucket an event belongs to.
+    fn take(&self, request: &Request<'_>, event: &Value, now: Instant) -> Result<(), Status> {
+        let mut empty = Vec::new();
+        for (limit, buckets) in &self.0 {
+            let key = limit.key(request, event);
+            if !buckets.lock().take(limit, &key, now) {
+                empty.push(format!("limit reached on type {} for key {key}", limit.kind));
+            }
+        }
+        if empty.is_empty() {
+            return Ok(());
+        }
+        let why = crate::rbac::together(&empty);
+        Err(Status::failure(429, "TooManyRequests", format!("Too many requests: {why}")))
+    }
+}
+
+impl Limit {
+    fn key(&self, request: &Request<'_>, event: &Value) -> String {
+        match self.kind.as_str() {
+            "Namespace" => request.namespace.to_owned(),
+            "User" => request.user.map(|user| user.name.clone()).unwrap_or_default(),
+            "SourceAndObject" => {
+                let (source, object) = (event.at("source"), event.at("involvedObject"));
+                let source = ["component", "host"].map(|field| source.text(field));
+                let fields = ["kind", "namespace", "name", "uid", "apiVersion"];
+                [source.concat(), fields.map(|field| object.text(field)).concat()].concat()
+            }
+            _ => String::new(),
+        }
+    }
+}
+
+impl Buckets {
+    fn take(&mut self, limit: &Limit, key: &str, now: Instant) -> bool {
+        self.uses += 1;
+        let (used, burst) = (self.uses, f64::from(limit.burst));
+        let key: Arc<str> = match self.by_key.get_key_value(key) {
+            Some((key, bucket)) => {
+                self.order.remove(&bucket.used);
+                key.clone()
+            }
+            None => {
+                self.make_room(limit);
+                key.into()
+            }
+        };
+        self.order.insert(used, key.clone());
+        let bucket = self.by_key.entry(key).or_insert(Bucket { left: burst, at: now, used });
+        let since: Duration = now.saturating_duration_since(bucket.at);
+        bucket.left = (bucket.left + since.as_secs_f64() * f64::from(limit.qps)).min(burst);
+        (bucket.at, bucket.used) = (now, used);
+        let enough = bucket.left >= 1.0;
+        if enough {
+            bucket.left -= 1.0;
+        }
+        enough
+    }
+
+    /// A bucket that was not used for long is forgotten, and is full when it comes again.
+    fn make_room(&mut self, limit: &Limit) {
+        let most = match usize::try_from(limit.cache_size) {
+            Ok(0) | Err(_) => BUCKETS,
+            Ok(size) => size,
+        };
+        while self.by_key.len() >= most {
+            let Some((_, oldest)) = self.order.pop_first() else { return };
+            self.by_key.remove(&oldest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::access::User;
+    use crate::request::Target;
+
+    fn limit(kind: &str, qps: i32, burst: i32, cache_size: i32) -> Limit {
+        Limit { kind: kind.into(), qps, burst, cache_size }
+    }
+
+    /// Each of `namespace user object` at a time in milliseconds; the answer to each.
+    fn run(limits: &[Limit], events: &[(u64, &str)]) -> Vec<String> {
+        let rates = Rates::new(limits);
+        let begin = Instant::now();
+        let row = api::table::find("", "v1", "events").expect("events are in the table");
+        let each = events.iter().map(|(after, text)| {
+            let words: Vec<&str> = text.split(' ').collect();
+            let target = Target::collection(row, words[0]);
+            let user = User { name: words[1].into(), ..User::default() };
+            let event =
+                json!({"involvedObject": {"kind": "Pod", "name": words[2]}, "source": {"component": "c"}});
+            let request = Request::new(&target, Operation::Create, &event, None, Some(&user));
+            let answer = rates.take(&request, &event, begin + Duration::from_millis(*after));
+            answer.map_or_else(|status| format!("{} {}", status.code, status.message), |()| "ok".to_owned())
+        });
+        each.collect()
+    }
+
+    #[test]
+    fn buckets_empty_and_fill_again() {
+        let full = "429 Too many requests: limit reached on type Server for key ";
+        let found = run(
+            &[limit("Server", 2, 3, 0)],
+            &[
+                (0, "a u p"),
+                (0, "b u p"),
+                (0, "c u p"),
+                (0, "d u p"),
+                (499, "d u p"),
+                (501, "d u p"),
+                (502, "d u p"),
+            ],
+        );
+        assert_eq!(found, ["ok", "ok", "ok", full, full, "ok", full]);
+    }
+
+    #[test]
+    fn each_has_its_own_bucket() {
+        let found = run(&[limit("Namespace", 1, 1, 0)], &[(0, "a u p"), (0, "b u p"), (0, "a v q")]);
+        assert_eq!(found, ["ok", "ok", "429 Too many requests: limit reached on type Namespace for key a"]);
+        let found = run(&[limit("User", 1, 1, 0)], &[(0, "a u p"), (0, "a v p"), (0, "b u p")]);
+        assert_eq!(found, ["ok", "ok", "429 Too many requests: limit reached on type User for key u"]);
+        let found = run(&[limit("SourceAndObject", 1, 1, 0)], &[(0, "a u p"), (0, "a u q"), (0, "b v p")]);
+        assert_eq!(
+            found,
+            ["ok", "ok", "429 Too many requests: limit reached on type SourceAndObject for key cPodp"]
+        );
+        let both = [limit("Server", 1, 1, 0), limit("User", 1, 1, 0)];
+        let found = run(&both, &[(0, "a u p"), (0, "a u p")]);
+        assert_eq!(
+            found[1],
+            "429 Too many requests: [limit reached on type Server for key , limit reached on type User for key u]"
+        );
+    }
+
+    #[test]
+    fn only_so_many_buckets_are_kept() {
+        let found = run(
+            &[limit("Namespace", 1, 1, 2)],
+            &[(0, "a u p"), (0, "b u p"), (0, "a u p"), (0, "c u p"), (0, "a u p"), (0, "b u p")],
+        );
+        // The use of `a` makes `b` the oldest, so `b` starts anew.
+        assert_eq!(
+            found.iter().map(|text| text.starts_with("ok")).collect::<Vec<_>>(),
+            [true, true, false, true, false, true]
+        );
+    }
+
+    #[test]
+    fn files_are_checked() {
+        let file = |limits: Value| {
+            let version = "eventratelimit.admission.k8s.io/v1alpha1";
+            read(&json!({"apiVersion": version, "kind": "Configuration", "limits": limits}))
+                .map(|limits| limits.len())
+        };
+        assert_eq!(
+            file(
+                json!([{"type": "Server", "qps": 1, "burst": 1}, {"type": "User", "qps": 1, "burst": 1, "cacheSize": 9}])
+            ),
+            Ok(2)
+        );
+        assert_eq!(file(json!([])).unwrap_err(), "limits: Invalid value: []: must not be empty");
+        assert_eq!(
+            file(json!([{"type": "Moon", "cacheSize": -1}])).unwrap_err(),
+            r#"[limits[0].type: Unsupported value: "Moon": supported values: "Namespace", "Server", "SourceAndObject", "User", limits[0].burst: Invalid value: 0: must be positive, limits[0].qps: Invalid value: 0: must be positive, limits[0].cacheSize: Invalid value: -1: must not be negative]"#
+        );
+    }
+}

@@ -1,0 +1,56 @@
+//! PodResizeValidator: a pod on a node grows no larger than the node.
+
+use api::Status;
+use api::field::quoted;
+use api::json::Json as _;
+use api::status::Cause;
+use schema::quantity::Quantity;
+use serde_json::Value;
+
+use super::{Cluster, Operation, Request, resources};
+
+pub fn validate(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
+    let resize = (request.row.group, request.row.plural, request.subresource) == ("", "pods", "resize");
+    let name = pod.at("spec").text("nodeName");
+    let Some(old) = request.old.filter(|_| resize && request.operation == Operation::Update) else {
+        return Ok(());
+    };
+    if name.is_empty() || old.at("spec") == pod.at("spec") {
+        return Ok(());
+    }
+    let Some(node) = cluster.get("", "nodes", "", name) else {
+        return Err(request.forbidden(format!("node {} not found", quoted(name))));
+    };
+    let refused = |why: String, reason: &str| {
+        let mut status = request.forbidden(why);
+        let cause = Cause { reason: reason.to_owned(), message: String::new(), field: String::new() };
+        status.details.get_or_insert_default().causes.push(cause);
+        Err(status)
+    };
+    if let Some(os) = node.label("kubernetes.io/os").filter(|os| *os != "linux") {
+        let why =
+            format!("pod resize is only supported on linux nodes, node {} is {}", quoted(name), quoted(os));
+        return refused(why, "UnsupportedPlatform");
+    }
+    let room = resources::list(node.value().at("status"), "allocatable");
+    let wanted = resources::of_pod(pod.at("spec"), "requests");
+    let of = |list: &resources::ResourceList, name: &str| {
+        list.get(name).copied().unwrap_or_else(|| Quantity::new(0, schema::quantity::Format::DecimalSI))
+    };
+    let number = |name: &str, quantity: Quantity| match name {
+        "cpu" => quantity.milli(),
+        _ => quantity.value(),
+    };
+    let short: Vec<String> = ["cpu", "memory"]
+        .into_iter()
+        .filter(|name| of(&wanted, name) > of(&room, name))
+        .map(|name| {
+            let (wanted, room) = (number(name, of(&wanted, name)), number(name, of(&room, name)));
+            format!("{name}, requested: {wanted}, allocatable: {room}")
+        })
+        .collect();
+    if short.is_empty() {
+        return Ok(());
+    }
+    refused(format!("node didn't have enough allocatable resources: {}", short.join("; ")), "NodeCapacity")
+}
