@@ -199,7 +199,7 @@ impl<T: Object> Cache<T> {
         for object in objects {
             let before = self.state.write().put(object.clone());
             if before.as_ref().is_none_or(|before| before.revision() != object.revision()) {
-                tell(&listeners, before.as_ref(), Some(&object));
+                tell_put(&listeners, before, &object);
             }
         }
         self.reach(revision);
@@ -214,14 +214,7 @@ impl<T: Object> Cache<T> {
                 tell(&listeners, Some(before.as_ref().unwrap_or(&object)), None);
             } else {
                 let before = self.state.write().put(object.clone());
-                // Another object of the same name: the end of the first was missed.
-                match before {
-                    Some(before) if before.uid() != object.uid() => {
-                        tell(&listeners, Some(&before), None);
-                        tell(&listeners, None, Some(&object));
-                    }
-                    before => tell(&listeners, before.as_ref(), Some(&object)),
-                }
+                tell_put(&listeners, before, &object);
             }
         }
         self.reach(revision);
@@ -236,6 +229,17 @@ impl<T: Object> Cache<T> {
 fn tell<T>(listeners: &[Listener<T>], before: Option<&Arc<T>>, after: Option<&Arc<T>>) {
     for listener in listeners {
         listener(Changed { before, after });
+    }
+}
+
+fn tell_put<T: Object>(listeners: &[Listener<T>], before: Option<Arc<T>>, after: &Arc<T>) {
+    match before {
+        // Another object of the same name: the end of the first was missed.
+        Some(before) if before.uid() != after.uid() => {
+            tell(listeners, Some(&before), None);
+            tell(listeners, None, Some(after));
+        }
+        before => tell(listeners, before.as_ref(), Some(after)),
     }
 }
 
@@ -297,3 +301,6 @@ fn decode<T: Object>(raw: &Raw) -> Option<Arc<T>> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

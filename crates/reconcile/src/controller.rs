@@ -190,3 +190,6 @@ fn complain(controller: &str, key: &impl std::fmt::Display, error: &(dyn std::er
         _ => tracing::warn!(controller, %key, error, "trying again"),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+use std::collections::VecDeque;
+
+use async_trait::async_trait;
+use client::Change;
+use k8s_openapi::api::core::v1::Pod;
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+/// A feed that tells what it was given and then ends.
+struct Given(VecDeque<News>);
+
+#[async_trait]
+impl Feed for Given {
+    async fn next(&mut self) -> Result<News, Error> {
+        self.0.pop_front().ok_or_else(|| Error::Unreachable("the end".into()))
+    }
+}
+
+fn by_node(pod: &Pod, found: &mut dyn FnMut(&str)) {
+    pod.spec.iter().filter_map(|spec| spec.node_name.as_deref()).for_each(found);
+}
+
+fn raw(name: &str, uid: &str, owner: &str, node: &str, revision: u64) -> Raw {
+    let value = json!({
+        "kind": "Pod", "apiVersion": "v1",
+        "metadata": {
+            "name": name, "namespace": "default", "uid": uid, "labels": {"node": node},
+            "managedFields": [{"manager": "test"}],
+            "ownerReferences": [{"apiVersion": "v1", "kind": "X", "name": "x", "uid": owner, "controller": true}]
+        },
+        "spec": {"containers": [], "nodeName": node}
+    });
+    Raw { bytes: value.to_string().into(), revision: Some(revision) }
+}
+
+async fn fed(cache: &Cache<Pod>, news: Vec<News>) {
+    cache.follow(&mut Given(news.into())).await.expect_err("feeds of tests end");
+}
+
+fn names(pods: &[Arc<Pod>]) -> Vec<&str> {
+    pods.iter().map(|pod| pod.name()).collect()
+}
+
+#[tokio::test]
+async fn objects_are_found_by_name_owner_index_and_label() {
+    let cache = Cache::new(&[Index { name: "node", values: by_node }]);
+    let objects =
+        vec![raw("a", "1", "o1", "n1", 5), raw("b", "2", "o1", "n2", 6), raw("c", "3", "o2", "n1", 7)];
+    fed(&cache, vec![News::Everything { objects, revision: 9 }]).await;
+    assert_eq!(cache.revision(), 9);
+    assert_eq!(names(&cache.owned_by("o1")), ["a", "b"]);
+    assert_eq!(names(&cache.indexed("node", "n1")), ["a", "c"]);
+    assert_eq!(names(&cache.matching("default", &LabelSelector::parse("node=n2").unwrap())), ["b"]);
+    assert!(cache.in_namespace("other").is_empty());
+    let a = cache.get(&Key::new("default", "a")).unwrap();
+    assert_eq!((a.revision(), &a.metadata.managed_fields), (5, &None));
+    assert!(cache.get_exactly(&a.key(), "2").is_none());
+}
+
+#[tokio::test]
+async fn an_object_that_was_replaced_unseen_is_gone_before_the_new_one_comes() {
+    let cache = Cache::new(&[]);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let log = told.clone();
+    cache.listen(move |changed: Changed<'_, Pod>| {
+        let uid = |pod: Option<&Arc<Pod>>| pod.map_or("-", |pod| pod.uid()).to_owned();
+        log.lock().push(format!("{}>{}", uid(changed.before), uid(changed.after)));
+    });
+    let change = |object, deleted| Change { object, deleted };
+    let changes = vec![
+        change(raw("a", "1", "o", "n", 1), false),
+        change(raw("a", "1", "o", "n", 2), false),
+        change(raw("a", "2", "o", "n", 4), false),
+        change(raw("a", "2", "o", "n", 5), true),
+    ];
+    fed(&cache, vec![News::Changes { changes, revision: 5 }]).await;
+    assert_eq!(*told.lock(), ["->1", "1>1", "1>-", "->2", "2>-"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_for_a_write_that_never_shows_is_told() {
+    let cache: Arc<Cache<Pod>> = Cache::new(&[]);
+    let error = cache.seen(7).await.expect_err("nothing ever comes");
+    assert_eq!(error.to_string(), "revision 7 of pods did not show up in the cache in time");
+}
+
+proptest! {
+    /// After any news the indexes find what a look at every object finds, and a listener has heard of exactly
+    /// what is there.
+    #[test]
+    fn indexes_and_listeners_agree_with_the_objects(
+        steps in prop::collection::vec((0..5u8, 0..3u8, 0..3u8, 0..6u8), 0..60)
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let cache = Cache::new(&[Index { name: "node", values: by_node }]);
+            let heard: Arc<Mutex<BTreeMap<Key, String>>> = Arc::default();
+            let log = heard.clone();
+            cache.listen(move |changed: Changed<'_, Pod>| {
+                let mut heard = log.lock();
+                let known = heard.remove(&changed.newest().key());
+                assert_eq!(known.as_deref(), changed.before.map(|pod| pod.uid()));
+                if let Some(after) = changed.after {
+                    heard.insert(after.key(), after.uid().to_owned());
+                }
+            });
+            for (revision, (name, owner, node, step)) in (1..).zip(steps) {
+                let (name, node) = (format!("p{name}"), format!("n{node}"));
+                let pod = raw(&name, &format!("{name}-{}", step % 2), &owner.to_string(), &node, revision);
+                let there = cache.get(&Key::new("default", &name)).is_some();
+                let news = match step {
+                    0 => News::Everything { objects: vec![pod], revision },
+                    1 if there => News::Changes { changes: vec![Change { object: pod, deleted: true }], revision },
+                    1 => continue,
+                    _ => News::Changes { changes: vec![Change { object: pod, deleted: false }], revision },
+                };
+                fed(&cache, vec![news]).await;
+                let all = cache.all();
+                let keys: Vec<_> = all.iter().map(|pod| (pod.key(), pod.uid().to_owned())).collect();
+                assert_eq!(keys, heard.lock().clone().into_iter().collect::<Vec<_>>());
+                for value in 0..3 {
+                    let node = format!("n{value}");
+                    let scanned: Vec<_> = all.iter().filter(|pod| pod.label("node") == Some(&node)).cloned().collect();
+                    assert_eq!(cache.indexed("node", &node), scanned);
+                    let owner = value.to_string();
+                    let owned = |pod: &&Arc<Pod>| pod.controller().is_some_and(|reference| reference.uid == owner);
+                    assert_eq!(cache.owned_by(&owner), all.iter().filter(owned).cloned().collect::<Vec<_>>());
+                }
+            }
+        });
+    }
+}
