@@ -14,7 +14,7 @@ use crate::json::Json;
 use crate::names;
 
 /// Which objects are meant, by their labels: all requirements must hold.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LabelSelector {
     /// Sorted by key.
     requirements: Vec<Requirement>,
@@ -22,14 +22,14 @@ pub struct LabelSelector {
     nothing: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Requirement {
     pub key: String,
     pub operator: Operator,
     pub values: Vec<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operator {
     In,
     NotIn,
@@ -95,7 +95,8 @@ impl LabelSelector {
         LabelSelector::of(labels.as_object().into_iter().flatten().map(requirement).collect())
     }
 
-    fn of(mut requirements: Vec<Requirement>) -> LabelSelector {
+    /// The selector of these requirements, which must all hold.
+    pub fn of(mut requirements: Vec<Requirement>) -> LabelSelector {
         requirements.sort_by(|a, b| a.key.cmp(&b.key));
         LabelSelector { requirements, nothing: false }
     }

@@ -1,0 +1,348 @@
+//! Finds a node for a pod: filter, and if several pass, score.
+
+mod diagnosis;
+pub mod random;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+pub use diagnosis::{Diagnosis, FitError};
+pub use random::Random;
+
+use crate::framework::{
+    Attempt, Code, Cycle, Filters, Nominations, Prepared, Profile, Rescue, Scoring, Status,
+};
+use crate::state::{NodeId, State};
+
+/// With fewer nodes than this all are looked at.
+const MIN_FEASIBLE: usize = 100;
+/// At least this part of the nodes is looked at, in percent.
+const MIN_PERCENTAGE: usize = 5;
+
+/// The node that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    pub node: Arc<str>,
+    /// How many nodes were looked at, and how many passed.
+    pub evaluated: usize,
+    pub feasible: usize,
+}
+
+/// Why no node was found.
+pub enum Failure {
+    /// There are no nodes.
+    NoNodes,
+    /// No node will do. With what was found to make room.
+    Unfit { error: FitError, rescue: Option<(Arc<str>, Vec<Arc<crate::state::PodInfo>>)>, clear: bool },
+    /// Something went wrong.
+    Error(String),
+}
+
+/// Programs outside that take part; see `crate::extender`.
+pub trait Extenders: Send + Sync {
+    /// Whether there are none.
+    fn is_empty(&self) -> bool;
+    /// Whether any of them filters nodes.
+    fn filters(&self) -> bool;
+    /// Whether any of them scores nodes.
+    fn scores(&self) -> bool;
+    /// Takes out nodes, with statuses for them; fails the attempt by an error.
+    fn filter(
+        &self,
+        cycle: &Cycle<'_>,
+        nodes: &mut Vec<NodeId>,
+        diagnosis: &mut Diagnosis,
+    ) -> Result<(), String>;
+    /// Adds to the scores.
+    fn score(&self, cycle: &Cycle<'_>, nodes: &[NodeId], scores: &mut [i64]);
+}
+
+/// No extenders.
+pub struct NoExtenders;
+
+impl Extenders for NoExtenders {
+    fn is_empty(&self) -> bool {
+        true
+    }
+
+    fn filters(&self) -> bool {
+        false
+    }
+
+    fn scores(&self) -> bool {
+        false
+    }
+
+    fn filter(&self, _: &Cycle<'_>, _: &mut Vec<NodeId>, _: &mut Diagnosis) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn score(&self, _: &Cycle<'_>, _: &[NodeId], _: &mut [i64]) {}
+}
+
+/// What the algorithm keeps from one pod to the next.
+pub struct Algorithm {
+    /// How much of the nodes to look at, in percent; 0 adapts to how many there are.
+    pub percentage: i32,
+    /// Where to go on looking, so that every node gets its turn.
+    next_start: usize,
+    pub random: Random,
+}
+
+impl Algorithm {
+    /// A new start. The seed decides between equal nodes.
+    pub fn new(percentage: i32, seed: u64) -> Algorithm {
+        Algorithm { percentage, next_start: 0, random: Random::new(seed) }
+    }
+
+    /// Finds a node for a pod. The state must be refreshed.
+    pub fn schedule(
+        &mut self,
+        profile: &Profile,
+        cycle: &Cycle<'_>,
+        nominations: &dyn Nominations,
+        extenders: &dyn Extenders,
+    ) -> Result<Placement, Failure> {
+        if cycle.state.order().is_empty() {
+            return Err(Failure::NoNodes);
+        }
+        let mut search = Search {
+            profile,
+            cycle: *cycle,
+            nominations,
+            extenders,
+            filters: Filters::default(),
+            diagnosis: Diagnosis::default(),
+        };
+        let feasible = search.feasible(self).map_err(Failure::Error)?;
+        match &feasible[..] {
+            [] => Err(search.fail(self)),
+            [only] => {
+                let evaluated = 1 + search.diagnosis.nodes.len();
+                Ok(Placement { node: cycle.state.node(*only).name.clone(), evaluated, feasible: 1 })
+            }
+            several => {
+                let scores = search.scores(several).map_err(Failure::Error)?;
+                let best = self.random.best(&scores);
+                Ok(Placement {
+                    node: cycle.state.node(several[best]).name.clone(),
+                    evaluated: several.len() + search.diagnosis.nodes.len(),
+                    feasible: several.len(),
+                })
+            }
+        }
+    }
+
+    /// After how many nodes that will do the search ends.
+    fn enough(&self, profile: &Profile, nodes: usize) -> usize {
+        if nodes < MIN_FEASIBLE {
+            return nodes;
+        }
+        let percentage = match profile.percentage.unwrap_or(self.percentage) {
+            0 => 50usize.saturating_sub(nodes / 125).max(MIN_PERCENTAGE),
+            set => set.clamp(0, 100) as usize,
+        };
+        (nodes * percentage / 100).max(MIN_FEASIBLE)
+    }
+}
+
+/// One pod's search.
+struct Search<'a, 'c> {
+    profile: &'c Profile,
+    cycle: Cycle<'c>,
+    nominations: &'a dyn Nominations,
+    extenders: &'a dyn Extenders,
+    filters: Filters<'c>,
+    diagnosis: Diagnosis,
+}
+
+impl<'c> Search<'_, 'c> {
+    fn feasible(&mut self, algorithm: &mut Algorithm) -> Result<Vec<NodeId>, String> {
+        let Some(only) = self.prepare()? else { return Ok(Vec::new()) };
+        let state = self.cycle.state;
+        // A node that was promised is likely the only one.
+        if let Some(node) = self.cycle.pod.nominated.as_ref().and_then(|name| state.node_named(name)) {
+            let mut found = Vec::new();
+            if self.filters.run_with_nominated(self.cycle.pod, node, self.nominations).is_success() {
+                found.push(node.id);
+                self.extenders.filter(&self.cycle, &mut found, &mut Diagnosis::default())?;
+            }
+            if !found.is_empty() {
+                return Ok(found);
+            }
+        }
+        let all = state.order();
+        let mut found = match &only {
+            None => self.search(all, algorithm)?,
+            Some(names) => {
+                let there: Vec<NodeId> =
+                    names.iter().filter_map(|name| state.node_named(name)).map(|node| node.id).collect();
+                self.search(&there, algorithm)?
+            }
+        };
+        algorithm.next_start = (algorithm.next_start + found.len() + self.diagnosis.nodes.len()) % all.len();
+        if !self.extenders.is_empty() {
+            let before = found.len();
+            self.extenders.filter(&self.cycle, &mut found, &mut self.diagnosis)?;
+            if found.len() != before {
+                self.diagnosis.rejected_by.insert("Extender");
+            }
+        }
+        Ok(found)
+    }
+
+    /// Asks the pre-filters. `None` if one of them has turned the pod away; else the nodes that come into
+    /// question if not all do.
+    fn prepare(&mut self) -> Result<Option<Option<Vec<String>>>, String> {
+        let mut only: Option<Vec<String>> = None;
+        let mut narrowed: Vec<&'static str> = Vec::new();
+        let mut turned_away: Option<Status> = None;
+        for (name, plugin) in &self.profile.pre_filter {
+            match plugin.pre_filter(&self.cycle) {
+                Prepared::Skip => {}
+                Prepared::Filter(filter) => self.filters.push(name, filter),
+                Prepared::Only(nodes, filter) => {
+                    self.filters.push(name, filter);
+                    narrowed.push(name);
+                    narrowed.sort_unstable();
+                    match &mut only {
+                        None => only = Some(nodes),
+                        Some(known) => known.retain(|node| nodes.contains(node)),
+                    }
+                    if only.as_ref().is_some_and(Vec::is_empty) {
+                        let words = match &narrowed[..] {
+                            [one] => format!("node(s) didn't satisfy plugin {one}"),
+                            several => {
+                                format!(
+                                    "node(s) didn't satisfy plugin(s) [{}] simultaneously",
+                                    several.join(" ")
+                                )
+                            }
+                        };
+                        self.diagnosis.rejected_by.extend(&narrowed);
+                        self.diagnosis.reject_all(Status::unresolvable(words));
+                        return Ok(None);
+                    }
+                }
+                Prepared::Reject(status) => {
+                    let status = status.by(name);
+                    match status.code {
+                        Code::Error => {
+                            return Err(format!("running PreFilter plugin {name:?}: {}", status.message()));
+                        }
+                        Code::Unschedulable => turned_away = Some(status),
+                        _ => {
+                            self.diagnosis.reject_all(status);
+                            return Ok(None);
+                        }
+                    }
+                }
+            }
+        }
+        if let Some(status) = turned_away {
+            self.diagnosis.reject_all(status);
+            return Ok(None);
+        }
+        if only.is_some() {
+            let words = format!("node(s) didn't satisfy plugin(s) [{}]", narrowed.join(" "));
+            self.diagnosis.absent = Status::unresolvable(words);
+            self.diagnosis.rejected_by.extend(&narrowed);
+        }
+        Ok(Some(only))
+    }
+
+    fn search(&mut self, nodes: &[NodeId], algorithm: &Algorithm) -> Result<Vec<NodeId>, String> {
+        let mut enough = algorithm.enough(self.profile, nodes.len());
+        let scored = !self.profile.scorers.is_empty() || self.extenders.scores();
+        if !scored && !self.extenders.filters() {
+            enough = 1;
+        }
+        let mut found = Vec::with_capacity(enough.min(nodes.len()));
+        let state = self.cycle.state;
+        let start = if nodes.is_empty() { 0 } else { algorithm.next_start % nodes.len() };
+        let (tail, head) = nodes.split_at(start);
+        for &id in head.iter().chain(tail) {
+            let node = state.node(id);
+            let status = self.filters.run_with_nominated(self.cycle.pod, node, self.nominations);
+            match status.code {
+                Code::Success => {
+                    found.push(id);
+                    if found.len() >= enough {
+                        break;
+                    }
+                }
+                Code::Error => return Err(status.message()),
+                _ => self.diagnosis.add(id, status),
+            }
+        }
+        Ok(found)
+    }
+
+    fn scores(&self, nodes: &[NodeId]) -> Result<Vec<i64>, String> {
+        let mut totals = vec![0i64; nodes.len()];
+        let mut scores = vec![0i64; nodes.len()];
+        for scorer in &self.profile.scorers {
+            let score = match scorer.score.pre_score(&self.cycle, nodes) {
+                Scoring::Skip => continue,
+                Scoring::Score(score) => score,
+                Scoring::Fail(words) => {
+                    return Err(format!("running PreScore plugin {:?}: {words}", scorer.plugin));
+                }
+            };
+            for (value, id) in scores.iter_mut().zip(nodes) {
+                *value = score.score(self.cycle.state.node(*id));
+            }
+            score.normalize(nodes, &mut scores);
+            for (total, value) in totals.iter_mut().zip(&scores) {
+                *total += value * scorer.weight;
+            }
+        }
+        if !self.extenders.is_empty() {
+            self.extenders.score(&self.cycle, nodes, &mut totals);
+        }
+        Ok(totals)
+    }
+
+    /// Asks the post-filters for a way out.
+    fn fail(mut self, algorithm: &mut Algorithm) -> Failure {
+        let mut reasons = Vec::new();
+        let (mut rescue, mut clear) = (None, false);
+        for (name, plugin) in &self.profile.post_filter {
+            let mut attempt = Attempt {
+                cycle: self.cycle,
+                filters: &self.filters,
+                diagnosis: &self.diagnosis,
+                nominations: self.nominations,
+                random: &mut algorithm.random,
+            };
+            match plugin.post_filter(&mut attempt) {
+                Rescue::Nominate { node, victims } => {
+                    rescue = Some((node, victims));
+                    reasons.clear();
+                    break;
+                }
+                Rescue::Nothing { status, clear: hopeless } => {
+                    clear |= hopeless;
+                    let last =
+                        status.code == Code::UnschedulableAndUnresolvable || status.code == Code::Error;
+                    if last {
+                        reasons.clear();
+                    }
+                    reasons.extend(status.by(name).reasons);
+                    if last {
+                        break;
+                    }
+                }
+            }
+        }
+        self.diagnosis.post_filter_message = reasons.join(", ");
+        let nodes = self.cycle.state.order().len();
+        Failure::Unfit { error: FitError { nodes, diagnosis: self.diagnosis }, rescue, clear }
+    }
+}
+
+/// The names of nodes.
+pub fn names<'s>(state: &'s State, nodes: &'s [NodeId]) -> impl Iterator<Item = &'s Arc<str>> {
+    nodes.iter().map(|id| &state.node(*id).name)
+}

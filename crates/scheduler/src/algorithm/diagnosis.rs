@@ -1,0 +1,104 @@
+//! Why no node would do, and how that is said.
+
+use std::borrow::Cow;
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+
+use crate::framework::{Code, Status};
+use crate::state::NodeId;
+
+/// What was found out about the nodes.
+#[derive(Clone, Debug)]
+pub struct Diagnosis {
+    pub nodes: Vec<(NodeId, Status)>,
+    /// Of the nodes not listed.
+    pub absent: Status,
+    pub rejected_by: BTreeSet<&'static str>,
+    pub pending_on: BTreeSet<&'static str>,
+    /// What a pre-filter said, which ended the search.
+    pub pre_filter_message: String,
+    /// What the post-filters said.
+    pub post_filter_message: String,
+}
+
+impl Default for Diagnosis {
+    fn default() -> Diagnosis {
+        Diagnosis {
+            nodes: Vec::new(),
+            absent: Status { code: Code::UnschedulableAndUnresolvable, reasons: Vec::new(), plugin: "" },
+            rejected_by: BTreeSet::new(),
+            pending_on: BTreeSet::new(),
+            pre_filter_message: String::new(),
+            post_filter_message: String::new(),
+        }
+    }
+}
+
+impl Diagnosis {
+    /// A node will not do.
+    pub fn add(&mut self, node: NodeId, status: Status) {
+        self.blame(&status);
+        self.nodes.push((node, status));
+    }
+
+    /// No node will do.
+    pub fn reject_all(&mut self, status: Status) {
+        self.blame(&status);
+        self.pre_filter_message = status.message();
+        self.absent = status;
+    }
+
+    fn blame(&mut self, status: &Status) {
+        if status.plugin.is_empty() {
+            return;
+        }
+        if status.is_rejected() {
+            self.rejected_by.insert(status.plugin);
+        }
+        if status.code == Code::Pending {
+            self.pending_on.insert(status.plugin);
+        }
+    }
+
+    /// What is said of a node.
+    pub fn of(&self, node: NodeId) -> &Status {
+        self.nodes.iter().find(|(id, _)| *id == node).map_or(&self.absent, |(_, status)| status)
+    }
+}
+
+/// No node will do; prints as upstream says it.
+#[derive(Clone, Debug)]
+pub struct FitError {
+    /// How many nodes there are.
+    pub nodes: usize,
+    pub diagnosis: Diagnosis,
+}
+
+impl fmt::Display for FitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let diagnosis = &self.diagnosis;
+        write!(f, "0/{} nodes are available:", self.nodes)?;
+        if diagnosis.pre_filter_message.is_empty() {
+            let mut counts: HashMap<&Cow<'static, str>, usize> = HashMap::new();
+            for reason in diagnosis.nodes.iter().flat_map(|(_, status)| &status.reasons) {
+                *counts.entry(reason).or_default() += 1;
+            }
+            let others = self.nodes.saturating_sub(diagnosis.nodes.len());
+            for reason in diagnosis.absent.reasons.iter().filter(|_| others > 0) {
+                *counts.entry(reason).or_default() += others;
+            }
+            let mut lines: Vec<String> =
+                counts.into_iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+            lines.sort();
+            if !lines.is_empty() {
+                write!(f, " {}.", lines.join(", "))?;
+            }
+        } else {
+            write!(f, " {}.", diagnosis.pre_filter_message)?;
+        }
+        if !diagnosis.post_filter_message.is_empty() {
+            write!(f, " {}", diagnosis.post_filter_message)?;
+        }
+        Ok(())
+    }
+}

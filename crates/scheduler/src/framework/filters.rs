@@ -1,0 +1,132 @@
+//! The filters of one cycle together.
+
+use std::sync::Arc;
+
+use super::{Filter, Status};
+use crate::state::{NodeInfo, PodInfo};
+
+/// The best a node can be.
+pub const MAX_SCORE: i64 = 100;
+
+/// Pods that wait for room on a node that was promised to them.
+pub trait Nominations {
+    /// The pods promised a node.
+    fn on_node(&self, node: &str) -> &[Arc<PodInfo>];
+}
+
+/// No pod is promised anything.
+pub struct NoNominations;
+
+impl Nominations for NoNominations {
+    fn on_node(&self, _node: &str) -> &[Arc<PodInfo>] {
+        &[]
+    }
+}
+
+/// The filters that have something to say about a pod, in order.
+#[derive(Default)]
+pub struct Filters<'c>(Vec<(&'static str, Box<dyn Filter<'c> + 'c>)>);
+
+impl<'c> Filters<'c> {
+    /// Adds a plugin's filter.
+    pub fn push(&mut self, plugin: &'static str, filter: Box<dyn Filter<'c> + 'c>) {
+        self.0.push((plugin, filter));
+    }
+
+    /// Asks each filter; the first that says no ends it.
+    pub fn run(&self, node: &NodeInfo) -> Status {
+        for (plugin, filter) in &self.0 {
+            let status = filter.filter(node);
+            if !status.is_success() {
+                return status.by(plugin);
+            }
+        }
+        Status::success()
+    }
+
+    /// The node must do with the pods of no less priority that are promised it, and without them, since
+    /// they may end up elsewhere.
+    pub fn run_with_nominated(
+        &self,
+        pod: &PodInfo,
+        node: &NodeInfo,
+        nominations: &dyn Nominations,
+    ) -> Status {
+        if nominations.on_node(&node.name).is_empty() {
+            return self.run(node);
+        }
+        self.fork().run_with_nominated(pod, node, nominations)
+    }
+
+    /// Copies that can be changed by themselves. Filters that never change are asked where they are.
+    pub fn fork<'a>(&'a self) -> Forked<'a, 'c> {
+        Forked { from: self, own: self.0.iter().map(|(_, filter)| filter.fork()).collect() }
+    }
+}
+
+/// Filters with changes of their own.
+pub struct Forked<'a, 'c> {
+    from: &'a Filters<'c>,
+    /// In the order of the filters.
+    own: Vec<Option<Box<dyn Filter<'c> + 'c>>>,
+}
+
+impl<'a, 'c> Forked<'a, 'c> {
+    /// Another pod is put on the node.
+    pub fn add_pod(&mut self, pod: &PodInfo, node: &NodeInfo) {
+        self.own.iter_mut().flatten().for_each(|filter| filter.add_pod(pod, node));
+    }
+
+    /// Another pod is taken off the node.
+    pub fn remove_pod(&mut self, pod: &PodInfo, node: &NodeInfo) {
+        self.own.iter_mut().flatten().for_each(|filter| filter.remove_pod(pod, node));
+    }
+
+    /// Asks each filter.
+    pub fn run(&self, node: &NodeInfo) -> Status {
+        for ((plugin, filter), own) in self.from.0.iter().zip(&self.own) {
+            let status = own.as_ref().unwrap_or(filter).filter(node);
+            if !status.is_success() {
+                return status.by(plugin);
+            }
+        }
+        Status::success()
+    }
+
+    fn copy(&self) -> Forked<'a, 'c> {
+        let own = self.own.iter().map(|own| own.as_ref().and_then(|filter| filter.fork())).collect();
+        Forked { from: self.from, own }
+    }
+
+    /// As [`Filters::run_with_nominated`].
+    pub fn run_with_nominated(
+        &self,
+        pod: &PodInfo,
+        node: &NodeInfo,
+        nominations: &dyn Nominations,
+    ) -> Status {
+        let promised = nominations.on_node(&node.name);
+        let counts = |other: &&Arc<PodInfo>| other.priority >= pod.priority && other.uid != pod.uid;
+        if promised.iter().any(|other| counts(&other)) {
+            let (mut filters, mut crowded) = (self.copy(), node.clone());
+            for other in promised.iter().filter(counts) {
+                filters.add_pod(other, &crowded);
+                crowded.add(other.clone());
+            }
+            let status = filters.run(&crowded);
+            if !status.is_success() {
+                return status;
+            }
+        }
+        self.run(node)
+    }
+}
+
+/// Brings scores between 0 and [`MAX_SCORE`], the highest becoming the best, or with `reverse` the worst.
+pub fn normalized(scores: &mut [i64], reverse: bool) {
+    let highest = scores.iter().copied().max().unwrap_or_default().max(0);
+    for score in scores.iter_mut() {
+        let share = if highest == 0 { 0 } else { MAX_SCORE * *score / highest };
+        *score = if reverse { MAX_SCORE - share } else { share };
+    }
+}

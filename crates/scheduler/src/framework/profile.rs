@@ -1,0 +1,188 @@
+//! A profile: the plugins that schedule the pods of one scheduler name.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::registry::Row;
+use super::{
+    Bind, Permit, Plugin, PostBind, PostFilter, PreBind, PreEnqueue, PreFilter, PreScore, QueueSort, Requeue,
+    Reserve,
+};
+use crate::config::{PluginSet, ProfileConfig};
+
+/// What a point's plugins are, with their names, in order.
+type Point<T> = Vec<(&'static str, Arc<T>)>;
+
+/// The plugins that schedule the pods of one scheduler name.
+pub struct Profile {
+    pub scheduler_name: String,
+    /// How much of the nodes to look at, in percent; `None` to follow the configuration.
+    pub percentage: Option<i32>,
+    pub pre_enqueue: Point<dyn PreEnqueue>,
+    pub queue_sort: Arc<dyn QueueSort>,
+    pub pre_filter: Point<dyn PreFilter>,
+    pub post_filter: Point<dyn PostFilter>,
+    pub scorers: Vec<Scorer>,
+    pub reserve: Point<dyn Reserve>,
+    pub permit: Point<dyn Permit>,
+    pub pre_bind: Point<dyn PreBind>,
+    pub bind: Point<dyn Bind>,
+    pub post_bind: Point<dyn PostBind>,
+    pub requeue: HashMap<&'static str, Arc<dyn Requeue>>,
+}
+
+/// A plugin that scores, with its weight.
+pub struct Scorer {
+    pub plugin: &'static str,
+    pub weight: i64,
+    pub score: Arc<dyn PreScore>,
+}
+
+/// What is wrong with a profile.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum ProfileError {
+    #[error("plugin {0:?} is not known")]
+    Unknown(String),
+    #[error("initializing plugin {plugin:?}: {words}")]
+    Arguments { plugin: String, words: String },
+    #[error("plugin {0:?} is enabled twice")]
+    Twice(String),
+    #[error("profile {0:?} needs one queue sort plugin")]
+    QueueSort(String),
+    #[error("profile {0:?} needs at least one bind plugin")]
+    NoBind(String),
+    #[error("score plugin {0:?} is not configured with a positive weight")]
+    Weight(String),
+}
+
+impl Profile {
+    /// Puts a profile together from its configuration and the plugins there are.
+    pub fn new(config: &ProfileConfig, rows: &[Row]) -> Result<Profile, ProfileError> {
+        let every = multi_point(config, rows);
+        let mut made: BTreeMap<String, (Plugin, i64)> = BTreeMap::new();
+        let named = config.plugins.sets().into_iter().flat_map(|set| set.enabled.iter());
+        for enabled in every.iter().map(|(name, _)| name.as_str()).chain(named.map(|enabled| &*enabled.name))
+        {
+            if made.contains_key(enabled) {
+                continue;
+            }
+            let row = rows.iter().find(|row| row.name == enabled);
+            let row = row.ok_or_else(|| ProfileError::Unknown(enabled.to_owned()))?;
+            let arguments = config.plugin_config.iter().find(|entry| entry.name == enabled);
+            let arguments = arguments.map_or(&Value::Null, |entry| &entry.args);
+            let plugin = (row.make)(arguments)
+                .map_err(|words| ProfileError::Arguments { plugin: enabled.to_owned(), words })?;
+            made.insert(enabled.to_owned(), (plugin, row.weight));
+        }
+        Builder { every, made, config }.build()
+    }
+}
+
+/// The plugins that take part wherever they can, with the weight given in the configuration.
+fn multi_point(config: &ProfileConfig, rows: &[Row]) -> Vec<(String, i64)> {
+    let set = &config.plugins.multi_point;
+    let disabled = |name: &str| set.disabled.iter().any(|entry| entry.name == "*" || entry.name == name);
+    let custom = |name: &str| set.enabled.iter().find(|entry| entry.name == name);
+    let mut every = Vec::new();
+    for row in rows.iter().filter(|row| row.default && !disabled(row.name)) {
+        let weight = custom(row.name).map_or(row.weight, |entry| entry.weight.unwrap_or_default().into());
+        every.push((row.name.to_owned(), weight));
+    }
+    for entry in &set.enabled {
+        if !every.iter().any(|(name, _)| *name == entry.name) {
+            every.push((entry.name.clone(), entry.weight.unwrap_or_default().into()));
+        }
+    }
+    every
+}
+
+struct Builder<'a> {
+    every: Vec<(String, i64)>,
+    made: BTreeMap<String, (Plugin, i64)>,
+    config: &'a ProfileConfig,
+}
+
+impl Builder<'_> {
+    fn build(self) -> Result<Profile, ProfileError> {
+        let sets = &self.config.plugins;
+        let name = self.config.scheduler_name.clone();
+        let sorts = self.point(&[&sets.queue_sort], |plugin| plugin.queue_sort.clone())?;
+        let [(_, queue_sort)] = &sorts[..] else { return Err(ProfileError::QueueSort(name)) };
+        let bind = self.point(&[&sets.bind], |plugin| plugin.bind.clone())?;
+        if bind.is_empty() {
+            return Err(ProfileError::NoBind(name));
+        }
+        let requeue =
+            self.made.values().filter_map(|(plugin, _)| Some((plugin.name, plugin.requeue.clone()?)));
+        Ok(Profile {
+            percentage: self.config.percentage_of_nodes_to_score,
+            pre_enqueue: self.point(&[&sets.pre_enqueue], |plugin| plugin.pre_enqueue.clone())?,
+            queue_sort: queue_sort.clone(),
+            pre_filter: self.point(&[&sets.pre_filter, &sets.filter], |plugin| plugin.pre_filter.clone())?,
+            post_filter: self.point(&[&sets.post_filter], |plugin| plugin.post_filter.clone())?,
+            scorers: self.scorers()?,
+            reserve: self.point(&[&sets.reserve], |plugin| plugin.reserve.clone())?,
+            permit: self.point(&[&sets.permit], |plugin| plugin.permit.clone())?,
+            pre_bind: self.point(&[&sets.pre_bind], |plugin| plugin.pre_bind.clone())?,
+            bind,
+            post_bind: self.point(&[&sets.post_bind], |plugin| plugin.post_bind.clone())?,
+            requeue: requeue.collect(),
+            scheduler_name: name,
+        })
+    }
+
+    /// The plugins of one point: first those the point names that are enabled everywhere anyway, in the
+    /// point's order, then the others that are enabled everywhere, then the point's own.
+    fn point<T: ?Sized>(
+        &self,
+        sets: &[&PluginSet],
+        part: impl Fn(&Plugin) -> Option<Arc<T>>,
+    ) -> Result<Point<T>, ProfileError> {
+        let mut named: Vec<&str> = Vec::new();
+        for set in sets {
+            for (i, entry) in set.enabled.iter().enumerate() {
+                if set.enabled[..i].iter().any(|other| other.name == entry.name) {
+                    return Err(ProfileError::Twice(entry.name.clone()));
+                }
+                if !named.contains(&&*entry.name) {
+                    named.push(&entry.name);
+                }
+            }
+        }
+        let disabled = |name: &str| {
+            let mut all = sets.iter().flat_map(|set| &set.disabled);
+            all.any(|entry| entry.name == "*" || entry.name == name)
+        };
+        let everywhere = |name: &str| self.every.iter().any(|(known, _)| known == name);
+        let (overriding, own): (Vec<&str>, Vec<&str>) =
+            named.iter().partition(|name| everywhere(name) && !disabled(name));
+        let others = self.every.iter().map(|(name, _)| &**name);
+        let others = others.filter(|name| !disabled(name) && !named.contains(name));
+        let order = overriding.iter().copied().chain(others).chain(own.iter().copied());
+        Ok(order
+            .filter_map(|name| {
+                let (plugin, _) = self.made.get(name)?;
+                Some((plugin.name, part(plugin)?))
+            })
+            .collect())
+    }
+
+    fn scorers(&self) -> Result<Vec<Scorer>, ProfileError> {
+        let sets = &self.config.plugins;
+        let plugins = self.point(&[&sets.score, &sets.pre_score], |plugin| plugin.pre_score.clone())?;
+        let mut scorers = Vec::new();
+        for (plugin, score) in plugins {
+            let own = sets.score.enabled.iter().find(|entry| entry.name == plugin);
+            let everywhere = self.every.iter().find(|(name, _)| name == plugin).map(|(_, weight)| *weight);
+            let weight = own.and_then(|entry| entry.weight.map(i64::from)).or(everywhere).unwrap_or_default();
+            let weight = if weight == 0 { 1 } else { weight };
+            if weight < 0 {
+                return Err(ProfileError::Weight(plugin.to_owned()));
+            }
+            scorers.push(Scorer { plugin, weight, score });
+        }
+        Ok(scorers)
+    }
+}

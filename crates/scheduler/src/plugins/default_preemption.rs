@@ -1,0 +1,214 @@
+//! DefaultPreemption: makes room for a pod by removing pods of lower priority from one node.
+//!
+//! Tried on copies of the nodes where removing pods could help: all lower pods are taken off, and if the pod
+//! fits then, as many as possible are put back, the most important first. Of the nodes left, the one that is
+//! hurt least is chosen.
+
+#[cfg(test)]
+mod tests;
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::arguments;
+use crate::algorithm::{Diagnosis, FitError};
+use crate::framework::{Attempt, Code, Plugin, PostFilter, Rescue, Status};
+use crate::state::objects::Budget;
+use crate::state::{NodeId, PodInfo};
+
+pub const NAME: &str = "DefaultPreemption";
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Args {
+    min_candidate_nodes_percentage: usize,
+    min_candidate_nodes_absolute: usize,
+}
+
+impl Default for Args {
+    fn default() -> Args {
+        Args { min_candidate_nodes_percentage: 10, min_candidate_nodes_absolute: 100 }
+    }
+}
+
+struct DefaultPreemption(Args);
+
+/// Makes the plugin.
+pub fn make(args: &Value) -> Result<Plugin, String> {
+    let args: Args = arguments(args)?;
+    if args.min_candidate_nodes_percentage > 100 {
+        return Err("minCandidateNodesPercentage: not in valid range [0, 100]".to_owned());
+    }
+    if args.min_candidate_nodes_percentage == 0 && args.min_candidate_nodes_absolute == 0 {
+        let words = "minCandidateNodesPercentage and minCandidateNodesAbsolute cannot both be zero";
+        return Err(words.to_owned());
+    }
+    Ok(Plugin::new(NAME).post_filter(Arc::new(DefaultPreemption(args))))
+}
+
+/// A node with the pods that would have to go, the most important first.
+struct Candidate {
+    node: NodeId,
+    victims: Vec<Arc<PodInfo>>,
+    violations: usize,
+}
+
+impl PostFilter for DefaultPreemption {
+    fn post_filter(&self, attempt: &mut Attempt<'_, '_>) -> Rescue {
+        let nothing = |words: String, clear: bool| Rescue::Nothing {
+            status: Status::unschedulable(format!("preemption: {words}")),
+            clear,
+        };
+        if let Some(words) = ineligible(attempt) {
+            return nothing(words.to_owned(), false);
+        }
+        let (candidates, statuses) = self.candidates(attempt);
+        let state = attempt.cycle.state;
+        let Some(best) = least_hurt(&candidates) else {
+            let absent = Status::unresolvable("Preemption is not helpful for scheduling");
+            let diagnosis = Diagnosis { nodes: statuses, absent, ..Diagnosis::default() };
+            let error = FitError { nodes: state.order().len(), diagnosis };
+            return nothing(error.to_string(), true);
+        };
+        Rescue::Nominate { node: state.node(best.node).name.clone(), victims: best.victims.clone() }
+    }
+}
+
+/// Why the pod may not remove others.
+fn ineligible(attempt: &Attempt<'_, '_>) -> Option<&'static str> {
+    let pod = attempt.cycle.pod;
+    if pod.never_preempts {
+        return Some("not eligible due to preemptionPolicy=Never.");
+    }
+    let promised = attempt.cycle.state.node_named(pod.nominated.as_ref()?)?;
+    if attempt.diagnosis.of(promised.id).code == Code::UnschedulableAndUnresolvable {
+        return None;
+    }
+    let leaving =
+        |other: &Arc<PodInfo>| other.priority < pod.priority && other.terminating && other.preempted;
+    promised
+        .pods
+        .iter()
+        .any(leaving)
+        .then_some("not eligible due to a terminating pod on the nominated node.")
+}
+
+impl DefaultPreemption {
+    fn candidates(&self, attempt: &mut Attempt<'_, '_>) -> (Vec<Candidate>, Vec<(NodeId, Status)>) {
+        let state = attempt.cycle.state;
+        let nodes: Vec<NodeId> = if attempt.diagnosis.absent.code == Code::Unschedulable {
+            let helped = |id: &NodeId| attempt.diagnosis.of(*id).code == Code::Unschedulable;
+            state.order().iter().copied().filter(helped).collect()
+        } else {
+            let unschedulable = |status: &Status| status.code == Code::Unschedulable;
+            let listed = attempt.diagnosis.nodes.iter().filter(|(_, status)| unschedulable(status));
+            listed.map(|(id, _)| *id).collect()
+        };
+        let enough = (nodes.len() * self.0.min_candidate_nodes_percentage / 100)
+            .max(self.0.min_candidate_nodes_absolute)
+            .min(nodes.len());
+        let offset = attempt.random.below(nodes.len());
+        let budgets: Vec<&Budget> = state.objects.budgets().collect();
+        let (mut clean, mut violating, mut statuses) = (Vec::new(), Vec::new(), Vec::new());
+        let (tail, head) = nodes.split_at(offset);
+        for &node in head.iter().chain(tail) {
+            match victims(attempt, node, &budgets) {
+                Ok(candidate) if candidate.violations == 0 => clean.push(candidate),
+                Ok(candidate) => violating.push(candidate),
+                Err(status) => statuses.push((node, status)),
+            }
+            if !clean.is_empty() && clean.len() + violating.len() >= enough {
+                break;
+            }
+        }
+        clean.append(&mut violating);
+        (clean, statuses)
+    }
+}
+
+/// Priority first, then age: who is more important.
+fn importance(pod: &PodInfo) -> (Reverse<i32>, Timestamp) {
+    (Reverse(pod.priority), pod.started.unwrap_or(Timestamp::MAX))
+}
+
+/// The pods that would have to leave a node.
+fn victims(attempt: &Attempt<'_, '_>, node: NodeId, budgets: &[&Budget]) -> Result<Candidate, Status> {
+    let pod = attempt.cycle.pod;
+    let original = attempt.cycle.state.node(node);
+    let mut lower: Vec<Arc<PodInfo>> =
+        original.pods.iter().filter(|other| other.priority < pod.priority).cloned().collect();
+    if lower.is_empty() {
+        return Err(Status::unresolvable("No preemption victims found for incoming pod"));
+    }
+    let (mut filters, mut copy) = (attempt.filters.fork(), original.clone());
+    for other in &lower {
+        copy.remove(&other.uid);
+        filters.remove_pod(other, &copy);
+    }
+    let status = filters.run_with_nominated(pod, &copy, attempt.nominations);
+    if !status.is_success() {
+        return Err(status);
+    }
+    lower.sort_by_key(|other| importance(other));
+    let (violating, harmless) = by_budget(&lower, budgets);
+    let (mut victims, mut violations) = (Vec::new(), 0);
+    let both = !violating.is_empty() && !harmless.is_empty();
+    let first = violating.len();
+    for (i, other) in violating.into_iter().chain(harmless).enumerate() {
+        copy.add(other.clone());
+        filters.add_pod(other, &copy);
+        if !filters.run_with_nominated(pod, &copy, attempt.nominations).is_success() {
+            copy.remove(&other.uid);
+            filters.remove_pod(other, &copy);
+            victims.push(other.clone());
+            violations += usize::from(i < first);
+        }
+    }
+    if victims.is_empty() {
+        return Err(Status::error(format!("expected at least one victim pod on node {:?}", original.name)));
+    }
+    if both {
+        victims.sort_by_key(|other| importance(other));
+    }
+    Ok(Candidate { node, victims, violations })
+}
+
+/// Splits pods into those whose removal a disruption budget forbids, and the others.
+fn by_budget<'p>(
+    pods: &'p [Arc<PodInfo>],
+    budgets: &[&Budget],
+) -> (Vec<&'p Arc<PodInfo>>, Vec<&'p Arc<PodInfo>>) {
+    let mut allowed: Vec<i32> = budgets.iter().map(|budget| budget.allowed).collect();
+    pods.iter().partition(|pod| {
+        let mut violates = false;
+        for (budget, left) in budgets.iter().zip(&mut allowed) {
+            let covers = *budget.namespace == *pod.namespace
+                && !pod.labels.is_empty()
+                && !budget.selector.is_everything()
+                && pod.labels.matched_by(&budget.selector)
+                && !budget.disrupted.iter().any(|name| **name == *pod.name);
+            if covers {
+                *left -= 1;
+                violates |= *left < 0;
+            }
+        }
+        violates
+    })
+}
+
+/// The node that is hurt least: fewest budgets violated, then the lowest of the highest priorities, the least
+/// sum of priorities, the fewest pods, and the latest start of its most important pods.
+fn least_hurt(candidates: &[Candidate]) -> Option<&Candidate> {
+    let cost = |candidate: &Candidate| {
+        let highest = candidate.victims.first().map_or(i32::MIN, |pod| pod.priority);
+        let sum: i64 = candidate.victims.iter().map(|pod| i64::from(pod.priority) + (1 << 31)).sum();
+        let of_highest = candidate.victims.iter().filter(|pod| pod.priority == highest);
+        let earliest = of_highest.map(|pod| pod.started.unwrap_or(Timestamp::MAX)).min();
+        (candidate.violations, highest, sum, candidate.victims.len(), Reverse(earliest))
+    };
+    candidates.iter().min_by_key(|candidate| cost(candidate))
+}

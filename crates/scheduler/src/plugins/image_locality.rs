@@ -1,0 +1,92 @@
+//! ImageLocality: rather nodes that have the pod's images, weighed by size and by how many nodes have them.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::framework::{Cycle, MAX_SCORE, Plugin, PreScore, Score, Scoring};
+use crate::state::{NodeId, NodeInfo};
+
+pub const NAME: &str = "ImageLocality";
+
+const MB: i64 = 1024 * 1024;
+/// Less than this is not worth a point.
+const LEAST: i64 = 23 * MB;
+/// More than this per container is worth no more.
+const MOST: i64 = 1000 * MB;
+
+struct ImageLocality;
+
+/// Makes the plugin.
+pub fn make(_: &Value) -> Result<Plugin, String> {
+    Ok(Plugin::new(NAME).pre_score(Arc::new(ImageLocality)))
+}
+
+impl PreScore for ImageLocality {
+    fn pre_score<'c>(&'c self, cycle: &Cycle<'c>, _: &[NodeId]) -> Scoring<'c> {
+        let total = cycle.state.order().len().max(1) as f64;
+        let spread = |image: &'c Arc<str>| (&**image, f64::from(cycle.state.nodes_with_image(image)) / total);
+        let images: Vec<_> =
+            cycle.pod.images.iter().map(spread).filter(|(_, spread)| *spread > 0.0).collect();
+        // Where no node has an image every node scores the same.
+        if images.is_empty() {
+            return Scoring::Skip;
+        }
+        Scoring::Score(Box::new(Images { images, most: MOST * cycle.pod.containers as i64 }))
+    }
+}
+
+struct Images<'c> {
+    /// Each with the part of nodes that have it.
+    images: Vec<(&'c str, f64)>,
+    most: i64,
+}
+
+impl Score for Images<'_> {
+    fn score(&self, node: &NodeInfo) -> i64 {
+        let sizes = self.images.iter().filter_map(|(image, spread)| Some((node.image(image)?, spread)));
+        let sum: i64 = sizes.map(|(size, spread)| (size as f64 * spread) as i64).sum();
+        MAX_SCORE * (sum.clamp(LEAST, self.most) - LEAST) / (self.most - LEAST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+
+    use crate::testing::world;
+
+    #[track_caller]
+    fn check(pod: &str, expected: Expect) {
+        let mut world = world(
+            "
+            node a image=web:v1@524288000
+            node b image=web:v1@524288000 image=db:latest@262144000
+            node c",
+        );
+        expected.assert_eq(&world.score(&super::make(&serde_json::Value::Null).unwrap(), pod));
+    }
+
+    #[test]
+    fn images_that_are_there_count_by_size_and_spread() {
+        check("pod p image=nobody/has", expect!["skip\n"]);
+        // 500 MB on two of three nodes: 333.3 MB, of (1000-23) MB above 23: (333.3-23)/977 = 31%.
+        check(
+            "pod p image=web:v1",
+            expect![[r#"
+            a: 31 -> 31
+            b: 31 -> 31
+            c: 0 -> 0
+        "#]],
+        );
+        // The tag is put in; 250 MB on one of three: 83.3 MB: 6%.
+        check(
+            "pod p image=db",
+            expect![[r#"
+            a: 0 -> 0
+            b: 6 -> 6
+            c: 0 -> 0
+        "#]],
+        );
+    }
+}

@@ -1,0 +1,339 @@
+//! NodeResourcesFit: a node must have free what a pod asks for; how full it would be is its score.
+
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::arguments;
+use crate::framework::{
+    Change, Code, Cycle, MAX_SCORE, Plain, Plugin, PreFilter, PreScore, Prepared, Requeue, Score, Scoring,
+    Status,
+};
+use crate::state::resources::{ResourceName, Resources, is_extended, is_scalar};
+use crate::state::{NodeId, NodeInfo, PodInfo, State};
+
+pub const NAME: &str = "NodeResourcesFit";
+
+/// The highest score a point of a configured shape can have.
+const MAX_CONFIGURED_SCORE: i64 = 10;
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Args {
+    ignored_resources: Vec<String>,
+    ignored_resource_groups: Vec<String>,
+    scoring_strategy: Strategy,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Strategy {
+    #[serde(rename = "type")]
+    kind: Kind,
+    resources: Vec<ResourceSpec>,
+    requested_to_capacity_ratio: Option<Ratio>,
+}
+
+#[derive(Clone, Copy, Default, Deserialize, PartialEq, Eq)]
+enum Kind {
+    #[default]
+    LeastAllocated,
+    MostAllocated,
+    RequestedToCapacityRatio,
+}
+
+#[derive(Deserialize)]
+struct Ratio {
+    shape: Vec<Point>,
+}
+
+#[derive(Deserialize)]
+struct Point {
+    utilization: i64,
+    score: i64,
+}
+
+/// A resource that counts in a score, as plugin arguments name it.
+#[derive(Clone, Deserialize)]
+pub(super) struct ResourceSpec {
+    pub name: String,
+    #[serde(default)]
+    pub weight: i64,
+}
+
+/// The resources with their weights; CPU and memory alike if none are named.
+pub(super) fn weighed(specs: &[ResourceSpec]) -> Result<Vec<(ResourceName, i64)>, String> {
+    if specs.is_empty() {
+        return Ok(vec![(ResourceName::Cpu, 1), (ResourceName::Memory, 1)]);
+    }
+    let read = |spec: &ResourceSpec| match spec.weight {
+        0 => Ok((ResourceName::from(&*spec.name), 1)),
+        1..=100 => Ok((ResourceName::from(&*spec.name), spec.weight)),
+        weight => Err(format!("resource weight of {} not in valid range [1, 100]: {weight}", spec.name)),
+    };
+    specs.iter().map(read).collect()
+}
+
+struct Fit {
+    ignored: Vec<String>,
+    ignored_groups: Vec<String>,
+    kind: Kind,
+    resources: Vec<(ResourceName, i64)>,
+    /// Utilization and score, ascending.
+    shape: Vec<(i64, i64)>,
+}
+
+/// Makes the plugin.
+pub fn make(args: &Value) -> Result<Plugin, String> {
+    let args: Args = arguments(args)?;
+    let strategy = args.scoring_strategy;
+    let mut shape = Vec::new();
+    if strategy.kind == Kind::RequestedToCapacityRatio {
+        let ratio = strategy.requested_to_capacity_ratio.ok_or("requestedToCapacityRatio: Required value")?;
+        shape = read_shape(&ratio.shape)?;
+    }
+    let plugin = Arc::new(Fit {
+        ignored: args.ignored_resources,
+        ignored_groups: args.ignored_resource_groups,
+        kind: strategy.kind,
+        resources: weighed(&strategy.resources)?,
+        shape,
+    });
+    Ok(Plugin::new(NAME).pre_filter(plugin.clone()).pre_score(plugin.clone()).requeue(plugin))
+}
+
+fn read_shape(points: &[Point]) -> Result<Vec<(i64, i64)>, String> {
+    if points.is_empty() {
+        return Err("shape: at least one point must be specified".to_owned());
+    }
+    for (i, point) in points.iter().enumerate() {
+        if !(0..=100).contains(&point.utilization) {
+            return Err(format!("shape[{i}].utilization: not in valid range [0, 100]"));
+        }
+        if !(0..=MAX_CONFIGURED_SCORE).contains(&point.score) {
+            return Err(format!("shape[{i}].score: not in valid range [0, 10]"));
+        }
+        if i > 0 && points[i - 1].utilization >= point.utilization {
+            return Err(format!(
+                "shape[{i}].utilization: utilization values must be sorted in increasing order"
+            ));
+        }
+    }
+    let scaled = |point: &Point| (point.utilization, point.score * (MAX_SCORE / MAX_CONFIGURED_SCORE));
+    Ok(points.iter().map(scaled).collect())
+}
+
+impl PreFilter for Fit {
+    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> Prepared<'c> {
+        let wanted = &cycle.pod.requests.exact;
+        let classes = &cycle.state.objects;
+        let delegated = move |name: &str| super::dynamic_resources::class_for(classes, name).is_some();
+        Prepared::Filter(Box::new(Plain(move |node: &NodeInfo| self.fits(wanted, node, &delegated))))
+    }
+}
+
+impl Fit {
+    /// What the node lacks. Resources that no node has but a device class provides are left to
+    /// DynamicResources.
+    fn fits(&self, wanted: &Resources, node: &NodeInfo, delegated: &dyn Fn(&str) -> bool) -> Status {
+        let mut short = Shortage::default();
+        let (has, used) = (&node.allocatable, &node.requested);
+        if node.pods.len() as i64 + 1 > has.pods {
+            short.add("Too many pods", false);
+        }
+        if wanted.is_zero() {
+            return short.status();
+        }
+        let lacks = |wanted: i64, has: i64, used: i64| wanted > 0 && wanted > has.saturating_sub(used);
+        if lacks(wanted.milli_cpu, has.milli_cpu, used.milli_cpu) {
+            short.add("Insufficient cpu", wanted.milli_cpu > has.milli_cpu);
+        }
+        if lacks(wanted.memory, has.memory, used.memory) {
+            short.add("Insufficient memory", wanted.memory > has.memory);
+        }
+        if lacks(wanted.ephemeral_storage, has.ephemeral_storage, used.ephemeral_storage) {
+            short.add("Insufficient ephemeral-storage", wanted.ephemeral_storage > has.ephemeral_storage);
+        }
+        for (name, amount) in &wanted.scalar {
+            if self.ignores(name) {
+                continue;
+            }
+            let (has, used) = (has.scalar(name), used.scalar(name));
+            if lacks(*amount, has, used) && !(has == 0 && delegated(name)) {
+                short.add(format!("Insufficient {name}"), *amount > has);
+            }
+        }
+        short.status()
+    }
+
+    fn ignores(&self, name: &str) -> bool {
+        let group = name.split('/').next().unwrap_or_default();
+        is_extended(name)
+            && (self.ignored.iter().any(|known| known == name)
+                || self.ignored_groups.iter().any(|known| known == group))
+    }
+
+    fn rate(&self, requested: i64, capacity: i64) -> i64 {
+        match self.kind {
+            Kind::LeastAllocated if requested > capacity => 0,
+            Kind::LeastAllocated => share(capacity - requested, capacity),
+            Kind::MostAllocated => share(requested.min(capacity), capacity),
+            Kind::RequestedToCapacityRatio if requested > capacity => along(&self.shape, 100),
+            Kind::RequestedToCapacityRatio => along(&self.shape, share(requested, capacity)),
+        }
+    }
+}
+
+/// A share of the whole, out of a hundred.
+fn share(part: i64, whole: i64) -> i64 {
+    part.checked_mul(MAX_SCORE)
+        .map_or_else(|| (i128::from(part) * 100 / i128::from(whole)) as i64, |p| p / whole)
+}
+
+/// The height of a line through points.
+fn along(shape: &[(i64, i64)], at: i64) -> i64 {
+    let Some(next) = shape.iter().position(|(x, _)| at <= *x) else {
+        return shape.last().map_or(0, |(_, y)| *y);
+    };
+    if next == 0 {
+        return shape[0].1;
+    }
+    let ((x0, y0), (x1, y1)) = (shape[next - 1], shape[next]);
+    y0 + (y1 - y0) * (at - x0) / (x1 - x0)
+}
+
+#[derive(Default)]
+struct Shortage {
+    reasons: Vec<Cow<'static, str>>,
+    /// The node is too small even when empty.
+    too_small: bool,
+}
+
+impl Shortage {
+    fn add(&mut self, reason: impl Into<Cow<'static, str>>, too_small: bool) {
+        self.reasons.push(reason.into());
+        self.too_small |= too_small;
+    }
+
+    fn status(self) -> Status {
+        let code = match (self.reasons.is_empty(), self.too_small) {
+            (true, _) => Code::Success,
+            (false, false) => Code::Unschedulable,
+            (false, true) => Code::UnschedulableAndUnresolvable,
+        };
+        Status { code, reasons: self.reasons, plugin: "" }
+    }
+}
+
+/// What a pod counts as for one resource in scores.
+fn scored(pod: &PodInfo, name: &ResourceName) -> i64 {
+    match name {
+        ResourceName::Cpu => pod.requests.scored[0],
+        ResourceName::Memory => pod.requests.scored[1],
+        other => pod.requests.exact.get(other),
+    }
+}
+
+impl PreScore for Fit {
+    fn pre_score<'c>(&'c self, cycle: &Cycle<'c>, _: &[NodeId]) -> Scoring<'c> {
+        let wanted = self.resources.iter().map(|(name, weight)| (name, *weight, scored(cycle.pod, name)));
+        // Resources the pod does not ask for by name say nothing about a node.
+        let counts = |(name, _, amount): &(&ResourceName, i64, i64)| {
+            *amount != 0 || !matches!(name, ResourceName::Scalar(name) if is_scalar(name))
+        };
+        Scoring::Score(Box::new(Allocation { fit: self, wanted: wanted.filter(counts).collect() }))
+    }
+}
+
+struct Allocation<'c> {
+    fit: &'c Fit,
+    /// Resource, weight, what the pod counts as.
+    wanted: Vec<(&'c ResourceName, i64, i64)>,
+}
+
+impl Score for Allocation<'_> {
+    fn score(&self, node: &NodeInfo) -> i64 {
+        let (mut sum, mut weights) = (0, 0);
+        for (name, weight, wanted) in &self.wanted {
+            let capacity = node.allocatable.get(name);
+            if capacity == 0 {
+                continue;
+            }
+            let used = match name {
+                ResourceName::Cpu => node.nonzero[0],
+                ResourceName::Memory => node.nonzero[1],
+                other => node.requested.get(other),
+            };
+            let rate = self.fit.rate(used.saturating_add(*wanted), capacity);
+            if self.fit.kind == Kind::RequestedToCapacityRatio && rate <= 0 {
+                continue;
+            }
+            sum += rate * weight;
+            weights += weight;
+        }
+        match (weights, self.fit.kind) {
+            (0, _) => 0,
+            (_, Kind::RequestedToCapacityRatio) => (sum as f64 / weights as f64).round() as i64,
+            _ => sum / weights,
+        }
+    }
+}
+
+impl Requeue for Fit {
+    fn helps(&self, pod: &PodInfo, change: &Change<'_>, state: &State) -> bool {
+        let wanted = &pod.requests.exact;
+        match change {
+            Change::Node(pair) => {
+                let Some(new) = pair.new else { return false };
+                let delegated =
+                    |name: &str| super::dynamic_resources::class_for(&state.objects, name).is_some();
+                let empty = NodeInfo {
+                    pods: Vec::new(),
+                    requested: Resources::default(),
+                    allocatable: new.allocatable.clone(),
+                    ..NodeInfo::named(new.id, new.name.clone())
+                };
+                if !self.fits(wanted, &empty, &delegated).is_success() {
+                    return false;
+                }
+                pair.old.is_none_or(|old| grew(wanted, &old.allocatable, &new.allocatable))
+            }
+            Change::Pod(pair) => match (pair.old, pair.new) {
+                (Some(old), None) => old.node_name.is_some() || old.nominated.is_some(),
+                (Some(old), Some(new)) if new.uid == pod.uid => shrank(wanted, old, new),
+                (Some(old), Some(new)) => new.node_name.is_some() && shrank(wanted, old, new),
+                _ => false,
+            },
+            Change::DeviceClass(pair) => pair.new.is_some_and(|class| {
+                let name = class.metadata.name.as_deref().unwrap_or_default();
+                let named = class.spec.extended_resource_name.as_deref();
+                let implied = format!("deviceclass.resource.kubernetes.io/{name}");
+                wanted.has_scalar(&implied) || named.is_some_and(|named| wanted.has_scalar(named))
+            }),
+            _ => false,
+        }
+    }
+}
+
+/// Whether the node has more of something the pod wants.
+fn grew(wanted: &Resources, old: &Resources, new: &Resources) -> bool {
+    new.pods > old.pods
+        || (wanted.milli_cpu > 0 && new.milli_cpu > old.milli_cpu)
+        || (wanted.memory > 0 && new.memory > old.memory)
+        || (wanted.ephemeral_storage > 0 && new.ephemeral_storage > old.ephemeral_storage)
+        || wanted.scalar.iter().any(|(name, amount)| *amount > 0 && new.scalar(name) > old.scalar(name))
+}
+
+/// Whether the changed pod takes less of something the waiting pod wants.
+fn shrank(wanted: &Resources, old: &PodInfo, new: &PodInfo) -> bool {
+    let (old, new) = (&old.requests.exact, &new.requests.exact);
+    (wanted.milli_cpu > 0 && old.milli_cpu > new.milli_cpu)
+        || (wanted.memory > 0 && old.memory > new.memory)
+        || (wanted.ephemeral_storage > 0 && old.ephemeral_storage > new.ephemeral_storage)
+        || wanted.scalar.iter().any(|(name, amount)| *amount > 0 && old.scalar(name) > new.scalar(name))
+}

@@ -1,0 +1,151 @@
+//! VolumeRestrictions: disks that only one pod may use, and claims that say so.
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::framework::{Change, Cycle, Filter, Plugin, PreFilter, Prepared, Requeue, Status};
+use crate::state::objects::key;
+use crate::state::pod::Volume;
+use crate::state::{NodeInfo, PodInfo, State};
+
+pub const NAME: &str = "VolumeRestrictions";
+
+const DISK: &str = "node(s) had no available disk";
+const ONCE: &str = "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod";
+
+struct VolumeRestrictions;
+
+/// Makes the plugin.
+pub fn make(_: &Value) -> Result<Plugin, String> {
+    let plugin = Arc::new(VolumeRestrictions);
+    Ok(Plugin::new(NAME).pre_filter(plugin.clone()).requeue(plugin))
+}
+
+/// Whether two pods cannot have these volumes on one node.
+fn conflict(a: &Volume, b: &Volume) -> bool {
+    match (a, b) {
+        (
+            Volume::GcePersistentDisk { name: a, read_only: ro_a },
+            Volume::GcePersistentDisk { name: b, read_only: ro_b },
+        )
+        | (Volume::Iscsi { iqn: a, read_only: ro_a }, Volume::Iscsi { iqn: b, read_only: ro_b }) => {
+            a == b && !(*ro_a && *ro_b)
+        }
+        (Volume::AwsElasticBlockStore { id: a }, Volume::AwsElasticBlockStore { id: b }) => a == b,
+        (
+            Volume::Rbd { monitors, pool, image, read_only },
+            Volume::Rbd { monitors: other_monitors, pool: other_pool, image: other_image, read_only: other },
+        ) => {
+            monitors.iter().any(|monitor| other_monitors.contains(monitor))
+                && pool == other_pool
+                && image == other_image
+                && !(*read_only && *other)
+        }
+        _ => false,
+    }
+}
+
+fn conflicts(pod: &PodInfo, other: &PodInfo) -> bool {
+    pod.volumes.iter().any(|volume| other.volumes.iter().any(|held| conflict(volume, held)))
+}
+
+impl PreFilter for VolumeRestrictions {
+    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> Prepared<'c> {
+        let pod = cycle.pod;
+        let mut once = Vec::new();
+        for name in pod.named_claims() {
+            let Some(claim) = cycle.state.objects.volume_claims.get(&key(&pod.namespace, name)) else {
+                return Prepared::Reject(Status::unresolvable(missing_claim(name)));
+            };
+            let modes = claim.spec.as_ref().and_then(|spec| spec.access_modes.as_deref()).unwrap_or_default();
+            if modes.iter().any(|mode| mode == "ReadWriteOncePod") {
+                once.push(&**name);
+            }
+        }
+        let used = |name: &&&str| cycle.state.users_of_claim(&pod.namespace, name) > 0;
+        let taken = once.iter().filter(used).count() as i64;
+        let disks = pod.volumes.iter().any(|volume| volume.claim().is_none());
+        if !disks && taken == 0 {
+            return Prepared::Skip;
+        }
+        Prepared::Filter(Box::new(Restricted { pod, once, taken }))
+    }
+}
+
+/// What a lister says of a claim that is not there.
+pub(super) fn missing_claim(name: &str) -> String {
+    format!("persistentvolumeclaim {name:?} not found")
+}
+
+#[derive(Clone)]
+struct Restricted<'c> {
+    pod: &'c PodInfo,
+    /// Claims only one pod may use.
+    once: Vec<&'c str>,
+    /// How many of them are in use.
+    taken: i64,
+}
+
+impl Restricted<'_> {
+    fn uses(&self, other: &PodInfo) -> i64 {
+        other.named_claims().filter(|name| self.once.contains(&&***name)).count() as i64
+    }
+}
+
+impl<'c> Filter<'c> for Restricted<'c> {
+    fn filter(&self, node: &NodeInfo) -> Status {
+        if node.pods.iter().any(|other| conflicts(self.pod, other)) {
+            return Status::unschedulable(DISK);
+        }
+        if self.taken > 0 {
+            return Status::unschedulable(ONCE);
+        }
+        Status::success()
+    }
+
+    fn add_pod(&mut self, pod: &PodInfo, _: &NodeInfo) {
+        self.taken += self.uses(pod);
+    }
+
+    fn remove_pod(&mut self, pod: &PodInfo, _: &NodeInfo) {
+        self.taken -= self.uses(pod);
+    }
+
+    fn fork(&self) -> Option<Box<dyn Filter<'c> + 'c>> {
+        Some(Box::new(self.clone()))
+    }
+}
+
+impl Requeue for VolumeRestrictions {
+    fn helps(&self, pod: &PodInfo, change: &Change<'_>, _: &State) -> bool {
+        match change {
+            Change::Node(pair) => pair.added().is_some(),
+            Change::Pod(pair) => pair.removed().is_some_and(|gone| {
+                let shares = |name: &Arc<str>| pod.named_claims().any(|own| own == name);
+                gone.namespace == pod.namespace && (conflicts(pod, gone) || gone.named_claims().any(shares))
+            }),
+            Change::VolumeClaim(pair) => pair.added().is_some_and(|claim| is_claim_of(pod, claim, false)),
+            _ => false,
+        }
+    }
+}
+
+/// Whether a claim is one the pod uses; with `ephemeral`, also one made for it.
+pub(super) fn is_claim_of(
+    pod: &PodInfo,
+    claim: &k8s_openapi::api::core::v1::PersistentVolumeClaim,
+    ephemeral: bool,
+) -> bool {
+    let meta = &claim.metadata;
+    let named = |name: &Arc<str>| meta.name.as_deref() == Some(name);
+    meta.namespace.as_deref() == Some(&pod.namespace)
+        && if ephemeral {
+            pod.volumes.iter().filter_map(Volume::claim).any(named)
+        } else {
+            pod.named_claims().any(named)
+        }
+}

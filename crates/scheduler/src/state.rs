@@ -1,0 +1,315 @@
+//! What the scheduler knows: nodes, the pods on them, and objects the plugins ask about.
+//!
+//! One copy, changed by events and by the scheduler's own decisions between two cycles, never during one. A
+//! pod the scheduler has placed is *assumed* to be there until the event of its binding says so, or the
+//! binding fails and it is forgotten.
+
+pub mod labels;
+pub mod node;
+pub mod objects;
+mod order;
+pub mod pod;
+pub mod resources;
+pub mod selection;
+pub mod tally;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1 as core;
+use parking_lot::Mutex;
+
+pub use labels::{Labels, Strings};
+pub use node::{NodeId, NodeInfo};
+pub use objects::Objects;
+pub use pod::PodInfo;
+
+use order::NodeOrder;
+use tally::{Matcher, PerNode, Tally, Terms, Topology};
+
+/// Everything the scheduler knows.
+#[derive(Default)]
+pub struct State {
+    pub strings: Strings,
+    pub objects: Objects,
+    /// By [`NodeId`].
+    nodes: Vec<Option<NodeInfo>>,
+    free: Vec<NodeId>,
+    by_name: HashMap<Arc<str>, NodeId>,
+    order: NodeOrder,
+    /// Pods on nodes, by UID.
+    placed: HashMap<Arc<str>, Placed>,
+    /// On how many nodes each image is.
+    images: HashMap<Arc<str>, u32>,
+    /// How many pods use each claim, by `namespace/name`.
+    claims: HashMap<Arc<str>, u32>,
+    terms: Terms,
+    tally: Mutex<Tally>,
+}
+
+struct Placed {
+    pod: Arc<PodInfo>,
+    node: NodeId,
+    assumed: Option<Assumed>,
+}
+
+#[derive(Clone, Copy)]
+enum Assumed {
+    /// The binding has not been answered.
+    Binding,
+    /// The binding was answered; its event must come before this.
+    Bound(Timestamp),
+}
+
+impl State {
+    /// The nodes in the order they are looked at. Call [`State::refresh`] after changes.
+    pub fn order(&self) -> &[NodeId] {
+        self.order.list()
+    }
+
+    /// Brings the order of nodes up to date; to be called between cycles.
+    pub fn refresh(&mut self) {
+        self.order.refresh();
+    }
+
+    /// A node by its place. The place must be of a node that is there.
+    pub fn node(&self, id: NodeId) -> &NodeInfo {
+        self.nodes[id as usize].as_ref().expect("a node's place is given up only when the node is gone")
+    }
+
+    /// A node with an object, by name.
+    pub fn node_named(&self, name: &str) -> Option<&NodeInfo> {
+        let id = self.by_name.get(name)?;
+        self.nodes[*id as usize].as_ref().filter(|node| node.object.is_some())
+    }
+
+    /// How many pods are on nodes.
+    pub fn placed(&self) -> usize {
+        self.placed.len()
+    }
+
+    /// All nodes that have an object.
+    pub fn nodes(&self) -> impl Iterator<Item = &NodeInfo> {
+        self.nodes.iter().flatten().filter(|node| node.object.is_some())
+    }
+
+    /// On how many nodes an image is.
+    pub fn nodes_with_image(&self, image: &str) -> u32 {
+        self.images.get(image).copied().unwrap_or_default()
+    }
+
+    /// How many pods on nodes use a claim.
+    pub fn users_of_claim(&self, namespace: &str, name: &str) -> u32 {
+        self.claims.get(&*objects::key(namespace, name)).copied().unwrap_or_default()
+    }
+
+    /// What pods on nodes say about others.
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// How many pods a matcher means on each node.
+    pub fn count(&self, matcher: &Matcher) -> PerNode {
+        self.tally.lock().count(matcher, &self.nodes)
+    }
+
+    /// The domains of a topology key.
+    pub fn topology(&self, key: &str) -> Arc<Topology> {
+        self.tally.lock().topology(key, &self.nodes)
+    }
+
+    /// A node came or changed. Gives back what it was before.
+    pub fn set_node(&mut self, object: Arc<core::Node>) -> Option<NodeInfo> {
+        let name = self.strings.share(object.metadata.name.as_deref().unwrap_or_default());
+        let id = self.id_of(&name);
+        let Some(node) = self.nodes[id as usize].as_mut() else { return None };
+        let before = node.object.is_some().then(|| summary(node));
+        node.set(object, &mut self.strings);
+        let node = &self.nodes[id as usize].as_ref().expect("it was set just now");
+        let tally = self.tally.get_mut();
+        match &before {
+            None => {
+                self.order.add(&name, id, &node.labels);
+                tally.node_entered(id, &node.labels);
+                for pod in &node.pods {
+                    tally.moved(id, pod, 1);
+                    self.terms.moved(id, pod, 1);
+                }
+            }
+            Some(before) if before.labels != node.labels => {
+                self.order.relabel(&name, id, &before.labels, &node.labels);
+                tally.node_left(id);
+                tally.node_entered(id, &node.labels);
+            }
+            Some(_) => {}
+        }
+        let old = before.as_ref().map_or(&[][..], |before| &before.images);
+        if old != &*node.images {
+            count_images(&mut self.images, old, -1);
+            count_images(&mut self.images, &node.images, 1);
+        }
+        before
+    }
+
+    /// A node went. Pods that name it are kept until they go.
+    pub fn remove_node(&mut self, name: &str) -> Option<NodeInfo> {
+        let id = *self.by_name.get(name)?;
+        let node = self.nodes[id as usize].as_mut().filter(|node| node.object.is_some())?;
+        let before = summary(node);
+        let tally = self.tally.get_mut();
+        for pod in &node.pods {
+            tally.moved(id, pod, -1);
+            self.terms.moved(id, pod, -1);
+        }
+        tally.node_left(id);
+        self.order.remove(id, &before.labels);
+        count_images(&mut self.images, &before.images, -1);
+        node.unset();
+        self.drop_if_bare(id);
+        Some(before)
+    }
+
+    /// A pod that names a node came or changed. Gives back what it was before.
+    pub fn set_pod(&mut self, pod: Arc<PodInfo>) -> Option<Arc<PodInfo>> {
+        let before = self.take(&pod.uid);
+        if let Some(name) = pod.node_name.clone() {
+            self.place(pod, &name, None);
+        }
+        before
+    }
+
+    /// A pod went. Gives back what it was, if it was on a node.
+    pub fn remove_pod(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
+        self.take(uid)
+    }
+
+    /// A pod on a node.
+    pub fn pod(&self, uid: &str) -> Option<&Arc<PodInfo>> {
+        self.placed.get(uid).map(|placed| &placed.pod)
+    }
+
+    /// Whether a pod is on a node only by the scheduler's own decision so far.
+    pub fn is_assumed(&self, uid: &str) -> bool {
+        self.placed.get(uid).is_some_and(|placed| placed.assumed.is_some())
+    }
+
+    /// The scheduler has chosen a node for a pod.
+    pub fn assume(&mut self, pod: Arc<PodInfo>, node: &Arc<str>) {
+        self.take(&pod.uid);
+        self.place(pod, node, Some(Assumed::Binding));
+    }
+
+    /// The binding of an assumed pod was answered; its event must come before the deadline.
+    pub fn bound(&mut self, uid: &str, deadline: Timestamp) {
+        if let Some(assumed) = self.placed.get_mut(uid).and_then(|placed| placed.assumed.as_mut()) {
+            *assumed = Assumed::Bound(deadline);
+        }
+    }
+
+    /// An assumed pod could not be bound. Says whether it was assumed still.
+    pub fn forget(&mut self, uid: &str) -> bool {
+        self.is_assumed(uid) && self.take(uid).is_some()
+    }
+
+    /// Forgets pods whose binding was answered but never seen. Gives back their UIDs.
+    pub fn expire(&mut self, now: Timestamp) -> Vec<Arc<str>> {
+        let overdue = |placed: &Placed| matches!(placed.assumed, Some(Assumed::Bound(until)) if until < now);
+        let late: Vec<Arc<str>> =
+            self.placed.iter().filter(|(_, placed)| overdue(placed)).map(|(uid, _)| uid.clone()).collect();
+        for uid in &late {
+            self.take(uid);
+        }
+        late
+    }
+
+    fn place(&mut self, pod: Arc<PodInfo>, name: &Arc<str>, assumed: Option<Assumed>) {
+        let id = self.id_of(name);
+        let node = self.nodes[id as usize].as_mut().expect("the place was given just now");
+        if node.object.is_some() {
+            self.tally.get_mut().moved(id, &pod, 1);
+            self.terms.moved(id, &pod, 1);
+        }
+        node.add(pod.clone());
+        for claim in pod.named_claims() {
+            *self.claims.entry(objects::key(&pod.namespace, claim).into()).or_default() += 1;
+        }
+        self.placed.insert(pod.uid.clone(), Placed { pod, node: id, assumed });
+    }
+
+    fn take(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
+        let placed = self.placed.remove(uid)?;
+        let node = self.nodes[placed.node as usize].as_mut().expect("a node with pods keeps its place");
+        node.remove(uid);
+        if node.object.is_some() {
+            self.tally.get_mut().moved(placed.node, &placed.pod, -1);
+            self.terms.moved(placed.node, &placed.pod, -1);
+        }
+        for claim in placed.pod.named_claims() {
+            let key = objects::key(&placed.pod.namespace, claim);
+            if let Some(count) = self.claims.get_mut(&*key) {
+                *count -= 1;
+                if *count == 0 {
+                    self.claims.remove(&*key);
+                }
+            }
+        }
+        self.drop_if_bare(placed.node);
+        Some(placed.pod)
+    }
+
+    /// The place of a node, given now if it has none.
+    fn id_of(&mut self, name: &Arc<str>) -> NodeId {
+        if let Some(id) = self.by_name.get(name) {
+            return *id;
+        }
+        let id = self.free.pop().unwrap_or(self.nodes.len() as NodeId);
+        let node = Some(NodeInfo::named(id, name.clone()));
+        match self.nodes.get_mut(id as usize) {
+            Some(place) => *place = node,
+            None => self.nodes.push(node),
+        }
+        self.by_name.insert(name.clone(), id);
+        id
+    }
+
+    fn drop_if_bare(&mut self, id: NodeId) {
+        let bare = |node: &NodeInfo| node.object.is_none() && node.pods.is_empty();
+        if let Some(node) = self.nodes[id as usize].take_if(|node| bare(node)) {
+            self.by_name.remove(&node.name);
+            self.free.push(id);
+        }
+    }
+}
+
+/// What a node's object said, without its pods.
+fn summary(node: &NodeInfo) -> NodeInfo {
+    NodeInfo {
+        object: node.object.clone(),
+        labels: node.labels.clone(),
+        taints: node.taints.clone(),
+        unschedulable: node.unschedulable,
+        allocatable: node.allocatable.clone(),
+        images: node.images.clone(),
+        features: node.features.clone(),
+        ..NodeInfo::named(node.id, node.name.clone())
+    }
+}
+
+fn count_images(counts: &mut HashMap<Arc<str>, u32>, images: &[(Arc<str>, i64)], sign: i32) {
+    let mut last: Option<&Arc<str>> = None;
+    for (image, _) in images {
+        // A name listed twice on one node is still one node.
+        if last.replace(image) == Some(image) {
+            continue;
+        }
+        let count = counts.entry(image.clone()).or_default();
+        *count = count.saturating_add_signed(sign);
+        if *count == 0 {
+            counts.remove(image);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,166 @@
+//! Everything else the plugins ask about: namespaces, volumes, workloads, budgets.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use api::selector::LabelSelector;
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::resource::v1 as resource;
+use k8s_openapi::api::storage::v1 as storage;
+
+use super::labels::Labels;
+use super::pod::PodInfo;
+use super::selection::{selector, selector_of_set};
+
+/// Objects by `namespace/name`, or by name if they have no namespace.
+pub type ByKey<T> = HashMap<String, Arc<T>>;
+
+/// Objects that are neither nodes nor pods.
+#[derive(Default)]
+pub struct Objects {
+    namespaces: BTreeMap<Arc<str>, Labels>,
+    /// By namespace, then name.
+    services: HashMap<String, BTreeMap<String, LabelSelector>>,
+    /// The selectors of ReplicaSets, ReplicationControllers and StatefulSets, by kind and key.
+    workloads: HashMap<(Workload, String), LabelSelector>,
+    pub volume_claims: ByKey<core::PersistentVolumeClaim>,
+    pub volumes: ByKey<core::PersistentVolume>,
+    pub storage_classes: ByKey<storage::StorageClass>,
+    pub csi_nodes: ByKey<storage::CSINode>,
+    pub csi_drivers: ByKey<storage::CSIDriver>,
+    pub capacities: ByKey<storage::CSIStorageCapacity>,
+    pub attachments: ByKey<storage::VolumeAttachment>,
+    pub resource_claims: ByKey<resource::ResourceClaim>,
+    pub device_classes: ByKey<resource::DeviceClass>,
+    pub resource_slices: ByKey<resource::ResourceSlice>,
+    budgets: HashMap<String, Budget>,
+}
+
+/// A controller whose selector says which pods belong together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Workload {
+    ReplicaSet,
+    ReplicationController,
+    StatefulSet,
+}
+
+/// What of a PodDisruptionBudget matters when pods are to be removed.
+#[derive(Clone, Debug)]
+pub struct Budget {
+    pub namespace: String,
+    pub selector: LabelSelector,
+    pub allowed: i32,
+    /// Pods whose removal is already counted, by name.
+    pub disrupted: Vec<String>,
+}
+
+/// `namespace/name`.
+pub fn key(namespace: &str, name: &str) -> String {
+    format!("{namespace}/{name}")
+}
+
+impl Objects {
+    /// A namespace came or changed (with labels) or went.
+    pub fn set_namespace(&mut self, name: &str, labels: Option<Labels>) {
+        match labels {
+            Some(labels) => drop(self.namespaces.insert(name.into(), labels)),
+            None => drop(self.namespaces.remove(name)),
+        }
+    }
+
+    /// The labels of a namespace; none if it is not known.
+    pub fn namespace(&self, name: &str) -> &Labels {
+        static NONE: std::sync::LazyLock<Labels> = std::sync::LazyLock::new(Labels::default);
+        self.namespaces.get(name).unwrap_or(&NONE)
+    }
+
+    /// The namespaces a selector means, sorted.
+    pub fn namespaces(&self, selector: &LabelSelector) -> Vec<Arc<str>> {
+        let meant = self.namespaces.iter().filter(|(_, labels)| labels.matched_by(selector));
+        meant.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// A Service came, changed or went.
+    pub fn set_service(&mut self, namespace: &str, name: &str, service: Option<&core::Service>) {
+        let labels = service.and_then(|service| service.spec.as_ref()?.selector.as_ref());
+        let of_namespace = self.services.entry(namespace.to_owned()).or_default();
+        match labels.filter(|labels| !labels.is_empty()) {
+            Some(labels) => drop(of_namespace.insert(name.to_owned(), selector_of_set(Some(labels)))),
+            None => drop(of_namespace.remove(name)),
+        }
+        if of_namespace.is_empty() {
+            self.services.remove(namespace);
+        }
+    }
+
+    /// A workload came, changed or went.
+    pub fn set_workload(&mut self, kind: Workload, key: &str, selector: Option<LabelSelector>) {
+        match selector {
+            Some(selector) => drop(self.workloads.insert((kind, key.to_owned()), selector)),
+            None => drop(self.workloads.remove(&(kind, key.to_owned()))),
+        }
+    }
+
+    /// The selector that means a pod and those it belongs together with, by the Services and the controller
+    /// it has. Matches everything if there are none.
+    pub fn siblings(&self, pod: &PodInfo) -> LabelSelector {
+        let services = self.services.get(&*pod.namespace).into_iter().flat_map(BTreeMap::values);
+        let mut requirements = Vec::new();
+        for service in services.filter(|selector| pod.labels.matched_by(selector)) {
+            requirements.extend(service.requirements().iter().cloned());
+        }
+        if let Some(owner) = &pod.owner {
+            let kind = match (&*owner.api_version, &*owner.kind) {
+                ("apps/v1", "ReplicaSet") => Some(Workload::ReplicaSet),
+                ("v1", "ReplicationController") => Some(Workload::ReplicationController),
+                ("apps/v1", "StatefulSet") => Some(Workload::StatefulSet),
+                _ => None,
+            };
+            let owned = kind.and_then(|kind| self.workloads.get(&(kind, key(&pod.namespace, &owner.name))));
+            if let Some(selector) = owned.filter(|selector| !selector.is_nothing()) {
+                requirements.extend(selector.requirements().iter().cloned());
+            }
+        }
+        let mut seen = Vec::new();
+        for requirement in requirements {
+            if !seen.contains(&requirement) {
+                seen.push(requirement);
+            }
+        }
+        LabelSelector::of(seen)
+    }
+
+    /// A PodDisruptionBudget came, changed or went.
+    pub fn set_budget(&mut self, key: &str, budget: Option<&PodDisruptionBudget>) {
+        let Some(budget) = budget else {
+            self.budgets.remove(key);
+            return;
+        };
+        let status = budget.status.as_ref();
+        let spec = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
+        let disrupted = status.and_then(|status| status.disrupted_pods.as_ref());
+        self.budgets.insert(
+            key.to_owned(),
+            Budget {
+                namespace: budget.metadata.namespace.clone().unwrap_or_default(),
+                selector: selector(spec).unwrap_or_else(|_| LabelSelector::nothing()),
+                allowed: status.and_then(|status| status.disruptions_allowed).unwrap_or_default(),
+                disrupted: disrupted.into_iter().flatten().map(|(name, _)| name.clone()).collect(),
+            },
+        );
+    }
+
+    /// All budgets.
+    pub fn budgets(&self) -> impl Iterator<Item = &Budget> {
+        self.budgets.values()
+    }
+
+    /// The class of a volume claim; empty if it has none.
+    pub fn class_of(claim: &core::PersistentVolumeClaim) -> &str {
+        let annotations = claim.metadata.annotations.as_ref();
+        let old = annotations.and_then(|all| all.get("volume.beta.kubernetes.io/storage-class"));
+        let named = claim.spec.as_ref().and_then(|spec| spec.storage_class_name.as_ref());
+        old.or(named).map(String::as_str).unwrap_or_default()
+    }
+}

@@ -1,0 +1,75 @@
+//! The order in which nodes are looked at: one of each zone in turn, so that a sample of nodes is a sample of
+//! zones.
+
+use std::sync::Arc;
+
+use super::labels::Labels;
+use super::node::NodeId;
+
+/// Nodes by zone, zones in the order they were met.
+#[derive(Clone, Debug, Default)]
+pub struct NodeOrder {
+    zones: Vec<(String, Vec<(Arc<str>, NodeId)>)>,
+    /// Rebuilt when needed after a change.
+    listed: Vec<NodeId>,
+    stale: bool,
+}
+
+impl NodeOrder {
+    /// Adds a node with these labels.
+    pub fn add(&mut self, name: &Arc<str>, id: NodeId, labels: &Labels) {
+        let zone = zone_key(labels);
+        let entry = (name.clone(), id);
+        match self.zones.iter_mut().find(|(known, _)| *known == zone) {
+            Some((_, nodes)) => nodes.push(entry),
+            None => self.zones.push((zone, vec![entry])),
+        }
+        self.stale = true;
+    }
+
+    /// Removes a node that had these labels.
+    pub fn remove(&mut self, id: NodeId, labels: &Labels) {
+        let zone = zone_key(labels);
+        let Some(at) = self.zones.iter().position(|(known, _)| *known == zone) else { return };
+        self.zones[at].1.retain(|(_, known)| *known != id);
+        if self.zones[at].1.is_empty() {
+            self.zones.remove(at);
+        }
+        self.stale = true;
+    }
+
+    /// Moves a node whose labels changed, if that changes its zone.
+    pub fn relabel(&mut self, name: &Arc<str>, id: NodeId, old: &Labels, new: &Labels) {
+        if zone_key(old) != zone_key(new) {
+            self.remove(id, old);
+            self.add(name, id, new);
+        }
+    }
+
+    /// Brings the list up to date.
+    pub fn refresh(&mut self) {
+        if !std::mem::take(&mut self.stale) {
+            return;
+        }
+        self.listed.clear();
+        let longest = self.zones.iter().map(|(_, nodes)| nodes.len()).max().unwrap_or_default();
+        for round in 0..longest {
+            let in_round = self.zones.iter().filter_map(|(_, nodes)| nodes.get(round));
+            self.listed.extend(in_round.map(|(_, id)| *id));
+        }
+    }
+
+    /// All nodes in order, as of the last [`NodeOrder::refresh`].
+    pub fn list(&self) -> &[NodeId] {
+        &self.listed
+    }
+}
+
+/// A node's zone within its region.
+fn zone_key(labels: &Labels) -> String {
+    let get =
+        |new: &str, old: &str| labels.get(old).or_else(|| labels.get(new)).unwrap_or_default().to_owned();
+    let zone = get("topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone");
+    let region = get("topology.kubernetes.io/region", "failure-domain.beta.kubernetes.io/region");
+    if zone.is_empty() && region.is_empty() { String::new() } else { format!("{region}:\0:{zone}") }
+}

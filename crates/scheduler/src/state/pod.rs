@@ -1,0 +1,454 @@
+//! A pod as the scheduler sees it: small, parsed once, shared.
+//!
+//! Pods on nodes are kept in this form only. The object itself is kept beside it while a pod waits to be
+//! scheduled, for plugins of users and for extenders.
+
+use std::sync::Arc;
+
+use api::selector::{LabelSelector, Operator, Requirement};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1 as core;
+
+use super::labels::{Labels, Strings};
+use super::resources::{Requests, is_sidecar};
+use super::selection::{NodeSelection, Toleration, selector};
+
+/// A pod, parsed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PodInfo {
+    pub uid: Arc<str>,
+    pub namespace: Arc<str>,
+    pub name: Arc<str>,
+    pub generation: i64,
+    pub labels: Labels,
+    pub scheduler_name: Arc<str>,
+    /// `spec.nodeName`.
+    pub node_name: Option<Arc<str>>,
+    /// `status.nominatedNodeName`.
+    pub nominated: Option<Arc<str>>,
+    pub priority: i32,
+    /// `preemptionPolicy: Never`.
+    pub never_preempts: bool,
+    /// Has a deletion timestamp.
+    pub terminating: bool,
+    /// Failed or succeeded: takes no room any more.
+    pub finished: bool,
+    /// When it was first scheduled (`status.startTime`), for choosing victims.
+    pub started: Option<Timestamp>,
+    /// Being removed to make room: the `DisruptionTarget` condition by the scheduler.
+    pub preempted: bool,
+    pub requests: Requests,
+    pub tolerations: Box<[Toleration]>,
+    pub nodes: NodeSelection,
+    pub ports: Box<[HostPort]>,
+    /// Images of containers and image volumes, with their tags.
+    pub images: Box<[Arc<str>]>,
+    /// How many containers, init containers included, the images are for.
+    pub containers: usize,
+    /// `None` for most pods.
+    pub affinity: Option<Box<PodAffinity>>,
+    pub spread: Box<[SpreadConstraint]>,
+    /// Something said about other pods cannot be understood.
+    pub broken: Option<Box<str>>,
+    pub volumes: Box<[Volume]>,
+    pub claims: Box<[ResourceClaimRef]>,
+    pub gates: Box<[Arc<str>]>,
+    /// The controller that owns the pod.
+    pub owner: Option<Owner>,
+}
+
+/// A port of the host that a pod takes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HostPort {
+    /// `0.0.0.0` for all addresses.
+    pub ip: Arc<str>,
+    pub protocol: Arc<str>,
+    pub port: i32,
+}
+
+impl HostPort {
+    /// Whether the two cannot be taken together: the same port on the same address, or one on all.
+    pub fn meets(&self, other: &HostPort) -> bool {
+        self.port == other.port
+            && self.protocol == other.protocol
+            && (&*self.ip == "0.0.0.0" || &*other.ip == "0.0.0.0" || self.ip == other.ip)
+    }
+}
+
+/// What a pod says about other pods.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodAffinity {
+    pub required: Vec<Arc<AffinityTerm>>,
+    pub required_anti: Vec<Arc<AffinityTerm>>,
+    pub preferred: Vec<(i32, Arc<AffinityTerm>)>,
+    pub preferred_anti: Vec<(i32, Arc<AffinityTerm>)>,
+}
+
+/// Which pods a term of affinity means, and what counts as near.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct AffinityTerm {
+    /// Sorted.
+    pub namespaces: Vec<Arc<str>>,
+    pub namespace_selector: LabelSelector,
+    pub selector: LabelSelector,
+    pub topology_key: Arc<str>,
+}
+
+impl AffinityTerm {
+    /// Whether it means a pod, whose namespace has these labels.
+    pub fn matches(&self, pod: &PodInfo, namespace: &Labels) -> bool {
+        (self.namespaces.contains(&pod.namespace) || namespace.matched_by(&self.namespace_selector))
+            && pod.labels.matched_by(&self.selector)
+    }
+}
+
+/// One topology spread constraint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpreadConstraint {
+    pub max_skew: i32,
+    pub topology_key: Arc<str>,
+    /// `DoNotSchedule`.
+    pub hard: bool,
+    /// With `matchLabelKeys` put in.
+    pub selector: LabelSelector,
+    pub min_domains: i32,
+    /// Nodes the pod may not run on by its node affinity do not count.
+    pub honor_affinity: bool,
+    /// Nodes with taints the pod does not tolerate do not count.
+    pub honor_taints: bool,
+}
+
+/// The volumes the scheduler cares for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Volume {
+    Claim {
+        name: Arc<str>,
+    },
+    /// A claim of the pod's own, made for it by a controller.
+    Ephemeral {
+        name: Arc<str>,
+    },
+    GcePersistentDisk {
+        name: Box<str>,
+        read_only: bool,
+    },
+    AwsElasticBlockStore {
+        id: Box<str>,
+    },
+    Iscsi {
+        iqn: Box<str>,
+        read_only: bool,
+    },
+    Rbd {
+        monitors: Box<[String]>,
+        pool: Box<str>,
+        image: Box<str>,
+        read_only: bool,
+    },
+}
+
+impl Volume {
+    /// The name of the claim behind the volume.
+    pub fn claim(&self) -> Option<&Arc<str>> {
+        match self {
+            Volume::Claim { name } | Volume::Ephemeral { name } => Some(name),
+            _ => None,
+        }
+    }
+}
+
+/// A resource claim a pod refers to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResourceClaimRef {
+    /// The name inside the pod.
+    pub name: Arc<str>,
+    /// The name of the object, once it is known. `Some("")` if none is needed.
+    pub claim: Option<Arc<str>>,
+    /// The claim is made from a template.
+    pub templated: bool,
+}
+
+/// The controller that owns a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    pub api_version: Arc<str>,
+    pub kind: Arc<str>,
+    pub name: Arc<str>,
+}
+
+impl PodInfo {
+    /// Parses a pod.
+    pub fn new(pod: &core::Pod, strings: &mut Strings) -> PodInfo {
+        let nothing = core::PodSpec::default();
+        let (meta, spec) = (&pod.metadata, pod.spec.as_ref().unwrap_or(&nothing));
+        let status = pod.status.as_ref();
+        let namespace = strings.share(meta.namespace.as_deref().unwrap_or_default());
+        let labels = strings.labels(meta.labels.as_ref());
+        let filled = |text: Option<&String>, strings: &mut Strings| {
+            text.filter(|text| !text.is_empty()).map(|text| strings.share(text))
+        };
+        let mut broken = None;
+        let affinity = affinity(spec, &namespace, strings).unwrap_or_else(|words| {
+            broken = Some(words.into());
+            None
+        });
+        let spread = spread(spec, &labels, strings).unwrap_or_else(|words| {
+            broken = Some(words.into());
+            Box::default()
+        });
+        let phase = status.and_then(|status| status.phase.as_deref());
+        PodInfo {
+            uid: meta.uid.as_deref().unwrap_or_default().into(),
+            name: meta.name.as_deref().unwrap_or_default().into(),
+            generation: meta.generation.unwrap_or_default(),
+            scheduler_name: strings.share(spec.scheduler_name.as_deref().unwrap_or("default-scheduler")),
+            node_name: filled(spec.node_name.as_ref(), strings),
+            nominated: filled(status.and_then(|status| status.nominated_node_name.as_ref()), strings),
+            priority: spec.priority.unwrap_or_default(),
+            never_preempts: spec.preemption_policy.as_deref() == Some("Never"),
+            terminating: meta.deletion_timestamp.is_some(),
+            finished: matches!(phase, Some("Succeeded" | "Failed")),
+            started: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
+            preempted: is_preempted(status),
+            requests: Requests::of(pod, strings),
+            tolerations: spec.tolerations.iter().flatten().filter_map(Toleration::read).collect(),
+            nodes: NodeSelection::of(spec),
+            ports: ports(spec, strings),
+            images: images(spec, strings),
+            containers: spec.containers.len() + spec.init_containers.as_ref().map_or(0, Vec::len),
+            affinity,
+            spread,
+            broken,
+            volumes: volumes(spec, meta.name.as_deref().unwrap_or_default(), strings),
+            claims: claims(spec, status, strings),
+            gates: spec.scheduling_gates.iter().flatten().map(|gate| strings.share(&gate.name)).collect(),
+            owner: owner(pod, strings),
+            namespace,
+            labels,
+        }
+    }
+
+    /// `namespace/name`.
+    pub fn key(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// Terms of required pod affinity.
+    pub fn required(&self) -> &[Arc<AffinityTerm>] {
+        self.affinity.as_deref().map_or(&[], |affinity| &affinity.required)
+    }
+
+    /// Terms of required pod anti-affinity.
+    pub fn required_anti(&self) -> &[Arc<AffinityTerm>] {
+        self.affinity.as_deref().map_or(&[], |affinity| &affinity.required_anti)
+    }
+
+    /// The names of the persistent volume claims the pod names itself.
+    pub fn named_claims(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.volumes.iter().filter_map(|volume| match volume {
+            Volume::Claim { name } => Some(name),
+            _ => None,
+        })
+    }
+}
+
+fn is_preempted(status: Option<&core::PodStatus>) -> bool {
+    let conditions = status.and_then(|status| status.conditions.as_ref());
+    conditions.into_iter().flatten().any(|condition| {
+        condition.type_ == "DisruptionTarget"
+            && condition.status == "True"
+            && condition.reason.as_deref() == Some("PreemptionByScheduler")
+    })
+}
+
+fn ports(spec: &core::PodSpec, strings: &mut Strings) -> Box<[HostPort]> {
+    let sidecars = spec.init_containers.iter().flatten().filter(|container| is_sidecar(container));
+    let ports = sidecars.chain(&spec.containers).flat_map(|container| container.ports.iter().flatten());
+    let mut found = Vec::new();
+    for port in ports {
+        let Some(number) = port.host_port.filter(|number| *number > 0) else { continue };
+        let or = |text: Option<&String>, default: &'static str, strings: &mut Strings| {
+            strings.share(text.map(String::as_str).filter(|text| !text.is_empty()).unwrap_or(default))
+        };
+        found.push(HostPort {
+            ip: or(port.host_ip.as_ref(), "0.0.0.0", strings),
+            protocol: or(port.protocol.as_ref(), "TCP", strings),
+            port: number,
+        });
+    }
+    found.into()
+}
+
+fn images(spec: &core::PodSpec, strings: &mut Strings) -> Box<[Arc<str>]> {
+    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let of_containers = containers.filter_map(|container| container.image.as_deref());
+    let volumes = spec.volumes.iter().flatten();
+    let of_volumes = volumes.filter_map(|volume| volume.image.as_ref()?.reference.as_deref());
+    of_containers.chain(of_volumes).map(|image| strings.share(&tagged(image))).collect()
+}
+
+/// An image's name with the tag it has if none is given.
+fn tagged(image: &str) -> std::borrow::Cow<'_, str> {
+    if image.rfind(':') > image.rfind('/') { image.into() } else { format!("{image}:latest").into() }
+}
+
+fn affinity(
+    spec: &core::PodSpec,
+    namespace: &Arc<str>,
+    strings: &mut Strings,
+) -> Result<Option<Box<PodAffinity>>, String> {
+    let Some(typed) = &spec.affinity else { return Ok(None) };
+    let mut affinity = PodAffinity::default();
+    if let Some(pods) = &typed.pod_affinity {
+        let required = pods.required_during_scheduling_ignored_during_execution.as_deref();
+        affinity.required = terms(required.unwrap_or_default(), namespace, strings)
+            .map_err(|words| format!("requiredAffinityTerms: {words}"))?;
+        let preferred = pods.preferred_during_scheduling_ignored_during_execution.as_deref();
+        affinity.preferred = weighted_terms(preferred.unwrap_or_default(), namespace, strings)
+            .map_err(|words| format!("preferredAffinityTerms: {words}"))?;
+    }
+    if let Some(pods) = &typed.pod_anti_affinity {
+        let required = pods.required_during_scheduling_ignored_during_execution.as_deref();
+        affinity.required_anti = terms(required.unwrap_or_default(), namespace, strings)
+            .map_err(|words| format!("requiredAntiAffinityTerms: {words}"))?;
+        let preferred = pods.preferred_during_scheduling_ignored_during_execution.as_deref();
+        affinity.preferred_anti = weighted_terms(preferred.unwrap_or_default(), namespace, strings)
+            .map_err(|words| format!("preferredAntiAffinityTerms: {words}"))?;
+    }
+    Ok((affinity != PodAffinity::default()).then(|| Box::new(affinity)))
+}
+
+type Terms = Vec<Arc<AffinityTerm>>;
+
+fn terms(typed: &[core::PodAffinityTerm], own: &Arc<str>, strings: &mut Strings) -> Result<Terms, String> {
+    typed.iter().map(|typed| term(typed, own, strings)).collect()
+}
+
+fn weighted_terms(
+    typed: &[core::WeightedPodAffinityTerm],
+    own: &Arc<str>,
+    strings: &mut Strings,
+) -> Result<Vec<(i32, Arc<AffinityTerm>)>, String> {
+    typed.iter().map(|typed| Ok((typed.weight, term(&typed.pod_affinity_term, own, strings)?))).collect()
+}
+
+fn term(
+    typed: &core::PodAffinityTerm,
+    own: &Arc<str>,
+    strings: &mut Strings,
+) -> Result<Arc<AffinityTerm>, String> {
+    let named = typed.namespaces.as_deref().unwrap_or_default();
+    let mut namespaces: Vec<_> = named.iter().map(|name| strings.share(name)).collect();
+    if namespaces.is_empty() && typed.namespace_selector.is_none() {
+        namespaces.push(own.clone());
+    }
+    namespaces.sort();
+    Ok(Arc::new(AffinityTerm {
+        namespaces,
+        namespace_selector: selector(typed.namespace_selector.as_ref())?,
+        selector: selector(typed.label_selector.as_ref())?,
+        topology_key: strings.share(&typed.topology_key),
+    }))
+}
+
+fn spread(
+    spec: &core::PodSpec,
+    labels: &Labels,
+    strings: &mut Strings,
+) -> Result<Box<[SpreadConstraint]>, String> {
+    let typed = spec.topology_spread_constraints.iter().flatten();
+    typed.map(|typed| spread_constraint(typed, labels, strings)).collect()
+}
+
+/// Parses one constraint for a pod with these labels.
+pub fn spread_constraint(
+    typed: &core::TopologySpreadConstraint,
+    labels: &Labels,
+    strings: &mut Strings,
+) -> Result<SpreadConstraint, String> {
+    let mut selector = selector(typed.label_selector.as_ref())?;
+    let keys = typed.match_label_keys.as_deref().unwrap_or_default();
+    if !selector.is_nothing() && !keys.is_empty() {
+        let mut requirements = selector.requirements().to_vec();
+        for key in keys {
+            let Some(value) = labels.get(key) else { continue };
+            let known = requirements.iter().any(|requirement| {
+                requirement.key == *key && requirement.values.len() == 1 && requirement.values[0] == value
+            });
+            if !known {
+                let values = vec![value.to_owned()];
+                requirements.push(Requirement { key: key.clone(), operator: Operator::In, values });
+            }
+        }
+        selector = LabelSelector::of(requirements);
+    }
+    Ok(SpreadConstraint {
+        max_skew: typed.max_skew,
+        topology_key: strings.share(&typed.topology_key),
+        hard: typed.when_unsatisfiable == "DoNotSchedule",
+        selector,
+        min_domains: typed.min_domains.unwrap_or(1),
+        honor_affinity: typed.node_affinity_policy.as_deref() != Some("Ignore"),
+        honor_taints: typed.node_taints_policy.as_deref() == Some("Honor"),
+    })
+}
+
+fn volumes(spec: &core::PodSpec, pod: &str, strings: &mut Strings) -> Box<[Volume]> {
+    let read = |volume: &core::Volume| {
+        if let Some(claim) = &volume.persistent_volume_claim {
+            return Some(Volume::Claim { name: strings.share(&claim.claim_name) });
+        }
+        if volume.ephemeral.is_some() {
+            return Some(Volume::Ephemeral { name: strings.share(&format!("{pod}-{}", volume.name)) });
+        }
+        if let Some(disk) = &volume.gce_persistent_disk {
+            let read_only = disk.read_only.unwrap_or_default();
+            return Some(Volume::GcePersistentDisk { name: (&*disk.pd_name).into(), read_only });
+        }
+        if let Some(disk) = &volume.aws_elastic_block_store {
+            return Some(Volume::AwsElasticBlockStore { id: (&*disk.volume_id).into() });
+        }
+        if let Some(disk) = &volume.iscsi {
+            let read_only = disk.read_only.unwrap_or_default();
+            return Some(Volume::Iscsi { iqn: (&*disk.iqn).into(), read_only });
+        }
+        volume.rbd.as_ref().map(|disk| Volume::Rbd {
+            monitors: disk.monitors.clone().into(),
+            pool: disk.pool.as_deref().unwrap_or("rbd").into(),
+            image: (&*disk.image).into(),
+            read_only: disk.read_only.unwrap_or_default(),
+        })
+    };
+    spec.volumes.iter().flatten().filter_map(read).collect()
+}
+
+fn claims(
+    spec: &core::PodSpec,
+    status: Option<&core::PodStatus>,
+    strings: &mut Strings,
+) -> Box<[ResourceClaimRef]> {
+    let known = status.and_then(|status| status.resource_claim_statuses.as_deref()).unwrap_or_default();
+    let mut read = |claim: &core::PodResourceClaim| {
+        let made = known.iter().find(|status| status.name == claim.name);
+        let name = match made {
+            Some(status) => Some(status.resource_claim_name.as_deref().unwrap_or_default()),
+            None => claim.resource_claim_name.as_deref(),
+        };
+        ResourceClaimRef {
+            name: strings.share(&claim.name),
+            claim: name.map(|name| strings.share(name)),
+            templated: claim.resource_claim_template_name.is_some(),
+        }
+    };
+    spec.resource_claims.iter().flatten().map(&mut read).collect()
+}
+
+fn owner(pod: &core::Pod, strings: &mut Strings) -> Option<Owner> {
+    let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
+    let owner = owners.iter().find(|owner| owner.controller == Some(true))?;
+    Some(Owner {
+        api_version: strings.share(&owner.api_version),
+        kind: strings.share(&owner.kind),
+        name: strings.share(&owner.name),
+    })
+}

@@ -1,0 +1,280 @@
+//! Amounts of resources as integers, and the sum a pod asks for.
+//!
+//! Upstream adds quantities exactly and rounds once at the end; so does this. Afterwards nothing in the
+//! scheduler looks at a quantity again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
+use schema::quantity::{Format, Quantity};
+
+use super::labels::Strings;
+
+/// What a container without a request for CPU counts as when nodes are compared, in thousandths.
+pub const DEFAULT_MILLI_CPU: i64 = 100;
+/// What a container without a request for memory counts as when nodes are compared.
+pub const DEFAULT_MEMORY: i64 = 200 * 1024 * 1024;
+
+/// Amounts of resources: CPU in thousandths, the others in whole units.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resources {
+    pub milli_cpu: i64,
+    pub memory: i64,
+    pub ephemeral_storage: i64,
+    /// How many pods a node takes. Zero in what a pod asks for.
+    pub pods: i64,
+    /// Extended resources, huge pages and the like, sorted by name.
+    pub scalar: Vec<(Arc<str>, i64)>,
+}
+
+/// A resource by name, as plugin arguments name one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ResourceName {
+    Cpu,
+    Memory,
+    EphemeralStorage,
+    Scalar(Arc<str>),
+}
+
+impl From<&str> for ResourceName {
+    fn from(name: &str) -> ResourceName {
+        match name {
+            "cpu" => ResourceName::Cpu,
+            "memory" => ResourceName::Memory,
+            "ephemeral-storage" => ResourceName::EphemeralStorage,
+            other => ResourceName::Scalar(other.into()),
+        }
+    }
+}
+
+impl Resources {
+    /// Reads a list such as a node's allocatable.
+    pub fn read(list: Option<&BTreeMap<String, Text>>, strings: &mut Strings) -> Resources {
+        let mut sum = List::default();
+        sum.add(list);
+        sum.resources(strings)
+    }
+
+    /// The amount of one resource.
+    pub fn get(&self, name: &ResourceName) -> i64 {
+        match name {
+            ResourceName::Cpu => self.milli_cpu,
+            ResourceName::Memory => self.memory,
+            ResourceName::EphemeralStorage => self.ephemeral_storage,
+            ResourceName::Scalar(name) => self.scalar(name),
+        }
+    }
+
+    /// The amount of an extended resource.
+    pub fn scalar(&self, name: &str) -> i64 {
+        self.scalar.iter().find(|(known, _)| &**known == name).map_or(0, |(_, amount)| *amount)
+    }
+
+    /// Whether the list names an extended resource at all.
+    pub fn has_scalar(&self, name: &str) -> bool {
+        self.scalar.iter().any(|(known, _)| &**known == name)
+    }
+
+    /// Whether nothing is asked for.
+    pub fn is_zero(&self) -> bool {
+        self.milli_cpu == 0 && self.memory == 0 && self.ephemeral_storage == 0 && self.scalar.is_empty()
+    }
+
+    /// Adds, or with `-1` takes away, what one pod asks for.
+    pub fn adjust(&mut self, by: &Resources, sign: i64) {
+        let step = |into: &mut i64, amount: i64| *into = into.saturating_add(sign.saturating_mul(amount));
+        step(&mut self.milli_cpu, by.milli_cpu);
+        step(&mut self.memory, by.memory);
+        step(&mut self.ephemeral_storage, by.ephemeral_storage);
+        for (name, amount) in &by.scalar {
+            match self.scalar.binary_search_by(|(known, _)| known.cmp(name)) {
+                Ok(at) => {
+                    step(&mut self.scalar[at].1, *amount);
+                    if self.scalar[at].1 == 0 {
+                        self.scalar.remove(at);
+                    }
+                }
+                Err(at) => self.scalar.insert(at, (name.clone(), sign.saturating_mul(*amount))),
+            }
+        }
+    }
+}
+
+/// What a pod asks for, in the three ways the scheduler asks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Requests {
+    /// What the node must have free.
+    pub exact: Resources,
+    /// CPU and memory with the defaults for containers that ask for none, as a node sums them up.
+    pub nonzero: [i64; 2],
+    /// The same without what is asked for by the pod as a whole, as the scores of NodeResourcesFit use it.
+    pub scored: [i64; 2],
+}
+
+impl Requests {
+    /// Containers are summed, init containers taken at their highest beside the sidecars started before
+    /// them, then the pod's own requests replace the sum and the overhead is added.
+    pub fn of(pod: &Pod, strings: &mut Strings) -> Requests {
+        let exact = total(pod, &[], true);
+        let defaults = [
+            ("cpu", Quantity::from_milli(DEFAULT_MILLI_CPU, Format::DecimalSI)),
+            ("memory", Quantity::new(DEFAULT_MEMORY, Format::DecimalSI)),
+        ];
+        let whole = pod_level(pod).next().is_some();
+        let missing: Vec<_> =
+            defaults.iter().filter(|(name, _)| !whole || exact.get(name).is_none()).copied().collect();
+        let nonzero = total(pod, &missing, true).cpu_and_memory();
+        let scored = if whole { total(pod, &defaults, false).cpu_and_memory() } else { nonzero };
+        Requests { exact: exact.resources(strings), nonzero, scored }
+    }
+}
+
+/// Quantities by name, in the order they were met. Pods name few resources.
+#[derive(Clone, Default)]
+struct List<'a>(Vec<(&'a str, Quantity)>);
+
+impl<'a> List<'a> {
+    fn get(&self, name: &str) -> Option<Quantity> {
+        self.0.iter().find(|(known, _)| *known == name).map(|(_, amount)| *amount)
+    }
+
+    fn merge(&mut self, name: &'a str, amount: Quantity, by: impl Fn(Quantity, Quantity) -> Quantity) {
+        match self.0.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, sum)) => *sum = by(*sum, amount),
+            None => self.0.push((name, amount)),
+        }
+    }
+
+    fn add(&mut self, list: Option<&'a BTreeMap<String, Text>>) {
+        for (name, amount) in read(list) {
+            self.merge(name, amount, |a, b| a + b);
+        }
+    }
+
+    fn plus(&mut self, other: &List<'a>) {
+        for (name, amount) in &other.0 {
+            self.merge(name, *amount, |a, b| a + b);
+        }
+    }
+
+    fn max(&mut self, other: &List<'a>) {
+        for (name, amount) in &other.0 {
+            self.merge(name, *amount, |a, b| if b > a { b } else { a });
+        }
+    }
+
+    fn cpu_and_memory(&self) -> [i64; 2] {
+        [self.get("cpu").map_or(0, |q| q.milli()), self.get("memory").map_or(0, |q| q.value())]
+    }
+
+    fn resources(&self, strings: &mut Strings) -> Resources {
+        let mut resources = Resources::default();
+        for (name, amount) in &self.0 {
+            match *name {
+                "cpu" => resources.milli_cpu = amount.milli(),
+                "memory" => resources.memory = amount.value(),
+                "ephemeral-storage" => resources.ephemeral_storage = amount.value(),
+                "pods" => resources.pods = amount.value(),
+                name if is_scalar(name) => resources.scalar.push((strings.share(name), amount.value())),
+                _ => {}
+            }
+        }
+        resources.scalar.sort();
+        resources
+    }
+}
+
+fn read(list: Option<&BTreeMap<String, Text>>) -> impl Iterator<Item = (&str, Quantity)> {
+    let amounts = list.into_iter().flatten();
+    amounts.map(|(name, text)| (&**name, Quantity::parse(&text.0).unwrap_or(Quantity::ZERO)))
+}
+
+/// What the pod as a whole asks for, of the resources that can be asked for so.
+fn pod_level(pod: &Pod) -> impl Iterator<Item = (&str, Quantity)> {
+    let requests = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref()?.requests.as_ref());
+    read(requests).filter(|(name, _)| matches!(*name, "cpu" | "memory") || name.starts_with("hugepages-"))
+}
+
+fn total<'a>(pod: &'a Pod, missing: &[(&'static str, Quantity)], with_pod_level: bool) -> List<'a> {
+    let mut sum = List::default();
+    let Some(spec) = &pod.spec else { return sum };
+    for container in &spec.containers {
+        sum.plus(&asked(pod, container, missing));
+    }
+    let (mut sidecars, mut highest) = (List::default(), List::default());
+    for container in spec.init_containers.iter().flatten() {
+        let mut need = asked(pod, container, missing);
+        if is_sidecar(container) {
+            sum.plus(&need);
+            sidecars.plus(&need);
+            highest.max(&sidecars);
+        } else {
+            need.plus(&sidecars);
+            highest.max(&need);
+        }
+    }
+    sum.max(&highest);
+    if with_pod_level {
+        for (name, amount) in pod_level(pod) {
+            sum.merge(name, amount, |_, own| own);
+        }
+    }
+    sum.add(spec.overhead.as_ref());
+    sum
+}
+
+/// Whether an init container keeps running beside the others.
+pub fn is_sidecar(container: &Container) -> bool {
+    container.restart_policy.as_deref() == Some("Always")
+}
+
+/// What one container takes: while it is being resized, the highest of what is wanted, promised and given.
+fn asked<'a>(pod: &'a Pod, container: &'a Container, missing: &[(&'static str, Quantity)]) -> List<'a> {
+    let mut need = List::default();
+    let spec = container.resources.as_ref().and_then(|resources| resources.requests.as_ref());
+    match status_of(pod, container).filter(|status| status.resources.is_some()) {
+        None => need.add(spec),
+        Some(status) => {
+            let given = status.resources.as_ref().and_then(|resources| resources.requests.as_ref());
+            let wanted = (!resize_is_infeasible(pod)).then_some(spec).flatten();
+            for list in [wanted, given, status.allocated_resources.as_ref()] {
+                for (name, amount) in read(list) {
+                    need.merge(name, amount, |a, b| if b > a { b } else { a });
+                }
+            }
+        }
+    }
+    for (name, amount) in missing {
+        if need.get(name).is_none() {
+            need.0.push((name, *amount));
+        }
+    }
+    need
+}
+
+fn status_of<'a>(pod: &'a Pod, container: &Container) -> Option<&'a ContainerStatus> {
+    let status = pod.status.as_ref()?;
+    let all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
+    all.into_iter().find(|status| status.name == container.name)
+}
+
+fn resize_is_infeasible(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let pending = conditions.into_iter().flatten().find(|condition| condition.type_ == "PodResizePending");
+    pending.is_some_and(|condition| condition.reason.as_deref() == Some("Infeasible"))
+}
+
+/// Whether a name is of a resource counted by name: extended, huge pages, attachable volumes.
+pub fn is_scalar(name: &str) -> bool {
+    is_extended(name)
+        || name.starts_with("hugepages-")
+        || name.contains("kubernetes.io/")
+        || name.starts_with("attachable-volumes-")
+}
+
+/// Whether a name is of a resource outside of Kubernetes' own.
+pub fn is_extended(name: &str) -> bool {
+    name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
+}

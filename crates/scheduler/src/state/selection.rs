@@ -1,0 +1,252 @@
+//! Which nodes a pod may run on, parsed once: node selectors, node affinity, tolerations.
+
+use std::collections::BTreeMap;
+
+use api::selector::{LabelSelector, Operator, Requirement};
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;
+
+use super::node::NodeInfo;
+
+/// Reads a typed label selector: an absent one matches nothing, an empty one everything.
+pub fn selector(typed: Option<&meta::LabelSelector>) -> Result<LabelSelector, String> {
+    let Some(typed) = typed else { return Ok(LabelSelector::nothing()) };
+    let mut requirements = Vec::new();
+    for (key, value) in typed.match_labels.iter().flatten() {
+        requirements.push(requirement(key, Operator::Equals, std::slice::from_ref(value))?);
+    }
+    for expression in typed.match_expressions.iter().flatten() {
+        let operator = match &*expression.operator {
+            "In" => Operator::In,
+            "NotIn" => Operator::NotIn,
+            "Exists" => Operator::Exists,
+            "DoesNotExist" => Operator::DoesNotExist,
+            other => return Err(format!("{other:?} is not a valid label selector operator")),
+        };
+        let values = expression.values.as_deref().unwrap_or_default();
+        requirements.push(requirement(&expression.key, operator, values)?);
+    }
+    Ok(LabelSelector::of(requirements))
+}
+
+/// The selector of a plain map of labels.
+pub fn selector_of_set(labels: Option<&BTreeMap<String, String>>) -> LabelSelector {
+    let equal = |(key, value): (&String, &String)| Requirement {
+        key: key.clone(),
+        operator: Operator::Equals,
+        values: vec![value.clone()],
+    };
+    LabelSelector::of(labels.into_iter().flatten().map(equal).collect())
+}
+
+fn requirement(key: &str, operator: Operator, values: &[String]) -> Result<Requirement, String> {
+    Requirement::new(key, operator, values.to_vec()).map_err(|error| error.to_string())
+}
+
+/// One alternative of a node selector. Without requirements it matches no node.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct NodeTerm {
+    labels: Vec<Requirement>,
+    /// On `metadata.name`, the only field that can be named.
+    fields: Vec<Requirement>,
+    /// Could not be understood, so matches no node.
+    broken: bool,
+}
+
+impl NodeTerm {
+    /// Parses one term; what cannot be understood makes it match nothing.
+    pub fn new(term: &core::NodeSelectorTerm) -> NodeTerm {
+        let mut broken = false;
+        let mut read = |list: Option<&Vec<core::NodeSelectorRequirement>>| {
+            let mut requirements = Vec::new();
+            for typed in list.into_iter().flatten() {
+                let values = typed.values.clone().unwrap_or_default();
+                match node_operator(&typed.operator).map(|op| Requirement::new(&typed.key, op, values)) {
+                    Some(Ok(requirement)) => requirements.push(requirement),
+                    _ => broken = true,
+                }
+            }
+            requirements
+        };
+        let labels = read(term.match_expressions.as_ref());
+        let fields = read(term.match_fields.as_ref());
+        NodeTerm { labels, fields, broken }
+    }
+
+    /// Whether the term means this node.
+    pub fn matches(&self, node: &NodeInfo) -> bool {
+        if self.broken || (self.labels.is_empty() && self.fields.is_empty()) {
+            return false;
+        }
+        let field = |key: &str| (key == "metadata.name").then_some(&*node.name);
+        self.labels.iter().all(|requirement| requirement.matches(node.labels.get(&requirement.key)))
+            && self.fields.iter().all(|requirement| requirement.matches(field(&requirement.key)))
+    }
+
+    /// The names the term allows, if it lists names.
+    pub fn names(&self) -> Option<Vec<&str>> {
+        let mut lists = self
+            .fields
+            .iter()
+            .filter(|requirement| requirement.key == "metadata.name" && requirement.operator == Operator::In)
+            .map(|requirement| &requirement.values);
+        let mut names: Vec<&str> = lists.next()?.iter().map(String::as_str).collect();
+        for list in lists {
+            names.retain(|name| list.iter().any(|other| other == name));
+        }
+        Some(names)
+    }
+}
+
+fn node_operator(name: &str) -> Option<Operator> {
+    Some(match name {
+        "In" => Operator::In,
+        "NotIn" => Operator::NotIn,
+        "Exists" => Operator::Exists,
+        "DoesNotExist" => Operator::DoesNotExist,
+        "Gt" => Operator::GreaterThan,
+        "Lt" => Operator::LessThan,
+        _ => return None,
+    })
+}
+
+/// Alternatives: a node must match one of them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct NodeSelector(pub Box<[NodeTerm]>);
+
+impl NodeSelector {
+    /// Parses a node selector.
+    pub fn new(typed: &core::NodeSelector) -> NodeSelector {
+        NodeSelector(typed.node_selector_terms.iter().map(NodeTerm::new).collect())
+    }
+
+    /// Whether the node matches one of the alternatives.
+    pub fn matches(&self, node: &NodeInfo) -> bool {
+        self.0.iter().any(|term| term.matches(node))
+    }
+}
+
+/// Which nodes a pod must and would like to run on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeSelection {
+    /// `spec.nodeSelector`, if it is given.
+    pub labels: Option<LabelSelector>,
+    /// Required node affinity.
+    pub required: Option<NodeSelector>,
+    /// Preferred node affinity with weights.
+    pub preferred: Box<[(i32, NodeTerm)]>,
+}
+
+impl NodeSelection {
+    /// Parses what a pod says about nodes.
+    pub fn of(spec: &core::PodSpec) -> NodeSelection {
+        let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
+        let required = affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
+        let preferred =
+            affinity.and_then(|a| a.preferred_during_scheduling_ignored_during_execution.as_deref());
+        NodeSelection {
+            labels: spec.node_selector.as_ref().map(|labels| selector_of_set(Some(labels))),
+            required: required.map(NodeSelector::new),
+            preferred: weighted(preferred.unwrap_or_default()),
+        }
+    }
+
+    /// Whether the pod may run on any node.
+    pub fn is_anywhere(&self) -> bool {
+        self.labels.is_none() && self.required.is_none()
+    }
+
+    /// Whether the node is one the pod may run on.
+    pub fn allows(&self, node: &NodeInfo) -> bool {
+        self.labels.as_ref().is_none_or(|selector| node.labels.matched_by(selector))
+            && self.required.as_ref().is_none_or(|required| required.matches(node))
+    }
+}
+
+/// Parses preferred terms; those without weight say nothing.
+pub fn weighted(terms: &[core::PreferredSchedulingTerm]) -> Box<[(i32, NodeTerm)]> {
+    let weighing = terms.iter().filter(|term| term.weight != 0);
+    weighing.map(|term| (term.weight, NodeTerm::new(&term.preference))).collect()
+}
+
+/// What a taint does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Effect {
+    NoSchedule,
+    PreferNoSchedule,
+    NoExecute,
+}
+
+impl Effect {
+    fn read(text: &str) -> Option<Effect> {
+        Some(match text {
+            "NoSchedule" => Effect::NoSchedule,
+            "PreferNoSchedule" => Effect::PreferNoSchedule,
+            "NoExecute" => Effect::NoExecute,
+            _ => return None,
+        })
+    }
+}
+
+/// A taint of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Taint {
+    pub key: Box<str>,
+    pub value: Box<str>,
+    pub effect: Effect,
+}
+
+impl Taint {
+    /// Reads a taint; one with an unknown effect does nothing.
+    pub fn read(typed: &core::Taint) -> Option<Taint> {
+        Some(Taint {
+            key: (&*typed.key).into(),
+            value: typed.value.as_deref().unwrap_or_default().into(),
+            effect: Effect::read(&typed.effect)?,
+        })
+    }
+
+    /// Whether the taint keeps pods away.
+    pub fn forbids(&self) -> bool {
+        self.effect != Effect::PreferNoSchedule
+    }
+}
+
+/// A toleration of a pod.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Toleration {
+    key: Box<str>,
+    /// `None` tolerates any value.
+    value: Option<Box<str>>,
+    /// `None` tolerates any effect.
+    pub effect: Option<Effect>,
+}
+
+impl Toleration {
+    /// Reads a toleration; one that cannot be understood tolerates nothing.
+    pub fn read(typed: &core::Toleration) -> Option<Toleration> {
+        let value = match typed.operator.as_deref().unwrap_or_default() {
+            "" | "Equal" => Some(typed.value.as_deref().unwrap_or_default().into()),
+            "Exists" => None,
+            _ => return None,
+        };
+        let effect = match typed.effect.as_deref().unwrap_or_default() {
+            "" => None,
+            effect => Some(Effect::read(effect)?),
+        };
+        Some(Toleration { key: typed.key.as_deref().unwrap_or_default().into(), value, effect })
+    }
+
+    /// Whether it tolerates the taint.
+    pub fn tolerates(&self, taint: &Taint) -> bool {
+        self.effect.is_none_or(|effect| effect == taint.effect)
+            && (self.key.is_empty() || self.key == taint.key)
+            && self.value.as_ref().is_none_or(|value| *value == taint.value)
+    }
+}
+
+/// Whether no taint that keeps pods away is left untolerated.
+pub fn tolerated(taints: &[Taint], tolerations: &[Toleration]) -> bool {
+    let bears = |taint: &Taint| tolerations.iter().any(|toleration| toleration.tolerates(taint));
+    taints.iter().filter(|taint| taint.forbids()).all(bears)
+}
