@@ -402,16 +402,16 @@ impl Queue {
             return Hint::AfterBackoff;
         }
         let Some(rules) = self.rules.get(&*pod.info.scheduler_name) else { return Hint::AfterBackoff };
-        let helps = |name: &&'static str| {
+        let helps = |name: &&'static str| -> bool {
             rules.hints.get(name).is_none_or(|hint| hint.helps(&pod.info, change, state))
         };
         if let Some(gate) = pod.gated_by {
             return if helps(&gate) { Hint::AfterBackoff } else { Hint::Skip };
         }
-        if pod.pending_on.iter().any(|name| helps(&name)) {
+        if pod.pending_on.iter().any(helps) {
             return Hint::Now;
         }
-        if pod.rejected_by.iter().any(|name| helps(&name)) { Hint::AfterBackoff } else { Hint::Skip }
+        if pod.rejected_by.iter().any(helps) { Hint::AfterBackoff } else { Hint::Skip }
     }
 }
 

@@ -123,14 +123,14 @@ impl State {
     pub fn set_node(&mut self, object: Arc<core::Node>) -> Option<NodeInfo> {
         let name = self.strings.share(object.metadata.name.as_deref().unwrap_or_default());
         let id = self.id_of(&name);
-        let Some(node) = self.nodes[id as usize].as_mut() else { return None };
+        let node = self.nodes[id as usize].as_mut()?;
         let before = node.object.is_some().then(|| summary(node));
         node.set(object, &mut self.strings);
         let node = &self.nodes[id as usize].as_ref().expect("it was set just now");
         let tally = self.tally.get_mut();
         match &before {
             None => {
-                self.order.add(&name, id, &node.labels);
+                self.order.add(id, &node.labels);
                 tally.node_entered(id, &node.labels);
                 for pod in &node.pods {
                     tally.moved(id, pod, 1);
@@ -138,7 +138,7 @@ impl State {
                 }
             }
             Some(before) if before.labels != node.labels => {
-                self.order.relabel(&name, id, &before.labels, &node.labels);
+                self.order.relabel(id, &before.labels, &node.labels);
                 tally.node_left(id);
                 tally.node_entered(id, &node.labels);
             }

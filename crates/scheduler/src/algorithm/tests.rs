@@ -1,1 +1,146 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use expect_test::{Expect, expect};
+use proptest::prelude::*;
+
+use super::{Algorithm, Failure, NoExtenders, Random};
+use crate::framework::{Cycle, NoNominations};
+use crate::state::{PodInfo, State};
+use crate::testing::{default_profile, node, pod, world};
+
+#[track_caller]
+fn check(cluster: &str, pod: &str, expected: Expect) {
+    expected.assert_eq(&world(cluster).attempt(&default_profile(), pod));
+}
+
+#[test]
+fn reasons_are_counted_and_sorted() {
+    check("", "pod p", expect!["no nodes available to schedule pods\n"]);
+    check(
+        "
+        node a taint=k=v:NoSchedule
+        node b taint=k=v:NoSchedule
+        node c cpu=1 memory=1Gi",
+        "pod p cpu=2 memory=2Gi",
+        expect![[r#"
+            0/3 nodes are available: 1 Insufficient cpu, 1 Insufficient memory, 2 node(s) had untolerated taint(s). no new claims to deallocate, preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.
+        "#]],
+    );
+    check(
+        "node a\nnode b",
+        "pod p claim=nobody",
+        expect![[r#"
+            0/2 nodes are available: persistentvolumeclaim "nobody" not found. no new claims to deallocate, preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.
+        "#]],
+    );
+}
+
+#[test]
+fn named_nodes_only() {
+    let named = |names: &str| {
+        format!(
+            r#"pod p {{"spec":{{"affinity":{{"nodeAffinity":{{"requiredDuringSchedulingIgnoredDuringExecution":{{"nodeSelectorTerms":[{{"matchFields":[{{"key":"metadata.name","operator":"In","values":["{names}"]}}]}}]}}}}}}}}}}"#
+        )
+    };
+    check("node a\nnode b", &named("b"), expect!["on b\n"]);
+    check(
+        "node a unschedulable\nnode b",
+        &named("a"),
+        expect![[r#"
+            0/2 nodes are available: 1 node(s) didn't satisfy plugin(s) [NodeAffinity], 1 node(s) were unschedulable. no new claims to deallocate, preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.
+        "#]],
+    );
+}
+
+#[test]
+fn the_emptiest_node_wins() {
+    check("node a\nnode b\npod x on=a cpu=1 memory=1Gi", "pod p cpu=1 memory=1Gi", expect!["on b\n"]);
+}
+
+#[test]
+fn a_part_of_many_nodes_is_enough() {
+    let profile = default_profile();
+    let algorithm = Algorithm::new(0, 1);
+    for (nodes, enough) in [(10, 10), (100, 100), (1000, 420), (5000, 500), (6000, 300)] {
+        assert_eq!(algorithm.enough(&profile, nodes), enough, "of {nodes}");
+    }
+    assert_eq!(Algorithm::new(70, 1).enough(&profile, 1000), 700);
+}
+
+#[test]
+fn equals_are_as_likely() {
+    let mut random = Random::new(42);
+    let mut counts = [0; 4];
+    for _ in 0..4000 {
+        counts[random.best(&[7, 3, 7, 7])] += 1;
+    }
+    assert_eq!(counts[1], 0);
+    assert!(counts.iter().enumerate().all(|(i, count)| i == 1 || (1150..1520).contains(count)), "{counts:?}");
+}
+
+/// All nodes get their turn, though each search looks at a part.
+#[test]
+fn searches_go_on_where_the_last_ended() {
+    let mut state = State::default();
+    for i in 0..300 {
+        state.set_node(Arc::new(node(&format!("node n{i} zone=z{}", i % 3))));
+    }
+    state.refresh();
+    let (profile, mut algorithm) = (default_profile(), Algorithm::new(0, 3));
+    let mut used: BTreeMap<Arc<str>, u32> = BTreeMap::new();
+    for i in 0..900 {
+        let object = pod(&format!("pod p{i} cpu=400m memory=800Mi"));
+        let info = Arc::new(PodInfo::new(&object, &mut state.strings));
+        let cycle = Cycle { state: &state, pod: &info, object: &object };
+        let found = algorithm.schedule(&profile, &cycle, &NoNominations, &NoExtenders);
+        let Ok(found) = found else { panic!("a node was free") };
+        *used.entry(found.node.clone()).or_default() += 1;
+        state.assume(info, &found.node);
+    }
+    assert_eq!(used.len(), 300);
+    assert!(used.values().all(|count| (2..=4).contains(count)), "{used:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    /// Whatever comes: no node ever holds more than it has, nor pods it should not.
+    #[test]
+    fn never_where_it_does_not_fit(
+        nodes in prop::collection::vec((1..4u8, 1..4u8, 0..3u8, any::<bool>()), 1..6),
+        pods in prop::collection::vec((1..20u8, 0..4u8, any::<bool>(), any::<bool>()), 1..40),
+    ) {
+        let mut state = State::default();
+        for (i, (cpu, pods, zone, tainted)) in nodes.iter().enumerate() {
+            let taint = if *tainted { "taint=k=v:NoSchedule" } else { "" };
+            state.set_node(Arc::new(node(&format!("node n{i} cpu={cpu} pods={} zone=z{zone} {taint}", pods * 4))));
+        }
+        state.refresh();
+        let (profile, mut algorithm) = (default_profile(), Algorithm::new(0, 5));
+        for (i, (tenths, port, tolerates, spread)) in pods.iter().enumerate() {
+            let port = if *port == 0 { "port=80" } else { "" };
+            let tolerates = if *tolerates { "tolerates=k:" } else { "" };
+            let spread = if *spread {
+                r#"{"spec":{"topologySpreadConstraints":[{"topologyKey":"kubernetes.io/hostname","maxSkew":2,"whenUnsatisfiable":"DoNotSchedule","labelSelector":{"matchLabels":{"app":"x"}}}]}}"#
+            } else {
+                ""
+            };
+            let object = pod(&format!("pod p{i} label=app=x cpu={}m {port} {tolerates} {spread}", u32::from(*tenths) * 100));
+            let info = Arc::new(PodInfo::new(&object, &mut state.strings));
+            let cycle = Cycle { state: &state, pod: &info, object: &object };
+            match algorithm.schedule(&profile, &cycle, &NoNominations, &NoExtenders) {
+                Ok(found) => state.assume(info, &found.node),
+                Err(Failure::Unfit { .. }) => {}
+                Err(_) => prop_assert!(false, "nothing can go wrong here"),
+            }
+        }
+        for node in state.nodes() {
+            prop_assert!(node.requested.milli_cpu <= node.allocatable.milli_cpu);
+            prop_assert!(node.pods.len() as i64 <= node.allocatable.pods);
+            let ports = node.ports.sorted();
+            prop_assert!(ports.windows(2).all(|pair| pair[0] != pair[1]));
+            prop_assert!(node.taints.is_empty() || node.pods.iter().all(|pod| !pod.tolerations.is_empty()));
+        }
+    }
+}

@@ -1,15 +1,13 @@
 //! The order in which nodes are looked at: one of each zone in turn, so that a sample of nodes is a sample of
 //! zones.
 
-use std::sync::Arc;
-
 use super::labels::Labels;
 use super::node::NodeId;
 
 /// Nodes by zone, zones in the order they were met.
 #[derive(Clone, Debug, Default)]
 pub struct NodeOrder {
-    zones: Vec<(String, Vec<(Arc<str>, NodeId)>)>,
+    zones: Vec<(String, Vec<NodeId>)>,
     /// Rebuilt when needed after a change.
     listed: Vec<NodeId>,
     stale: bool,
@@ -17,12 +15,11 @@ pub struct NodeOrder {
 
 impl NodeOrder {
     /// Adds a node with these labels.
-    pub fn add(&mut self, name: &Arc<str>, id: NodeId, labels: &Labels) {
+    pub fn add(&mut self, id: NodeId, labels: &Labels) {
         let zone = zone_key(labels);
-        let entry = (name.clone(), id);
         match self.zones.iter_mut().find(|(known, _)| *known == zone) {
-            Some((_, nodes)) => nodes.push(entry),
-            None => self.zones.push((zone, vec![entry])),
+            Some((_, nodes)) => nodes.push(id),
+            None => self.zones.push((zone, vec![id])),
         }
         self.stale = true;
     }
@@ -31,7 +28,7 @@ impl NodeOrder {
     pub fn remove(&mut self, id: NodeId, labels: &Labels) {
         let zone = zone_key(labels);
         let Some(at) = self.zones.iter().position(|(known, _)| *known == zone) else { return };
-        self.zones[at].1.retain(|(_, known)| *known != id);
+        self.zones[at].1.retain(|known| *known != id);
         if self.zones[at].1.is_empty() {
             self.zones.remove(at);
         }
@@ -39,10 +36,10 @@ impl NodeOrder {
     }
 
     /// Moves a node whose labels changed, if that changes its zone.
-    pub fn relabel(&mut self, name: &Arc<str>, id: NodeId, old: &Labels, new: &Labels) {
+    pub fn relabel(&mut self, id: NodeId, old: &Labels, new: &Labels) {
         if zone_key(old) != zone_key(new) {
             self.remove(id, old);
-            self.add(name, id, new);
+            self.add(id, new);
         }
     }
 
@@ -55,7 +52,7 @@ impl NodeOrder {
         let longest = self.zones.iter().map(|(_, nodes)| nodes.len()).max().unwrap_or_default();
         for round in 0..longest {
             let in_round = self.zones.iter().filter_map(|(_, nodes)| nodes.get(round));
-            self.listed.extend(in_round.map(|(_, id)| *id));
+            self.listed.extend(in_round);
         }
     }
 

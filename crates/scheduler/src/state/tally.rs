@@ -205,20 +205,6 @@ impl Tally {
             Arc::make_mut(topology).leave(node);
         }
     }
-
-    /// What is known, for comparing with a tally made anew: answers by question, domains by name.
-    #[cfg(test)]
-    pub(crate) fn questions(&self) -> (Vec<Matcher>, Vec<Arc<str>>) {
-        (self.counted.keys().cloned().collect(), self.topologies.keys().cloned().collect())
-    }
-
-    /// The name of each node's domain.
-    #[cfg(test)]
-    pub(crate) fn named_domains(&self, key: &str) -> Vec<Option<Arc<str>>> {
-        let topology = &self.topologies[key];
-        let named = |domain: &u32| topology.values.get(*domain as usize).cloned();
-        topology.domain_of.iter().map(named).collect()
-    }
 }
 
 /// How many pods with a term are on each node.

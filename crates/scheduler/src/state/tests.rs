@@ -1,1 +1,217 @@
+//! The incremental state against one made anew.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use api::selector::LabelSelector;
+use jiff::Timestamp;
+use proptest::prelude::*;
+
+use super::tally::{Matcher, Scope};
+use super::{PodInfo, State};
+use crate::testing::{node, pod};
+
+#[derive(Clone, Debug)]
+enum Step {
+    Node { name: u8, zone: u8, big: bool, image: bool },
+    RemoveNode(u8),
+    Pod { name: u8, node: u8, label: u8, shape: u8, leaving: bool },
+    RemovePod(u8),
+    Assume { name: u8, node: u8, label: u8, shape: u8 },
+    Forget(u8),
+    Bound(u8),
+    Expire,
+    Ask,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        3 => (0..4u8, 0..3u8, any::<bool>(), any::<bool>())
+            .prop_map(|(name, zone, big, image)| Step::Node { name, zone, big, image }),
+        1 => (0..4u8).prop_map(Step::RemoveNode),
+        5 => (0..8u8, 0..5u8, 0..3u8, 0..4u8, any::<bool>())
+            .prop_map(|(name, node, label, shape, leaving)| Step::Pod { name, node, label, shape, leaving }),
+        2 => (0..8u8).prop_map(Step::RemovePod),
+        2 => (0..8u8, 0..5u8, 0..3u8, 0..4u8)
+            .prop_map(|(name, node, label, shape)| Step::Assume { name, node, label, shape }),
+        1 => (0..8u8).prop_map(Step::Forget),
+        1 => (0..8u8).prop_map(Step::Bound),
+        1 => Just(Step::Expire),
+        2 => Just(Step::Ask),
+    ];
+    prop::collection::vec(step, 1..60)
+}
+
+fn pod_line(name: u8, node: Option<u8>, label: u8, shape: u8, leaving: bool) -> String {
+    let on = node.map(|node| format!("on=n{node}")).unwrap_or_default();
+    let leaving = if leaving { "leaving" } else { "" };
+    let shape = match shape {
+        0 => "cpu=100m",
+        1 => "port=80 claim=data",
+        2 => {
+            r#"memory=1Gi example.com/gpu=1 {"spec":{"affinity":{"podAntiAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":[
+                {"topologyKey":"topology.kubernetes.io/zone","labelSelector":{"matchLabels":{"app":"a0"}}}]}}}}"#
+        }
+        _ => {
+            r#"cpu=1 {"spec":{"affinity":{"podAffinity":{"preferredDuringSchedulingIgnoredDuringExecution":[
+                {"weight":5,"podAffinityTerm":{"topologyKey":"kubernetes.io/hostname","labelSelector":{"matchLabels":{"app":"a1"}}}}]}}}}"#
+        }
+    };
+    format!("pod p{name} {on} {leaving} label=app=a{label} {shape}")
+}
+
+fn matchers() -> Vec<Matcher> {
+    let of = |text: &str, living| Matcher {
+        all_of: vec![(
+            Scope::Namespaces(vec!["default".into()]),
+            LabelSelector::parse(text).expect("a test's selector is sound"),
+        )],
+        living,
+    };
+    vec![of("app=a0", true), of("app in (a0,a1)", false), of("!app", false)]
+}
+
+const KEYS: [&str; 2] = ["topology.kubernetes.io/zone", "kubernetes.io/hostname"];
+
+/// What is placed where, kept as simply as can be.
+#[derive(Default)]
+struct Model {
+    nodes: BTreeMap<u8, String>,
+    /// The line of each pod, and whether it is assumed, and bound.
+    pods: BTreeMap<u8, (String, Option<bool>)>,
+}
+
+/// Everything that can be asked, by names so that places do not matter.
+fn answers(state: &mut State) -> BTreeMap<String, String> {
+    state.refresh();
+    let mut all = BTreeMap::new();
+    let mut orders: Vec<&str> = state.order().iter().map(|id| &*state.node(*id).name).collect();
+    orders.sort_unstable();
+    all.insert("nodes".to_owned(), orders.join(" "));
+    let counts: Vec<_> = matchers().iter().map(|matcher| state.count(matcher)).collect();
+    let topologies = KEYS.map(|key| state.topology(key));
+    for node in state.nodes() {
+        let mut pods: Vec<&str> = node.pods.iter().map(|pod| &*pod.uid).collect();
+        pods.sort_unstable();
+        let counted: Vec<u32> =
+            counts.iter().map(|count| count.get(node.id as usize).copied().unwrap_or_default()).collect();
+        let size = |topology: &Arc<super::tally::Topology>| match topology.domain(node.id) {
+            super::tally::NOWHERE => 0,
+            domain => topology.nodes_in(domain),
+        };
+        let sizes = topologies.each_ref().map(size);
+        let shown = format!(
+            "{pods:?} {:?} {:?} {:?} {:?} {:?} {counted:?} {sizes:?}",
+            node.requested,
+            node.nonzero,
+            node.ports.sorted(),
+            node.claims,
+            node.images,
+        );
+        all.insert(format!("node {}", node.name), shown);
+    }
+    let name = |id: &u32| state.node(*id).name.to_string();
+    for (term, uses) in &state.terms().anti {
+        let uses: BTreeMap<String, u32> = uses.iter().map(|(node, count)| (name(node), *count)).collect();
+        all.insert(format!("anti {term:?}"), format!("{uses:?}"));
+    }
+    for (term, uses) in &state.terms().scored {
+        let uses: BTreeMap<String, u32> = uses.iter().map(|(node, count)| (name(node), *count)).collect();
+        all.insert(format!("scored {term:?}"), format!("{uses:?}"));
+    }
+    all.insert("claims".to_owned(), state.users_of_claim("default", "data").to_string());
+    all.insert("image".to_owned(), state.nodes_with_image("img:latest").to_string());
+    all.insert("placed".to_owned(), state.placed().to_string());
+    all
+}
+
+fn info(state: &mut State, line: &str) -> Arc<PodInfo> {
+    Arc::new(PodInfo::new(&pod(line), &mut state.strings))
+}
+
+fn apply(state: &mut State, model: &mut Model, step: &Step) {
+    match step {
+        Step::Node { name, zone, big, image } => {
+            let (big, image) =
+                (if *big { "cpu=8" } else { "" }, if *image { "image=img:latest@5" } else { "" });
+            let zone = if *zone == 0 { String::new() } else { format!("zone=z{zone}") };
+            let line = format!("node n{name} {zone} {big} {image}");
+            state.set_node(Arc::new(node(&line)));
+            model.nodes.insert(*name, line);
+        }
+        Step::RemoveNode(name) => {
+            state.remove_node(&format!("n{name}"));
+            model.nodes.remove(name);
+        }
+        Step::Pod { name, node, label, shape, leaving } => {
+            let line = pod_line(*name, Some(*node), *label, *shape, *leaving);
+            let pod = info(state, &line);
+            state.set_pod(pod);
+            model.pods.insert(*name, (line, None));
+        }
+        Step::RemovePod(name) => {
+            state.remove_pod(&format!("uid-p{name}"));
+            model.pods.remove(name);
+        }
+        Step::Assume { name, node, label, shape } => {
+            let pod = info(state, &pod_line(*name, None, *label, *shape, false));
+            state.assume(pod, &format!("n{node}").into());
+            let line = pod_line(*name, Some(*node), *label, *shape, false);
+            model.pods.insert(*name, (line, Some(false)));
+        }
+        Step::Forget(name) => {
+            let was = model.pods.get(name).is_some_and(|(_, assumed)| assumed.is_some());
+            assert_eq!(state.forget(&format!("uid-p{name}")), was);
+            if was {
+                model.pods.remove(name);
+            }
+        }
+        Step::Bound(name) => {
+            state.bound(&format!("uid-p{name}"), Timestamp::UNIX_EPOCH);
+            if let Some((_, Some(bound))) = model.pods.get_mut(name) {
+                *bound = true;
+            }
+        }
+        Step::Expire => {
+            state.expire(Timestamp::from_second(1).expect("a second is a time"));
+            model.pods.retain(|_, (_, assumed)| *assumed != Some(true));
+        }
+        Step::Ask => drop(answers(state)),
+    }
+}
+
+fn rebuilt(model: &Model) -> State {
+    let mut state = State::default();
+    for line in model.nodes.values() {
+        state.set_node(Arc::new(node(line)));
+    }
+    for (line, _) in model.pods.values() {
+        let pod = info(&mut state, line);
+        state.set_pod(pod);
+    }
+    state
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_kept_equals_what_is_made_anew(steps in steps()) {
+        let (mut state, mut model) = (State::default(), Model::default());
+        // Ask first, so that the answers are kept from the start.
+        answers(&mut state);
+        for step in &steps {
+            apply(&mut state, &mut model, step);
+        }
+        prop_assert_eq!(answers(&mut state), answers(&mut rebuilt(&model)));
+    }
+}
+
+#[test]
+fn zones_take_turns() {
+    let mut world =
+        crate::testing::world("node a zone=z1\nnode b zone=z1\nnode c zone=z2\nnode d zone=z1\nnode e");
+    world.state.refresh();
+    let order: Vec<&str> = world.state.order().iter().map(|id| &*world.state.node(*id).name).collect();
+    assert_eq!(order, ["a", "c", "e", "b", "d"]);
+}

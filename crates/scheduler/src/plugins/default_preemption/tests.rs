@@ -1,1 +1,135 @@
+use expect_test::{Expect, expect};
 
+use crate::testing::{default_profile, world};
+
+#[track_caller]
+fn check(cluster: &str, pod: &str, expected: Expect) {
+    expected.assert_eq(&world(cluster).attempt(&default_profile(), pod));
+}
+
+#[test]
+fn lower_pods_make_room() {
+    check(
+        "
+        node a cpu=2
+        pod low on=a cpu=1 priority=1
+        pod lower on=a cpu=1 priority=0",
+        "pod p cpu=1 priority=10",
+        expect![[r#"
+            0/1 nodes are available: 1 Insufficient cpu.
+            preempt lower on a
+        "#]],
+    );
+}
+
+#[test]
+fn equals_do_not() {
+    check(
+        "node a cpu=1\npod x on=a cpu=1 priority=5",
+        "pod p cpu=1 priority=5",
+        expect![[r#"
+            0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate, preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.
+        "#]],
+    );
+    check(
+        "node a cpu=1\npod x on=a cpu=1",
+        r#"pod p cpu=1 priority=5 {"spec":{"preemptionPolicy":"Never"}}"#,
+        expect![[r#"
+            0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate, preemption: not eligible due to preemptionPolicy=Never.
+        "#]],
+    );
+}
+
+#[test]
+fn no_use_where_room_is_not_what_is_missing() {
+    check(
+        "node a unschedulable\nnode b cpu=1\npod x on=a",
+        "pod p cpu=2 priority=5",
+        expect![[r#"
+            0/2 nodes are available: 1 Insufficient cpu, 1 node(s) were unschedulable. no new claims to deallocate, preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.
+        "#]],
+    );
+}
+
+/// Two nodes, each with pods on it; which are removed?
+#[track_caller]
+fn chooses(on_a: &str, on_b: &str, expected: Expect) {
+    let cluster = format!("node a cpu=2\nnode b cpu=2\n{on_a}\n{on_b}");
+    let shown = world(&cluster).attempt(&default_profile(), "pod p cpu=2 priority=100");
+    let last = shown.lines().last().unwrap_or_default();
+    expected.assert_eq(last);
+}
+
+#[test]
+fn the_node_that_is_hurt_least() {
+    let budget = r#"{"kind":"PodDisruptionBudget","metadata":{"name":"b","namespace":"default"},"spec":{"selector":{"matchLabels":{"app":"kept"}}},"status":{"disruptionsAllowed":0,"currentHealthy":1,"desiredHealthy":1,"expectedPods":1}}"#;
+    // A budget counts more than priority.
+    chooses(
+        &format!("pod a on=a cpu=2 label=app=kept priority=1\n{budget}"),
+        "pod b on=b cpu=2 priority=50",
+        expect!["preempt b on b"],
+    );
+    // The lowest of the highest priorities.
+    chooses("pod a on=a cpu=2 priority=5", "pod b on=b cpu=2 priority=6", expect!["preempt a on a"]);
+    // The least sum: one pod of 5 rather than two.
+    chooses(
+        "pod a on=a cpu=1 priority=5\npod a2 on=a cpu=1 priority=0",
+        "pod b on=b cpu=2 priority=5",
+        expect!["preempt b on b"],
+    );
+    // The latest start.
+    chooses(
+        "pod a on=a cpu=2 priority=5 started=2026-01-01T00:00:00Z",
+        "pod b on=b cpu=2 priority=5 started=2026-01-02T00:00:00Z",
+        expect!["preempt b on b"],
+    );
+}
+
+#[test]
+fn important_pods_are_put_back_first() {
+    check(
+        "
+        node a cpu=3
+        pod x on=a cpu=1 priority=3
+        pod y on=a cpu=1 priority=2
+        pod z on=a cpu=1 priority=1",
+        "pod p cpu=2 priority=10",
+        expect![[r#"
+            0/1 nodes are available: 1 Insufficient cpu.
+            preempt y z on a
+        "#]],
+    );
+}
+
+#[test]
+fn affinity_and_spread_see_pods_go() {
+    let far = r#"{"spec":{"affinity":{"podAntiAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":[{"topologyKey":"kubernetes.io/hostname","labelSelector":{"matchLabels":{"app":"x"}}}]}}}}"#;
+    check(
+        "node a\npod x on=a label=app=x",
+        &format!("pod p priority=10 {far}"),
+        expect![[r#"
+            0/1 nodes are available: 1 node(s) didn't match pod anti-affinity rules.
+            preempt x on a
+        "#]],
+    );
+    let even = r#"{"spec":{"topologySpreadConstraints":[{"topologyKey":"kubernetes.io/hostname","maxSkew":1,"whenUnsatisfiable":"DoNotSchedule","labelSelector":{"matchLabels":{"app":"x"}}}]}}"#;
+    check(
+        "node a\nnode b unschedulable\npod x on=a label=app=x\npod y on=a label=app=x",
+        &format!("pod p label=app=x priority=10 {even}"),
+        expect![[r#"
+            0/2 nodes are available: 1 node(s) didn't match pod topology spread constraints, 1 node(s) were unschedulable.
+            preempt x y on a
+        "#]],
+    );
+}
+
+#[test]
+fn a_promise_is_kept_against_lower_pods() {
+    // b is promised to a pod of higher priority, so only a will do.
+    check(
+        "node a cpu=2\nnode b cpu=2\npod x on=a cpu=1\npod big nominated=b cpu=2 priority=50",
+        "pod p cpu=1 priority=10",
+        expect!["on a\n"],
+    );
+    check("node b cpu=2\npod big nominated=b cpu=2 priority=5", "pod p cpu=1 priority=10", expect!["on b\n"]);
+}

@@ -1,1 +1,224 @@
+use expect_test::{Expect, expect};
+use serde_json::{Value, json};
 
+use crate::testing::world;
+
+const CLUSTER: &str = "
+    node a zone=z1
+    node b zone=z1
+    node c zone=z2
+    node x
+    pod a1 on=a label=app=web
+    pod a2 on=a label=app=web
+    pod b1 on=b label=app=web
+    pod c1 on=c label=app=web
+    pod c2 on=c label=app=db
+    pod c3 on=c label=app=web leaving
+    pod other ns=other on=c label=app=web";
+
+fn constraint(key: &str, skew: i32, action: &str, more: &str) -> String {
+    format!(
+        r#"{{"topologyKey":"{key}","maxSkew":{skew},"whenUnsatisfiable":"{action}",
+            "labelSelector":{{"matchLabels":{{"app":"web"}}}}{more}}}"#
+    )
+}
+
+fn pod(label: &str, constraints: &[String], spec: &str) -> String {
+    format!(
+        r#"pod p label={label} {{"spec":{{"topologySpreadConstraints":[{}]{spec}}}}}"#,
+        constraints.join(",")
+    )
+}
+
+#[track_caller]
+fn filter(cluster: &str, pod: &str, expected: Expect) {
+    let plugin = super::make(&Value::Null).unwrap();
+    expected.assert_eq(&world(cluster).filter(&plugin, pod));
+}
+
+#[track_caller]
+fn score(cluster: &str, pod: &str, expected: Expect) {
+    let plugin = super::make(&Value::Null).unwrap();
+    expected.assert_eq(&world(cluster).score(&plugin, pod));
+}
+
+const ZONE: &str = "topology.kubernetes.io/zone";
+const HOST: &str = "kubernetes.io/hostname";
+
+#[test]
+fn zones_may_differ_by_the_skew() {
+    filter(CLUSTER, "pod p", expect!["skip\n"]);
+    // z1 has 3, z2 has 1 (one is leaving, one in another namespace): 3+1-1 > 1, 1+1-1 <= 1.
+    filter(
+        CLUSTER,
+        &pod("app=web", &[constraint(ZONE, 1, "DoNotSchedule", "")], ""),
+        expect![[r#"
+            a: no, node(s) didn't match pod topology spread constraints
+            b: no, node(s) didn't match pod topology spread constraints
+            c: ok
+            x: never, node(s) didn't match pod topology spread constraints (missing required label)
+        "#]],
+    );
+    // With skew 3 both will do; a pod that does not match itself needs less.
+    filter(
+        CLUSTER,
+        &pod("app=web", &[constraint(ZONE, 3, "DoNotSchedule", "")], ""),
+        expect![[r#"
+            a: ok
+            b: ok
+            c: ok
+            x: never, node(s) didn't match pod topology spread constraints (missing required label)
+        "#]],
+    );
+    filter(
+        CLUSTER,
+        &pod("app=db", &[constraint(ZONE, 2, "DoNotSchedule", "")], ""),
+        expect![[r#"
+            a: ok
+            b: ok
+            c: ok
+            x: never, node(s) didn't match pod topology spread constraints (missing required label)
+        "#]],
+    );
+}
+
+#[test]
+fn too_few_domains_count_as_empty_ones() {
+    // Two zones of three wanted: the least is 0, so 1+1-0 > 1 in z2 too.
+    filter(
+        CLUSTER,
+        &pod("app=web", &[constraint(ZONE, 1, "DoNotSchedule", r#","minDomains":3"#)], ""),
+        expect![[r#"
+            a: no, node(s) didn't match pod topology spread constraints
+            b: no, node(s) didn't match pod topology spread constraints
+            c: no, node(s) didn't match pod topology spread constraints
+            x: never, node(s) didn't match pod topology spread constraints (missing required label)
+        "#]],
+    );
+}
+
+#[test]
+fn hosts_and_zones_together() {
+    // Nodes without a zone count for neither. Hosts: a 2, b 1, c 1.
+    filter(
+        CLUSTER,
+        &pod(
+            "app=web",
+            &[constraint(ZONE, 3, "DoNotSchedule", ""), constraint(HOST, 1, "DoNotSchedule", "")],
+            "",
+        ),
+        expect![[r#"
+            a: no, node(s) didn't match pod topology spread constraints
+            b: ok
+            c: ok
+            x: never, node(s) didn't match pod topology spread constraints (missing required label)
+        "#]],
+    );
+}
+
+#[test]
+fn nodes_that_are_out_of_question_do_not_count() {
+    let cluster = "
+        node a zone=z1 label=pool=x
+        node b zone=z2 label=pool=x
+        node c zone=z3 taint=k=v:NoSchedule
+        pod a1 on=a label=app=web
+        pod b1 on=b label=app=web";
+    let selected = r#","nodeSelector":{"pool":"x"}"#;
+    // z3 is out by the node selector, so the least is 1.
+    filter(
+        cluster,
+        &pod("app=web", &[constraint(ZONE, 1, "DoNotSchedule", "")], selected),
+        expect![[r#"
+            a: ok
+            b: ok
+            c: ok
+        "#]],
+    );
+    // Unless the selector is to be ignored.
+    let ignoring = r#","nodeAffinityPolicy":"Ignore""#;
+    filter(
+        cluster,
+        &pod("app=web", &[constraint(ZONE, 1, "DoNotSchedule", ignoring)], selected),
+        expect![[r#"
+            a: no, node(s) didn't match pod topology spread constraints
+            b: no, node(s) didn't match pod topology spread constraints
+            c: ok
+        "#]],
+    );
+    // And with taints honored z3 is out again.
+    let honoring = r#","nodeTaintsPolicy":"Honor""#;
+    filter(
+        cluster,
+        &pod("app=web", &[constraint(ZONE, 1, "DoNotSchedule", honoring)], ""),
+        expect![[r#"
+            a: ok
+            b: ok
+            c: ok
+        "#]],
+    );
+}
+
+#[test]
+fn label_keys_narrow_the_selector() {
+    let cluster = "
+        node a zone=z1
+        node b zone=z2
+        pod a1 on=a label=app=web label=rev=1
+        pod b1 on=b label=app=web label=rev=2";
+    let keyed = constraint(ZONE, 1, "DoNotSchedule", r#","matchLabelKeys":["rev"]"#);
+    filter(
+        cluster,
+        &format!(r#"pod p label=app=web label=rev=2 {{"spec":{{"topologySpreadConstraints":[{keyed}]}}}}"#),
+        expect![[r#"
+            a: ok
+            b: no, node(s) didn't match pod topology spread constraints
+        "#]],
+    );
+}
+
+#[test]
+fn fewer_of_the_same_score_more() {
+    // Zones: weight ln(3+2) over the values z1, z2 and none... the node without the label is ignored, so
+    // ln(2+2) = 1.386: z1 3*1.386 = 4.16 -> 4, z2 1.386 -> 1. Normalized 100*(4+1-s)/4.
+    score(
+        CLUSTER,
+        &pod("app=web", &[constraint(ZONE, 1, "ScheduleAnyway", "")], ""),
+        expect![[r#"
+            a: 4 -> 25
+            b: 4 -> 25
+            c: 1 -> 100
+            x: 0 -> 0
+        "#]],
+    );
+    score(CLUSTER, "pod p label=app=web", expect!["skip\n"]);
+}
+
+#[test]
+fn pods_of_a_service_are_spread_by_default() {
+    let cluster = format!(
+        "{CLUSTER}\n{}",
+        r#"{"kind":"Service","metadata":{"name":"web","namespace":"default"},"spec":{"selector":{"app":"web"}}}"#
+    );
+    // Hosts: ln(4+2)=1.792 by 2,1,1,0 plus 2; zones: ln(3+2)=1.609 (z1, z2, none) by 3,3,1 plus 4.
+    // a 3.58+2+4.83+4 = 14.41, b 1.79+2+4.83+4 = 12.62, c 1.79+2+1.61+4 = 9.40, x 2.
+    score(
+        &cluster,
+        "pod p label=app=web",
+        expect![[r#"
+            a: 14 -> 14
+            b: 13 -> 21
+            c: 9 -> 50
+            x: 2 -> 100
+        "#]],
+    );
+}
+
+#[test]
+fn wrong_arguments_are_named() {
+    let listed = json!({"defaultConstraints": [{"topologyKey": "z", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}]});
+    assert_eq!(
+        super::make(&listed).err().as_deref(),
+        Some("defaultingType: when .defaultingType is System, it must be empty")
+    );
+}

@@ -1,1 +1,52 @@
+use expect_test::{Expect, expect};
+use serde_json::Value;
 
+use crate::testing::world;
+
+#[track_caller]
+fn check(pod: &str, expected: Expect) {
+    let mut world = world(
+        r#"
+        node a
+        node b
+        {"kind":"PersistentVolumeClaim","metadata":{"name":"once","namespace":"default"},"spec":{"accessModes":["ReadWriteOncePod"]}}
+        {"kind":"PersistentVolumeClaim","metadata":{"name":"many","namespace":"default"},"spec":{"accessModes":["ReadWriteMany"]}}
+        pod x on=a {"spec":{"volumes":[{"name":"d","gcePersistentDisk":{"pdName":"disk"}}]}}
+        pod y on=b claim=once claim=many
+        pod z on=b {"spec":{"volumes":[{"name":"d","gcePersistentDisk":{"pdName":"ro","readOnly":true}}]}}"#,
+    );
+    expected.assert_eq(&world.filter(&super::make(&Value::Null).unwrap(), pod));
+}
+
+#[test]
+fn disks_and_claims_of_one_pod() {
+    check("pod p", expect!["skip\n"]);
+    check("pod p claim=many", expect!["skip\n"]);
+    check(
+        "pod p claim=nobody",
+        expect![[r#"
+        reject never, persistentvolumeclaim "nobody" not found
+    "#]],
+    );
+    check(
+        "pod p claim=once",
+        expect![[r#"
+        a: no, node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod
+        b: no, node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod
+    "#]],
+    );
+    check(
+        r#"pod p {"spec":{"volumes":[{"name":"d","gcePersistentDisk":{"pdName":"disk","readOnly":true}}]}}"#,
+        expect![[r#"
+        a: no, node(s) had no available disk
+        b: ok
+    "#]],
+    );
+    check(
+        r#"pod p {"spec":{"volumes":[{"name":"d","gcePersistentDisk":{"pdName":"ro","readOnly":true}}]}}"#,
+        expect![[r#"
+        a: ok
+        b: ok
+    "#]],
+    );
+}
