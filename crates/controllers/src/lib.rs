@@ -5,9 +5,14 @@
 //! [`run`].
 
 pub mod batches;
+mod deployment;
 mod garbage;
+mod hash;
 pub mod ownership;
+mod percent;
 pub mod pod;
+mod replicaset;
+mod replicationcontroller;
 #[cfg(test)]
 mod rig;
 pub mod template;
@@ -25,8 +30,12 @@ pub struct Loop {
 }
 
 /// All control loops, by name.
-pub const CONTROLLERS: &[Loop] =
-    &[Loop { name: "garbage-collector-controller", run: |ctx| Box::pin(garbage::run(ctx)) }];
+pub const CONTROLLERS: &[Loop] = &[
+    Loop { name: "deployment-controller", run: |ctx| Box::pin(deployment::run(ctx)) },
+    Loop { name: "garbage-collector-controller", run: |ctx| Box::pin(garbage::run(ctx)) },
+    Loop { name: "replicaset-controller", run: |ctx| Box::pin(replicaset::run(ctx)) },
+    Loop { name: "replicationcontroller-controller", run: |ctx| Box::pin(replicationcontroller::run(ctx)) },
+];
 
 /// Which control loops run: upstream's `--controllers`, where `*` is all and `-name` is all but.
 #[derive(Clone, Debug)]

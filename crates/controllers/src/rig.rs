@@ -29,11 +29,21 @@ impl Rig {
         let server = apiserver::start_in(directory.path(), stop.subscribe()).await.expect("a server");
         let client = Client::new(server.local(), "kube-controller-manager");
         let ctx = Ctx::new(client.clone(), Clock::default(), stop.subscribe());
-        for name in controllers {
-            let row = CONTROLLERS.iter().find(|row| row.name == *name).expect("a controller of this name");
-            tokio::spawn((row.run)(ctx.named(row.name)));
-        }
-        Rig { ctx, client, stop, _server: server, _directory: directory }
+        let rig = Rig { ctx, client, stop, _server: server, _directory: directory };
+        controllers.iter().for_each(|name| rig.add(name));
+        rig
+    }
+
+    /// Puts one more controller to work.
+    pub fn add(&self, controller: &str) {
+        let row = CONTROLLERS.iter().find(|row| row.name == controller).expect("a controller of this name");
+        tokio::spawn((row.run)(self.ctx.named(row.name)));
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
     }
 }
 

@@ -124,7 +124,6 @@ impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Con
             let span = tracing::debug_span!("reconcile", controller = self.name, %key);
             let begun = Instant::now();
             let result = reconcile(key.clone()).instrument(span).await;
-            self.shared.counts.worked(begun.elapsed());
             let mut queue = self.shared.queue.lock();
             let now = Instant::now();
             match result {
@@ -148,6 +147,8 @@ impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Con
                 }
             }
             queue.done(&key);
+            self.shared.counts.depth.store(queue.len() as u64, Relaxed);
+            self.shared.counts.worked(begun.elapsed());
             drop(queue);
             // The key may be due again, by itself or after a while.
             self.shared.news.notify_one();
@@ -160,6 +161,7 @@ impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Con
                 let mut queue = self.shared.queue.lock();
                 if let Some(key) = queue.take(Instant::now()) {
                     let left = queue.len();
+                    self.shared.counts.begun.fetch_add(1, Relaxed);
                     self.shared.counts.depth.store(left as u64, Relaxed);
                     if left > 0 {
                         // Another worker may take the next one.

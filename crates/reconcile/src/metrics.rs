@@ -2,7 +2,10 @@
 
 use std::fmt::Write as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -22,6 +25,7 @@ pub struct Counts {
     pub adds: AtomicU64,
     pub depth: AtomicU64,
     pub retries: AtomicU64,
+    pub begun: AtomicU64,
     done: AtomicU64,
     work_micros: AtomicU64,
 }
@@ -41,11 +45,21 @@ impl Metrics {
             adds: AtomicU64::new(0),
             depth: AtomicU64::new(0),
             retries: AtomicU64::new(0),
+            begun: AtomicU64::new(0),
             done: AtomicU64::new(0),
             work_micros: AtomicU64::new(0),
         });
         self.controllers.lock().push(counts.clone());
         counts
+    }
+
+    /// Whether no controller has anything to do just now. What is due later does not count.
+    pub fn all_idle(&self) -> bool {
+        let is_idle = |counts: &Arc<Counts>| {
+            let done = counts.done.load(SeqCst);
+            counts.depth.load(SeqCst) == 0 && counts.begun.load(SeqCst) == done
+        };
+        self.controllers.lock().iter().all(is_idle)
     }
 
     /// Appends everything in Prometheus' text form.

@@ -1,0 +1,150 @@
+//! Decides which pods a ReplicaSet gains or loses and what its status says.
+
+use std::sync::Arc;
+
+use api::selector::LabelSelector;
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::{ReplicaSet, ReplicaSetCondition, ReplicaSetStatus};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use reconcile::Object as _;
+
+use crate::ownership::{self, Claim};
+use crate::pod;
+
+/// The most pods that are created or deleted in one go.
+pub const BURST: usize = 500;
+
+/// The condition that tells why pods cannot be created or deleted.
+const FAILURE: &str = "ReplicaFailure";
+
+/// What brings the number of pods to the wanted one.
+#[derive(Debug, PartialEq)]
+pub enum Change {
+    None,
+    Create(usize),
+    Delete(Vec<Arc<Pod>>),
+}
+
+/// The pods of a set, as far as they count.
+#[derive(Debug, PartialEq)]
+pub struct Pods {
+    pub active: Vec<Arc<Pod>>,
+    pub terminating: usize,
+}
+
+/// Which active pods are the set's. Only these are adopted and released.
+pub fn claim(set: &ReplicaSet, selector: &LabelSelector, pods: &[Arc<Pod>]) -> Claim<Pod> {
+    ownership::claim(set, selector, pods.iter().filter(|pod| pod::is_active(pod)).cloned())
+}
+
+/// The set's own pods.
+pub fn own(set: &ReplicaSet, selector: &LabelSelector, pods: &[Arc<Pod>]) -> Pods {
+    let terminating = pods.iter().filter(|pod| pod::is_terminating(pod)).cloned();
+    Pods {
+        active: claim(set, selector, pods).owned,
+        terminating: ownership::claim(set, selector, terminating).owned.len(),
+    }
+}
+
+/// Pods to create or to delete. `related` are those of all sets of the same owner, which spread the set's
+/// own over nodes together; they are asked for only when pods have to go.
+pub fn change(
+    set: &ReplicaSet,
+    active: &[Arc<Pod>],
+    related: impl FnOnce() -> Vec<Arc<Pod>>,
+    now: Timestamp,
+) -> Change {
+    let wanted = wanted(set);
+    if set.is_deleting() || active.len() == wanted {
+        return Change::None;
+    }
+    if active.len() < wanted {
+        return Change::Create((wanted - active.len()).min(BURST));
+    }
+    let surplus = (active.len() - wanted).min(BURST);
+    let mut pods = active.to_vec();
+    if surplus < pods.len() {
+        pod::sort_for_deletion(&mut pods, &related(), now);
+        pods.truncate(surplus);
+    }
+    Change::Delete(pods)
+}
+
+/// The status to write. `failure` is why pods could not be created or deleted just now.
+pub fn status(set: &ReplicaSet, pods: &Pods, failure: Option<&str>, now: Timestamp) -> ReplicaSetStatus {
+    let min_ready_seconds = min_ready_seconds(set);
+    let template = set.spec.as_ref().and_then(|spec| spec.template.as_ref());
+    let labels = template.and_then(|template| template.metadata.as_ref()?.labels.as_ref());
+    let fully_labeled = |pod: &Pod| {
+        let mut labels = labels.iter().flat_map(|labels| labels.iter());
+        labels.all(|(name, value)| pod.label(name) == Some(value.as_str()))
+    };
+    let count = |holds: &dyn Fn(&Pod) -> bool| {
+        let count = pods.active.iter().filter(|pod| holds(pod)).count();
+        Some(count_of(count)).filter(|count| *count > 0)
+    };
+    ReplicaSetStatus {
+        replicas: count_of(pods.active.len()),
+        fully_labeled_replicas: count(&fully_labeled),
+        ready_replicas: count(&pod::is_ready),
+        available_replicas: count(&|pod| pod::is_available(pod, min_ready_seconds, now)),
+        terminating_replicas: Some(count_of(pods.terminating)),
+        observed_generation: set.metadata.generation,
+        conditions: conditions(set, pods, failure, now),
+    }
+}
+
+/// When to look again although nothing happens: a ready pod becomes available by waiting.
+pub fn next_look(set: &ReplicaSet, pods: &Pods, now: Timestamp) -> Option<Timestamp> {
+    match min_ready_seconds(set) {
+        0 => None,
+        seconds => pod::next_available(&pods.active, seconds, now),
+    }
+}
+
+pub fn wanted(set: &ReplicaSet) -> usize {
+    let replicas = set.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
+    usize::try_from(replicas).unwrap_or(0)
+}
+
+fn min_ready_seconds(set: &ReplicaSet) -> i32 {
+    set.spec.as_ref().and_then(|spec| spec.min_ready_seconds).unwrap_or(0)
+}
+
+fn count_of(count: usize) -> i32 {
+    i32::try_from(count).unwrap_or(i32::MAX)
+}
+
+/// A failure that is told already stays as it is, so that one that goes on costs no writes.
+fn conditions(
+    set: &ReplicaSet,
+    pods: &Pods,
+    failure: Option<&str>,
+    now: Timestamp,
+) -> Option<Vec<ReplicaSetCondition>> {
+    let told = set.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
+    let is_failure = |condition: &ReplicaSetCondition| condition.type_ == FAILURE;
+    let conditions = match failure {
+        Some(_) if told.iter().any(is_failure) => told,
+        Some(message) => {
+            let reason = match pods.active.len() < wanted(set) {
+                true => "FailedCreate",
+                false => "FailedDelete",
+            };
+            let condition = ReplicaSetCondition {
+                type_: FAILURE.to_owned(),
+                status: "True".to_owned(),
+                last_transition_time: Some(Time(now)),
+                reason: Some(reason.to_owned()),
+                message: Some(message.to_owned()),
+            };
+            told.into_iter().chain([condition]).collect()
+        }
+        None => told.into_iter().filter(|condition| !is_failure(condition)).collect(),
+    };
+    Some(conditions).filter(|conditions| !conditions.is_empty())
+}
+
+#[cfg(test)]
+mod tests;
