@@ -5,6 +5,7 @@
 //! wait ends when the child says something or exits, and has a deadline. What fails panics with the server's
 //! log, since only tests call this. Read [`Server`] first.
 
+mod containerd;
 mod diff;
 mod http;
 pub mod kubeconfig;
@@ -12,6 +13,7 @@ mod process;
 mod server;
 mod webhook;
 
+pub use containerd::Containerd;
 pub use diff::{assert_same, differences};
 pub use http::{Http, Lines, Reply};
 pub use process::Process;

@@ -1,0 +1,278 @@
+//! A CRI runtime over its Unix socket. Connects when it is first needed and again when it was lost.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use http::uri::PathAndQuery;
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic_prost::ProstCodec;
+
+use crate::cri::*;
+use crate::{Code, Error, Result, Runtime};
+
+/// What upstream's kubelet allows a runtime for one request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
+/// Images are large and registries far away.
+const PULL_TIMEOUT: Duration = Duration::from_secs(3600);
+/// The answers of a node full of pods are larger than most.
+const LARGEST_ANSWER: usize = 16 << 20;
+
+/// containerd, CRI-O or any other.
+#[derive(Clone)]
+pub struct Remote {
+    channel: Channel,
+    socket: PathBuf,
+}
+
+impl Remote {
+    /// `socket` may be written as `unix:///run/…`.
+    pub fn new(socket: &str) -> Remote {
+        let socket = PathBuf::from(socket.strip_prefix("unix://").unwrap_or(socket));
+        let path = socket.clone();
+        let connect = move |_: Uri| {
+            let path = path.clone();
+            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        };
+        // The address is only for headers; the connector knows where to go.
+        let endpoint = Endpoint::from_static("http://localhost");
+        Remote { channel: endpoint.connect_with_connector_lazy(tower::service_fn(connect)), socket }
+    }
+
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    async fn call<Q, A>(&self, call: &'static str, question: &Q, timeout: Duration) -> Result<A>
+    where
+        Q: prost::Message + Clone + 'static,
+        A: prost::Message + Default + 'static,
+    {
+        let mut grpc =
+            tonic::client::Grpc::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER);
+        let asked = async {
+            grpc.ready().await.map_err(|error| tonic::Status::unavailable(error.to_string()))?;
+            let codec: ProstCodec<Q, A> = ProstCodec::default();
+            grpc.unary(tonic::Request::new(question.clone()), PathAndQuery::from_static(call), codec).await
+        };
+        let answer = match tokio::time::timeout(timeout, asked).await {
+            Ok(answer) => answer,
+            Err(_) => Err(tonic::Status::deadline_exceeded(format!("no answer within {timeout:?}"))),
+        };
+        match answer {
+            Ok(answer) => Ok(answer.into_inner()),
+            Err(status) if status.code() == tonic::Code::Unavailable => {
+                Err(Error::Unreachable { socket: self.socket.clone(), message: status.message().to_owned() })
+            }
+            Err(status) => {
+                let code = match status.code() {
+                    tonic::Code::NotFound => Code::NotFound,
+                    tonic::Code::DeadlineExceeded => Code::Timeout,
+                    tonic::Code::Unimplemented => Code::Unimplemented,
+                    _ => Code::Other,
+                };
+                let call = call.rsplit('/').next().unwrap_or(call);
+                Err(Error::Refused { call, code, message: status.message().to_owned() })
+            }
+        }
+    }
+
+    async fn runtime<Q, A>(&self, call: &'static str, question: &Q) -> Result<A>
+    where
+        Q: prost::Message + Clone + 'static,
+        A: prost::Message + Default + 'static,
+    {
+        self.call(call, question, REQUEST_TIMEOUT).await
+    }
+
+    /// For questions that only name something, where what is gone already is as good as done.
+    async fn end(&self, call: &'static str, id: &str) -> Result<()> {
+        match self.runtime::<_, Empty>(call, &Id { id: id.to_owned() }).await {
+            Err(error) if !error.is_not_found() => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+macro_rules! path {
+    (image $name:literal) => {
+        concat!("/runtime.v1.ImageService/", $name)
+    };
+    ($name:literal) => {
+        concat!("/runtime.v1.RuntimeService/", $name)
+    };
+}
+
+/// An answer must have in it what was asked for.
+fn present<T>(call: &'static str, part: Option<T>) -> Result<T> {
+    part.ok_or_else(|| Error::Refused { call, code: Code::Other, message: "the answer is empty".into() })
+}
+
+#[async_trait]
+impl Runtime for Remote {
+    async fn version(&self) -> Result<VersionResponse> {
+        self.runtime(path!("Version"), &Empty {}).await
+    }
+
+    async fn status(&self) -> Result<StatusResponse> {
+        self.runtime(path!("Status"), &StatusRequest { verbose: false }).await
+    }
+
+    async fn set_pod_cidr(&self, cidr: &str) -> Result<()> {
+        let network_config = Some(NetworkConfig { pod_cidr: cidr.to_owned() });
+        let request = UpdateRuntimeConfigRequest { runtime_config: Some(RuntimeConfig { network_config }) };
+        self.runtime::<_, Empty>(path!("UpdateRuntimeConfig"), &request).await.map(drop)
+    }
+
+    async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<String> {
+        let request =
+            RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: handler.to_owned() };
+        let answer: RunPodSandboxResponse = self.runtime(path!("RunPodSandbox"), &request).await?;
+        Ok(answer.pod_sandbox_id)
+    }
+
+    async fn stop_sandbox(&self, id: &str) -> Result<()> {
+        self.end(path!("StopPodSandbox"), id).await
+    }
+
+    async fn remove_sandbox(&self, id: &str) -> Result<()> {
+        self.end(path!("RemovePodSandbox"), id).await
+    }
+
+    async fn sandbox_status(&self, id: &str) -> Result<PodSandboxStatus> {
+        let request = PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
+        let answer: PodSandboxStatusResponse = self.runtime(path!("PodSandboxStatus"), &request).await?;
+        present("PodSandboxStatus", answer.status)
+    }
+
+    async fn sandboxes(&self) -> Result<Vec<PodSandbox>> {
+        let request = ListPodSandboxRequest { filter: None };
+        let answer: ListPodSandboxResponse = self.runtime(path!("ListPodSandbox"), &request).await?;
+        Ok(answer.items)
+    }
+
+    async fn create_container(
+        &self,
+        sandbox: &str,
+        config: &ContainerConfig,
+        sandbox_config: &PodSandboxConfig,
+    ) -> Result<String> {
+        let request = CreateContainerRequest {
+            pod_sandbox_id: sandbox.to_owned(),
+            config: Some(config.clone()),
+            sandbox_config: Some(sandbox_config.clone()),
+        };
+        let answer: CreateContainerResponse = self.runtime(path!("CreateContainer"), &request).await?;
+        Ok(answer.container_id)
+    }
+
+    async fn start_container(&self, id: &str) -> Result<()> {
+        let request = Id { id: id.to_owned() };
+        self.runtime::<_, Empty>(path!("StartContainer"), &request).await.map(drop)
+    }
+
+    async fn stop_container(&self, id: &str, grace: Duration) -> Result<()> {
+        let timeout = i64::try_from(grace.as_secs()).unwrap_or(i64::MAX);
+        let request = StopContainerRequest { container_id: id.to_owned(), timeout };
+        match self.call::<_, Empty>(path!("StopContainer"), &request, grace + REQUEST_TIMEOUT).await {
+            Err(error) if !error.is_not_found() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    async fn remove_container(&self, id: &str) -> Result<()> {
+        self.end(path!("RemoveContainer"), id).await
+    }
+
+    async fn container_status(&self, id: &str) -> Result<ContainerStatus> {
+        let request = ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
+        let answer: ContainerStatusResponse = self.runtime(path!("ContainerStatus"), &request).await?;
+        present("ContainerStatus", answer.status)
+    }
+
+    async fn containers(&self) -> Result<Vec<Container>> {
+        let request = ListContainersRequest { filter: None };
+        let answer: ListContainersResponse = self.runtime(path!("ListContainers"), &request).await?;
+        Ok(answer.containers)
+    }
+
+    async fn update_resources(&self, id: &str, resources: &LinuxContainerResources) -> Result<()> {
+        let request = UpdateContainerResourcesRequest {
+            container_id: id.to_owned(),
+            linux: Some(resources.clone()),
+            ..UpdateContainerResourcesRequest::default()
+        };
+        self.runtime::<_, Empty>(path!("UpdateContainerResources"), &request).await.map(drop)
+    }
+
+    async fn reopen_log(&self, id: &str) -> Result<()> {
+        let request = Id { id: id.to_owned() };
+        self.runtime::<_, Empty>(path!("ReopenContainerLog"), &request).await.map(drop)
+    }
+
+    async fn stats(&self) -> Result<Vec<ContainerStats>> {
+        let request = ListContainerStatsRequest { filter: None };
+        let answer: ListContainerStatsResponse = self.runtime(path!("ListContainerStats"), &request).await?;
+        Ok(answer.stats)
+    }
+
+    async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration) -> Result<ExecSyncResponse> {
+        let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
+        let request =
+            ExecSyncRequest { container_id: id.to_owned(), cmd: command.to_vec(), timeout: seconds };
+        // The runtime watches the time; this is for one that does not.
+        self.call(path!("ExecSync"), &request, timeout.max(Duration::from_secs(1)) + REQUEST_TIMEOUT).await
+    }
+
+    async fn exec(&self, request: &ExecRequest) -> Result<String> {
+        self.runtime::<_, Url>(path!("Exec"), request).await.map(|answer| answer.url)
+    }
+
+    async fn attach(&self, request: &AttachRequest) -> Result<String> {
+        self.runtime::<_, Url>(path!("Attach"), request).await.map(|answer| answer.url)
+    }
+
+    async fn port_forward(&self, sandbox: &str, ports: &[i32]) -> Result<String> {
+        let request = PortForwardRequest { pod_sandbox_id: sandbox.to_owned(), port: ports.to_vec() };
+        self.runtime::<_, Url>(path!("PortForward"), &request).await.map(|answer| answer.url)
+    }
+
+    async fn images(&self) -> Result<Vec<Image>> {
+        let request = ListImagesRequest { filter: None };
+        let answer: ListImagesResponse = self.runtime(path!(image "ListImages"), &request).await?;
+        Ok(answer.images)
+    }
+
+    async fn image(&self, image: &ImageSpec) -> Result<Option<Image>> {
+        let request = ImageStatusRequest { image: Some(image.clone()), verbose: false };
+        let answer: ImageStatusResponse = self.runtime(path!(image "ImageStatus"), &request).await?;
+        Ok(answer.image)
+    }
+
+    async fn pull(
+        &self,
+        image: &ImageSpec,
+        auth: Option<&AuthConfig>,
+        sandbox: &PodSandboxConfig,
+    ) -> Result<String> {
+        let request = PullImageRequest {
+            image: Some(image.clone()),
+            auth: auth.cloned(),
+            sandbox_config: Some(sandbox.clone()),
+        };
+        let answer: PullImageResponse = self.call(path!(image "PullImage"), &request, PULL_TIMEOUT).await?;
+        Ok(answer.image_ref)
+    }
+
+    async fn remove_image(&self, image: &ImageSpec) -> Result<()> {
+        let request = RemoveImageRequest { image: Some(image.clone()) };
+        self.runtime::<_, Empty>(path!(image "RemoveImage"), &request).await.map(drop)
+    }
+
+    async fn image_filesystems(&self) -> Result<Vec<FilesystemUsage>> {
+        let answer: ImageFsInfoResponse = self.runtime(path!(image "ImageFsInfo"), &Empty {}).await?;
+        Ok(answer.image_filesystems)
+    }
+}

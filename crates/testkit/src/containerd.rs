@@ -1,0 +1,132 @@
+//! A real containerd of its own: its own directories and socket, with images made on the spot.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::process::Process;
+
+const START: Duration = Duration::from_secs(30);
+
+/// A running containerd. Everything it ran is gone when it is dropped.
+pub struct Containerd {
+    dir: PathBuf,
+    process: Process,
+}
+
+impl Containerd {
+    /// Starts one under `dir`, with the image `busybox:1.36` and the one that pods are held together by.
+    pub fn start(dir: &Path) -> Result<Containerd> {
+        std::fs::create_dir_all(dir)?;
+        let config = dir.join("config.toml");
+        std::fs::write(&config, config_text(dir))?;
+        // A mount namespace of its own: mounts of containers must propagate, and must not outlive this.
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "shared", "containerd", "--config"]).arg(&config);
+        let mut process = Process::spawn(&mut command)?;
+        let socket = dir.join("containerd.sock");
+        process.wait_until(START, || ctr(&socket, &["version"]).is_ok().then_some(()))?;
+        let containerd = Containerd { dir: dir.to_owned(), process };
+        for name in ["docker.io/library/busybox:1.36", "registry.k8s.io/pause:3.10"] {
+            containerd.import(&busybox_image(dir, name)?)?;
+        }
+        Ok(containerd)
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("containerd.sock")
+    }
+
+    pub fn import(&self, archive: &Path) -> Result<()> {
+        ctr(&self.socket(), &["--namespace", "k8s.io", "images", "import", &archive.display().to_string()])
+    }
+
+    pub fn log(&self) -> String {
+        self.process.log()
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        // Shims outlive containerd by design; tests must not leave any behind.
+        let socket = self.socket();
+        let list = Command::new("ctr")
+            .arg("--address")
+            .arg(&socket)
+            .args(["-n", "k8s.io", "tasks", "ls", "-q"])
+            .output();
+        let ids = list.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+        for id in ids.split_whitespace() {
+            let _ = ctr(&socket, &["--namespace", "k8s.io", "tasks", "delete", "--force", id]);
+        }
+    }
+}
+
+fn config_text(dir: &Path) -> String {
+    let dir = dir.display();
+    format!(
+        r#"version = 2
+root = "{dir}/root"
+state = "{dir}/state"
+disabled_plugins = ["io.containerd.internal.v1.opt"]
+[grpc]
+  address = "{dir}/containerd.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "registry.k8s.io/pause:3.10"
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    conf_dir = "{dir}/cni"
+"#
+    )
+}
+
+fn ctr(socket: &Path, arguments: &[&str]) -> Result<()> {
+    let output = Command::new("ctr")
+        .arg("--address")
+        .arg(socket)
+        .args(arguments)
+        .output()
+        .context("cannot run ctr")?;
+    ensure!(output.status.success(), "ctr {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// An archive with one image: busybox and links to it, which sleeps for ever unless told otherwise.
+fn busybox_image(dir: &Path, name: &str) -> Result<PathBuf> {
+    let made = dir.join("image");
+    let root = made.join("root");
+    for folder in ["bin", "tmp", "etc", "proc", "sys", "dev"] {
+        std::fs::create_dir_all(root.join(folder))?;
+    }
+    std::fs::copy("/bin/busybox", root.join("bin/busybox")).context("busybox-static is not installed")?;
+    for applet in ["sh", "sleep", "cat", "echo", "ls", "env", "wget", "nc", "true", "false"] {
+        let link = root.join("bin").join(applet);
+        if !link.is_symlink() {
+            std::os::unix::fs::symlink("busybox", link)?;
+        }
+    }
+    std::fs::write(root.join("etc/passwd"), "root:x:0:0:root:/:/bin/sh\n")?;
+    tar(&made.join("layer.tar"), &root)?;
+    let digest = Command::new("sha256sum").arg(made.join("layer.tar")).output()?;
+    let digest = String::from_utf8(digest.stdout)?.split_whitespace().next().unwrap_or_default().to_owned();
+    let config = format!(
+        r#"{{"architecture":"amd64","os":"linux","config":{{"Cmd":["sleep","1000000"],"Env":["PATH=/bin"]}},"rootfs":{{"type":"layers","diff_ids":["sha256:{digest}"]}},"history":[]}}"#
+    );
+    let out = made.join("out");
+    std::fs::create_dir_all(&out)?;
+    std::fs::copy(made.join("layer.tar"), out.join("layer.tar"))?;
+    std::fs::write(out.join("config.json"), config)?;
+    let manifest = format!(r#"[{{"Config":"config.json","RepoTags":["{name}"],"Layers":["layer.tar"]}}]"#);
+    std::fs::write(out.join("manifest.json"), manifest)?;
+    let archive = dir.join("image.tar");
+    tar(&archive, &out)?;
+    Ok(archive)
+}
+
+fn tar(archive: &Path, folder: &Path) -> Result<()> {
+    let status = Command::new("tar").arg("-cf").arg(archive).arg("-C").arg(folder).arg(".").status()?;
+    ensure!(status.success(), "cannot make {}", archive.display());
+    Ok(())
+}
