@@ -54,14 +54,27 @@ pub fn claim<O: Object, T: Object>(
 
 /// Carries out what a claim asks for. Whoever looks next sees it.
 pub async fn settle<O: Object, T: Cached>(ctx: &Ctx, owner: &O, claim: &Claim<T>) -> Result<(), Error> {
+    settle_with(ctx, owner, claim, &[]).await
+}
+
+/// The same for an owner whose objects have finalizers of its own.
+pub async fn settle_with<O: Object, T: Cached>(
+    ctx: &Ctx,
+    owner: &O,
+    claim: &Claim<T>,
+    finalizers: &[&str],
+) -> Result<(), Error> {
     for object in &claim.release {
-        release(ctx, owner, object.as_ref()).await?;
+        release(ctx, owner, object.as_ref(), finalizers).await?;
     }
     if claim.adopt.is_empty() || !is_alive(ctx, owner).await? {
         return Ok(());
     }
     for object in &claim.adopt {
-        let metadata = json!({"ownerReferences": [controlled_by(owner)], "uid": object.uid()});
+        let mut metadata = json!({"ownerReferences": [controlled_by(owner)], "uid": object.uid()});
+        if !finalizers.is_empty() {
+            metadata["finalizers"] = json!(finalizers);
+        }
         let patch = Patch::Strategic(json!({"metadata": metadata}));
         match ctx.patch::<T>(&object.key(), &patch).await {
             Err(error) if !error.is_not_found() => return Err(error),
@@ -71,9 +84,18 @@ pub async fn settle<O: Object, T: Cached>(ctx: &Ctx, owner: &O, claim: &Claim<T>
     Ok(())
 }
 
-async fn release<O: Object, T: Cached>(ctx: &Ctx, owner: &O, object: &T) -> Result<(), Error> {
+async fn release<O: Object, T: Cached>(
+    ctx: &Ctx,
+    owner: &O,
+    object: &T,
+    finalizers: &[&str],
+) -> Result<(), Error> {
     let gone = json!([{"$patch": "delete", "uid": owner.uid()}]);
-    let patch = Patch::Strategic(json!({"metadata": {"ownerReferences": gone, "uid": object.uid()}}));
+    let mut metadata = json!({"ownerReferences": gone, "uid": object.uid()});
+    if !finalizers.is_empty() {
+        metadata["$deleteFromPrimitiveList/finalizers"] = json!(finalizers);
+    }
+    let patch = Patch::Strategic(json!({"metadata": metadata}));
     match ctx.patch::<T>(&object.key(), &patch).await {
         // Gone, or another object of its name.
         Err(error) if !error.is_not_found() && !error.is_invalid() => Err(error),

@@ -25,10 +25,10 @@ pub fn owner_of_kind<T: Object>(
 }
 
 /// Every object of another kind in the namespace of the changed one for which `concerns` holds.
-pub fn in_namespace<T: Object, O: Object>(
+pub fn in_namespace<T: Object, O: Object, F: Fn(&T, &O) -> bool + Send + Sync>(
     others: &Arc<Cache<O>>,
-    concerns: impl Fn(&T, &O) -> bool + Send + Sync,
-) -> impl Fn(&Changed<'_, T>, &mut dyn FnMut(Key)) + Send + Sync {
+    concerns: F,
+) -> impl Fn(&Changed<'_, T>, &mut dyn FnMut(Key)) + Send + Sync + use<T, O, F> {
     let others = others.clone();
     move |changed, enqueue| {
         for other in others.in_namespace(changed.newest().namespace()) {
