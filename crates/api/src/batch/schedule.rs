@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use jiff::tz::TimeZone;
+use jiff::{SignedDuration, Timestamp, Zoned};
+
 /// When a CronJob is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Schedule {
@@ -65,6 +68,50 @@ impl Schedule {
         let (months, _) = field(months, &MONTHS)?;
         let (weekdays, any_weekday) = field(weekdays, &WEEKDAYS)?;
         Ok(Schedule::Times(Times { minutes, hours, days, months, weekdays, any_day, any_weekday }))
+    }
+
+    /// The first time after `after`, on the clocks of `zone`. `None` where there is none within five years,
+    /// such as on the 31st of a February.
+    pub fn next(&self, after: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
+        let after = Timestamp::from_second(after.as_second()).ok()?;
+        match self {
+            Schedule::Every(pause) => after.checked_add(*pause).ok(),
+            Schedule::Times(times) => times.next(after, zone),
+        }
+    }
+}
+
+impl Times {
+    /// Goes through real time, so that an hour the clocks skip has no runs and one they repeat has all twice.
+    fn next(&self, after: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
+        const MINUTE: SignedDuration = SignedDuration::from_mins(1);
+        let to_minute = SignedDuration::from_secs(60 - after.as_second().rem_euclid(60));
+        let mut time = after.checked_add(to_minute).ok()?.to_zoned(zone.clone());
+        let last_year = time.year().checked_add(5)?;
+        while time.year() <= last_year {
+            let has = |bits: u64, value: i8| bits >> value & 1 == 1;
+            time = if !has(self.months, time.month()) {
+                let next =
+                    time.first_of_month().ok()?.date().checked_add(jiff::Span::new().months(1)).ok()?;
+                next.to_zoned(zone.clone()).ok()?.start_of_day().ok()?
+            } else if !self.has_day(&time) {
+                time.tomorrow().ok()?.start_of_day().ok()?
+            } else if !has(self.hours, time.hour()) {
+                let left = SignedDuration::from_mins(60 - i64::from(time.minute()));
+                time.checked_add(left).ok()?
+            } else if !has(self.minutes, time.minute()) {
+                time.checked_add(MINUTE).ok()?
+            } else {
+                return Some(time.timestamp());
+            };
+        }
+        None
+    }
+
+    fn has_day(&self, time: &Zoned) -> bool {
+        let day = self.days >> time.day() & 1 == 1;
+        let weekday = self.weekdays >> time.weekday().to_sunday_zero_offset() & 1 == 1;
+        if self.any_day || self.any_weekday { day && weekday } else { day || weekday }
     }
 }
 

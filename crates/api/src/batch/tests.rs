@@ -224,3 +224,90 @@ fn schedules() {
     check("@sometimes", "unrecognized descriptor: @sometimes");
     check("@every 5", "failed to parse duration @every 5: time: missing unit in duration \"5\"");
 }
+
+#[test]
+fn next_runs() {
+    #[track_caller]
+    fn check(schedule: &str, zone: &str, after: &str, expected: Expect) {
+        let schedule = Schedule::parse(schedule).expect("a schedule");
+        let zone = jiff::tz::TimeZone::get(zone).expect("a time zone");
+        let mut at: jiff::Timestamp = after.parse().expect("a time");
+        let mut times = Vec::new();
+        for _ in 0..3 {
+            let Some(next) = schedule.next(at, &zone) else { break };
+            times.push(next.to_zoned(zone.clone()).strftime("%m-%d %H:%M:%S%:z").to_string());
+            at = next;
+        }
+        expected.assert_eq(&times.join(", "));
+    }
+    check(
+        "*/20 * * * *",
+        "UTC",
+        "2026-01-01T00:00:00Z",
+        expect!["01-01 00:20:00+00:00, 01-01 00:40:00+00:00, 01-01 01:00:00+00:00"],
+    );
+    check(
+        "0 0 29 2 *",
+        "UTC",
+        "2026-01-01T00:00:00Z",
+        expect!["02-29 00:00:00+00:00, 02-29 00:00:00+00:00, 02-29 00:00:00+00:00"],
+    );
+    check("0 0 31 2 *", "UTC", "2026-01-01T00:00:00Z", expect![""]);
+    check(
+        "30 6 * * 1-5",
+        "UTC",
+        "2026-01-01T12:00:00Z",
+        expect!["01-02 06:30:00+00:00, 01-05 06:30:00+00:00, 01-06 06:30:00+00:00"],
+    );
+    // Both days restricted: either will do.
+    check(
+        "0 12 13 * 5",
+        "UTC",
+        "2026-02-01T00:00:00Z",
+        expect!["02-06 12:00:00+00:00, 02-13 12:00:00+00:00, 02-20 12:00:00+00:00"],
+    );
+    check(
+        "0 12 */1 * 5",
+        "UTC",
+        "2026-02-01T00:00:00Z",
+        expect!["02-06 12:00:00+00:00, 02-13 12:00:00+00:00, 02-20 12:00:00+00:00"],
+    );
+    check(
+        "@every 90s",
+        "UTC",
+        "2026-01-01T00:00:00.5Z",
+        expect!["01-01 00:01:30+00:00, 01-01 00:03:00+00:00, 01-01 00:04:30+00:00"],
+    );
+    check(
+        "0 0 1 * *",
+        "Asia/Kolkata",
+        "2026-01-01T00:00:00Z",
+        expect!["02-01 00:00:00+05:30, 03-01 00:00:00+05:30, 04-01 00:00:00+05:30"],
+    );
+    // The clocks go forward from 2:00 to 3:00, and back from 3:00 to 2:00.
+    check(
+        "30 2 * * *",
+        "Europe/Berlin",
+        "2026-03-28T12:00:00Z",
+        expect!["03-30 02:30:00+02:00, 03-31 02:30:00+02:00, 04-01 02:30:00+02:00"],
+    );
+    check(
+        "30 2 * * *",
+        "Europe/Berlin",
+        "2026-10-24T12:00:00Z",
+        expect!["10-25 02:30:00+02:00, 10-25 02:30:00+01:00, 10-26 02:30:00+01:00"],
+    );
+    check(
+        "0 * * * *",
+        "Europe/Berlin",
+        "2026-10-24T23:30:00Z",
+        expect!["10-25 02:00:00+02:00, 10-25 02:00:00+01:00, 10-25 03:00:00+01:00"],
+    );
+    // There is no midnight when they go forward in Cairo.
+    check(
+        "0 0 * * *",
+        "Africa/Cairo",
+        "2026-04-23T12:00:00Z",
+        expect!["04-25 00:00:00+03:00, 04-26 00:00:00+03:00, 04-27 00:00:00+03:00"],
+    );
+}
