@@ -5,9 +5,11 @@
 //! [`run`].
 
 pub mod batches;
+mod cronjob;
 mod deployment;
 mod garbage;
 mod hash;
+mod job;
 pub mod ownership;
 mod percent;
 pub mod pod;
@@ -16,6 +18,7 @@ mod replicationcontroller;
 #[cfg(test)]
 mod rig;
 pub mod template;
+mod ttl_after_finished;
 
 use futures_util::future::BoxFuture;
 use reconcile::Ctx;
@@ -31,10 +34,13 @@ pub struct Loop {
 
 /// All control loops, by name.
 pub const CONTROLLERS: &[Loop] = &[
+    Loop { name: "cronjob-controller", run: |ctx| Box::pin(cronjob::run(ctx)) },
     Loop { name: "deployment-controller", run: |ctx| Box::pin(deployment::run(ctx)) },
     Loop { name: "garbage-collector-controller", run: |ctx| Box::pin(garbage::run(ctx)) },
+    Loop { name: "job-controller", run: |ctx| Box::pin(job::run(ctx)) },
     Loop { name: "replicaset-controller", run: |ctx| Box::pin(replicaset::run(ctx)) },
     Loop { name: "replicationcontroller-controller", run: |ctx| Box::pin(replicationcontroller::run(ctx)) },
+    Loop { name: "ttl-after-finished-controller", run: |ctx| Box::pin(ttl_after_finished::run(ctx)) },
 ];
 
 /// Which control loops run: upstream's `--controllers`, where `*` is all and `-name` is all but.

@@ -1,0 +1,297 @@
+use expect_test::{Expect, expect};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::rig::{Rig, until};
+
+fn cron(spec: Value, status: Value) -> CronJob {
+    let mut spec = spec;
+    spec["jobTemplate"] = json!({"metadata": {"labels": {"a": "b"}}, "spec": {"template": {}}});
+    let metadata = json!({"name": "tick", "namespace": "x", "uid": "cron",
+        "creationTimestamp": "2026-01-01T00:00:30Z"});
+    serde_json::from_value(json!({"metadata": metadata, "spec": spec, "status": status})).expect("a cron job")
+}
+
+/// `name [Complete|Failed MINUTE]`, where the uid is the name.
+fn job(text: &str) -> Arc<Job> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let status = match words[1..] {
+        [] => json!({}),
+        [outcome, minute] => {
+            let at = format!("2026-01-01T00:{minute}:00Z");
+            json!({"startTime": at, "completionTime": at, "conditions": [{"type": outcome, "status": "True"}]})
+        }
+        _ => panic!("{text}"),
+    };
+    let metadata = json!({"name": words[0], "namespace": "x", "uid": words[0]});
+    Arc::new(
+        serde_json::from_value(json!({"metadata": metadata, "spec": {"template": {}}, "status": status}))
+            .expect("a job"),
+    )
+}
+
+fn active(names: &[&str]) -> Value {
+    names.iter().map(|name| json!({"name": name, "namespace": "x", "uid": name})).collect()
+}
+
+#[track_caller]
+fn check(now: &str, spec: Value, status: Value, jobs: &str, expected: Expect) {
+    let jobs: Vec<_> = jobs.split('|').filter(|text| !text.trim().is_empty()).map(job).collect();
+    let now: Timestamp = now.parse().expect("a time");
+    let plan = plan(&cron(spec, status), &jobs, now, &TimeZone::UTC);
+    let mut text = String::new();
+    for (_, reason, message) in &plan.events {
+        text += &format!("event {reason}: {message}\n");
+    }
+    for job in &plan.delete {
+        text += &format!("delete {}\n", job.name());
+    }
+    if let Some(start) = &plan.start {
+        let at = start.job.annotation("batch.kubernetes.io/cronjob-scheduled-timestamp");
+        let how = if start.is_there { "note" } else { "start" };
+        text += &format!("{how} {} {}\n", start.job.name(), at.unwrap_or_default());
+    }
+    text += &format!("status {}\n", serde_json::to_string(&plan.status).expect("a status").replace('"', ""));
+    text += &plan.recheck.map_or(String::new(), |at| format!("again {at}\n"));
+    expected.assert_eq(&text);
+}
+
+#[test]
+fn runs_start_when_they_are_due() {
+    let every_five = || json!({"schedule": "*/5 * * * *"});
+    check(
+        "2026-01-01T00:04:59Z",
+        every_five(),
+        json!({}),
+        "",
+        expect![[r#"
+        status {}
+        again 2026-01-01T00:05:00Z
+    "#]],
+    );
+    check(
+        "2026-01-01T00:05:00Z",
+        every_five(),
+        json!({}),
+        "",
+        expect![[r#"
+        start tick-29453765 2026-01-01T00:05:00Z
+        status {}
+        again 2026-01-01T00:10:00Z
+    "#]],
+    );
+    // Several were missed: the last one counts.
+    check(
+        "2026-01-01T00:23:00Z",
+        every_five(),
+        json!({}),
+        "",
+        expect![[r#"
+        start tick-29453780 2026-01-01T00:20:00Z
+        status {}
+        again 2026-01-01T00:25:00Z
+    "#]],
+    );
+    check(
+        "2026-01-02T00:01:00Z",
+        json!({"schedule": "* * * * *"}),
+        json!({}),
+        "",
+        expect![[r#"
+        event TooManyMissedTimes: too many missed start times. Set or decrease .spec.startingDeadlineSeconds or check clock skew
+        start tick-29455201 2026-01-02T00:01:00Z
+        status {}
+        again 2026-01-02T00:02:00Z
+    "#]],
+    );
+    // Nothing is due for days, then everything was missed.
+    check(
+        "2026-01-20T08:00:00Z",
+        json!({"schedule": "* 9 * * 1"}),
+        json!({}),
+        "",
+        expect![[r#"
+        event TooManyMissedTimes: too many missed start times. Set or decrease .spec.startingDeadlineSeconds or check clock skew
+        start tick-29480279 2026-01-19T09:59:00Z
+        status {}
+        again 2026-01-26T09:00:00Z
+    "#]],
+    );
+    check(
+        "2026-01-01T00:23:00Z",
+        json!({"schedule": "*/5 * * * *", "startingDeadlineSeconds": 120}),
+        json!({}),
+        "",
+        expect![[r#"
+            status {}
+            again 2026-01-01T00:25:00Z
+        "#]],
+    );
+    check(
+        "2026-01-01T00:12:00Z",
+        json!({"schedule": "@every 90s"}),
+        json!({}),
+        "",
+        expect![[r#"
+        start tick-29453771 2026-01-01T00:11:00Z
+        status {}
+        again 2026-01-01T00:12:30Z
+    "#]],
+    );
+    check(
+        "2026-01-01T00:05:00Z",
+        json!({"schedule": "5 1 * * *", "timeZone": "Europe/Berlin"}),
+        json!({}),
+        "",
+        expect![[r#"
+            start tick-29453765 2026-01-01T01:05:00+01:00
+            status {}
+            again 2026-01-02T00:05:00Z
+        "#]],
+    );
+    check(
+        "2026-01-01T00:05:00Z",
+        json!({"schedule": "*/5 * * * *", "suspend": true}),
+        json!({}),
+        "",
+        expect![[r#"
+        status {}
+    "#]],
+    );
+    check(
+        "2026-01-01T00:05:00Z",
+        json!({"schedule": "0 0 31 2 *"}),
+        json!({}),
+        "",
+        expect![[r#"
+        event InvalidSchedule: invalid schedule: 0 0 31 2 * : time difference between two schedules is less than 1 second
+        status {}
+    "#]],
+    );
+    check(
+        "2026-01-01T00:05:00Z",
+        json!({"schedule": "bad"}),
+        json!({}),
+        "",
+        expect![[r#"
+        event UnparseableSchedule: unparseable schedule: "bad" : expected exactly 5 fields, found 1: [bad]
+        status {}
+    "#]],
+    );
+    check(
+        "2026-01-01T00:05:00Z",
+        json!({"schedule": "* * * * *", "timeZone": "Mars/Olympus"}),
+        json!({}),
+        "",
+        expect![[r#"
+            event UnknownTimeZone: invalid timeZone: "Mars/Olympus": unknown time zone Mars/Olympus
+            status {}
+        "#]],
+    );
+}
+
+#[test]
+fn jobs_are_followed_replaced_and_forgotten() {
+    let spec = |policy: &str| json!({"schedule": "*/5 * * * *", "concurrencyPolicy": policy});
+    let status = || json!({"active": active(&["a"]), "lastScheduleTime": "2026-01-01T00:05:00Z"});
+    for policy in ["Allow", "Forbid", "Replace"] {
+        let expected = match policy {
+            "Allow" => expect![[r#"
+                start tick-29453770 2026-01-01T00:10:00Z
+                status {active:[{name:a,namespace:x,uid:a}],lastScheduleTime:2026-01-01T00:05:00Z}
+                again 2026-01-01T00:15:00Z
+            "#]],
+            "Forbid" => expect![[r#"
+                event JobAlreadyActive: Not starting job because prior execution is running and concurrency policy is Forbid
+                status {active:[{name:a,namespace:x,uid:a}],lastScheduleTime:2026-01-01T00:05:00Z}
+                again 2026-01-01T00:15:00Z
+            "#]],
+            _ => expect![[r#"
+                delete a
+                start tick-29453770 2026-01-01T00:10:00Z
+                status {active:[{name:a,namespace:x,uid:a}],lastScheduleTime:2026-01-01T00:05:00Z}
+                again 2026-01-01T00:15:00Z
+            "#]],
+        };
+        check("2026-01-01T00:10:00Z", spec(policy), status(), "a", expected);
+    }
+    check(
+        "2026-01-01T00:07:00Z",
+        spec("Forbid"),
+        status(),
+        "a Complete 06",
+        expect![[r#"
+        event SawCompletedJob: Saw completed job: a, condition: Complete
+        status {lastScheduleTime:2026-01-01T00:05:00Z,lastSuccessfulTime:2026-01-01T00:06:00Z}
+        again 2026-01-01T00:10:00Z
+    "#]],
+    );
+    check(
+        "2026-01-01T00:07:00Z",
+        spec("Forbid"),
+        status(),
+        "",
+        expect![[r#"
+        event MissingJob: Active job went missing: a
+        status {lastScheduleTime:2026-01-01T00:05:00Z}
+        again 2026-01-01T00:10:00Z
+    "#]],
+    );
+    check(
+        "2026-01-01T00:07:00Z",
+        spec("Forbid"),
+        status(),
+        "a | other",
+        expect![[r#"
+        event UnexpectedJob: Saw a job that the controller did not create or forgot: other
+        status {active:[{name:a,namespace:x,uid:a}],lastScheduleTime:2026-01-01T00:05:00Z}
+        again 2026-01-01T00:10:00Z
+    "#]],
+    );
+    // Stopped between making the job and saying so.
+    check(
+        "2026-01-01T00:10:00Z",
+        spec("Allow"),
+        json!({}),
+        "tick-29453770",
+        expect![[r#"
+        note tick-29453770 
+        status {}
+        again 2026-01-01T00:15:00Z
+    "#]],
+    );
+    check(
+        "2026-01-01T00:07:00Z",
+        json!({"schedule": "*/5 * * * *", "successfulJobsHistoryLimit": 2, "failedJobsHistoryLimit": 0}),
+        json!({"lastScheduleTime": "2026-01-01T00:05:00Z"}),
+        "a Complete 03 | b Complete 01 | c Complete 02 | d Failed 01",
+        expect![[r#"
+            delete b
+            delete d
+            status {lastScheduleTime:2026-01-01T00:05:00Z,lastSuccessfulTime:2026-01-01T00:03:00Z}
+            again 2026-01-01T00:10:00Z
+        "#]],
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_is_started_on_a_server() {
+    let rig = Rig::start(&["cronjob-controller"]).await;
+    let container = json!({"name": "main", "image": "i"});
+    let template = json!({"spec": {"restartPolicy": "Never", "containers": [container]}});
+    let spec = json!({"schedule": "@every 1s", "jobTemplate": {"spec": {"template": template}}});
+    let cron: CronJob =
+        serde_json::from_value(json!({"metadata": {"name": "tick", "namespace": "default"}, "spec": spec}))
+            .expect("a cron job");
+    rig.client.create(&cron).await.expect("a cron job");
+    let status = until("a run", || async {
+        let cron = rig.client.get::<CronJob>(&cron.key()).await.expect("the cron job");
+        cron.status.filter(|status| status.active.is_some())
+    })
+    .await;
+    let jobs = rig.client.list::<Job>("default").await.expect("jobs");
+    let name = status.active.into_iter().flatten().next().and_then(|active| active.name);
+    assert!(jobs.iter().any(|job| Some(job.name()) == name.as_deref()));
+    assert!(status.last_schedule_time.is_some());
+}

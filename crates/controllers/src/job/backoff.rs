@@ -1,0 +1,82 @@
+//! How long a Job waits before it replaces a failed pod: ten seconds, twice as long after every further
+//! failure, ten minutes at most.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+
+const FIRST: Duration = Duration::from_secs(10);
+const LONGEST: Duration = Duration::from_secs(600);
+
+/// The failures of a Job's pods since the last one that succeeded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backoff {
+    pub failures: u32,
+    pub last: Option<Timestamp>,
+}
+
+impl Backoff {
+    /// After these pods, too, have ended. A success clears what was before it.
+    pub fn after<'a>(
+        self,
+        succeeded: impl Iterator<Item = &'a Pod>,
+        failed: impl Iterator<Item = &'a Pod>,
+    ) -> Backoff {
+        let success = succeeded.map(finished_at).max();
+        let before = if success.is_some() { Backoff::default() } else { self };
+        let failed = failed.map(finished_at).filter(|at| success.is_none_or(|success| *at > success));
+        failed.fold(before, |sum, at| Backoff {
+            failures: sum.failures.saturating_add(1),
+            last: sum.last.max(Some(at)),
+        })
+    }
+
+    /// When the next pod may be made; `None` is at once.
+    pub fn until(&self, now: Timestamp) -> Option<Timestamp> {
+        let last = self.last.filter(|_| self.failures > 0)?;
+        let doublings = (self.failures - 1).min(16);
+        let pause = FIRST.saturating_mul(1 << doublings).min(LONGEST);
+        let until = last.checked_add(pause).unwrap_or(Timestamp::MAX);
+        (until > now).then_some(until)
+    }
+}
+
+/// When a pod ended, as well as can be told.
+pub fn finished_at(pod: &Pod) -> Timestamp {
+    containers_finished_at(pod)
+        .or_else(|| not_ready_since(pod))
+        .or_else(|| deleted_at(pod))
+        .or_else(|| pod.metadata.creation_timestamp.as_ref().map(|created| created.0))
+        .unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+/// When the last container ended; sidecars end after all others. `None` while one has not.
+fn containers_finished_at(pod: &Pod) -> Option<Timestamp> {
+    let status = pod.status.as_ref()?;
+    let sidecar = |container: &&ContainerStatus| {
+        let inits = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+        inits
+            .filter(|init| init.restart_policy.as_deref() == Some("Always"))
+            .any(|init| init.name == container.name)
+    };
+    let sidecars = status.init_container_statuses.iter().flatten().filter(sidecar);
+    let mut last = None;
+    for container in status.container_statuses.iter().flatten().chain(sidecars) {
+        let ended = container.state.as_ref()?.terminated.as_ref()?.finished_at.as_ref()?.0;
+        last = last.max(Some(ended));
+    }
+    last
+}
+
+fn not_ready_since(pod: &Pod) -> Option<Timestamp> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let ready = conditions.iter().find(|condition| condition.type_ == "Ready")?;
+    ready.last_transition_time.as_ref().filter(|_| ready.status == "False").map(|time| time.0)
+}
+
+/// The deletion timestamp lies ahead by the grace period.
+fn deleted_at(pod: &Pod) -> Option<Timestamp> {
+    let grace = SignedDuration::from_secs(pod.metadata.deletion_grace_period_seconds.unwrap_or(0));
+    pod.metadata.deletion_timestamp.as_ref()?.0.checked_sub(grace).ok()
+}

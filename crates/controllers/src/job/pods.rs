@@ -1,0 +1,90 @@
+//! The pods of a Job: what they are made of and what they carry.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Container, EnvVar, EnvVarSource, ObjectFieldSelector, Pod};
+use reconcile::Object as _;
+
+use crate::template;
+
+/// Keeps a pod until it has been counted.
+pub const TRACKING: &str = "batch.kubernetes.io/job-tracking";
+const INDEX: &str = "batch.kubernetes.io/job-completion-index";
+const FAILURES: &str = "batch.kubernetes.io/job-index-failure-count";
+const IGNORED_FAILURES: &str = "batch.kubernetes.io/job-index-ignored-failure-count";
+const INDEX_VARIABLE: &str = "JOB_COMPLETION_INDEX";
+/// What is left of a name's 63 characters for the part before the five random ones.
+const LONGEST_PREFIX: usize = 58;
+
+/// A pod to be made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Birth {
+    pub index: Option<u32>,
+    /// How often pods of this index have failed, and how often that was ignored.
+    pub failures: Option<(i32, i32)>,
+}
+
+pub fn is_tracked(pod: &Pod) -> bool {
+    pod.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == TRACKING)
+}
+
+pub fn index_of(pod: &Pod) -> Option<u32> {
+    pod.annotation(INDEX)?.parse().ok()
+}
+
+pub fn failure_count(pod: &Pod) -> i32 {
+    count(pod, FAILURES)
+}
+
+pub fn ignored_failure_count(pod: &Pod) -> i32 {
+    count(pod, IGNORED_FAILURES)
+}
+
+fn count(pod: &Pod, annotation: &str) -> i32 {
+    pod.annotation(annotation).and_then(|text| text.parse().ok()).filter(|count| *count >= 0).unwrap_or(0)
+}
+
+/// The pod to create.
+pub fn pod(job: &Job, birth: &Birth) -> Pod {
+    let template = job.spec.as_ref().map(|spec| spec.template.clone()).unwrap_or_default();
+    let mut pod = template::pod(job, &template);
+    let finalizers = pod.metadata.finalizers.get_or_insert_default();
+    if !finalizers.iter().any(|finalizer| finalizer == TRACKING) {
+        finalizers.push(TRACKING.to_owned());
+    }
+    let Some(index) = birth.index else { return pod };
+    let annotations: &mut BTreeMap<_, _> = pod.metadata.annotations.get_or_insert_default();
+    annotations.insert(INDEX.to_owned(), index.to_string());
+    if let Some((failures, ignored)) = birth.failures {
+        annotations.insert(FAILURES.to_owned(), failures.to_string());
+        if ignored > 0 {
+            annotations.insert(IGNORED_FAILURES.to_owned(), ignored.to_string());
+        }
+    }
+    pod.metadata.labels.get_or_insert_default().insert(INDEX.to_owned(), index.to_string());
+    pod.metadata.generate_name = Some(prefix(job.name(), index));
+    if let Some(spec) = &mut pod.spec {
+        spec.hostname = Some(format!("{}-{index}", job.name()));
+        let inits = spec.init_containers.iter_mut().flatten();
+        inits.chain(&mut spec.containers).for_each(tell_index);
+    }
+    pod
+}
+
+fn prefix(job: &str, index: u32) -> String {
+    let end = format!("-{index}-");
+    let room = LONGEST_PREFIX.saturating_sub(end.len());
+    // Names are plain ASCII.
+    format!("{}{end}", job.get(..room).unwrap_or(job))
+}
+
+fn tell_index(container: &mut Container) {
+    let env = container.env.get_or_insert_default();
+    if env.iter().any(|variable| variable.name == INDEX_VARIABLE) {
+        return;
+    }
+    let field = ObjectFieldSelector { field_path: format!("metadata.labels['{INDEX}']"), api_version: None };
+    let source = EnvVarSource { field_ref: Some(field), ..EnvVarSource::default() };
+    env.push(EnvVar { name: INDEX_VARIABLE.to_owned(), value: None, value_from: Some(source) });
+}

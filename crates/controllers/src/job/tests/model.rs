@@ -1,0 +1,249 @@
+//! A Job, its pods and a controller that may be stopped between any two actions.
+
+use std::collections::BTreeSet;
+
+use jiff::SignedDuration;
+use proptest::prelude::*;
+
+use super::super::plan::is_finished;
+use super::*;
+
+/// What happens next; the numbers choose among what is there.
+#[derive(Clone, Copy, Debug)]
+enum Happens {
+    /// The controller looks, and is stopped after so many of its actions.
+    Look(usize),
+    /// A pod gets a step further.
+    Run(usize),
+    Fail(usize),
+    /// Somebody deletes a pod.
+    Delete(usize),
+    Suspend(bool),
+    Wait(i64),
+}
+
+fn happens() -> impl Strategy<Value = Happens> {
+    prop_oneof![
+        6 => (0usize..9).prop_map(Happens::Look),
+        4 => (0usize..9).prop_map(Happens::Run),
+        2 => (0usize..9).prop_map(Happens::Fail),
+        1 => (0usize..9).prop_map(Happens::Delete),
+        1 => any::<bool>().prop_map(Happens::Suspend),
+        2 => (0i64..700).prop_map(Happens::Wait),
+    ]
+}
+
+struct Model {
+    job: Job,
+    pods: Vec<Pod>,
+    born: usize,
+    /// Only in memory: lost when the controller is stopped.
+    backoff: Option<Backoff>,
+    now: Timestamp,
+    /// Pods that had ended, or had to, when they lost their finalizer by being counted.
+    let_go: BTreeSet<String>,
+    /// Those of them that had ended by themselves.
+    owed: BTreeSet<String>,
+    /// Pods that have ended or were deleted.
+    ended: BTreeSet<String>,
+}
+
+enum Act {
+    Status(Box<JobStatus>),
+    Untrack { uid: String, counts: bool },
+    Delete(String),
+    Create(Birth),
+}
+
+impl Model {
+    fn new(spec: Value) -> Model {
+        let job = job(spec, json!({}));
+        Model {
+            job,
+            pods: vec![],
+            born: 0,
+            backoff: None,
+            now: now(),
+            let_go: BTreeSet::new(),
+            owed: BTreeSet::new(),
+            ended: BTreeSet::new(),
+        }
+    }
+
+    fn plan(&self, manage: bool) -> Plan {
+        let pods: Vec<Arc<Pod>> = self.pods.iter().cloned().map(Arc::new).collect();
+        let backoff = self.backoff.unwrap_or_else(|| told_by(&pods));
+        plan(&Sight { job: &self.job, pods: &pods, backoff, now: self.now }, manage)
+    }
+
+    /// One look, of which the first `limit` actions happen. Tells whether there was anything to do.
+    fn look(&mut self, limit: usize) -> bool {
+        let plan = self.plan(true);
+        let acts = acts(&plan);
+        let (all, busy) = (acts.len() <= limit, !acts.is_empty());
+        for act in acts.into_iter().take(limit) {
+            self.act(act);
+        }
+        self.backoff = all.then_some(plan.backoff);
+        self.check();
+        busy
+    }
+
+    fn act(&mut self, act: Act) {
+        match act {
+            Act::Status(status) => self.job.status = Some(*status),
+            Act::Create(birth) => {
+                self.born += 1;
+                let mut pod = pods::pod(&self.job, &birth);
+                let uid = format!("pod-{:03}", self.born);
+                pod.metadata.name = Some(uid.clone());
+                pod.metadata.uid = Some(uid);
+                pod.metadata.creation_timestamp = Some(time(self.now));
+                pod.status = Some(Default::default());
+                self.pods.push(pod);
+            }
+            Act::Delete(uid) => self.delete(&uid),
+            Act::Untrack { uid, counts } => {
+                if let Some(pod) = self.pods.iter_mut().find(|pod| pod.uid() == uid) {
+                    pod.metadata.finalizers = None;
+                    if counts && pod::is_terminal(pod) {
+                        self.owed.insert(uid.clone());
+                    }
+                    if counts {
+                        assert!(self.let_go.insert(uid), "let go twice");
+                    }
+                }
+            }
+        }
+        // What has no finalizer any more and has ended disappears when it is deleted.
+        self.pods.retain(|pod| is_tracked(pod) || !pod.is_deleting());
+    }
+
+    fn delete(&mut self, uid: &str) {
+        let now = self.now;
+        if let Some(pod) = self.pods.iter_mut().find(|pod| pod.uid() == uid) {
+            pod.metadata.deletion_timestamp = Some(time(now));
+            self.ended.insert(uid.to_owned());
+        }
+    }
+
+    fn end(&mut self, choice: usize, phase: &str) {
+        let now = self.now;
+        let mut living: Vec<&mut Pod> = self.pods.iter_mut().filter(|pod| !pod::is_terminal(pod)).collect();
+        let count = living.len().max(1);
+        if let Some(pod) = living.get_mut(choice % count) {
+            let status = json!({"phase": phase, "conditions": [{"type": "Ready", "status": "False",
+                "lastTransitionTime": now.to_string()}]});
+            pod.status = Some(serde_json::from_value(status).expect("a status"));
+            self.ended.insert(pod.uid().to_owned());
+        }
+    }
+
+    fn happen(&mut self, what: Happens) {
+        match what {
+            Happens::Look(limit) => _ = self.look(limit),
+            Happens::Run(choice) => self.end(choice, "Succeeded"),
+            Happens::Fail(choice) => self.end(choice, "Failed"),
+            Happens::Delete(choice) => {
+                let uid = self.pods.get(choice % self.pods.len().max(1)).map(|pod| pod.uid().to_owned());
+                uid.iter().for_each(|uid| self.delete(uid));
+                self.pods.retain(|pod| is_tracked(pod) || !pod.is_deleting());
+            }
+            Happens::Suspend(suspend) if !is_finished(&self.job) => {
+                self.job.spec.as_mut().expect("a spec").suspend = Some(suspend)
+            }
+            Happens::Suspend(_) => {}
+            Happens::Wait(seconds) => self.now += SignedDuration::from_secs(seconds),
+        }
+    }
+
+    fn counted(&self) -> usize {
+        let status = self.job.status.clone().unwrap_or_default();
+        usize::try_from(status.succeeded.unwrap_or(0) + status.failed.unwrap_or(0)).expect("a count")
+    }
+
+    /// Nothing is counted that was not let go, and never too many run.
+    fn check(&self) {
+        // Indexes are counted when they are seen: nothing can be counted twice in a set.
+        let indexed = self.job.spec.as_ref().is_some_and(|spec| spec.completion_mode.is_some());
+        let most = if indexed { &self.ended } else { &self.let_go };
+        assert!(self.counted() <= most.len(), "{} counted of {most:?}", self.counted());
+        let parallelism = self.job.spec.as_ref().and_then(|spec| spec.parallelism).unwrap_or(1);
+        let active = self.pods.iter().filter(|pod| pod::is_active(pod)).count();
+        assert!(active <= usize::try_from(parallelism).expect("a count"), "{active} at once");
+    }
+}
+
+fn time(at: Timestamp) -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Time {
+    k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at)
+}
+
+/// The actions of a step, one by one and in order.
+fn acts(plan: &Plan) -> Vec<Act> {
+    let untrack = |pod: &Arc<Pod>, counts| Act::Untrack { uid: pod.uid().to_owned(), counts };
+    let mut acts = Vec::new();
+    match &plan.step {
+        Step::Rest => {}
+        Step::Pods { remove, create } => {
+            for pod in remove {
+                acts.extend(is_tracked(pod).then(|| untrack(pod, false)));
+                acts.push(Act::Delete(pod.uid().to_owned()));
+            }
+            acts.extend(create.iter().cloned().map(Act::Create));
+        }
+        Step::Track(tracking) => {
+            acts.extend(tracking.status.iter().map(|status| Act::Status(Box::new(status.clone()))));
+            acts.extend(tracking.delete.iter().map(|pod| Act::Delete(pod.uid().to_owned())));
+            acts.extend(tracking.untrack.iter().map(|pod| untrack(pod, true)));
+        }
+    }
+    acts
+}
+
+fn specs() -> impl Strategy<Value = Value> {
+    let policy = prop_oneof![Just("Failed"), Just("TerminatingOrFailed")];
+    (1i32..4, prop::option::of(1i32..6), any::<bool>(), 0i32..5, policy).prop_map(
+        |(parallelism, completions, indexed, limit, policy)| {
+            let mut spec = json!({"parallelism": parallelism, "completions": completions,
+                "podReplacementPolicy": policy, "backoffLimit": limit});
+            if indexed && completions.is_some() {
+                spec["completionMode"] = json!("Indexed");
+                if limit > 2 {
+                    spec["backoffLimitPerIndex"] = json!(1);
+                }
+            }
+            spec
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Whatever happens and wherever the controller is stopped, each pod is counted once, and the Job ends.
+    #[test]
+    fn every_pod_is_counted_once(spec in specs(), story in prop::collection::vec(happens(), 0..60)) {
+        let indexed = spec["completionMode"] == "Indexed";
+        let mut model = Model::new(spec);
+        for what in story {
+            model.happen(what);
+        }
+        model.happen(Happens::Suspend(false));
+        for _ in 0..200 {
+            while model.look(usize::MAX) {}
+            if is_finished(&model.job) {
+                break;
+            }
+            model.now += SignedDuration::from_secs(700);
+            model.end(0, "Succeeded");
+        }
+        prop_assert!(is_finished(&model.job), "never ends: {:?} {:?}", model.job.status, model.pods);
+        prop_assert_eq!(told(&model.plan(true)), "rest\n");
+        let left: Vec<&str> = model.pods.iter().filter(|pod| is_tracked(pod)).map(|pod| pod.uid()).collect();
+        prop_assert!(left.is_empty(), "still tracked: {:?}", left);
+        // Two pods of one index count once, as may happen to what is deleted while it succeeds.
+        if !indexed {
+            prop_assert!(model.counted() >= model.owed.len(), "{:?} of {:?}", model.job.status, model.owed);
+        }
+    }
+}

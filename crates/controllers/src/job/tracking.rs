@@ -1,0 +1,225 @@
+//! The accounts of a Job: what its status says, and which pods have been counted and may go.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use k8s_openapi::api::batch::v1::{JobCondition, JobStatus, UncountedTerminatedPods};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use reconcile::{Object as _, Severity};
+
+use super::indexes::Indexes;
+use super::plan::{Count, Tracking, Uncounted, sum};
+use super::pods::{index_of, is_tracked};
+use super::policy::Judgement;
+use super::verdict::Verdict;
+use crate::pod::{is_ready, phase};
+
+/// The most uids in the status at once, which keeps it below about 20 KB.
+const MOST_UNCOUNTED: usize = 500;
+
+impl Count<'_> {
+    /// Keeps the accounts.
+    pub(super) fn track(&self, verdict: Option<Verdict>) -> Tracking {
+        let mut status = self.status.clone();
+        let mut tracking = Tracking::default();
+        self.begin(&mut status, verdict.is_some(), &mut tracking.events);
+        let mut uncounted = self.settle(&mut status);
+        let more = self.count_ended(verdict.as_ref(), &mut status, &mut uncounted, &mut tracking.untrack);
+        let (mut active, mut ready) = (self.active.len(), self.ready());
+        let mut terminating = self.terminating;
+        if let Some(verdict) = &verdict {
+            tracking.delete = self.active.clone();
+            terminating += active;
+            (active, ready) = (0, 0);
+            let kind = if verdict.succeeded { "SuccessCriteriaMet" } else { "FailureTarget" };
+            self.set(&mut status, kind, verdict);
+        }
+        let nothing_left = uncounted.succeeded.is_empty()
+            && uncounted.failed.is_empty()
+            && tracking.untrack.is_empty()
+            && terminating == 0
+            && !more;
+        status.active = number(active);
+        status.ready = Some(int(ready));
+        status.terminating = Some(int(terminating));
+        status.uncounted_terminated_pods = Some(uncounted.written());
+        if let Some(verdict) = verdict.filter(|_| nothing_left) {
+            self.finish(&mut status, &verdict, &mut tracking.events);
+        }
+        if self.sight.job.status.as_ref() != Some(&status) {
+            tracking.status = Some(status);
+        }
+        tracking
+    }
+
+    fn ready(&self) -> usize {
+        self.active.iter().filter(|pod| is_ready(pod)).count()
+    }
+
+    /// The start time, and whether the Job is suspended.
+    fn begin(&self, status: &mut JobStatus, over: bool, events: &mut Vec<(Severity, String, String)>) {
+        let now = Time(self.sight.now);
+        if status.start_time.is_none() && !self.is_suspended() {
+            status.start_time = Some(now.clone());
+        }
+        if over || self.sight.job.is_deleting() {
+            return;
+        }
+        let known = self.condition("Suspended");
+        let (value, word, reason) = match self.is_suspended() {
+            true => ("True", "suspended", "JobSuspended"),
+            false if known.is_none() => return,
+            false => ("False", "resumed", "JobResumed"),
+        };
+        let message = format!("Job {word}");
+        let same = |known: &JobCondition| {
+            known.status == value
+                && known.reason.as_deref() == Some(reason)
+                && known.message.as_deref() == Some(&message)
+        };
+        if known.is_some_and(same) {
+            return;
+        }
+        // The deadline runs from when the Job was last resumed.
+        status.start_time = (!self.is_suspended()).then_some(now);
+        put(status, self.condition_of("Suspended", value, reason, &message));
+        let event = if self.is_suspended() { "Suspended" } else { "Resumed" };
+        events.push((Severity::Normal, event.to_owned(), message));
+    }
+
+    /// Counts the uids whose pods have lost their finalizer; the others stay in the list.
+    fn settle(&self, status: &mut JobStatus) -> Uncounted {
+        let tracked: BTreeSet<&str> =
+            self.sight.pods.iter().filter(|pod| is_tracked(pod)).map(|pod| pod.uid()).collect();
+        let mut left = self.uncounted.clone();
+        left.succeeded.retain(|uid| tracked.contains(uid.as_str()));
+        left.failed.retain(|uid| tracked.contains(uid.as_str()));
+        let gone = |before: &BTreeSet<String>, left: &BTreeSet<String>| before.len() - left.len();
+        let succeeded = sum(status.succeeded, gone(&self.uncounted.succeeded, &left.succeeded));
+        let failed = sum(status.failed, gone(&self.uncounted.failed, &left.failed));
+        status.succeeded = number(succeeded as usize);
+        status.failed = number(failed as usize);
+        left
+    }
+
+    /// Lists the pods that have ended and may lose their finalizer. Tells whether there are more.
+    fn count_ended(
+        &self,
+        verdict: Option<&Verdict>,
+        status: &mut JobStatus,
+        uncounted: &mut Uncounted,
+        untrack: &mut Vec<Arc<Pod>>,
+    ) -> bool {
+        let mut pods: Vec<&Arc<Pod>> =
+            self.sight.pods.iter().filter(|pod| is_tracked(pod) && self.may_go(pod, verdict)).collect();
+        pods.sort_by_key(|pod| index_of(pod));
+        let before = status.completed_indexes.as_deref().unwrap_or_default();
+        let counted = Indexes::parse(before, self.completions().unwrap_or(0));
+        let mut fresh = Vec::new();
+        let mut more = false;
+        for pod in pods {
+            if fresh.len() + uncounted.succeeded.len() + uncounted.failed.len() >= MOST_UNCOUNTED {
+                more = true;
+                break;
+            }
+            untrack.push(pod.clone());
+            let fails = self.is_failed(pod) || verdict.is_some_and(|verdict| !verdict.succeeded);
+            if phase(pod) == "Succeeded" && !self.uncounted.failed.contains(pod.uid()) {
+                match (&self.indexed, index_of(pod)) {
+                    (None, _) => _ = uncounted.succeeded.insert(pod.uid().to_owned()),
+                    (Some(indexed), Some(index))
+                        if index < indexed.completions && !counted.contains(index) =>
+                    {
+                        fresh.push(index)
+                    }
+                    _ => {}
+                }
+            } else if fails && self.has_place(pod) && self.judge(pod) != Judgement::Ignore {
+                uncounted.failed.insert(pod.uid().to_owned());
+            }
+        }
+        if let Some(indexed) = &self.indexed {
+            let succeeded = counted.with(&fresh.into_iter().collect());
+            status.succeeded = number(succeeded.total() as usize);
+            status.completed_indexes = Some(succeeded.to_string()).filter(|text| !text.is_empty());
+            status.failed_indexes = indexed.failed.as_ref().map(Indexes::to_string);
+        }
+        more
+    }
+
+    /// The pod has served its purpose: it can be counted and need not be kept.
+    fn may_go(&self, pod: &Pod, verdict: Option<&Verdict>) -> bool {
+        if self.sight.job.is_deleting() || verdict.is_some() || phase(pod) == "Succeeded" {
+            return true;
+        }
+        let kept = || {
+            let indexed = self.indexed.as_ref()?;
+            indexed.kept.get(&index_of(pod)?)
+        };
+        self.is_failed(pod) && kept().is_none_or(|kept| kept.uid() != pod.uid())
+    }
+
+    fn finish(
+        &self,
+        status: &mut JobStatus,
+        verdict: &Verdict,
+        events: &mut Vec<(Severity, String, String)>,
+    ) {
+        let now = Time(self.sight.now);
+        self.set(status, if verdict.succeeded { "Complete" } else { "Failed" }, verdict);
+        if !verdict.succeeded {
+            events.push((Severity::Warning, verdict.reason.clone(), verdict.message.clone()));
+            return;
+        }
+        status.completion_time = Some(now);
+        if self.spec.completions.is_some_and(|wanted| status.succeeded.unwrap_or(0) > wanted) {
+            let message = "Too many succeeded pods running after completion count reached";
+            events.push((Severity::Warning, "TooManySucceededPods".to_owned(), message.to_owned()));
+        }
+        events.push((Severity::Normal, "Completed".to_owned(), "Job completed".to_owned()));
+    }
+
+    fn set(&self, status: &mut JobStatus, kind: &str, verdict: &Verdict) {
+        let known = status.conditions.iter().flatten();
+        if !known.into_iter().any(|condition| condition.type_ == kind && condition.status == "True") {
+            put(status, self.condition_of(kind, "True", &verdict.reason, &verdict.message));
+        }
+    }
+
+    fn condition_of(&self, kind: &str, status: &str, reason: &str, message: &str) -> JobCondition {
+        let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        JobCondition {
+            last_probe_time: Some(Time(self.sight.now)),
+            last_transition_time: Some(Time(self.sight.now)),
+            message: some(message),
+            reason: some(reason),
+            status: status.to_owned(),
+            type_: kind.to_owned(),
+        }
+    }
+}
+
+impl Uncounted {
+    fn written(&self) -> UncountedTerminatedPods {
+        let list = |uids: &BTreeSet<String>| (!uids.is_empty()).then(|| uids.iter().cloned().collect());
+        UncountedTerminatedPods { failed: list(&self.failed), succeeded: list(&self.succeeded) }
+    }
+}
+
+fn put(status: &mut JobStatus, condition: JobCondition) {
+    let conditions = status.conditions.get_or_insert_default();
+    match conditions.iter_mut().find(|known| known.type_ == condition.type_) {
+        Some(known) => *known = condition,
+        None => conditions.push(condition),
+    }
+}
+
+fn int(number: usize) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+/// As the API writes counters: 0 is not written.
+fn number(number: usize) -> Option<i32> {
+    Some(int(number)).filter(|number| *number != 0)
+}

@@ -1,0 +1,105 @@
+//! Whether a Job has to end, and how.
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::plan::Count;
+use super::policy::{Judgement, succeeds};
+use crate::pod::phase;
+
+/// How a Job ends.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    pub succeeded: bool,
+    pub reason: String,
+    pub message: String,
+}
+
+impl Count<'_> {
+    /// Whether the Job has to end, before all its work is done or because enough of it is.
+    pub(super) fn verdict(&self) -> Option<Verdict> {
+        let recorded = |kind: &str, succeeded| {
+            let condition = self.condition(kind).filter(|condition| condition.status == "True")?;
+            Some(Verdict {
+                succeeded,
+                reason: condition.reason.clone().unwrap_or_default(),
+                message: condition.message.clone().unwrap_or_default(),
+            })
+        };
+        recorded("SuccessCriteriaMet", true)
+            .or_else(|| recorded("FailureTarget", false))
+            .or_else(|| self.fails())
+            .or_else(|| {
+                let indexed = self.indexed.as_ref()?;
+                let policy = self.spec.success_policy.as_ref();
+                let message = succeeds(policy, indexed.completions, &indexed.succeeded)?;
+                Some(Verdict { succeeded: true, reason: "SuccessPolicy".to_owned(), message })
+            })
+    }
+
+    fn fails(&self) -> Option<Verdict> {
+        let failed = self.sight.pods.iter().filter(|pod| self.is_failed(pod));
+        let fatal = failed.map(|pod| self.judge(pod)).find_map(|judgement| match judgement {
+            Judgement::FailJob(message) => Some(message),
+            _ => None,
+        });
+        if let Some(message) = fatal {
+            return Some(failure("PodFailurePolicy", &message));
+        }
+        let limit = u32::try_from(self.spec.backoff_limit.unwrap_or(6)).unwrap_or(0);
+        if self.failed > limit || self.restarts_exceed(limit) {
+            return Some(failure("BackoffLimitExceeded", "Job has reached the specified backoff limit"));
+        }
+        if self.deadline().is_some_and(|deadline| deadline <= self.sight.now) {
+            return Some(failure("DeadlineExceeded", "Job was active longer than specified deadline"));
+        }
+        let indexed = self.indexed.as_ref()?;
+        let failed = indexed.failed.as_ref()?.total();
+        let most = self.spec.max_failed_indexes.map(|most| u32::try_from(most).unwrap_or(0));
+        if most.is_some_and(|most| failed > most) {
+            let message = "Job has exceeded the specified maximal number of failed indexes";
+            return Some(failure("MaxFailedIndexesExceeded", message));
+        }
+        (failed > 0 && failed + indexed.succeeded.total() >= indexed.completions)
+            .then(|| failure("FailedIndexes", "Job has failed indexes"))
+    }
+
+    /// Containers that restart in place count against the limit, too.
+    fn restarts_exceed(&self, limit: u32) -> bool {
+        let policy = self.spec.template.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref());
+        if policy != Some("OnFailure") {
+            return false;
+        }
+        let living = self.sight.pods.iter().filter(|pod| matches!(phase(pod), "Running" | "Pending"));
+        let statuses = living.filter_map(|pod| pod.status.as_ref()).flat_map(|status| {
+            let inits = status.init_container_statuses.iter().flatten();
+            inits.chain(status.container_statuses.iter().flatten())
+        });
+        let restarts: i64 = statuses.map(|status| i64::from(status.restart_count)).sum();
+        restarts >= i64::from(limit.max(1))
+    }
+
+    pub(super) fn deadline(&self) -> Option<Timestamp> {
+        let seconds = self.spec.active_deadline_seconds.filter(|_| !self.is_suspended())?;
+        let start = self.status.start_time.as_ref().map_or(self.sight.now, |time| time.0);
+        let seconds = SignedDuration::from_secs(seconds);
+        Some(start.checked_add(seconds).unwrap_or(Timestamp::MAX))
+    }
+
+    /// Whether the work is done.
+    pub(super) fn completes(&self) -> Option<Verdict> {
+        let enough = match self.spec.completions {
+            // One success tells that all is done; the others only have to come to an end.
+            None => self.succeeded > 0,
+            Some(completions) => i64::from(self.succeeded) >= i64::from(completions),
+        };
+        (enough && self.active.is_empty()).then(|| Verdict {
+            succeeded: true,
+            reason: "CompletionsReached".to_owned(),
+            message: "Reached expected number of succeeded pods".to_owned(),
+        })
+    }
+}
+
+fn failure(reason: &str, message: &str) -> Verdict {
+    Verdict { succeeded: false, reason: reason.to_owned(), message: message.to_owned() }
+}

@@ -1,0 +1,45 @@
+//! Deletes Jobs some time after they are over, where they say so.
+
+pub mod plan;
+
+use k8s_openapi::api::batch::v1::Job;
+use reconcile::{Controller, Ctx, Delete, Error, Key, Next, Object as _, keys};
+
+use plan::expires_at;
+
+const WORKERS: usize = 5;
+
+pub async fn run(ctx: Ctx) {
+    let controller = Controller::new("ttl_jobs_to_delete", &ctx);
+    controller.on(ctx.caches.jobs(), |changed, enqueue| {
+        if changed.after.is_some_and(|job| expires_at(job).is_some()) {
+            keys::own(changed, enqueue);
+        }
+    });
+    let shared = ctx.clone();
+    controller
+        .run(&ctx, WORKERS, move |key| {
+            let ctx = shared.clone();
+            async move { reconcile(&ctx, &key).await }
+        })
+        .await;
+}
+
+async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
+    let Some(job) = ctx.caches.jobs().get(key) else { return Ok(Next::Change) };
+    let Some(at) = expires_at(&job) else { return Ok(Next::Change) };
+    if at > ctx.clock.now() {
+        return Ok(Next::At(at));
+    }
+    // In this very state only, since its time to live may just have been changed.
+    let options = Delete {
+        propagation: Some("Foreground"),
+        resource_version: job.metadata.resource_version.clone(),
+        ..Delete::uid(job.uid())
+    };
+    ctx.delete_with::<Job>(key, &options).await?;
+    Ok(Next::Change)
+}
+
+#[cfg(test)]
+mod tests;
