@@ -289,7 +289,7 @@ fn widest(bounds: &Bounds, shape: Shape) -> u64 {
 }
 
 /// These last as long as their client likes and are not counted; watches are while they begin.
-fn is_long_running(subresource: &str) -> bool {
+pub fn is_long_running(subresource: &str) -> bool {
     matches!(subresource, "attach" | "exec" | "proxy" | "log" | "portforward")
 }
 

@@ -182,6 +182,12 @@ impl Client {
         self.json(Method::GET, &self.path, Bytes::new()).await
     }
 
+    /// Posts JSON to the client's URL, once, and does not care for what is said about it.
+    pub async fn post(&self, body: Bytes) -> Result<(), Error> {
+        let answer = tokio::time::timeout(TIMEOUT, self.ask(Method::POST, &self.path, body)).await;
+        answer.map_err(|_| Error::Timeout { host: self.host.clone() })?.map(drop)
+    }
+
     async fn json(&self, method: Method, path: &str, body: Bytes) -> Result<Value, Error> {
         let answer = tokio::time::timeout(TIMEOUT, self.ask(method, path, body)).await;
         let bytes = answer.map_err(|_| Error::Timeout { host: self.host.clone() })??;

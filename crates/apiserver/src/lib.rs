@@ -7,6 +7,7 @@
 
 mod access;
 mod admission;
+mod audit;
 mod authentication;
 mod body;
 mod bootstrap;
@@ -60,6 +61,10 @@ use tokio::sync::watch as channel;
 pub use admission::{
     Settings as AdmissionSettings, SettingsError as AdmissionSettingsError, SwitchError, Switches,
 };
+pub use audit::{
+    AuditError, AuditOptions, AuditWebhookOptions, Batch as AuditBatch, LogOptions as AuditLogOptions,
+    Mode as AuditMode,
+};
 pub use authentication::{
     Error as AuthenticationError, FrontProxy, Oidc, Options as Authentication, WebhookOptions,
 };
@@ -81,6 +86,8 @@ pub struct Config {
     /// The certificate of the authority that signed the serving certificate.
     pub ca_pem: String,
     pub authentication: Authentication,
+    /// What is written down about requests.
+    pub audit: AuditOptions,
     pub tokens: ServiceAccountTokens,
 }
 
@@ -103,6 +110,8 @@ pub enum Error {
     Admission(#[from] SwitchError),
     #[error("cannot set up authentication")]
     Authentication(#[from] AuthenticationError),
+    #[error("cannot set up auditing")]
+    Audit(#[from] AuditError),
     #[error("cannot set up keys and certificates")]
     Pki(#[from] pki::Error),
     #[error("service network {0:?} is not a CIDR with room for addresses")]
@@ -148,6 +157,7 @@ pub async fn start(
     );
     server.admission = admission::Chain::new(&config.admission)?;
     server.authenticators = authenticators;
+    server.audit = audit::Audit::new(&config.audit)?;
     let server = Arc::new(server);
     let cluster = bootstrap::Cluster {
         address: config.advertise,
@@ -186,6 +196,7 @@ pub async fn start_in(
         admission: Switches::default(),
         ca_pem: ca.pem().to_owned(),
         authentication: Authentication { client_ca_pem: ca.pem().to_owned(), ..Authentication::default() },
+        audit: AuditOptions::default(),
         tokens: ServiceAccountTokens {
             keys: pki::token::Keys::load_or_create(&tls)?,
             issuers: vec!["https://kubernetes.default.svc.cluster.local".into()],
@@ -217,7 +228,10 @@ impl Started {
         listener.set_nonblocking(true)?;
         let listener = TcpListener::from_std(listener)?;
         self.ready.send_replace(true);
-        serve::serve(self.server, listener, tls, self.shutdown).await;
+        serve::serve(self.server.clone(), listener, tls, self.shutdown).await;
+        if let Some(audit) = &self.server.audit {
+            audit.flush().await;
+        }
         Ok(())
     }
 }

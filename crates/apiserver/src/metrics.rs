@@ -138,6 +138,9 @@ impl Metrics {
             );
         }
         server.flow.print(&mut out);
+        if let Some(audit) = &server.audit {
+            audit.print(&mut out);
+        }
         out
     }
 

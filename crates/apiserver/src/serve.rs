@@ -1,9 +1,12 @@
 //! The listener: TLS, HTTP/1.1 and HTTP/2, and an orderly end.
 
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::Request;
+use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -13,6 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
+use crate::audit::Remote;
 use crate::authentication::Peer;
 use crate::cache::stopped;
 use crate::server::Server;
@@ -46,7 +50,8 @@ pub async fn serve(
         };
         tokio::select! {
             (accepted, place) = accept => match accepted {
-                Ok((stream, _)) => {
+                Ok((stream, remote)) => {
+                    let stream = (stream, remote.ip());
                     let connection = connection(server.clone(), acceptor.clone(), stream, graceful.watcher());
                     tokio::spawn(async move {
                         connection.await;
@@ -71,7 +76,7 @@ pub async fn serve(
 async fn connection(
     server: Arc<Server>,
     acceptor: TlsAcceptor,
-    stream: TcpStream,
+    (stream, remote): (TcpStream, IpAddr),
     watcher: hyper_util::server::graceful::Watcher,
 ) {
     let _ = stream.set_nodelay(true);
@@ -87,7 +92,10 @@ async fn connection(
     };
     let shown = stream.get_ref().1.peer_certificates();
     let peer = Peer::of(&server.authenticators, shown, Timestamp::now());
-    let service = service_fn(move |request| {
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        if server.audit.is_some() {
+            request.extensions_mut().insert(Remote(remote));
+        }
         let (server, peer) = (server.clone(), peer.clone());
         async move { Ok::<_, Infallible>(server.answer(request, peer).await) }
     });

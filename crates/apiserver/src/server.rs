@@ -17,6 +17,7 @@ use tokio::sync::watch;
 
 use crate::access::{self, User};
 use crate::admission::{Annotations, Chain};
+use crate::audit::{self, Arrival, Audit, Outcome, Remote, Trail};
 use crate::authentication::{self, Authenticators, Peer};
 use crate::body::Body;
 use crate::cache::Cache;
@@ -25,7 +26,7 @@ use crate::flow::{Asking, Entered, Flow, SEATS};
 use crate::metrics::{Label, Metrics};
 use crate::negotiate::{Form, Format, negotiate};
 use crate::options::ListOptions;
-use crate::rbac::Rbac;
+use crate::rbac::{Ask, Rbac};
 use crate::registry::Registry;
 use crate::render::{Include, Renderer, failure};
 use crate::request::{Query, Route, Target, route, verb};
@@ -50,6 +51,8 @@ pub struct Server {
     pub flow: Flow,
     pub admission: Chain,
     pub authenticators: Authenticators,
+    /// `None`: nothing is written down about requests.
+    pub audit: Option<Arc<Audit>>,
     pub shutdown: watch::Receiver<bool>,
     /// The certificate of the cluster's authority, published to every namespace.
     pub ca_pem: String,
@@ -68,6 +71,17 @@ pub trait RequestBody:
 impl<B> RequestBody for B where
     B: http_body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send
 {
+}
+
+/// What a request gathers on its way, for when it is answered.
+struct Passage<'a> {
+    /// How long it may take.
+    limit: Duration,
+    audit_id: &'a str,
+    /// Its seats.
+    entered: Option<Entered>,
+    /// What is written down about it.
+    trail: Option<Trail>,
 }
 
 /// One request, read and authenticated.
@@ -120,6 +134,7 @@ impl Server {
             flow: Flow::new(SEATS),
             admission: Chain::default(),
             authenticators: Authenticators::default(),
+            audit: None,
             shutdown,
             ca_pem,
             tokens,
@@ -159,17 +174,27 @@ impl Server {
             _ => None,
         };
         let limit = time_limit(&query);
-        let mut entered = None;
-        let work = self.handle(request, query, route, peer, limit, &mut entered);
+        let mut passage = Passage { limit, audit_id: &audit_id, entered: None, trail: None };
+        let work = self.handle(request, query, route, peer, &mut passage);
         let work = AssertUnwindSafe(work).catch_unwind();
+        let mut panic = None;
         let result = match tokio::time::timeout(limit, work).await {
             Ok(Ok(result)) => result,
-            Ok(Err(panic)) => Err(panicked(&*panic)),
+            Ok(Err(why)) => Err(panicked(panic.insert(why).as_ref())),
             Err(_) => Err(timed_out()),
         };
+        let Passage { entered, trail, .. } = passage;
+        let outcome = trail.is_some().then(|| match (&result, &panic) {
+            (_, Some(why)) => Outcome::Panicked(panic_text(why.as_ref()).to_owned()),
+            (Err(status), _) => Outcome::Failed(Box::new(status.clone())),
+            (Ok(_), _) => Outcome::Answered,
+        });
         let mut response = result.unwrap_or_else(|status| failure(&format, &status));
         if let Some(entered) = entered {
             response = entered.attach(response);
+        }
+        if let (Some(trail), Some(outcome)) = (trail, outcome) {
+            response = trail.finish(response, outcome).await;
         }
         if let Some(label) = label {
             self.metrics.answered(label, response.status().as_u16(), begun.elapsed());
@@ -194,8 +219,7 @@ impl Server {
         query: Query,
         route: Result<Route, Status>,
         peer: Peer,
-        limit: Duration,
-        entered: &mut Option<Entered>,
+        passage: &mut Passage<'_>,
     ) -> Result<Response<Body>, Status> {
         let path = request.uri().path().to_owned();
         let (mut parts, body) = request.into_parts();
@@ -203,7 +227,7 @@ impl Server {
         if let Some(host) = parts.uri.authority().and_then(|host| host.as_str().parse().ok()) {
             parts.headers.entry(header::HOST).or_insert(host);
         }
-        let user = authentication::authenticate(self, &peer, &path, &mut parts.headers).await?;
+        let method = parts.method.clone();
         // Whoever lists one object by its name asks about that one.
         let selected = FieldSelector::parse(query.get("fieldSelector")).unwrap_or_default();
         let asks = match &route {
@@ -215,20 +239,33 @@ impl Server {
                 };
                 access::Asks::Resource(verb, target, name, Some(&selected))
             }
-            _ => access::Asks::Path(parts.method.as_str(), &path),
+            _ => access::Asks::Path(method.as_str(), &path),
         };
-        let user = access::impersonate(&self.rbac, user, &parts.headers, &asks)?;
         let verb = asks.verb();
         let target = match &route {
             Ok(Route::Resource(target)) => Some(target),
             _ => None,
         };
-        let asking = Asking { user: &user, ask: asks.ask(&verb), target, query: &query, limit };
+        let mut user =
+            self.identify(&peer, &path, &mut parts, &query, (asks.ask(&verb), target), passage).await?;
+        let known = passage.trail.is_some().then(|| user.clone());
+        user = access::impersonate(&self.rbac, user, &parts.headers, &asks)?;
+        if let (Some(trail), Some(known)) = (&mut passage.trail, known)
+            && known != user
+        {
+            trail.impersonate(&user);
+        }
+        let asking =
+            Asking { user: &user, ask: asks.ask(&verb), target, query: &query, limit: passage.limit };
         match self.flow.enter(self, asking).await {
-            Ok(seats) => *entered = seats,
+            Ok(seats) => passage.entered = seats,
             Err(refusal) => return Ok(refusal),
         }
-        access::authorize(&self.rbac, &user, &asks)?;
+        let allowed = access::authorize(&self.rbac, &user, &asks);
+        if let Some(trail) = &mut passage.trail {
+            trail.decided(&self.rbac, &user, &asks.ask(&verb), allowed.is_ok());
+        }
+        allowed?;
         let format = match (negotiate(&parts.headers, &query), &route) {
             // These have forms of their own, as OpenAPI's protobuf.
             (Err(_), Ok(Route::Other)) => Format::JSON,
@@ -245,16 +282,52 @@ impl Server {
             user,
             format,
             now,
-            annotations: Arc::default(),
+            annotations: passage.trail.as_ref().map_or_else(Arc::default, |trail| trail.annotations.clone()),
         };
         match route? {
             Route::Resource(target) => {
+                if let Some(trail) = &mut passage.trail {
+                    trail.request(&call, &target);
+                }
                 let deprecated = deprecation(&target);
                 Ok(with_warnings(self.resource(&call, target).await?, deprecated.as_slice()))
             }
             Route::Discovery(segments) => crate::discovery::answer(self, &call, &segments),
             Route::Other => crate::other::answer(self, &call).await,
         }
+    }
+
+    /// Who asks; from here on the request may leave a trail.
+    async fn identify(
+        &self,
+        peer: &Peer,
+        path: &str,
+        parts: &mut http::request::Parts,
+        query: &Query,
+        (ask, target): (Ask<'_>, Option<&Target>),
+        passage: &mut Passage<'_>,
+    ) -> Result<User, Status> {
+        let Some(audit) = &self.audit else {
+            return authentication::authenticate(self, peer, path, &mut parts.headers).await;
+        };
+        let attempted = audit::attempted(&parts.headers, query, peer.is_shown());
+        let user = authentication::authenticate(self, peer, path, &mut parts.headers).await;
+        let arrival = Arrival {
+            id: passage.audit_id,
+            uri: &parts.uri,
+            headers: &parts.headers,
+            remote: parts.extensions.get().map(|Remote(ip)| *ip),
+            ask,
+            version: target.map_or("", |target| target.resource.version),
+        };
+        match &user {
+            Ok(user) => passage.trail = audit.begin(&arrival, user),
+            Err(_) => passage.trail = audit.refused(&arrival, &attempted),
+        }
+        if let (Ok(_), Some(trail)) = (&user, &mut passage.trail) {
+            trail.receive().await?;
+        }
+        user
     }
 
     pub async fn resource(self: &Arc<Server>, call: &Call, target: Target) -> Result<Response<Body>, Status> {
@@ -321,11 +394,14 @@ fn timed_out() -> Status {
     status
 }
 
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("of unknown cause")
+}
+
 /// A defect of ours must not take the connection with it.
 fn panicked(panic: &(dyn std::any::Any + Send)) -> Status {
-    let text = panic.downcast_ref::<&str>().copied();
-    let why =
-        text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("of unknown cause");
+    let why = panic_text(panic);
     tracing::error!(why, "a request made the server panic");
     Status::internal("this request caused the server to panic, look in its log for details")
 }

@@ -14,6 +14,22 @@ const KNOWN: &[&str] = &[
     "admission-control-config-file",
     "anonymous-auth",
     "api-audiences",
+    "audit-log-format",
+    "audit-log-maxage",
+    "audit-log-maxbackup",
+    "audit-log-maxsize",
+    "audit-log-mode",
+    "audit-log-path",
+    "audit-policy-file",
+    "audit-webhook-batch-buffer-size",
+    "audit-webhook-batch-max-size",
+    "audit-webhook-batch-max-wait",
+    "audit-webhook-batch-throttle-burst",
+    "audit-webhook-batch-throttle-enable",
+    "audit-webhook-batch-throttle-qps",
+    "audit-webhook-config-file",
+    "audit-webhook-initial-backoff",
+    "audit-webhook-mode",
     "authentication-config",
     "authentication-token-webhook-cache-ttl",
     "authentication-token-webhook-config-file",
@@ -108,6 +124,73 @@ impl Arguments {
             enable: self.list("enable-admission-plugins"),
             disable: self.list("disable-admission-plugins"),
             settings: settings.unwrap_or_default(),
+        })
+    }
+
+    fn number<T: std::str::FromStr>(&self, name: &str, otherwise: T) -> anyhow::Result<T> {
+        let Some(text) = self.last(name) else { return Ok(otherwise) };
+        text.parse().ok().with_context(|| format!("--kube-apiserver-arg {name}: {text:?} is no such number"))
+    }
+
+    /// Where events go; the names and what they are without a word are upstream's.
+    pub fn audit(&self) -> anyhow::Result<apiserver::AuditOptions> {
+        let log = self.path("audit-log-path").map(|path| {
+            anyhow::Ok(apiserver::AuditLogOptions {
+                path,
+                max_size: self.number("audit-log-maxsize", 100)?,
+                max_backups: self.number("audit-log-maxbackup", 100)?,
+                max_age: self.number("audit-log-maxage", 366)?,
+                json: match self.last("audit-log-format") {
+                    None | Some("json") => true,
+                    Some("legacy") => false,
+                    Some(other) => {
+                        bail!("invalid audit log format {other}, allowed formats are \"legacy,json\"")
+                    }
+                },
+                mode: self.audit_mode("log", apiserver::AuditMode::Blocking)?,
+            })
+        });
+        let webhook = self.path("audit-webhook-config-file").map(|kubeconfig| {
+            let usual = apiserver::AuditBatch::default();
+            let throttled = self.flag("audit-webhook-batch-throttle-enable")?.unwrap_or(true);
+            let throttle = (
+                self.number("audit-webhook-batch-throttle-qps", 10.0)?,
+                self.number("audit-webhook-batch-throttle-burst", 15)?,
+            );
+            anyhow::Ok(apiserver::AuditWebhookOptions {
+                kubeconfig,
+                mode: self.audit_mode("webhook", apiserver::AuditMode::Batch)?,
+                batch: apiserver::AuditBatch {
+                    buffer: self.number("audit-webhook-batch-buffer-size", usual.buffer)?,
+                    max_size: self.number("audit-webhook-batch-max-size", usual.max_size)?,
+                    max_wait: self.duration("audit-webhook-batch-max-wait")?.unwrap_or(usual.max_wait),
+                    throttle: throttled.then_some(throttle),
+                },
+                initial_backoff: self
+                    .duration("audit-webhook-initial-backoff")?
+                    .unwrap_or(Duration::from_secs(10)),
+            })
+        });
+        Ok(apiserver::AuditOptions {
+            policy_file: self.path("audit-policy-file"),
+            log: log.transpose()?,
+            webhook: webhook.transpose()?,
+        })
+    }
+
+    fn audit_mode(
+        &self,
+        backend: &str,
+        otherwise: apiserver::AuditMode,
+    ) -> anyhow::Result<apiserver::AuditMode> {
+        Ok(match self.last(&format!("audit-{backend}-mode")) {
+            None => otherwise,
+            Some("batch") => apiserver::AuditMode::Batch,
+            Some("blocking") => apiserver::AuditMode::Blocking,
+            Some("blocking-strict") => apiserver::AuditMode::BlockingStrict,
+            Some(other) => bail!(
+                "invalid audit {backend} mode {other}, allowed modes are \"batch,blocking,blocking-strict\""
+            ),
         })
     }
 

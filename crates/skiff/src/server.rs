@@ -50,6 +50,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         admission: arguments.admission()?,
         ca_pem: certificates.server_ca().to_owned(),
         authentication: arguments.authentication(&certificates)?,
+        audit: arguments.audit()?,
         tokens: arguments.tokens(&flags)?,
     };
     tokio::spawn(certificates.keep_renewed(Timestamp::now));

@@ -53,6 +53,11 @@ impl Peer {
         self.valid(now)?.user.clone()
     }
 
+    /// Whether a certificate was shown, good or not.
+    pub fn is_shown(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Whether headers may name the user.
     pub fn is_proxy(&self, now: Timestamp) -> bool {
         self.valid(now).is_some_and(|shown| shown.proxy)

@@ -1,0 +1,69 @@
+//! Bodies that are still being sent when the request has been answered: their end is told when it comes.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures_util::Stream;
+use http::Response;
+
+use super::{Stage, Trail};
+use crate::body::Body;
+
+/// The same answer, which tells of its end.
+pub fn told(response: Response<Body>, trail: Trail, content_type: String) -> Response<Body> {
+    let collected = trail.wants_response().then(Vec::new);
+    let end = End { trail, content_type, collected };
+    response.map(|body| match body {
+        Body::Chunks(chunks) => Body::Chunks(Box::new(Chunks { chunks, end })),
+        Body::Stream(stream) => Body::Stream(Box::pin(Streamed { stream, _end: end })),
+        whole => whole,
+    })
+}
+
+/// Tells when it is dropped: at the end of the body, or when the client went away.
+struct End {
+    trail: Trail,
+    content_type: String,
+    /// What was sent so far, where that is to be told too.
+    collected: Option<Vec<u8>>,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        if let Some(bytes) = self.collected.take() {
+            self.trail.answered(&self.content_type, &bytes);
+        }
+        self.trail.tell_later(Stage::ResponseComplete);
+    }
+}
+
+struct Chunks {
+    chunks: Box<dyn Iterator<Item = Bytes> + Send>,
+    end: End,
+}
+
+impl Iterator for Chunks {
+    type Item = Bytes;
+
+    fn next(&mut self) -> Option<Bytes> {
+        let chunk = self.chunks.next()?;
+        if let Some(collected) = &mut self.end.collected {
+            collected.extend_from_slice(&chunk);
+        }
+        Some(chunk)
+    }
+}
+
+struct Streamed {
+    stream: Pin<Box<dyn Stream<Item = Bytes> + Send>>,
+    _end: End,
+}
+
+impl Stream for Streamed {
+    type Item = Bytes;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        self.stream.as_mut().poll_next(cx)
+    }
+}

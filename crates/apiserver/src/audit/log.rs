@@ -1,0 +1,215 @@
+//! The audit log: a file written by one thread of its own, moved aside when it is full.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::mpsc;
+
+use super::Parcel;
+
+/// Where events are written, and for how long they are kept.
+#[derive(Clone, Debug)]
+pub struct LogOptions {
+    /// `-` is standard output.
+    pub path: PathBuf,
+    /// Megabytes; 0 never moves the file aside.
+    pub max_size: u64,
+    /// Files that were moved aside; 0 keeps all.
+    pub max_backups: usize,
+    /// Days; 0 keeps them for ever.
+    pub max_age: u64,
+    pub json: bool,
+    pub mode: super::Mode,
+}
+
+const MEGABYTE: u64 = 1 << 20;
+/// How many lines are written at once.
+const TOGETHER: usize = 1000;
+/// How names of files that were moved aside end, before the extension.
+const STAMP: &str = "%Y-%m-%dT%H-%M-%S%.3f";
+
+/// Starts the thread; it ends when nobody can send it lines any more.
+pub fn start(options: &LogOptions) -> io::Result<mpsc::Sender<Parcel>> {
+    let mut out: Box<dyn Out> = match options.path.to_str() {
+        Some("-") => Box::new(Plain(io::stdout())),
+        _ => Box::new(Rotating::open(options)?),
+    };
+    let (sender, mut lines) = mpsc::channel::<Parcel>(super::BUFFER);
+    std::thread::Builder::new().name("audit-log".into()).spawn(move || {
+        while let Some(first) = lines.blocking_recv() {
+            // What came meanwhile is written with it.
+            let more = std::iter::from_fn(|| lines.try_recv().ok()).take(TOGETHER);
+            let batch: Vec<Parcel> = std::iter::once(first).chain(more).collect();
+            let good = out.put(&batch).inspect_err(|error| {
+                tracing::error!(%error, lost = batch.len(), "cannot write the audit log");
+            });
+            for done in batch.into_iter().filter_map(|line| line.done) {
+                let _ = done.send(good.is_ok());
+            }
+        }
+    })?;
+    Ok(sender)
+}
+
+trait Out: Send {
+    fn put(&mut self, lines: &[Parcel]) -> io::Result<()>;
+}
+
+struct Plain<W>(W);
+
+impl<W: Write + Send> Out for Plain<W> {
+    fn put(&mut self, lines: &[Parcel]) -> io::Result<()> {
+        lines.iter().try_for_each(|line| self.0.write_all(&line.bytes))?;
+        self.0.flush()
+    }
+}
+
+/// A file that is moved aside before it would be too large.
+struct Rotating {
+    options: LogOptions,
+    file: File,
+    size: u64,
+}
+
+impl Rotating {
+    fn open(options: &LogOptions) -> io::Result<Rotating> {
+        if let Some(parent) = options.path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            std::fs::DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
+        }
+        let file = append(&options.path)?;
+        let size = file.metadata()?.len();
+        Ok(Rotating { options: options.clone(), file, size })
+    }
+
+    fn rotate(&mut self, now: Timestamp) -> io::Result<()> {
+        let path = &self.options.path;
+        std::fs::rename(path, backup_name(path, now))?;
+        self.file = append(path)?;
+        self.size = 0;
+        for old in surplus(backups(path), &self.options, now) {
+            std::fs::remove_file(old)?;
+        }
+        Ok(())
+    }
+}
+
+impl Out for Rotating {
+    fn put(&mut self, lines: &[Parcel]) -> io::Result<()> {
+        let limit = self.options.max_size.saturating_mul(MEGABYTE);
+        let mut buffer = Vec::new();
+        for line in lines {
+            let size = line.bytes.len() as u64;
+            if limit > 0 && self.size > 0 && self.size + size > limit {
+                self.file.write_all(&std::mem::take(&mut buffer))?;
+                self.rotate(Timestamp::now())?;
+            }
+            buffer.extend_from_slice(&line.bytes);
+            self.size += size;
+        }
+        self.file.write_all(&buffer)
+    }
+}
+
+fn append(path: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).mode(0o600).open(path)
+}
+
+/// `audit.log` is moved to `audit-2026-01-02T03-04-05.678.log`.
+fn backup_name(path: &Path, now: Timestamp) -> PathBuf {
+    let (stem, extension) = parts(path);
+    path.with_file_name(format!("{stem}-{}{extension}", now.strftime(STAMP)))
+}
+
+fn parts(path: &Path) -> (String, String) {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let extension = path.extension().map_or_else(String::new, |e| format!(".{}", e.to_string_lossy()));
+    (stem, extension)
+}
+
+/// The files that were moved aside and when, newest first.
+fn backups(path: &Path) -> Vec<(Timestamp, PathBuf)> {
+    let (stem, extension) = parts(path);
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut found: Vec<(Timestamp, PathBuf)> = std::fs::read_dir(parent)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let stamp = name.strip_prefix(&format!("{stem}-"))?.strip_suffix(&extension)?.to_owned();
+            let time = jiff::civil::DateTime::strptime(STAMP, &stamp).ok()?;
+            Some((time.to_zoned(jiff::tz::TimeZone::UTC).ok()?.timestamp(), entry.path()))
+        })
+        .collect();
+    found.sort_by(|a, b| b.cmp(a));
+    found
+}
+
+/// Those that are too many or too old.
+fn surplus(backups: Vec<(Timestamp, PathBuf)>, options: &LogOptions, now: Timestamp) -> Vec<PathBuf> {
+    let most = if options.max_backups == 0 { usize::MAX } else { options.max_backups };
+    let oldest = Duration::from_secs(options.max_age.saturating_mul(24 * 3600));
+    let cutoff = now.checked_sub(oldest).unwrap_or(Timestamp::MIN);
+    let too_old = |time: &Timestamp| options.max_age > 0 && *time < cutoff;
+    let surplus = backups.into_iter().enumerate().filter(|(i, (time, _))| *i >= most || too_old(time));
+    surplus.map(|(_, (_, path))| path).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    fn options(path: PathBuf, max_backups: usize) -> LogOptions {
+        LogOptions {
+            path,
+            max_size: 1,
+            max_backups,
+            max_age: 30,
+            json: true,
+            mode: super::super::Mode::Batch,
+        }
+    }
+
+    #[test]
+    fn full_files_are_moved_aside_and_old_ones_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("new/audit.log");
+        let ancient = dir.path().join("new/audit-2020-01-01T00-00-00.000.log");
+        let sender = start(&options(path.clone(), 2)).unwrap();
+        std::fs::write(&ancient, "x").unwrap();
+        std::fs::write(dir.path().join("new/audit-notes.log"), "x").unwrap();
+        for i in 0..50 {
+            let (written, done) = oneshot::channel();
+            let bytes = vec![b'a' + i % 26; 100_000];
+            sender.blocking_send(Parcel { bytes, done: Some(written) }).unwrap();
+            assert!(done.blocking_recv().unwrap());
+        }
+        let kept = backups(&path);
+        assert_eq!(kept.len(), 2, "{kept:?}");
+        assert!(kept.iter().all(|(_, path)| std::fs::metadata(path).unwrap().len() <= MEGABYTE));
+        assert!(!ancient.exists() && dir.path().join("new/audit-notes.log").exists());
+        assert!(std::fs::metadata(&path).unwrap().len() <= MEGABYTE);
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn what_was_there_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit.log");
+        std::fs::write(&path, "before\n").unwrap();
+        let sender = start(&options(path.clone(), 0)).unwrap();
+        let (written, done) = oneshot::channel();
+        sender.blocking_send(Parcel { bytes: b"after\n".to_vec(), done: Some(written) }).unwrap();
+        assert!(done.blocking_recv().unwrap());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "before\nafter\n");
+        assert!(start(&options(dir.path().join("audit.log/x"), 0)).is_err());
+    }
+}
