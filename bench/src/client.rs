@@ -38,7 +38,12 @@ pub struct Target {
 pub struct Client {
     address: String,
     sender: http2::SendRequest<Full<Bytes>>,
+    /// Whom to act as; nobody else where empty.
+    user: &'static str,
 }
+
+/// The group that users are in whom an administrator acts as.
+pub const GROUP: &str = "bench";
 
 /// An answer: how long its body was, and the body itself where it was wanted or explains a failure.
 pub struct Reply {
@@ -83,11 +88,16 @@ impl Target {
             .await?;
         // Whoever waits for an answer learns of a broken connection.
         tokio::spawn(connection);
-        Ok(Client { address: self.address.clone(), sender })
+        Ok(Client { address: self.address.clone(), sender, user: "" })
     }
 }
 
 impl Client {
+    /// The same connection, acting as somebody in [`GROUP`].
+    pub fn acting_as(&self, user: &'static str) -> Client {
+        Client { user, ..self.clone() }
+    }
+
     pub async fn get(&self, path: &str) -> Result<Reply> {
         self.call(Method::GET, path, JSON, Bytes::new(), true).await
     }
@@ -129,12 +139,15 @@ impl Client {
         accept: &str,
         body: Bytes,
     ) -> Result<(StatusCode, Incoming)> {
-        let request = Request::builder()
+        let mut request = Request::builder()
             .method(method)
             .uri(format!("https://{}{path}", self.address))
             .header(ACCEPT, accept)
-            .header(CONTENT_TYPE, JSON)
-            .body(Full::new(body))?;
+            .header(CONTENT_TYPE, JSON);
+        if !self.user.is_empty() {
+            request = request.header("impersonate-user", self.user).header("impersonate-group", GROUP);
+        }
+        let request = request.body(Full::new(body))?;
         let mut sender = self.sender.clone();
         sender.ready().await?;
         let (head, body) = sender.send_request(request).await?.into_parts();

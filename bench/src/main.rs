@@ -5,6 +5,7 @@
 
 mod client;
 mod disk;
+mod fair;
 mod load;
 mod micro;
 mod objects;

@@ -8,6 +8,7 @@ use futures_util::future::try_join_all;
 
 use crate::client::{Client, JSON, TABLE};
 use crate::disk;
+use crate::fair;
 use crate::load::{self, Load, Until};
 use crate::objects::{GROUPS, NAMESPACE, config_map, pod, pod_name};
 use crate::report::{Report, Unit, median, millis};
@@ -65,6 +66,7 @@ pub async fn run(report: &mut Report, binary: &Path, dir: &Path, sizes: Sizes) -
     );
 
     write_config_maps(report, &server, &clients, sizes).await?;
+    fair::run(report, &server, &clients, sizes).await?;
     watch::run(report, &server, &clients, sizes).await
 }
 

@@ -91,6 +91,14 @@ fn a_quick_run_prints_every_figure() {
         create/configmap-1KiB-64-clients/p50
         create/configmap-1KiB-64-clients/p99
         create/configmap-1KiB-64-clients/cpu
+        fairness/write-alone/p50
+        fairness/write-alone/p99
+        fairness/write-in-flood/p50
+        fairness/write-in-flood/p99
+        fairness/flood/lists
+        fairness/write-in-exempt-flood/p50
+        fairness/write-in-exempt-flood/p99
+        fairness/exempt-flood/lists
         watch/delivery/p50
         watch/delivery/p99
         watch/delivery/slowest-watcher-p50

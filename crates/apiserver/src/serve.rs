@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::Request;
@@ -21,12 +22,25 @@ use crate::authentication::Peer;
 use crate::cache::stopped;
 use crate::server::Server;
 
-/// How long a client may take to shake hands.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long clients may take: one that dawdles must not keep a connection from others.
+#[derive(Clone, Copy)]
+struct Patience {
+    /// To shake hands.
+    handshake: Duration,
+    /// To send the first request's headers.
+    first: Duration,
+    /// To send the next request's headers over HTTP/1.1, the pause before them included.
+    next: Duration,
+}
+
+/// As upstream has it.
+const PATIENCE: Patience = Patience {
+    handshake: Duration::from_secs(10),
+    first: Duration::from_secs(32),
+    next: Duration::from_secs(90),
+};
 /// How long requests may go on after the server was told to stop.
 const DRAIN: Duration = Duration::from_secs(10);
-/// How long an HTTP/1.1 connection may wait for its next request, as upstream lets it.
-const IDLE: Duration = Duration::from_secs(90);
 /// Streams a client may open on one HTTP/2 connection, as upstream allows.
 const MAX_STREAMS: u32 = 1000;
 /// Connections open at a time; more wait to be accepted.
@@ -38,7 +52,17 @@ pub async fn serve(
     server: Arc<Server>,
     listener: TcpListener,
     tls: rustls::ServerConfig,
+    shutdown: watch::Receiver<bool>,
+) {
+    serve_with(server, listener, tls, shutdown, PATIENCE).await;
+}
+
+async fn serve_with(
+    server: Arc<Server>,
+    listener: TcpListener,
+    tls: rustls::ServerConfig,
     mut shutdown: watch::Receiver<bool>,
+    patience: Patience,
 ) {
     let acceptor = TlsAcceptor::from(Arc::new(tls));
     let graceful = GracefulShutdown::new();
@@ -52,7 +76,8 @@ pub async fn serve(
             (accepted, place) = accept => match accepted {
                 Ok((stream, remote)) => {
                     let stream = (stream, remote.ip());
-                    let connection = connection(server.clone(), acceptor.clone(), stream, graceful.watcher());
+                    let connection =
+                        connection(server.clone(), acceptor.clone(), stream, graceful.watcher(), patience);
                     tokio::spawn(async move {
                         connection.await;
                         drop(place);
@@ -78,11 +103,12 @@ async fn connection(
     acceptor: TlsAcceptor,
     (stream, remote): (TcpStream, IpAddr),
     watcher: hyper_util::server::graceful::Watcher,
+    patience: Patience,
 ) {
     let _ = stream.set_nodelay(true);
     let mut shutdown = server.shutdown.clone();
     let handshake = tokio::select! {
-        handshake = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)) => handshake,
+        handshake = tokio::time::timeout(patience.handshake, acceptor.accept(stream)) => handshake,
         () = stopped(&mut shutdown) => return,
     };
     let stream = match handshake {
@@ -92,15 +118,21 @@ async fn connection(
     };
     let shown = stream.get_ref().1.peer_certificates();
     let peer = Peer::of(&server.authenticators, shown, Timestamp::now());
+    let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+    let heard = Arc::new(AtomicBool::new(false));
+    let hears = heard.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
+        hears.store(true, Ordering::Relaxed);
         if server.audit.is_some() {
             request.extensions_mut().insert(Remote(remote));
         }
         let (server, peer) = (server.clone(), peer.clone());
         async move { Ok::<_, Infallible>(server.answer(request, peer).await) }
     });
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE).max_buf_size(BUFFER);
+    // What was agreed on in the handshake is not guessed from the first bytes, which may never come.
+    let builder = auto::Builder::new(TokioExecutor::new());
+    let mut builder = if http2 { builder.http2_only() } else { builder.http1_only() };
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(patience.next).max_buf_size(BUFFER);
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -110,7 +142,19 @@ async fn connection(
         .keep_alive_interval(Duration::from_secs(30))
         .keep_alive_timeout(Duration::from_secs(15));
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
-    if let Err(error) = watcher.watch(connection.into_owned()).await {
-        tracing::debug!(%error, "connection ended");
+    let silent = async {
+        tokio::time::sleep(patience.first).await;
+        if heard.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        result = watcher.watch(connection.into_owned()) => if let Err(error) = result {
+            tracing::debug!(%error, "connection ended");
+        },
+        () = silent => tracing::debug!("a client connected and said nothing"),
     }
 }
+
+#[cfg(test)]
+mod tests;

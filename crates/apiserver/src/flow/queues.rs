@@ -15,6 +15,9 @@ use super::demand::Demand;
 /// What a request is assumed to take until it has ended.
 const GUESS: u64 = 3_000_000;
 
+/// One seat in so many is not for requests of several seats.
+const SPARED: u64 = 8;
+
 /// How the requests that do not run wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
@@ -275,11 +278,14 @@ impl<T> QueueSet<T> {
     }
 
     fn fits(&self, width: u64) -> bool {
-        if width > self.limit {
+        // Wide requests are long ones. They leave some seats to the others, who would have to wait until one
+        // of them ends.
+        let spared = if width > 1 { self.limit / SPARED } else { 0 };
+        if width > self.limit - spared {
             // It would never fit, so it runs alone.
             return self.totals.running == 0;
         }
-        self.totals.running_seats + width <= self.limit
+        self.totals.running_seats + width <= self.limit - spared
     }
 
     /// The queue of the flow's hand with the least work waiting.

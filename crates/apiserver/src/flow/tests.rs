@@ -236,3 +236,26 @@ async fn a_crowded_level_borrows_what_others_do_not_use() {
     assert_eq!(limit(), before);
     keeper.abort();
 }
+
+/// What a request pays that finds a seat, by the processor's clock. Prints; judges nothing:
+/// `cargo test --release -p apiserver cost_of_a_request -- --ignored --nocapture`.
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn cost_of_a_request() {
+    let rig = started().await;
+    let node = user("system:node:a", &["system:nodes", "system:authenticated"]);
+    for user in [user("admin", &["system:masters", "system:authenticated"]), node, alice()] {
+        const TIMES: u32 = 200_000;
+        let begun = cpu_seconds();
+        for _ in 0..TIMES {
+            drop(enter(&rig, &user).await);
+        }
+        println!("{}: {:.0} ns of CPU", user.name, (cpu_seconds() - begun) * 1e9 / f64::from(TIMES));
+    }
+}
+
+/// Seconds of CPU this thread has used, as the kernel counts them in nanoseconds.
+fn cpu_seconds() -> f64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("this is Linux");
+    text.split(' ').next().and_then(|ran| ran.parse::<f64>().ok()).expect("a number") * 1e-9
+}
