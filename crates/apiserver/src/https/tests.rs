@@ -51,7 +51,7 @@ async fn what_passes_is_asked_again_and_what_does_not_is_told() {
     assert_eq!(webhook.asked().len(), 4);
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn strangers_are_told_nothing() {
     let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (webhook, _) = webhook(dir.path(), |_| (200, json!({})));
