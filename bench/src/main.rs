@@ -3,6 +3,7 @@
 //! Prints one figure a line, with its ratio to a yardstick taken in the same run, and all of them again as
 //! JSON on the last line. Judges nothing: see README.md for how to read it.
 
+mod access;
 mod client;
 mod disk;
 mod fair;
@@ -42,12 +43,14 @@ struct Flags {
 }
 
 struct Plan {
+    decisions: usize,
     micro: micro::Effort,
     entries: usize,
     wire: wire::Sizes,
 }
 
 const FULL: Plan = Plan {
+    decisions: 500_000,
     micro: micro::Effort { batch: Duration::from_millis(20), batches: 15 },
     entries: 20_000,
     wire: wire::Sizes {
@@ -62,6 +65,7 @@ const FULL: Plan = Plan {
 };
 
 const QUICK: Plan = Plan {
+    decisions: 2_000,
     micro: micro::Effort { batch: Duration::from_millis(1), batches: 3 },
     entries: 300,
     wire: wire::Sizes {
@@ -92,6 +96,8 @@ fn main() -> Result<()> {
     let before = load_average();
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
+        // First, while the heap has no holes that would hide what is measured.
+        access::run(&mut report, plan.decisions)?;
         micro::run(&mut report, plan.micro, plan.entries)?;
         let scratch = tempfile::Builder::new().prefix("skiff-bench-").tempdir_in(&dir)?;
         disk::run(&mut report, scratch.path(), plan.wire.round, plan.wire.rounds, plan.entries).await?;

@@ -25,6 +25,9 @@ fn a_quick_run_prints_every_figure() {
     let names: Vec<&str> = lines.lines().filter_map(|line| line.split(' ').next()).collect();
     assert_eq!(names.len(), figures.len(), "each figure has one line");
     expect![[r#"
+        memory/rbac-1000-roles-5000-bindings
+        rbac/decide/p50
+        rbac/decide/p99
         yardstick/parse-json-pod
         decode/pod
         encode/pod

@@ -21,6 +21,7 @@ mod eviction;
 mod flow;
 mod https;
 mod local;
+pub mod measured;
 mod metrics;
 mod namespaces;
 mod negotiate;

@@ -33,8 +33,7 @@ impl<V: View, const N: usize> Followed<V, N> {
         Followed { shards, state: RwLock::new(State { positions: None, view: V::default() }) }
     }
 
-    /// A view that knows what is in it already.
-    #[cfg(test)]
+    /// A view that knows what is in the cache already.
     pub fn knowing(shards: [Arc<Shard>; N], view: V) -> Followed<V, N> {
         let positions = shards.each_ref().map(|shard| shard.position());
         Followed { shards, state: RwLock::new(State { positions: Some(positions), view }) }

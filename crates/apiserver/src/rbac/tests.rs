@@ -11,7 +11,6 @@ use serde_json::Value;
 use super::view::View;
 use super::{Ask, KINDS, Rbac, aggregate, defaults};
 use crate::access::User;
-use crate::cache::{Cache, Followed};
 
 /// Objects of a policy; `of:^x` in a RoleBinding names a ClusterRole.
 fn objects(policy: &str) -> Vec<Value> {
@@ -44,11 +43,7 @@ fn put(view: &mut View, object: &Value) {
 
 /// An authorizer that knows a policy and nothing else.
 fn rbac(policy: &str) -> Rbac {
-    let mut view = View::default();
-    objects(policy).iter().for_each(|object| put(&mut view, object));
-    let cache = Cache::new();
-    let shards = KINDS.map(|plural| cache.shard(&crate::registry::prefix(super::row(plural))));
-    Rbac { view: Followed::knowing(shards, view), ..Rbac::new(&cache) }
+    Rbac::knowing(|view| objects(policy).iter().for_each(|object| put(view, object)))
 }
 
 /// `name group group…`; service accounts and everybody else are also in the groups they always are in.
