@@ -1,0 +1,131 @@
+//! What the runtime has of a pod: its sandboxes and everything that ran or runs in them.
+
+use jiff::Timestamp;
+use runtime::cri;
+
+/// Labels under which the runtime knows what belongs to which pod; upstream's, since tools look at them.
+pub const POD_NAME: &str = "io.kubernetes.pod.name";
+pub const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
+pub const POD_UID: &str = "io.kubernetes.pod.uid";
+pub const CONTAINER_NAME: &str = "io.kubernetes.container.name";
+
+/// A pod as the runtime sees it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Observed {
+    /// The newest first.
+    pub sandboxes: Vec<Sandbox>,
+    /// The newest of each name first.
+    pub containers: Vec<Ran>,
+}
+
+/// What the containers of a pod share.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sandbox {
+    pub id: String,
+    pub attempt: u32,
+    pub ready: bool,
+    pub ips: Vec<String>,
+}
+
+/// One run of a container.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ran {
+    pub id: String,
+    pub name: String,
+    pub attempt: u32,
+    pub state: State,
+    pub image: String,
+    pub image_id: String,
+    pub reason: String,
+    pub message: String,
+}
+
+/// How far a run has come.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum State {
+    Created,
+    Running { since: Timestamp },
+    Exited { since: Timestamp, at: Timestamp, code: i32 },
+}
+
+impl State {
+    pub fn is_running(self) -> bool {
+        matches!(self, State::Running { .. })
+    }
+}
+
+impl Observed {
+    /// The sandbox in which containers can be run.
+    pub fn sandbox(&self) -> Option<&Sandbox> {
+        self.sandboxes.first().filter(|sandbox| sandbox.ready)
+    }
+
+    /// The newest run of a container.
+    pub fn latest(&self, name: &str) -> Option<&Ran> {
+        self.containers.iter().find(|run| run.name == name)
+    }
+
+    /// The run before the newest.
+    pub fn previous(&self, name: &str) -> Option<&Ran> {
+        self.containers.iter().filter(|run| run.name == name).nth(1)
+    }
+
+    pub fn running(&self) -> impl Iterator<Item = &Ran> {
+        self.containers.iter().filter(|run| run.state.is_running())
+    }
+
+    pub fn is_gone(&self) -> bool {
+        self.running().next().is_none() && !self.sandboxes.iter().any(|sandbox| sandbox.ready)
+    }
+
+    /// From what the runtime lists, in its words.
+    pub fn new(sandboxes: &[cri::PodSandboxStatus], containers: &[cri::ContainerStatus]) -> Observed {
+        let mut sandboxes: Vec<Sandbox> = sandboxes.iter().map(Sandbox::of).collect();
+        sandboxes.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.attempt));
+        let mut containers: Vec<Ran> = containers.iter().map(Ran::of).collect();
+        containers.sort_by_key(|run| std::cmp::Reverse(run.attempt));
+        Observed { sandboxes, containers }
+    }
+}
+
+impl Sandbox {
+    fn of(status: &cri::PodSandboxStatus) -> Sandbox {
+        let network = status.network.clone().unwrap_or_default();
+        let mut ips = vec![network.ip];
+        ips.extend(network.additional_ips.into_iter().map(|ip| ip.ip));
+        ips.retain(|ip| !ip.is_empty());
+        Sandbox {
+            id: status.id.clone(),
+            attempt: status.metadata.as_ref().map_or(0, |metadata| metadata.attempt),
+            ready: status.state() == cri::PodSandboxState::Ready,
+            ips,
+        }
+    }
+}
+
+impl Ran {
+    fn of(status: &cri::ContainerStatus) -> Ran {
+        let (since, at) = (time(status.started_at), time(status.finished_at));
+        let metadata = status.metadata.clone().unwrap_or_default();
+        Ran {
+            id: status.id.clone(),
+            name: status.labels.get(CONTAINER_NAME).cloned().unwrap_or(metadata.name),
+            attempt: metadata.attempt,
+            state: match status.state() {
+                cri::ContainerState::Created => State::Created,
+                cri::ContainerState::Running => State::Running { since },
+                // One the runtime knows nothing of any more is over, and nobody knows how.
+                cri::ContainerState::Exited => State::Exited { since, at, code: status.exit_code },
+                cri::ContainerState::Unknown => State::Exited { since, at: since, code: 137 },
+            },
+            image: status.image.clone().unwrap_or_default().image,
+            image_id: status.image_ref.clone(),
+            reason: status.reason.clone(),
+            message: status.message.clone(),
+        }
+    }
+}
+
+fn time(nanoseconds: i64) -> Timestamp {
+    Timestamp::from_nanosecond(nanoseconds.into()).unwrap_or_default()
+}

@@ -1,0 +1,216 @@
+//! Decides what a pod needs next. Pure: everything known is an argument, the time too.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{Container, Pod};
+use reconcile::Object as _;
+
+use crate::memory::Memory;
+use crate::observed::{Observed, Ran, State};
+
+/// A container that fails is started again at once, then after this long, then twice as long, and so on.
+const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(10);
+const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(300);
+/// One that ran this long has earned a new beginning.
+const LONG_ENOUGH: SignedDuration = SignedDuration::from_secs(600);
+
+/// One thing to do. The order matters; what cannot be done ends the round.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Make what the containers share.
+    MakeSandbox {
+        attempt: u32,
+    },
+    Start {
+        container: String,
+        attempt: u32,
+    },
+    Stop {
+        id: String,
+        container: String,
+        why: Why,
+    },
+    StopSandbox {
+        id: String,
+    },
+    /// Everything is over and the pod is to go: clear away what is left of it.
+    Clear,
+    /// Look again then, although nothing happens.
+    Recheck(Timestamp),
+}
+
+/// Why a container is stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The pod is being deleted, or has been ended.
+    PodEnds,
+    /// Its liveness or startup probe has failed.
+    Unhealthy,
+    /// What it lived in is gone.
+    SandboxGone,
+}
+
+/// Whether the pod has said its last word: nothing in it will ever be started again.
+pub fn is_finished(pod: &Pod, seen: &Observed, memory: &Memory) -> bool {
+    if memory.ended.is_some() {
+        return true;
+    }
+    let Some(spec) = &pod.spec else { return true };
+    let policy = policy(pod);
+    if failed_init(pod, seen) {
+        return true;
+    }
+    let over = |container: &Container| match seen.latest(&container.name).map(|run| run.state) {
+        Some(State::Exited { code, .. }) => policy == "Never" || policy == "OnFailure" && code == 0,
+        _ => false,
+    };
+    policy != "Always" && !spec.containers.is_empty() && spec.containers.iter().all(over)
+}
+
+pub fn plan(pod: &Pod, seen: &Observed, memory: &Memory, now: Timestamp) -> Vec<Action> {
+    if pod.is_deleting() || is_finished(pod, seen, memory) {
+        return end(pod, seen);
+    }
+    let Some(sandbox) = seen.sandbox() else { return begin_anew(seen, memory, now) };
+    // What runs in older sandboxes has nothing to stand on; a runtime tells of no such thing, but may one day.
+    let mut actions = Vec::new();
+    for old in seen.sandboxes.iter().filter(|old| old.ready && old.id != sandbox.id) {
+        actions.push(Action::StopSandbox { id: old.id.clone() });
+    }
+    let spec = pod.spec.clone().unwrap_or_default();
+    for container in spec.init_containers.iter().flatten() {
+        let sidecar = is_sidecar(container);
+        let run = seen.latest(&container.name);
+        match run.map(|run| run.state) {
+            Some(State::Exited { code: 0, .. }) if !sidecar => continue,
+            Some(State::Running { .. }) if sidecar => {
+                keep(container, run, memory, &mut actions);
+                if run.is_some_and(|run| memory.health.get(&run.id).is_none_or(|health| health.started)) {
+                    continue;
+                }
+                return actions;
+            }
+            Some(State::Running { .. }) => return actions,
+            _ => {
+                start(container, run, memory, now, &mut actions);
+                // Later ones wait for this one, be it a step to be taken or a companion to be there.
+                return actions;
+            }
+        }
+    }
+    for container in &spec.containers {
+        let run = seen.latest(&container.name);
+        match run.map(|run| run.state) {
+            Some(State::Running { .. }) => keep(container, run, memory, &mut actions),
+            Some(State::Exited { code, .. }) if !restarts(policy(pod), code) => {}
+            _ => start(container, run, memory, now, &mut actions),
+        }
+    }
+    actions
+}
+
+/// Ends what runs; main containers first, then their companions in the reverse of the order they came.
+fn end(pod: &Pod, seen: &Observed) -> Vec<Action> {
+    let spec = pod.spec.clone().unwrap_or_default();
+    let stop =
+        |run: &Ran| Action::Stop { id: run.id.clone(), container: run.name.clone(), why: Why::PodEnds };
+    let companions: Vec<&Container> =
+        spec.init_containers.iter().flatten().filter(|container| is_sidecar(container)).collect();
+    let is_companion = |run: &Ran| companions.iter().any(|container| container.name == run.name);
+    let mains: Vec<Action> = seen.running().filter(|run| !is_companion(run)).map(stop).collect();
+    if !mains.is_empty() {
+        return mains;
+    }
+    for companion in companions.iter().rev() {
+        if let Some(run) = seen.running().find(|run| run.name == companion.name) {
+            return vec![stop(run)];
+        }
+    }
+    let sandboxes = seen.sandboxes.iter().filter(|sandbox| sandbox.ready);
+    let mut actions: Vec<Action> =
+        sandboxes.map(|sandbox| Action::StopSandbox { id: sandbox.id.clone() }).collect();
+    if actions.is_empty() && pod.is_deleting() {
+        actions.push(Action::Clear);
+    }
+    actions
+}
+
+/// A new sandbox, once nothing is left running of the old one.
+fn begin_anew(seen: &Observed, memory: &Memory, now: Timestamp) -> Vec<Action> {
+    let left: Vec<Action> = seen
+        .running()
+        .map(|run| Action::Stop { id: run.id.clone(), container: run.name.clone(), why: Why::SandboxGone })
+        .collect();
+    if !left.is_empty() {
+        return left;
+    }
+    match &memory.sandbox_failure {
+        Some(failure) if failure.again > now => vec![Action::Recheck(failure.again)],
+        _ => vec![Action::MakeSandbox { attempt: seen.sandboxes.first().map_or(0, |last| last.attempt + 1) }],
+    }
+}
+
+fn keep(container: &Container, run: Option<&Ran>, memory: &Memory, actions: &mut Vec<Action>) {
+    if let Some(run) = run.filter(|run| memory.health.get(&run.id).is_some_and(|health| health.dead)) {
+        let container = container.name.clone();
+        actions.push(Action::Stop { id: run.id.clone(), container, why: Why::Unhealthy });
+    }
+}
+
+/// Starts a container, or says when it may be.
+fn start(
+    container: &Container,
+    run: Option<&Ran>,
+    memory: &Memory,
+    now: Timestamp,
+    actions: &mut Vec<Action>,
+) {
+    let after_exit = run.and_then(restart_at);
+    let after_failure = memory.failures.get(&container.name).map(|failure| failure.again);
+    let attempt = match run {
+        // Made but never started: that one is tried again.
+        Some(Ran { state: State::Created, attempt, .. }) => *attempt,
+        Some(run) => run.attempt + 1,
+        None => 0,
+    };
+    match after_exit.max(after_failure).filter(|at| *at > now) {
+        Some(at) => actions.push(Action::Recheck(at)),
+        None => actions.push(Action::Start { container: container.name.clone(), attempt }),
+    }
+}
+
+/// When a container that has ended may be started again.
+pub fn restart_at(run: &Ran) -> Option<Timestamp> {
+    let State::Exited { since, at, .. } = run.state else { return None };
+    if run.attempt == 0 || at.duration_since(since) >= LONG_ENOUGH {
+        return Some(at);
+    }
+    let doublings = run.attempt.saturating_sub(1).min(16);
+    let pause = FIRST_PAUSE.saturating_mul(1 << doublings).min(LONGEST_PAUSE);
+    at.checked_add(pause).ok()
+}
+
+pub fn is_sidecar(container: &Container) -> bool {
+    container.restart_policy.as_deref() == Some("Always")
+}
+
+pub fn policy(pod: &Pod) -> &str {
+    pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref()).unwrap_or("Always")
+}
+
+fn restarts(policy: &str, code: i32) -> bool {
+    policy == "Always" || policy == "OnFailure" && code != 0
+}
+
+/// An init container has failed and is not tried again.
+pub fn failed_init(pod: &Pod, seen: &Observed) -> bool {
+    let failed = |container: &Container| {
+        let run = seen.latest(&container.name);
+        !is_sidecar(container)
+            && run.is_some_and(|run| matches!(run.state, State::Exited { code, .. } if code != 0))
+    };
+    let inits = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_ref());
+    policy(pod) == "Never" && inits.into_iter().flatten().any(failed)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,224 @@
+use expect_test::{Expect, expect};
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::memory::{Failure, Health};
+use crate::observed::Sandbox;
+
+fn time(second: i64) -> Timestamp {
+    Timestamp::from_second(1_000_000 + second).expect("a time")
+}
+
+/// `init a b | main c | side d | Never`: names after what they are; the last word is the policy.
+fn pod(text: &str) -> Pod {
+    let mut inits = Vec::new();
+    let mut mains = Vec::new();
+    let mut policy = "Always";
+    let mut deleting = false;
+    for part in text.split('|').map(str::trim) {
+        let mut words = part.split_whitespace();
+        match words.next() {
+            Some("init") => inits.extend(words.map(|name| json!({"name": name}))),
+            Some("side") => inits.extend(words.map(|name| json!({"name": name, "restartPolicy": "Always"}))),
+            Some("main") => mains.extend(words.map(|name| json!({"name": name}))),
+            Some("deleting") => deleting = true,
+            Some(word) => policy = if word == "Never" { "Never" } else { "OnFailure" },
+            None => {}
+        }
+    }
+    let metadata = match deleting {
+        true => json!({"name": "web", "deletionTimestamp": "2026-01-01T00:00:00Z"}),
+        false => json!({"name": "web"}),
+    };
+    let spec = json!({"initContainers": inits, "containers": mains, "restartPolicy": policy});
+    serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a pod")
+}
+
+/// `s0 ready | a#0 running | b#1 exit 3 at 5`.
+fn seen(text: &str) -> Observed {
+    let mut observed = Observed::default();
+    for part in text.split('|').map(str::trim).filter(|part| !part.is_empty()) {
+        let words: Vec<&str> = part.split_whitespace().collect();
+        if let Some(attempt) = words[0].strip_prefix('s').and_then(|number| number.parse().ok()) {
+            let id = words[0].to_owned();
+            observed.sandboxes.push(Sandbox { id, attempt, ready: words[1] == "ready", ips: Vec::new() });
+            continue;
+        }
+        let (name, attempt) = words[0].split_once('#').expect("name#attempt");
+        let state = match words[1] {
+            "created" => State::Created,
+            "running" => State::Running { since: time(0) },
+            _ => State::Exited {
+                since: time(0),
+                at: time(words.get(4).and_then(|second| second.parse().ok()).unwrap_or(0)),
+                code: words[2].parse().expect("a code"),
+            },
+        };
+        observed.containers.push(Ran {
+            id: words[0].to_owned(),
+            name: name.to_owned(),
+            attempt: attempt.parse().expect("a number"),
+            state,
+            image: String::new(),
+            image_id: String::new(),
+            reason: String::new(),
+            message: String::new(),
+        });
+    }
+    observed.sandboxes.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.attempt));
+    observed.containers.sort_by_key(|run| std::cmp::Reverse(run.attempt));
+    observed
+}
+
+fn shown(actions: &[Action]) -> String {
+    let line = |action: &Action| match action {
+        Action::MakeSandbox { attempt } => format!("sandbox #{attempt}\n"),
+        Action::Start { container, attempt } => format!("start {container}#{attempt}\n"),
+        Action::Stop { id, why, .. } => format!("stop {id} {why:?}\n"),
+        Action::StopSandbox { id } => format!("stop sandbox {id}\n"),
+        Action::Clear => "clear\n".to_owned(),
+        Action::Recheck(at) => format!("recheck at {}\n", at.as_second() - 1_000_000),
+    };
+    actions.iter().map(line).collect()
+}
+
+#[track_caller]
+fn check(spec: &str, observed: &str, now: i64, expected: Expect) {
+    expected.assert_eq(&shown(&plan(&pod(spec), &seen(observed), &Memory::default(), time(now))));
+}
+
+#[test]
+fn a_pod_begins_with_a_sandbox_then_inits_in_order_then_all_others_at_once() {
+    check("init i j | main a b", "", 0, expect![["sandbox #0\n"]]);
+    check("init i j | main a b", "s0 ready", 0, expect![["start i#0\n"]]);
+    check("init i j | main a b", "s0 ready | i#0 running", 0, expect![[""]]);
+    check("init i j | main a b", "s0 ready | i#0 exit 0", 0, expect![["start j#0\n"]]);
+    check(
+        "init i j | main a b",
+        "s0 ready | i#0 exit 0 | j#0 exit 0",
+        0,
+        expect![["start a#0\nstart b#0\n"]],
+    );
+    check("main a b", "s0 ready | a#0 running | b#0 running", 0, expect![[""]]);
+    check("main a b", "s0 ready | a#0 running | b#0 created", 0, expect![["start b#0\n"]]);
+}
+
+#[test]
+fn companions_run_before_and_after_the_others() {
+    check("side d | main a", "s0 ready", 0, expect![["start d#0\n"]]);
+    check("side d | main a", "s0 ready | d#0 running", 0, expect![["start a#0\n"]]);
+    check("side d | main a", "s0 ready | d#0 exit 0 at 5 | a#0 running", 6, expect![["start d#1\n"]]);
+    let ends = "side d e | main a | deleting";
+    check(ends, "s0 ready | d#0 running | e#0 running | a#0 running", 0, expect![["stop a#0 PodEnds\n"]]);
+    check(ends, "s0 ready | d#0 running | e#0 running | a#0 exit 0", 0, expect![["stop e#0 PodEnds\n"]]);
+    check(ends, "s0 ready | d#0 running | e#0 exit 0 | a#0 exit 0", 0, expect![["stop d#0 PodEnds\n"]]);
+    check(ends, "s0 ready | d#0 exit 0 | e#0 exit 0 | a#0 exit 0", 0, expect![["stop sandbox s0\n"]]);
+    check(ends, "s0 gone | d#0 exit 0 | e#0 exit 0 | a#0 exit 0", 0, expect![["clear\n"]]);
+}
+
+#[test]
+fn a_failing_container_is_started_again_less_and_less_often() {
+    check("main a", "s0 ready | a#0 exit 1 at 5", 5, expect![["start a#1\n"]]);
+    check("main a", "s0 ready | a#1 exit 1 at 5", 5, expect![["recheck at 15\n"]]);
+    check("main a", "s0 ready | a#1 exit 1 at 5", 15, expect![["start a#2\n"]]);
+    check("main a", "s0 ready | a#2 exit 1 at 5", 15, expect![["recheck at 25\n"]]);
+    check("main a", "s0 ready | a#9 exit 1 at 5", 15, expect![["recheck at 305\n"]]);
+    check("main a", "s0 ready | a#9 exit 1 at 700", 700, expect![["start a#10\n"]]);
+    check("main a | OnFailure", "s0 ready | a#0 exit 1 at 5", 5, expect![["start a#1\n"]]);
+}
+
+#[test]
+fn what_is_over_stays_over() {
+    check("main a | OnFailure", "s0 ready | a#0 exit 0 at 5", 9, expect![["stop sandbox s0\n"]]);
+    check("main a | Never", "s0 gone | a#0 exit 7 at 5", 9, expect![[""]]);
+    check("main a b | Never", "s0 ready | a#0 exit 7 at 5 | b#0 running", 9, expect![[""]]);
+    check("init i | main a | Never", "s0 ready | i#0 exit 7 at 5", 9, expect![["stop sandbox s0\n"]]);
+}
+
+#[test]
+fn a_lost_sandbox_is_replaced_once_nothing_runs_any_more() {
+    check("main a", "s0 gone | a#0 running", 0, expect![["stop a#0 SandboxGone\n"]]);
+    check("main a", "s0 gone | a#0 exit 137", 0, expect![["sandbox #1\n"]]);
+    check("main a", "s0 gone | s1 ready | a#0 exit 137", 0, expect![["start a#1\n"]]);
+}
+
+#[test]
+fn the_unhealthy_are_stopped_and_the_impossible_waits() {
+    let mut memory = Memory::default();
+    memory.health.insert("a#0".into(), Health { started: true, ready: false, dead: true });
+    let failure =
+        Failure { reason: "ErrImagePull".into(), message: String::new(), times: 1, again: time(30) };
+    memory.failures.insert("b".into(), failure);
+    let actions = plan(&pod("main a b"), &seen("s0 ready | a#0 running"), &memory, time(9));
+    assert_eq!(shown(&actions), "stop a#0 Unhealthy\nrecheck at 30\n");
+}
+
+proptest! {
+    /// Whatever has happened, doing what the plan says leads to a pod that runs, or is gone when it is to go.
+    #[test]
+    fn every_plan_leads_somewhere(
+        ready in any::<bool>(), runs in prop::collection::vec((0..3usize, 0..3u8, 0..2i32), 0..6), deleting in any::<bool>()
+    ) {
+        let pod = pod(if deleting { "init i | main a b | deleting" } else { "init i | main a b" });
+        let mut text = format!("s0 {}", if ready { "ready" } else { "gone" });
+        for (attempt, (name, state, code)) in runs.iter().enumerate() {
+            let state = match state { 0 => "created".to_owned(), 1 => "running".to_owned(), _ => format!("exit {code} at 0") };
+            // Only the newest run of a container can still be going on.
+            text += &format!(" | {}#{attempt} {state}", ["i", "a", "b"][*name]);
+        }
+        let mut observed = seen(&text);
+        let mut now = 0;
+        for _ in 0..60 {
+            // Steps that are under way come to their end.
+            let steps = observed.containers.iter_mut().filter(|run| run.name == "i" && run.state.is_running());
+            steps.for_each(|run| run.state = State::Exited { since: time(now), at: time(now), code: 0 });
+            let actions = plan(&pod, &observed, &Memory::default(), time(now));
+            if actions.is_empty() || actions == [Action::Clear] {
+                break;
+            }
+            for action in actions {
+                now = apply(&mut observed, action, now);
+            }
+        }
+        let end = plan(&pod, &observed, &Memory::default(), time(now));
+        if deleting {
+            prop_assert!(observed.is_gone(), "{observed:?}");
+            prop_assert_eq!(end, [Action::Clear]);
+        } else {
+            prop_assert!(["a", "b"].iter().all(|name| observed.latest(name).is_some_and(|run| run.state.is_running())));
+            prop_assert_eq!(end, []);
+        }
+    }
+}
+
+/// A runtime in which everything works and init containers end well at once.
+fn apply(observed: &mut Observed, action: Action, now: i64) -> i64 {
+    let ended = |code| State::Exited { since: time(now), at: time(now), code };
+    match action {
+        Action::MakeSandbox { attempt } => {
+            let id = format!("s{attempt}");
+            observed.sandboxes.insert(0, Sandbox { id, attempt, ready: true, ips: Vec::new() });
+        }
+        Action::Start { container, attempt } => {
+            let state = if container == "i" { ended(0) } else { State::Running { since: time(now) } };
+            observed.containers.retain(|run| !(run.name == container && run.attempt == attempt));
+            let mut run = seen(&format!("{container}#{attempt} created")).containers.remove(0);
+            run.state = state;
+            observed.containers.insert(0, run);
+        }
+        Action::Stop { id, .. } => {
+            observed.containers.iter_mut().filter(|run| run.id == id).for_each(|run| run.state = ended(137));
+        }
+        Action::StopSandbox { id } => {
+            observed
+                .sandboxes
+                .iter_mut()
+                .filter(|sandbox| sandbox.id == id)
+                .for_each(|sandbox| sandbox.ready = false);
+        }
+        Action::Recheck(at) => return at.as_second() - 1_000_000,
+        Action::Clear => {}
+    }
+    now
+}

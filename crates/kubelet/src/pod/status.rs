@@ -1,0 +1,319 @@
+//! What is said about a pod: phase, conditions and the states of its containers, in upstream's words. Pure.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{
+    Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
+    ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus, VolumeMountStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use reconcile::Object as _;
+
+use super::plan::{failed_init, is_finished, is_sidecar, policy, restart_at};
+use crate::memory::Memory;
+use crate::observed::{Observed, Ran, State};
+
+/// What the node adds to what the pod is.
+pub struct Host<'a> {
+    pub ip: &'a str,
+    /// The runtime's name, as in `containerd://id`.
+    pub runtime: &'a str,
+}
+
+/// The status of a pod as everything known tells it.
+pub fn status(pod: &Pod, seen: &Observed, memory: &Memory, host: &Host<'_>, now: Timestamp) -> PodStatus {
+    let before = pod.status.clone().unwrap_or_default();
+    let spec = pod.spec.clone().unwrap_or_default();
+    let look = Look { pod, seen, memory, host, now };
+    let inits: Vec<_> = spec.init_containers.iter().flatten().map(|container| look.init(container)).collect();
+    let initialized = look.initialized();
+    let idle = if inits.is_empty() || initialized { "ContainerCreating" } else { "PodInitializing" };
+    let mains: Vec<_> = spec.containers.iter().map(|container| look.container(container, idle)).collect();
+    let phase = look.phase(initialized, &mains);
+    let over = matches!(phase, "Succeeded" | "Failed");
+    let unready: Vec<&str> =
+        mains.iter().filter(|container| !container.ready).map(|container| container.name.as_str()).collect();
+    let ready = !over && initialized && unready.is_empty();
+    let why = match phase {
+        _ if ready => None,
+        "Succeeded" => Some(("PodCompleted", String::new())),
+        "Failed" => Some(("PodFailed", String::new())),
+        _ => Some(("ContainersNotReady", format!("containers with unready status: [{}]", unready.join(" ")))),
+    };
+    let uninitialized = (!initialized).then(|| look.uninitialized());
+    let conditions = Conditions { before: &before, now, generation: pod.metadata.generation };
+    let ips = if spec.host_network == Some(true) {
+        vec![host.ip.to_owned()]
+    } else {
+        seen.sandbox().map(|sandbox| sandbox.ips.clone()).unwrap_or_default()
+    };
+    // The address of a pod that is over is remembered.
+    let ips = if ips.is_empty() { known_ips(&before) } else { ips };
+    let (reason, message) = memory.ended.clone().unzip();
+    PodStatus {
+        phase: Some(phase.to_owned()),
+        reason: reason.or(before.reason.clone()),
+        message: message.or(before.message.clone()),
+        start_time: before.start_time.clone().or(Some(Time(now))),
+        host_ip: Some(host.ip.to_owned()),
+        host_ips: Some(vec![HostIP { ip: host.ip.to_owned() }]),
+        pod_ip: ips.first().cloned(),
+        pod_ips: (!ips.is_empty()).then(|| ips.into_iter().map(|ip| PodIP { ip }).collect()),
+        init_container_statuses: (!inits.is_empty()).then_some(inits),
+        container_statuses: (!mains.is_empty()).then_some(mains),
+        observed_generation: pod.metadata.generation,
+        conditions: Some(conditions.all([
+            ("PodReadyToStartContainers", seen.sandbox().is_some(), None),
+            ("Initialized", initialized, uninitialized),
+            ("Ready", ready, why.clone()),
+            ("ContainersReady", ready, why),
+        ])),
+        ..before.clone()
+    }
+}
+
+fn known_ips(before: &PodStatus) -> Vec<String> {
+    before.pod_ips.iter().flatten().map(|ip| ip.ip.clone()).collect()
+}
+
+struct Look<'a> {
+    pod: &'a Pod,
+    seen: &'a Observed,
+    memory: &'a Memory,
+    host: &'a Host<'a>,
+    now: Timestamp,
+}
+
+impl Look<'_> {
+    fn inits(&self) -> impl Iterator<Item = &Container> {
+        self.pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten())
+    }
+
+    fn is_done(&self, container: &Container) -> bool {
+        let Some(run) = self.seen.latest(&container.name) else { return false };
+        match run.state {
+            State::Exited { code, .. } if !is_sidecar(container) => code == 0,
+            State::Running { .. } if is_sidecar(container) => self.is_started(container, run),
+            State::Exited { .. } => is_finished(self.pod, self.seen, self.memory),
+            _ => false,
+        }
+    }
+
+    fn initialized(&self) -> bool {
+        // Containers that have run at all did so because everything before them was done.
+        let began = |container: &Container| self.seen.latest(&container.name).is_some();
+        self.inits().all(|container| self.is_done(container))
+            || self.pod.spec.iter().any(|spec| spec.containers.iter().any(began))
+    }
+
+    fn uninitialized(&self) -> (&'static str, String) {
+        let names: Vec<&str> = self
+            .inits()
+            .filter(|container| !self.is_done(container))
+            .map(|container| container.name.as_str())
+            .collect();
+        ("ContainersNotInitialized", format!("containers with incomplete status: [{}]", names.join(" ")))
+    }
+
+    fn phase(&self, initialized: bool, mains: &[ContainerStatus]) -> &'static str {
+        if self.memory.ended.is_some() || failed_init(self.pod, self.seen) {
+            return "Failed";
+        }
+        if !initialized {
+            return "Pending";
+        }
+        let code =
+            |container: &ContainerStatus| Some(container.state.as_ref()?.terminated.as_ref()?.exit_code);
+        let stopped = self.pod.is_deleting()
+            && self.seen.running().next().is_none()
+            && !mains.is_empty()
+            && mains.iter().all(|container| code(container).is_some());
+        if stopped || is_finished(self.pod, self.seen, self.memory) {
+            let well = mains.iter().all(|container| code(container) == Some(0));
+            return if well { "Succeeded" } else { "Failed" };
+        }
+        let never_ran = |container: &ContainerStatus| self.seen.latest(&container.name).is_none();
+        if mains.iter().any(never_ran) { "Pending" } else { "Running" }
+    }
+
+    fn init(&self, container: &Container) -> ContainerStatus {
+        let mut status = self.container(container, "PodInitializing");
+        if !is_sidecar(container) {
+            let end = status.state.as_ref().and_then(|state| state.terminated.as_ref());
+            status.ready = end.is_some_and(|end| end.exit_code == 0);
+        }
+        status
+    }
+
+    fn container(&self, container: &Container, idle: &str) -> ContainerStatus {
+        let run = self.seen.latest(&container.name);
+        let state = self.state(container, run, idle);
+        let running = run.is_some_and(|run| run.state.is_running());
+        let health = run.and_then(|run| self.memory.health.get(&run.id));
+        let ready = match health {
+            Some(health) => health.ready,
+            None => container.readiness_probe.is_none() && container.startup_probe.is_none(),
+        };
+        let last = match (&state.waiting, run) {
+            // The newest run is over and the next has not begun: it is the last one.
+            (Some(_), Some(run)) => self.ended(run),
+            _ => self.seen.previous(&container.name).and_then(|run| self.ended(run)),
+        };
+        let shown = run.filter(|run| run.state != State::Created);
+        ContainerStatus {
+            name: container.name.clone(),
+            image: shown.map_or_else(|| container.image.clone().unwrap_or_default(), |run| run.image.clone()),
+            image_id: shown.map(|run| run.image_id.clone()).unwrap_or_default(),
+            container_id: shown.map(|run| self.id(run)),
+            state: Some(state),
+            last_state: Some(last.unwrap_or_default()),
+            restart_count: run.map_or(0, |run| i32::try_from(run.attempt).unwrap_or(i32::MAX)),
+            ready: running && ready,
+            started: Some(running && run.is_some_and(|run| self.is_started(container, run))),
+            resources: running.then(|| container.resources.clone()).flatten(),
+            allocated_resources: running
+                .then(|| container.resources.as_ref().and_then(|resources| resources.requests.clone()))
+                .flatten(),
+            volume_mounts: container
+                .volume_mounts
+                .as_ref()
+                .map(|mounts| mounts.iter().map(mount_status).collect()),
+            ..ContainerStatus::default()
+        }
+    }
+
+    fn is_started(&self, container: &Container, run: &Ran) -> bool {
+        match self.memory.health.get(&run.id) {
+            Some(health) => health.started,
+            None => container.startup_probe.is_none(),
+        }
+    }
+
+    fn state(&self, container: &Container, run: Option<&Ran>, idle: &str) -> ContainerState {
+        if let Some(Ran { state: State::Running { since }, .. }) = run {
+            let running = ContainerStateRunning { started_at: Some(Time(*since)) };
+            return ContainerState { running: Some(running), ..ContainerState::default() };
+        }
+        if let Some(failure) = self.memory.failures.get(&container.name) {
+            return waiting(&failure.reason, &failure.message);
+        }
+        let over = is_finished(self.pod, self.seen, self.memory);
+        let again = |code: i32| !over && (is_sidecar(container) || self.restarts(container, code));
+        match run.map(|run| (run, run.state)) {
+            Some((run, State::Exited { at, code, .. })) if again(code) && !self.pod.is_deleting() => {
+                match restart_at(run).filter(|then| *then > self.now) {
+                    Some(then) => self.back_off(container, then.duration_since(at)),
+                    // It is about to be started again; until then it is what it was.
+                    None => self.ended(run).unwrap_or_default(),
+                }
+            }
+            Some((run, State::Exited { .. })) => self.ended(run).unwrap_or_default(),
+            _ => waiting(idle, ""),
+        }
+    }
+
+    fn restarts(&self, container: &Container, code: i32) -> bool {
+        let init = self.inits().any(|init| init.name == container.name);
+        match policy(self.pod) {
+            "Never" => false,
+            "Always" if !init => true,
+            _ => code != 0,
+        }
+    }
+
+    fn back_off(&self, container: &Container, pause: SignedDuration) -> ContainerState {
+        let pod = self.pod;
+        let pause = match (pause.as_secs() / 60, pause.as_secs() % 60) {
+            (0, seconds) => format!("{seconds}s"),
+            (minutes, seconds) => format!("{minutes}m{seconds}s"),
+        };
+        let (name, namespace, uid) = (pod.name(), pod.namespace(), pod.uid());
+        let message = format!(
+            "back-off {pause} restarting failed container={} pod={name}_{namespace}({uid})",
+            container.name
+        );
+        waiting("CrashLoopBackOff", &message)
+    }
+
+    fn ended(&self, run: &Ran) -> Option<ContainerState> {
+        let State::Exited { since, at, code } = run.state else { return None };
+        let reason = match run.reason.as_str() {
+            "" if code == 0 => "Completed",
+            "" => "Error",
+            reason => reason,
+        };
+        let end = ContainerStateTerminated {
+            exit_code: code,
+            reason: Some(reason.to_owned()),
+            message: (!run.message.is_empty()).then(|| run.message.clone()),
+            started_at: Some(Time(since)),
+            finished_at: Some(Time(at)),
+            container_id: Some(self.id(run)),
+            signal: None,
+        };
+        Some(ContainerState { terminated: Some(end), ..ContainerState::default() })
+    }
+
+    fn id(&self, run: &Ran) -> String {
+        format!("{}://{}", self.host.runtime, run.id)
+    }
+}
+
+fn waiting(reason: &str, message: &str) -> ContainerState {
+    let message = (!message.is_empty()).then(|| message.to_owned());
+    let waiting = ContainerStateWaiting { reason: Some(reason.to_owned()), message };
+    ContainerState { waiting: Some(waiting), ..ContainerState::default() }
+}
+
+fn mount_status(mount: &k8s_openapi::api::core::v1::VolumeMount) -> VolumeMountStatus {
+    VolumeMountStatus {
+        name: mount.name.clone(),
+        mount_path: mount.mount_path.clone(),
+        read_only: mount.read_only,
+        recursive_read_only: mount.read_only.filter(|read_only| *read_only).map(|_| "Disabled".to_owned()),
+        ..VolumeMountStatus::default()
+    }
+}
+
+/// A condition's type, whether it holds, and why not.
+type Said<'a> = (&'a str, bool, Option<(&'a str, String)>);
+
+struct Conditions<'a> {
+    before: &'a PodStatus,
+    now: Timestamp,
+    generation: Option<i64>,
+}
+
+impl Conditions<'_> {
+    /// In upstream's order; what others say, as the scheduler does, is kept.
+    fn all(&self, own: [Said<'_>; 4]) -> Vec<PodCondition> {
+        let mut all: Vec<PodCondition> =
+            own.into_iter().map(|(type_, holds, why)| self.one(type_, holds, why)).collect();
+        for other in self.before.conditions.iter().flatten() {
+            if !all.iter().any(|condition| condition.type_ == other.type_) {
+                all.push(other.clone());
+            }
+        }
+        all
+    }
+
+    fn one(&self, type_: &str, holds: bool, why: Option<(&str, String)>) -> PodCondition {
+        let status = if holds { "True" } else { "False" };
+        let before = self.before.conditions.iter().flatten().find(|condition| condition.type_ == type_);
+        let since = before.filter(|before| before.status == status);
+        let (reason, message) = why.unzip();
+        PodCondition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            reason: reason.map(str::to_owned),
+            message: message.filter(|message| !message.is_empty()),
+            last_transition_time: since
+                .and_then(|before| before.last_transition_time.clone())
+                .or(Some(Time(self.now))),
+            observed_generation: self.generation,
+            ..PodCondition::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

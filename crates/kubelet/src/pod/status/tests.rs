@@ -1,0 +1,225 @@
+use expect_test::{Expect, expect};
+use serde_json::json;
+
+use super::*;
+use crate::memory::{Failure, Health};
+use crate::observed::Sandbox;
+
+fn time(second: i64) -> Timestamp {
+    Timestamp::from_second(1_000_000 + second).expect("a time")
+}
+
+fn pod(policy: &str, inits: &[&str]) -> Pod {
+    let inits: Vec<_> = inits.iter().map(|name| json!({"name": name, "image": "init"})).collect();
+    let spec = json!({
+        "restartPolicy": policy,
+        "initContainers": inits,
+        "containers": [{"name": "main", "image": "web:1"}]
+    });
+    let metadata = json!({"name": "crash", "namespace": "default", "uid": "1234"});
+    serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a pod")
+}
+
+fn run(name: &str, attempt: u32, state: State) -> Ran {
+    Ran {
+        id: format!("{name}{attempt}"),
+        name: name.to_owned(),
+        attempt,
+        state,
+        image: "web:1".into(),
+        image_id: "sha256:1".into(),
+        reason: String::new(),
+        message: String::new(),
+    }
+}
+
+fn exited(code: i32, at: i64) -> State {
+    State::Exited { since: time(0), at: time(at), code }
+}
+
+fn seen(containers: Vec<Ran>) -> Observed {
+    let sandbox = Sandbox { id: "s".into(), attempt: 0, ready: true, ips: vec!["10.42.0.7".into()] };
+    Observed { sandboxes: vec![sandbox], containers }
+}
+
+#[track_caller]
+fn check(pod: &Pod, seen: &Observed, memory: &Memory, now: i64, expected: Expect) {
+    let host = Host { ip: "192.0.2.1", runtime: "containerd" };
+    let status = status(pod, seen, memory, &host, time(now));
+    let mut text = format!("{} {}\n", status.phase.unwrap_or_default(), status.pod_ip.unwrap_or_default());
+    for container in status.init_container_statuses.iter().chain(&status.container_statuses).flatten() {
+        let state = container.state.clone().unwrap_or_default();
+        let told = |state: &ContainerState| match (&state.waiting, &state.running, &state.terminated) {
+            (Some(waiting), ..) => {
+                let message = waiting.message.as_deref().map(|message| format!(" ({message})"));
+                format!("{}{}", waiting.reason.as_deref().unwrap_or(""), message.unwrap_or_default())
+            }
+            (_, Some(_), _) => "running".to_owned(),
+            (.., Some(end)) => format!("{} {}", end.reason.as_deref().unwrap_or(""), end.exit_code),
+            _ => "-".to_owned(),
+        };
+        let last = told(&container.last_state.clone().unwrap_or_default());
+        let (name, ready, restarts) = (&container.name, container.ready, container.restart_count);
+        text += &format!("{name}: {}, last {last}, ready {ready}, restarts {restarts}\n", told(&state));
+    }
+    for condition in status.conditions.iter().flatten() {
+        text += &format!(
+            "{}={} {}\n",
+            condition.type_,
+            condition.status,
+            condition.reason.as_deref().unwrap_or("")
+        );
+    }
+    let text: String = text.lines().map(|line| format!("{}\n", line.trim_end())).collect();
+    expected.assert_eq(&text);
+}
+
+#[test]
+fn a_pod_that_has_just_come() {
+    check(
+        &pod("Always", &[]),
+        &Observed::default(),
+        &Memory::default(),
+        0,
+        expect![[r#"
+        Pending
+        main: ContainerCreating, last -, ready false, restarts 0
+        PodReadyToStartContainers=False
+        Initialized=True
+        Ready=False ContainersNotReady
+        ContainersReady=False ContainersNotReady
+    "#]],
+    );
+}
+
+#[test]
+fn a_pod_that_runs() {
+    let since = State::Running { since: time(1) };
+    check(
+        &pod("Always", &[]),
+        &seen(vec![run("main", 0, since)]),
+        &Memory::default(),
+        2,
+        expect![[r#"
+        Running 10.42.0.7
+        main: running, last -, ready true, restarts 0
+        PodReadyToStartContainers=True
+        Initialized=True
+        Ready=True
+        ContainersReady=True
+    "#]],
+    );
+}
+
+#[test]
+fn a_pod_whose_first_steps_are_under_way() {
+    let running = seen(vec![run("prepare", 0, State::Running { since: time(1) })]);
+    check(
+        &pod("Always", &["prepare"]),
+        &running,
+        &Memory::default(),
+        2,
+        expect![[r#"
+        Pending 10.42.0.7
+        prepare: running, last -, ready false, restarts 0
+        main: PodInitializing, last -, ready false, restarts 0
+        PodReadyToStartContainers=True
+        Initialized=False ContainersNotInitialized
+        Ready=False ContainersNotReady
+        ContainersReady=False ContainersNotReady
+    "#]],
+    );
+}
+
+#[test]
+fn a_container_that_keeps_failing_and_one_that_waits_for_its_probe() {
+    let crashed = seen(vec![run("main", 2, exited(1, 5)), run("main", 1, exited(1, 3))]);
+    check(
+        &pod("Always", &[]),
+        &crashed,
+        &Memory::default(),
+        6,
+        expect![[r#"
+        Running 10.42.0.7
+        main: CrashLoopBackOff (back-off 20s restarting failed container=main pod=crash_default(1234)), last Error 1, ready false, restarts 2
+        PodReadyToStartContainers=True
+        Initialized=True
+        Ready=False ContainersNotReady
+        ContainersReady=False ContainersNotReady
+    "#]],
+    );
+    let mut memory = Memory::default();
+    memory.health.insert("main0".into(), Health { started: true, ready: false, dead: false });
+    check(
+        &pod("Always", &[]),
+        &seen(vec![run("main", 0, State::Running { since: time(1) })]),
+        &memory,
+        6,
+        expect![[r#"
+            Running 10.42.0.7
+            main: running, last -, ready false, restarts 0
+            PodReadyToStartContainers=True
+            Initialized=True
+            Ready=False ContainersNotReady
+            ContainersReady=False ContainersNotReady
+        "#]],
+    );
+}
+
+#[test]
+fn pods_that_are_over() {
+    check(
+        &pod("Never", &[]),
+        &seen(vec![run("main", 0, exited(2, 5))]),
+        &Memory::default(),
+        6,
+        expect![[r#"
+            Failed 10.42.0.7
+            main: Error 2, last -, ready false, restarts 0
+            PodReadyToStartContainers=True
+            Initialized=True
+            Ready=False PodFailed
+            ContainersReady=False PodFailed
+        "#]],
+    );
+    check(
+        &pod("OnFailure", &[]),
+        &seen(vec![run("main", 0, exited(0, 5))]),
+        &Memory::default(),
+        6,
+        expect![[r#"
+            Succeeded 10.42.0.7
+            main: Completed 0, last -, ready false, restarts 0
+            PodReadyToStartContainers=True
+            Initialized=True
+            Ready=False PodCompleted
+            ContainersReady=False PodCompleted
+        "#]],
+    );
+}
+
+#[test]
+fn an_image_that_cannot_be_had() {
+    let mut memory = Memory::default();
+    let failure = Failure {
+        reason: "ImagePullBackOff".into(),
+        message: "Back-off pulling image \"web:1\"".into(),
+        times: 1,
+        again: time(60),
+    };
+    memory.failures.insert("main".into(), failure);
+    check(
+        &pod("Always", &[]),
+        &seen(Vec::new()),
+        &memory,
+        6,
+        expect![[r#"
+        Pending 10.42.0.7
+        main: ImagePullBackOff (Back-off pulling image "web:1"), last -, ready false, restarts 0
+        PodReadyToStartContainers=True
+        Initialized=True
+        Ready=False ContainersNotReady
+        ContainersReady=False ContainersNotReady
+    "#]],
+    );
+}
