@@ -20,6 +20,8 @@ mod rig;
 pub mod template;
 mod ttl_after_finished;
 
+use std::time::Duration;
+
 use futures_util::future::BoxFuture;
 use reconcile::Ctx;
 use tokio::task::JoinSet;
@@ -73,18 +75,29 @@ impl Chosen {
 pub async fn run(ctx: Ctx, chosen: Chosen) {
     let mut loops = JoinSet::new();
     for row in CONTROLLERS.iter().filter(|row| chosen.has(row.name)) {
-        let work = (row.run)(ctx.named(row.name));
-        loops.spawn(async move {
-            work.await;
-            row.name
-        });
+        loops.spawn(keep(row, ctx.clone()));
     }
-    while let Some(ended) = loops.join_next().await {
-        if let Err(error) = ended {
-            tracing::error!(%error, "a control loop has panicked");
+    loops.join_all().await;
+}
+
+/// Runs one control loop, and runs it anew if a defect of ours has ended it: the others must not suffer.
+async fn keep(row: &Loop, ctx: Ctx) {
+    loop {
+        // On a task of its own, which a panic ends and nothing else.
+        let mut work = JoinSet::new();
+        work.spawn((row.run)(ctx.named(row.name)));
+        match work.join_next().await {
+            Some(Err(error)) if error.is_panic() && !*ctx.shutdown.borrow() => {
+                tracing::error!(controller = row.name, %error, "a control loop has panicked, starting it again");
+                tokio::time::sleep(AFTER_PANIC).await;
+            }
+            _ => return,
         }
     }
 }
+
+/// How long a control loop that has panicked stays down.
+const AFTER_PANIC: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
