@@ -101,12 +101,12 @@ fn unserved<'a>(method: &str, path: &'a str) -> Option<(&'static str, [&'a str; 
 }
 
 /// A change of what is not there makes it, which is more than changing it.
-pub fn authorize_creation(rbac: &Rbac, user: &User, target: &Target) -> Result<(), Status> {
-    authorize(rbac, user, &Asks::Resource("create", target, &target.name, None))
+pub async fn authorize_creation(rbac: &Rbac, user: &User, target: &Target) -> Result<(), Status> {
+    authorize(rbac, user, &Asks::Resource("create", target, &target.name, None)).await
 }
 
-pub fn authorize(rbac: &Rbac, user: &User, asks: &Asks<'_>) -> Result<(), Status> {
-    rbac.authorize(user, &asks.ask(&asks.verb()))
+pub async fn authorize(rbac: &Rbac, user: &User, asks: &Asks<'_>) -> Result<(), Status> {
+    rbac.authorize(user, &asks.ask(&asks.verb())).await
 }
 
 impl Asks<'_> {

@@ -66,7 +66,7 @@ impl Server {
         value = defaulted(row, value)?;
         let stored = stored_as(row);
         if let Some(user) = &options.user {
-            crate::rbac::escalation::check(&self.rbac, user, target, &value, None)?;
+            crate::rbac::escalation::check(&self.rbac, user, target, &value, None).await?;
         }
         // A version on something new is refused, but only after everything else about it was found good.
         let versioned =

@@ -27,8 +27,8 @@ use tokio_rustls::TlsConnector;
 
 /// What others may answer with.
 const BODY_LIMIT: usize = 3 << 20;
-/// How long one request may take.
-pub const TIMEOUT: Duration = Duration::from_secs(30);
+/// How long one request may take, unless another time is said.
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Connections kept for the next request.
 const IDLE: usize = 8;
 /// How often a webhook is asked before its failure counts, and how long is waited the first time; each
@@ -53,6 +53,7 @@ pub struct Client {
     tls: TlsConnector,
     authorization: Option<HeaderValue>,
     idle: Mutex<VecDeque<Connection>>,
+    timeout: Duration,
 }
 
 type Connection = SendRequest<Full<Bytes>>;
@@ -157,7 +158,12 @@ impl Client {
             tls: TlsConnector::from(Arc::new(tls)),
             authorization,
             idle: Mutex::default(),
+            timeout: TIMEOUT,
         })
+    }
+
+    pub fn with_timeout(self, timeout: Duration) -> Client {
+        Client { timeout, ..self }
     }
 
     /// Posts JSON to the client's URL and again where that may help, as webhooks are asked.
@@ -189,7 +195,7 @@ impl Client {
     }
 
     async fn json(&self, method: Method, path: &str, body: Bytes) -> Result<Value, Error> {
-        let answer = tokio::time::timeout(TIMEOUT, self.ask(method, path, body)).await;
+        let answer = tokio::time::timeout(self.timeout, self.ask(method, path, body)).await;
         let bytes = answer.map_err(|_| Error::Timeout { host: self.host.clone() })??;
         serde_json::from_slice(&bytes).map_err(|_| Error::NotJson { host: self.host.clone() })
     }

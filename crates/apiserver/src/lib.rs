@@ -9,6 +9,7 @@ mod access;
 mod admission;
 mod audit;
 mod authentication;
+mod authorization;
 mod body;
 mod bootstrap;
 mod cache;
@@ -69,6 +70,9 @@ pub use audit::{
 pub use authentication::{
     Error as AuthenticationError, FrontProxy, Oidc, Options as Authentication, WebhookOptions,
 };
+pub use authorization::{
+    Error as AuthorizationError, Options as Authorization, WebhookOptions as AuthorizationWebhookOptions,
+};
 pub use local::Local;
 pub use registry::RuntimeConfigError;
 
@@ -89,6 +93,7 @@ pub struct Config {
     pub authentication: Authentication,
     /// What is written down about requests.
     pub audit: AuditOptions,
+    pub authorization: Authorization,
     pub tokens: ServiceAccountTokens,
 }
 
@@ -113,6 +118,8 @@ pub enum Error {
     Authentication(#[from] AuthenticationError),
     #[error("cannot set up auditing")]
     Audit(#[from] AuditError),
+    #[error("cannot set up authorization")]
+    Authorization(#[from] AuthorizationError),
     #[error("cannot set up keys and certificates")]
     Pki(#[from] pki::Error),
     #[error("service network {0:?} is not a CIDR with room for addresses")]
@@ -159,6 +166,7 @@ pub async fn start(
     server.admission = admission::Chain::new(&config.admission)?;
     server.authenticators = authenticators;
     server.audit = audit::Audit::new(&config.audit)?;
+    server.rbac.chain = authorization::Chain::new(&config.authorization)?;
     let server = Arc::new(server);
     let cluster = bootstrap::Cluster {
         address: config.advertise,
@@ -196,6 +204,7 @@ pub async fn start_in(
         runtime_config: Vec::new(),
         admission: Switches::default(),
         ca_pem: ca.pem().to_owned(),
+        authorization: Authorization::default(),
         authentication: Authentication { client_ca_pem: ca.pem().to_owned(), ..Authentication::default() },
         audit: AuditOptions::default(),
         tokens: ServiceAccountTokens {

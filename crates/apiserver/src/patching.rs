@@ -229,7 +229,7 @@ async fn apply(
             );
             return Err(Status::conflict(row.group, row.plural, &target.name, &why));
         }
-        access::authorize_creation(&server.rbac, &call.user, target)?;
+        access::authorize_creation(&server.rbac, &call.user, target).await?;
         let mut value = merge(None)?;
         value.object_mut("metadata").remove("resourceVersion");
         let fields = value.path("metadata.managedFields").clone();

@@ -21,6 +21,7 @@ use api::field::quoted;
 use api::selector::FieldSelector;
 
 use crate::access::{MASTERS, User};
+use crate::authorization::{Chain, Step, Verdict};
 use crate::cache::{Cache, Followed};
 use crate::nodes::Nodes;
 use crate::object::Object;
@@ -71,6 +72,8 @@ pub enum Decision {
 pub struct Rbac {
     view: Followed<view::View, 4>,
     nodes: Nodes,
+    /// Who is asked, and in which order.
+    pub chain: Chain,
 }
 
 const KINDS: [&str; 4] = ["clusterroles", "roles", "clusterrolebindings", "rolebindings"];
@@ -78,7 +81,7 @@ const KINDS: [&str; 4] = ["clusterroles", "roles", "clusterrolebindings", "roleb
 impl Rbac {
     pub fn new(cache: &Cache) -> Rbac {
         let view = Followed::new(KINDS.map(|plural| cache.shard(&prefix(row(plural)))));
-        Rbac { view, nodes: Nodes::new(cache) }
+        Rbac { view, nodes: Nodes::new(cache), chain: Chain::default() }
     }
 
     /// One that knows what `fill` puts into it, and never more.
@@ -90,6 +93,7 @@ impl Rbac {
         Rbac { view: Followed::knowing(shards, view), ..Rbac::new(&cache) }
     }
 
+    /// What we know ourselves, webhooks left out.
     pub fn decide(&self, user: &User, ask: &Ask<'_>) -> Decision {
         if user.is_in(MASTERS) {
             return Decision::Allow(None);
@@ -105,16 +109,52 @@ impl Rbac {
         }
     }
 
-    /// As `decide`, with a refusal in upstream's words.
-    pub fn authorize(&self, user: &User, ask: &Ask<'_>) -> Result<(), Status> {
-        let decision = self.decide(user, ask);
-        if let Decision::Allow(_) = decision {
-            Ok(())
-        } else {
-            Err(ask.refusal(user, &decision.reason(user)))
+    /// What everybody in the chain says.
+    pub async fn judge(&self, user: &User, ask: &Ask<'_>) -> Verdict {
+        if user.is_in(MASTERS) || !self.chain.has_webhooks() {
+            let decision = self.decide(user, ask);
+            let allowed = matches!(decision, Decision::Allow(_));
+            return Verdict { allowed, reason: decision.reason(user), ..Verdict::default() };
+        }
+        let (mut reasons, mut problems) = (Vec::new(), Vec::new());
+        for step in &self.chain.steps {
+            let verdict = match step {
+                Step::Node => match self.nodes.decide(user, ask) {
+                    Some(Ok(())) => Verdict { allowed: true, ..Verdict::default() },
+                    Some(Err(reason)) => Verdict { reason, ..Verdict::default() },
+                    None => continue,
+                },
+                Step::Rbac => {
+                    let decision = match self.view.look().decide(user, ask) {
+                        Ok(binding) => Decision::Allow(Some(binding)),
+                        Err(problems) => Decision::Deny { node: String::new(), problems },
+                    };
+                    let allowed = matches!(decision, Decision::Allow(_));
+                    Verdict { allowed, reason: decision.reason(user), ..Verdict::default() }
+                }
+                Step::Webhook(webhook) => webhook.judge(user, ask).await,
+            };
+            if verdict.allowed || verdict.denied {
+                return verdict;
+            }
+            reasons.extend(Some(verdict.reason).filter(|reason| !reason.is_empty()));
+            problems.extend(Some(verdict.problem).filter(|problem| !problem.is_empty()));
+        }
+        let problem = if problems.is_empty() { String::new() } else { together(&problems) };
+        Verdict { reason: reasons.join("\n"), problem, ..Verdict::default() }
+    }
+
+    /// As `judge`, with a refusal in upstream's words.
+    pub async fn authorize(&self, user: &User, ask: &Ask<'_>) -> Result<(), Status> {
+        let verdict = self.judge(user, ask).await;
+        match verdict {
+            Verdict { allowed: true, .. } => Ok(()),
+            Verdict { problem, .. } if !problem.is_empty() => Err(Status::internal(problem)),
+            Verdict { reason, .. } => Err(ask.refusal(user, &reason)),
         }
     }
 
+    /// By what we know ourselves.
     pub fn allows(&self, user: &User, ask: &Ask<'_>) -> bool {
         matches!(self.decide(user, ask), Decision::Allow(_))
     }

@@ -11,7 +11,7 @@ use crate::body::Body;
 use crate::codec;
 use crate::create::{invalid, place};
 use crate::nodes;
-use crate::rbac::{Ask, Decision, Rule};
+use crate::rbac::{Ask, Rule};
 use crate::render::encoded;
 use crate::request::Target;
 use crate::server::{Call, Server, method_not_allowed};
@@ -44,8 +44,8 @@ pub async fn answer(server: &Server, call: &Call, target: &Target) -> Result<Res
             tokens::review(server, review.at("spec"), call.now).await
         }
         "selfsubjectrulesreviews" => rules(server, &call.user, review.at("spec"))?,
-        "selfsubjectaccessreviews" => access(server, &call.user, review.at("spec")),
-        _ => access(server, &subject(review.at("spec")), review.at("spec")),
+        "selfsubjectaccessreviews" => access(server, &call.user, review.at("spec")).await,
+        _ => access(server, &subject(review.at("spec")), review.at("spec")).await,
     };
     let created = if row.plural == "selfsubjectreviews" { options.timestamp().into() } else { Value::Null };
     review.object_mut("metadata").insert("creationTimestamp".into(), created);
@@ -53,11 +53,19 @@ pub async fn answer(server: &Server, call: &Call, target: &Target) -> Result<Res
 }
 
 fn subject(spec: &Value) -> User {
-    let groups = spec.items("groups").iter().filter_map(Value::as_str).map(str::to_owned).collect();
-    User { name: spec.text("user").to_owned(), groups, ..User::default() }
+    let texts = |value: &Value| -> Vec<String> {
+        value.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+    };
+    let extra = spec.entries("extra").map(|(key, values)| (key.to_owned(), texts(values)));
+    User {
+        name: spec.text("user").to_owned(),
+        uid: spec.text("uid").to_owned(),
+        groups: texts(spec.at("groups")),
+        extra: extra.collect(),
+    }
 }
 
-fn access(server: &Server, user: &User, spec: &Value) -> Value {
+async fn access(server: &Server, user: &User, spec: &Value) -> Value {
     let resource = spec.at("resourceAttributes");
     let path = spec.at("nonResourceAttributes");
     let fields = selected(resource.at("fieldSelector"));
@@ -74,11 +82,15 @@ fn access(server: &Server, user: &User, spec: &Value) -> Value {
     } else {
         Ask::Path { verb: path.text("verb"), path: path.text("path") }
     };
-    let decision = server.rbac.decide(user, &ask);
-    let mut status = json!({"allowed": matches!(decision, Decision::Allow(_))});
-    match decision.reason(user) {
-        reason if reason.is_empty() => {}
-        reason => status.set("reason", reason),
+    let verdict = server.rbac.judge(user, &ask).await;
+    let mut status = json!({"allowed": verdict.allowed});
+    if verdict.denied {
+        status.set("denied", true);
+    }
+    for (name, text) in [("reason", verdict.reason), ("evaluationError", verdict.problem)] {
+        if !text.is_empty() {
+            status.set(name, text);
+        }
     }
     status
 }
@@ -119,7 +131,12 @@ fn rules(server: &Server, user: &User, spec: &Value) -> Result<Value, Status> {
     if node {
         problems.insert(0, "node authorizer does not support user rule resolution".to_owned());
     }
-    let mut status = json!({"resourceRules": resources, "nonResourceRules": paths, "incomplete": node});
+    let webhooks = server.rbac.chain.has_webhooks();
+    if webhooks {
+        problems.push("webhook authorizer does not support user rule resolution".to_owned());
+    }
+    let mut status =
+        json!({"resourceRules": resources, "nonResourceRules": paths, "incomplete": node || webhooks});
     if !problems.is_empty() {
         status.set("evaluationError", crate::rbac::together(&problems));
     }

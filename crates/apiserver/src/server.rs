@@ -249,7 +249,7 @@ impl Server {
         let mut user =
             self.identify(&peer, &path, &mut parts, &query, (asks.ask(&verb), target), passage).await?;
         let known = passage.trail.is_some().then(|| user.clone());
-        user = access::impersonate(&self.rbac, user, &parts.headers, &asks)?;
+        user = access::impersonate(&self.rbac, user, &parts.headers, &asks).await?;
         if let (Some(trail), Some(known)) = (&mut passage.trail, known)
             && known != user
         {
@@ -261,7 +261,7 @@ impl Server {
             Ok(seats) => passage.entered = seats,
             Err(refusal) => return Ok(refusal),
         }
-        let allowed = access::authorize(&self.rbac, &user, &asks);
+        let allowed = access::authorize(&self.rbac, &user, &asks).await;
         if let Some(trail) = &mut passage.trail {
             trail.decided(&self.rbac, &user, &asks.ask(&verb), allowed.is_ok());
         }

@@ -42,7 +42,7 @@ pub async fn update(
         if !strategy::created_by_put(stored_as(row)) || !value.at("metadata").text("uid").is_empty() {
             return Err(target.not_found());
         }
-        access::authorize_creation(&server.rbac, &call.user, target)?;
+        access::authorize_creation(&server.rbac, &call.user, target).await?;
         let collection = Target { name: String::new(), ..target.clone() };
         value.object_mut("metadata").remove("resourceVersion");
         let (outcome, more) = server.create_object(&collection, value, &options, Some(call)).await?;
@@ -118,7 +118,7 @@ impl Server {
             let before = old.value();
             let Change { mut value, tracked, again } = make(&before)?;
             if let Some(user) = &options.user {
-                crate::rbac::escalation::check(&self.rbac, user, target, &value, Some(&before))?;
+                crate::rbac::escalation::check(&self.rbac, user, target, &value, Some(&before)).await?;
             }
             let conditional = check_version(row, &value, &old)? && !again;
             if !tracked {

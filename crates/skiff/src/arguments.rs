@@ -34,6 +34,12 @@ const KNOWN: &[&str] = &[
     "authentication-token-webhook-cache-ttl",
     "authentication-token-webhook-config-file",
     "authentication-token-webhook-version",
+    "authorization-config",
+    "authorization-mode",
+    "authorization-webhook-cache-authorized-ttl",
+    "authorization-webhook-cache-unauthorized-ttl",
+    "authorization-webhook-config-file",
+    "authorization-webhook-version",
     "client-ca-file",
     "disable-admission-plugins",
     "enable-admission-plugins",
@@ -217,6 +223,28 @@ impl Arguments {
             configuration: self.path("authentication-config"),
             oidc: self.oidc()?,
             anonymous: self.flag("anonymous-auth")?,
+        })
+    }
+
+    pub fn authorization(&self) -> anyhow::Result<apiserver::Authorization> {
+        let time = |name: &str, otherwise: u64| {
+            anyhow::Ok(self.duration(name)?.unwrap_or(Duration::from_secs(otherwise)))
+        };
+        let webhook = self.path("authorization-webhook-config-file").map(|kubeconfig| {
+            anyhow::Ok(apiserver::AuthorizationWebhookOptions {
+                name: "webhook".to_owned(),
+                kubeconfig,
+                version: self.last("authorization-webhook-version").unwrap_or("v1beta1").to_owned(),
+                authorized: time("authorization-webhook-cache-authorized-ttl", 300)?,
+                unauthorized: time("authorization-webhook-cache-unauthorized-ttl", 30)?,
+                timeout: Duration::from_secs(30),
+                denies_on_failure: false,
+            })
+        });
+        Ok(apiserver::Authorization {
+            configuration: self.path("authorization-config"),
+            modes: self.list("authorization-mode"),
+            webhook: webhook.transpose()?,
         })
     }
 

@@ -51,6 +51,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         ca_pem: certificates.server_ca().to_owned(),
         authentication: arguments.authentication(&certificates)?,
         audit: arguments.audit()?,
+        authorization: arguments.authorization()?,
         tokens: arguments.tokens(&flags)?,
     };
     tokio::spawn(certificates.keep_renewed(Timestamp::now));

@@ -361,3 +361,80 @@ fn tokens_of_other_issuers_are_taken() {
     assert_eq!(anonymous.get("/livez/ping").unwrap().status, 401);
     assert_eq!(anonymous.get("/version").unwrap().status, 401);
 }
+
+#[test]
+fn a_webhook_says_who_may_do_what() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = write(&dir, "tokens.csv", "t-ann,ann,7\nt-eve,eve,8\nt-down,down,9\n");
+    let (webhook, kubeconfig) = webhook(&dir, "/authorize", |asked| {
+        let spec = &asked.body["spec"];
+        let status = match (spec["user"].as_str(), spec["resourceAttributes"]["resource"].as_str()) {
+            (Some("ann"), Some("pods")) => json!({"allowed": true, "reason": "ann is trusted"}),
+            (Some("eve"), Some("selfsubjectreviews")) => {
+                json!({"allowed": false, "denied": true, "reason": "eve is not"})
+            }
+            (Some("down"), _) => return (400, json!({})),
+            _ => json!({"allowed": false, "reason": "no opinion"}),
+        };
+        (
+            200,
+            json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "status": status}),
+        )
+    });
+    let configuration = format!(
+        "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers:\n\
+         - {{type: Node, name: node}}\n\
+         - type: Webhook\n  name: hook\n  webhook: {{timeout: 3s, authorizedTTL: 5m, unauthorizedTTL: 5m, \
+         subjectAccessReviewVersion: v1, failurePolicy: NoOpinion, \
+         connectionInfo: {{type: KubeConfigFile, kubeConfigFile: {}}}}}\n\
+         - {{type: RBAC, name: rbac}}\n",
+        kubeconfig.display()
+    );
+    let configuration = write(&dir, "authorization.yaml", &configuration);
+    let server = Server::start_with(&[
+        &argument("token-auth-file", &tokens),
+        &argument("authorization-config", &configuration),
+    ]);
+    let before = webhook.asked().len();
+    assert!(webhook.asked().iter().all(|asked| asked.body["spec"]["user"] != "system:admin"), "masters may");
+    let http = server.anonymous();
+    let get = |token: &str, path: &str| {
+        let reply = http.send("GET", path, &[("authorization", &format!("Bearer {token}"))], b"").unwrap();
+        (reply.status, reply.json()["message"].as_str().unwrap_or("").to_owned())
+    };
+    for _ in 0..2 {
+        assert_eq!(get("t-ann", "/api/v1/namespaces/default/pods").0, 200);
+        assert_eq!(
+            get("t-ann", "/api/v1/secrets"),
+            (403, "secrets is forbidden: User \"ann\" cannot list resource \"secrets\" in API group \"\" at the cluster scope: no opinion".to_owned())
+        );
+    }
+    let asked = webhook.asked();
+    assert_eq!(asked.len() - before, 2, "answers are kept");
+    assert_eq!(
+        asked[before].body["spec"],
+        json!({
+            "user": "ann", "uid": "7", "groups": ["system:authenticated"],
+            "resourceAttributes": {"namespace": "default", "verb": "list", "version": "v1", "resource": "pods"},
+        })
+    );
+    // What roles allow, a webhook before them can deny.
+    check(who(&http, &[("authorization", "Bearer t-ann")]), (201, "ann"));
+    let denied = who(&http, &[("authorization", "Bearer t-eve")]);
+    assert_eq!(denied.0, 403, "{denied:?}");
+    assert!(denied.1.ends_with(": eve is not"), "{denied:?}");
+    // A webhook that fails leaves it to others; if nobody else allows, nobody knows.
+    check(who(&http, &[("authorization", "Bearer t-down")]), (201, "down"));
+    assert_eq!(get("t-down", "/api/v1/secrets").0, 500);
+    let review = json!({"spec": {"user": "ann", "resourceAttributes": {"verb": "list", "resource": "pods"}}});
+    let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+    let status = server.http().post(path, &review).unwrap().json()["status"].take();
+    assert_eq!(status, json!({"allowed": true, "reason": "ann is trusted"}));
+    let review =
+        json!({"spec": {"user": "down", "resourceAttributes": {"verb": "list", "resource": "pods"}}});
+    let status = server.http().post(path, &review).unwrap().json()["status"].take();
+    assert_eq!(status, json!({"allowed": false, "evaluationError": "127.0.0.1 answered with HTTP 400"}));
+    // Acting as others needs leave, too.
+    let acting = [("authorization", "Bearer t-ann"), ("impersonate-user", "bob")];
+    assert_eq!(who(&http, &acting).0, 403);
+}

@@ -15,7 +15,12 @@ use crate::rbac::{Ask, Rbac};
 use crate::request::percent_decode;
 
 /// The user that the headers name, where `user` may act as them to do what the request asks.
-pub fn impersonate(rbac: &Rbac, user: User, headers: &HeaderMap, asks: &Asks<'_>) -> Result<User, Status> {
+pub async fn impersonate(
+    rbac: &Rbac,
+    user: User,
+    headers: &HeaderMap,
+    asks: &Asks<'_>,
+) -> Result<User, Status> {
     let wanted = wanted(headers);
     if wanted.name.is_empty() {
         return if wanted == User::default() { Ok(user) } else { Err(nameless(&wanted)) };
@@ -26,13 +31,13 @@ pub fn impersonate(rbac: &Rbac, user: User, headers: &HeaderMap, asks: &Asks<'_>
         if !wish.fits(mode) {
             continue;
         }
-        match wish.constrained(mode, asks) {
+        match wish.constrained(mode, asks).await {
             Ok(other) => return Ok(other),
             Err(status) => drop(refusal.get_or_insert(status)),
         }
     }
     // The first refusal is told: it names the least that is needed.
-    wish.check("impersonate", false).map_err(|status| refusal.unwrap_or(status))
+    wish.check("impersonate", false).await.map_err(|status| refusal.unwrap_or(status))
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -84,14 +89,14 @@ impl Wish<'_> {
         }
     }
 
-    fn constrained(&self, mode: Mode, asks: &Asks<'_>) -> Result<User, Status> {
+    async fn constrained(&self, mode: Mode, asks: &Asks<'_>) -> Result<User, Status> {
         let on = format!("impersonate-on:{}:{}", mode.word(), asks.verb());
-        self.rbac.authorize(self.user, &asks.ask(&on))?;
-        self.check(&format!("impersonate:{}", mode.word()), true)
+        self.rbac.authorize(self.user, &asks.ask(&on)).await?;
+        self.check(&format!("impersonate:{}", mode.word()), true).await
     }
 
     /// The whole user to act as, where every part of them is allowed.
-    fn check(&self, verb: &str, constrained: bool) -> Result<User, Status> {
+    async fn check(&self, verb: &str, constrained: bool) -> Result<User, Status> {
         let wanted = self.wanted;
         let mut other = wanted.clone();
         // In the old way, these are in the core group.
@@ -105,10 +110,10 @@ impl Wish<'_> {
             name,
             fields: None,
         };
-        let allow = |ask: Ask<'_>| self.rbac.authorize(self.user, &ask);
+        let allow = async |ask: Ask<'_>| self.rbac.authorize(self.user, &ask).await;
         match (account(&wanted.name), node(&wanted.name)) {
             (Some((namespace, name)), _) => {
-                allow(ask(group, "serviceaccounts", "", namespace, name))?;
+                allow(ask(group, "serviceaccounts", "", namespace, name)).await?;
                 if wanted.groups.is_empty() {
                     let own = format!("system:serviceaccounts:{namespace}");
                     other.groups = vec!["system:serviceaccounts".into(), own];
@@ -117,13 +122,13 @@ impl Wish<'_> {
             (None, Some(node)) if constrained => {
                 // Whoever may act as the node they run on may do so on any node.
                 let any = verb.ends_with(Mode::AssociatedNode.word());
-                allow(ask(group, "nodes", "", "", if any { "*" } else { node }))?;
+                allow(ask(group, "nodes", "", "", if any { "*" } else { node })).await?;
                 other.groups = vec!["system:nodes".into()];
             }
-            _ => allow(ask(group, "users", "", "", &wanted.name))?,
+            _ => allow(ask(group, "users", "", "", &wanted.name)).await?,
         }
         if !wanted.uid.is_empty() {
-            allow(ask(GROUP, "uids", "", "", &wanted.uid))?;
+            allow(ask(GROUP, "uids", "", "", &wanted.uid)).await?;
         }
         let refuse = |ask: Ask<'_>, why: &str| Err(ask.refusal(self.user, why));
         if constrained && wanted.is_in("") {
@@ -135,14 +140,14 @@ impl Wish<'_> {
             return refuse(ask(group, "groups", "", "", MASTERS), why);
         }
         for name in &wanted.groups {
-            allow(ask(group, "groups", "", "", name))?;
+            allow(ask(group, "groups", "", "", name)).await?;
         }
         for (key, values) in &wanted.extra {
             if let (true, Some(why)) = (constrained, bad_extra(key, values)) {
                 return refuse(ask(GROUP, "userextras", "", "", ""), &why);
             }
             for value in values {
-                allow(ask(GROUP, "userextras", key, "", value))?;
+                allow(ask(GROUP, "userextras", key, "", value)).await?;
             }
         }
         if other.name == ANONYMOUS {

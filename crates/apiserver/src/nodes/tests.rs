@@ -415,7 +415,7 @@ async fn ask(rig: &Rig, node: &str, request: &str) -> String {
     };
     let asks =
         Asks::Resource(verb(&method.parse().expect("a method"), &target, false), &target, &target.name, None);
-    let answer = access::authorize(&rig.server.rbac, &user(node), &asks);
+    let answer = access::authorize(&rig.server.rbac, &user(node), &asks).await;
     answer.map_or_else(|status| status.message, |()| "may".to_owned())
 }
 

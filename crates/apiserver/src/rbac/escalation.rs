@@ -12,7 +12,7 @@ use crate::request::Target;
 
 /// Whether `user` may store `value` (in place of `before`) at `target`. Anything but roles and bindings is
 /// none of our business.
-pub fn check(
+pub async fn check(
     rbac: &Rbac,
     user: &User,
     target: &Target,
@@ -28,8 +28,8 @@ pub fn check(
     }
     let wish = Wish { rbac, user, target, value };
     match resource.plural {
-        "roles" | "clusterroles" => wish.role(before),
-        "rolebindings" | "clusterrolebindings" => wish.binding(),
+        "roles" | "clusterroles" => wish.role(before).await,
+        "rolebindings" | "clusterrolebindings" => wish.binding().await,
         _ => Ok(()),
     }
 }
@@ -42,7 +42,7 @@ struct Wish<'a> {
 }
 
 impl Wish<'_> {
-    fn role(&self, before: Option<&Value>) -> Result<(), Status> {
+    async fn role(&self, before: Option<&Value>) -> Result<(), Status> {
         let ask = Ask::Resource {
             verb: "escalate",
             group: GROUP,
@@ -52,7 +52,7 @@ impl Wish<'_> {
             name: &self.target.name,
             fields: None,
         };
-        if self.rbac.allows(self.user, &ask) {
+        if self.rbac.judge(self.user, &ask).await.allowed {
             return Ok(());
         }
         self.confirm(&Rule::all_of(self.value))?;
@@ -65,7 +65,7 @@ impl Wish<'_> {
         Ok(())
     }
 
-    fn binding(&self) -> Result<(), Status> {
+    async fn binding(&self) -> Result<(), Status> {
         let reference = self.value.at("roleRef");
         let name = reference.text("name");
         let (plural, namespace) = match reference.text("kind") {
@@ -85,7 +85,7 @@ impl Wish<'_> {
             name,
             fields: None,
         };
-        if self.rbac.allows(self.user, &ask) {
+        if self.rbac.judge(self.user, &ask).await.allowed {
             return Ok(());
         }
         // A Role is not found from a binding without a namespace.

@@ -2,7 +2,7 @@
 
 use expect_test::{Expect, expect};
 
-use super::{objects, rbac, user};
+use super::{now, objects, rbac, user};
 use crate::rbac::{escalation, row};
 use crate::request::Target;
 
@@ -66,7 +66,7 @@ fn check(who: &str, before: &str, object: &str, expected: Expect) {
     if before.is_some() {
         target.name = object["metadata"]["name"].as_str().unwrap().to_owned();
     }
-    let result = escalation::check(&rbac(POLICY), &user(who), &target, &object, before.as_ref());
+    let result = now(escalation::check(&rbac(POLICY), &user(who), &target, &object, before.as_ref()));
     let text = match result {
         Ok(()) => "may".to_owned(),
         Err(status) => format!("{} {}", status.code, status.message),
@@ -368,6 +368,6 @@ fn huge_rules_are_refused_quickly() {
     let object = objects(&text).remove(0);
     let target = Target::collection(row("clusterroles"), "");
     let rbac = rbac(POLICY);
-    assert!(escalation::check(&rbac, &user("ann"), &target, &object, None).is_err());
-    assert!(escalation::check(&rbac, &user("root"), &target, &object, None).is_ok());
+    assert!(now(escalation::check(&rbac, &user("ann"), &target, &object, None)).is_err());
+    assert!(now(escalation::check(&rbac, &user("root"), &target, &object, None)).is_ok());
 }

@@ -3,7 +3,7 @@
 use expect_test::{Expect, expect};
 use http::HeaderMap;
 
-use super::{rbac, user};
+use super::{now, rbac, user};
 use crate::access::{Asks, impersonate};
 use crate::rbac::row;
 use crate::request::Target;
@@ -38,7 +38,7 @@ fn check(who: &str, verb: &'static str, headers: &[(&str, &str)], expected: Expe
     let mut user = user(who);
     user.extra.insert("authentication.kubernetes.io/node-name".into(), vec!["n1".into()]);
     let target = Target::collection(row("roles"), "x");
-    let found = match impersonate(&rbac(POLICY), user, &map, &Asks::Resource(verb, &target, "", None)) {
+    let found = match now(impersonate(&rbac(POLICY), user, &map, &Asks::Resource(verb, &target, "", None))) {
         Ok(user) => format!("{} {:?} {} {:?}", user.name, user.groups, user.uid, user.extra),
         Err(status) => format!("{} {}", status.code, status.message),
     };

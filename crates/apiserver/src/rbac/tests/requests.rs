@@ -22,7 +22,7 @@ async fn check(rig: &Rig, who: &str, request: &str, expected: Expect) {
         ),
         _ => Asks::Path(method, path),
     };
-    let answer = access::authorize(&rig.server.rbac, &user(who), &asks);
+    let answer = access::authorize(&rig.server.rbac, &user(who), &asks).await;
     expected.assert_eq(&answer.map_or_else(|status: Status| status.message, |()| "may".to_owned()));
 }
 

@@ -1,0 +1,203 @@
+//! Upstream's AuthorizationConfiguration: the authorizers in order, each webhook with its own rules.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use api::field::quoted;
+use serde::Deserialize;
+
+use super::{Chain, Error, Step, Webhook, WebhookOptions};
+
+const VERSIONS: [&str; 3] =
+    ["apiserver.config.k8s.io/v1", "apiserver.config.k8s.io/v1beta1", "apiserver.config.k8s.io/v1alpha1"];
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Configuration {
+    #[serde(default)]
+    api_version: String,
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    authorizers: Vec<Authorizer>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Authorizer {
+    #[serde(default, rename = "type")]
+    kind: String,
+    #[serde(default)]
+    name: String,
+    webhook: Option<Settings>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Settings {
+    #[serde(default, rename = "authorizedTTL")]
+    authorized_ttl: String,
+    #[serde(default = "yes")]
+    cache_authorized_requests: bool,
+    #[serde(default, rename = "unauthorizedTTL")]
+    unauthorized_ttl: String,
+    #[serde(default = "yes")]
+    cache_unauthorized_requests: bool,
+    #[serde(default)]
+    timeout: String,
+    #[serde(default)]
+    subject_access_review_version: String,
+    #[serde(default)]
+    #[expect(dead_code, reason = "only for match conditions, which are refused")]
+    match_condition_subject_access_review_version: String,
+    #[serde(default)]
+    failure_policy: String,
+    connection_info: Connection,
+    #[serde(default)]
+    match_conditions: Vec<Condition>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Connection {
+    #[serde(default, rename = "type")]
+    kind: String,
+    kube_config_file: Option<PathBuf>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Condition {
+    expression: String,
+}
+
+fn yes() -> bool {
+    true
+}
+
+pub fn read(path: &Path) -> Result<Chain, Error> {
+    let text = std::fs::read_to_string(path);
+    let text = text.map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    let bad = |why: String| Error::Configuration { path: path.to_owned(), why };
+    let wanted = parse(&text).map_err(bad)?;
+    let steps = wanted.into_iter().map(|step| {
+        Ok(match step {
+            Wanted::Node => Step::Node,
+            Wanted::Rbac => Step::Rbac,
+            Wanted::Webhook(options) => Step::Webhook(Box::new(Webhook::new(&options)?)),
+        })
+    });
+    let chain = Chain { steps: steps.collect::<Result<_, Error>>()? };
+    chain.checked().map_err(bad)
+}
+
+#[derive(Debug)]
+pub enum Wanted {
+    Node,
+    Rbac,
+    Webhook(WebhookOptions),
+}
+
+/// The authorizers, or all that is wrong, in upstream's words.
+pub fn parse(text: &str) -> Result<Vec<Wanted>, String> {
+    let configuration: Configuration = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+    if configuration.kind != "AuthorizationConfiguration"
+        || !VERSIONS.contains(&configuration.api_version.as_str())
+    {
+        return Err(format!("expected AuthorizationConfiguration of {}", VERSIONS[0]));
+    }
+    let mut problems = Vec::new();
+    if configuration.authorizers.is_empty() {
+        problems.push("authorizers: Required value: at least one authorization mode must be defined".into());
+    }
+    let mut names = BTreeSet::new();
+    let mut wanted = Vec::new();
+    for (i, authorizer) in configuration.authorizers.into_iter().enumerate() {
+        let at = format!("authorizers[{i}]");
+        if authorizer.name.is_empty() {
+            problems.push(format!("{at}.name: Required value"));
+        } else if !names.insert(authorizer.name.clone()) {
+            problems.push(format!("{at}.name: Duplicate value: {}", quoted(&authorizer.name)));
+        }
+        match (authorizer.kind.as_str(), authorizer.webhook) {
+            ("", _) => problems.push(format!("{at}.type: Required value")),
+            ("Webhook", Some(settings)) => {
+                let options = settings.options(&at, authorizer.name, &mut problems);
+                wanted.extend(options.map(Wanted::Webhook));
+            }
+            ("Webhook", None) => {
+                problems.push(format!("{at}.webhook: Required value: required when type=Webhook"));
+            }
+            ("Node", None) => wanted.push(Wanted::Node),
+            ("RBAC", None) => wanted.push(Wanted::Rbac),
+            ("Node" | "RBAC", Some(_)) => problems.push(format!(
+                "{at}.webhook: Invalid value: \"non-null\": may only be specified when type=Webhook"
+            )),
+            (other, _) => problems.push(format!(
+                "{at}.type: Unsupported value: {}: supported values: \"Node\", \"RBAC\", \"Webhook\"",
+                quoted(other)
+            )),
+        }
+    }
+    if problems.is_empty() { Ok(wanted) } else { Err(crate::rbac::together(&problems)) }
+}
+
+impl Settings {
+    fn options(self, at: &str, name: String, problems: &mut Vec<String>) -> Option<WebhookOptions> {
+        let before = problems.len();
+        let mut duration = |field: &str, text: &str, most: Option<Duration>| {
+            let time = api::time::parse_duration(text).ok().and_then(|time| Duration::try_from(time).ok());
+            let range = if most.is_some() { "must be > 0s and <= 30s" } else { "must be > 0s" };
+            match time {
+                _ if text.is_empty() => problems.push(format!("{at}.{field}: Required value")),
+                Some(time) if !time.is_zero() && most.is_none_or(|most| time <= most) => return time,
+                _ => problems.push(format!("{at}.{field}: Invalid value: {}: {range}", quoted(text))),
+            }
+            Duration::ZERO
+        };
+        let timeout = duration("timeout", &self.timeout, Some(LONGEST_TIMEOUT));
+        let authorized = duration("authorizedTTL", &self.authorized_ttl, None);
+        let unauthorized = duration("unauthorizedTTL", &self.unauthorized_ttl, None);
+        let mut one_of = |field: &str, value: &str, values: &[&str]| {
+            if value.is_empty() {
+                problems.push(format!("{at}.{field}: Required value"));
+            } else if !values.contains(&value) {
+                let values: Vec<String> = values.iter().map(|value| quoted(value)).collect();
+                problems.push(format!(
+                    "{at}.{field}: Unsupported value: {}: supported values: {}",
+                    quoted(value),
+                    values.join(", ")
+                ));
+            }
+        };
+        one_of("subjectAccessReviewVersion", &self.subject_access_review_version, &["v1", "v1beta1"]);
+        one_of("failurePolicy", &self.failure_policy, &["NoOpinion", "Deny"]);
+        one_of("connectionInfo.type", &self.connection_info.kind, &["KubeConfigFile"]);
+        let field = "connectionInfo.kubeConfigFile";
+        let kubeconfig = self.connection_info.kube_config_file.unwrap_or_default();
+        if kubeconfig.as_os_str().is_empty() {
+            problems.push(format!("{at}.{field}: Required value"));
+        } else if !kubeconfig.is_absolute() {
+            let shown = quoted(&kubeconfig.display().to_string());
+            problems.push(format!("{at}.{field}: Invalid value: {shown}: must be an absolute path"));
+        }
+        for (i, condition) in self.match_conditions.iter().enumerate() {
+            problems.push(format!(
+                "{at}.matchConditions[{i}].expression: Invalid value: {}: CEL expressions are not supported yet",
+                quoted(&condition.expression)
+            ));
+        }
+        let kept = |time, keep| if keep { time } else { Duration::ZERO };
+        (problems.len() == before).then_some(WebhookOptions {
+            name,
+            kubeconfig,
+            version: self.subject_access_review_version,
+            authorized: kept(authorized, self.cache_authorized_requests),
+            unauthorized: kept(unauthorized, self.cache_unauthorized_requests),
+            timeout,
+            denies_on_failure: self.failure_policy == "Deny",
+        })
+    }
+}

@@ -1,0 +1,104 @@
+//! Another server that knows who may do what, asked by SubjectAccessReviews.
+
+use api::json::Json as _;
+use serde_json::{Value, json};
+
+use super::{Error, Verdict, WebhookOptions};
+use crate::access::User;
+use crate::authentication::Answers;
+use crate::https::Client;
+use crate::rbac::Ask;
+
+/// Longer questions are not worth remembering; they may be made long on purpose.
+const LONGEST_KEPT: usize = 10_000;
+
+pub struct Webhook {
+    client: Client,
+    options: WebhookOptions,
+    answers: Answers<Verdict>,
+}
+
+impl Webhook {
+    pub fn new(options: &WebhookOptions) -> Result<Webhook, Error> {
+        if !matches!(options.version.as_str(), "v1" | "v1beta1") {
+            return Err(Error::Flags(format!(
+                "unsupported authorization webhook version {:?}, supported versions are \"v1\", \"v1beta1\"",
+                options.version
+            )));
+        }
+        let client = Client::from_kubeconfig(&options.kubeconfig)?.with_timeout(options.timeout);
+        Ok(Webhook { client, options: options.clone(), answers: Answers::default() })
+    }
+
+    pub async fn judge(&self, user: &User, ask: &Ask<'_>) -> Verdict {
+        let spec = self.spec(user, ask);
+        let text = spec.to_string();
+        let key = self.answers.key(&[text.as_bytes()]);
+        if let Some(verdict) = self.answers.get(&key) {
+            return verdict;
+        }
+        let review = json!({
+            "apiVersion": format!("authorization.k8s.io/{}", self.options.version),
+            "kind": "SubjectAccessReview", "metadata": {"creationTimestamp": null},
+            "spec": spec, "status": {"allowed": false},
+        });
+        let answer = match self.client.review(&review).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                tracing::warn!(webhook = self.options.name, %error, "an authorization webhook failed");
+                let denied = self.options.denies_on_failure;
+                return Verdict { denied, problem: error.to_string(), ..Verdict::default() };
+            }
+        };
+        let status = answer.at("status");
+        let (allowed, denied) = (status.flag("allowed"), status.flag("denied"));
+        let problem = match (allowed, denied) {
+            (true, true) => "webhook subject access review returned both allow and deny response",
+            _ => "",
+        };
+        let reason = status.text("reason").to_owned();
+        let verdict = Verdict { allowed: allowed && !denied, denied, reason, problem: problem.to_owned() };
+        if text.len() <= LONGEST_KEPT {
+            let time = if allowed { self.options.authorized } else { self.options.unauthorized };
+            self.answers.keep(key, verdict.clone(), time);
+        }
+        verdict
+    }
+
+    fn spec(&self, user: &User, ask: &Ask<'_>) -> Value {
+        // The old version has another word for groups.
+        let groups = if self.options.version == "v1beta1" { "group" } else { "groups" };
+        let mut spec = json!({"user": user.name, groups: user.groups});
+        if !user.uid.is_empty() {
+            spec.set("uid", user.uid.clone());
+        }
+        if !user.extra.is_empty() {
+            spec.set("extra", json!(user.extra));
+        }
+        match *ask {
+            Ask::Path { verb, path } => {
+                spec.set("nonResourceAttributes", json!({"path": path, "verb": verb}));
+            }
+            Ask::Resource { verb, group, resource, subresource, namespace, name, .. } => {
+                let version =
+                    api::table::RESOURCES.iter().find(|row| row.group == group && row.plural == resource);
+                let mut attributes = json!({});
+                for (key, value) in [
+                    ("namespace", namespace),
+                    ("verb", verb),
+                    ("group", group),
+                    ("version", version.map_or("*", |row| row.version)),
+                    ("resource", resource),
+                    ("subresource", subresource),
+                    ("name", name),
+                ] {
+                    if !value.is_empty() {
+                        attributes.set(key, value);
+                    }
+                }
+                spec.set("resourceAttributes", attributes);
+            }
+        }
+        spec
+    }
+}
