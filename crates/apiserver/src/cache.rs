@@ -285,6 +285,12 @@ fn prefix_of(key: &str) -> Option<&str> {
     key.get(..REGISTRY.len() + length)
 }
 
+/// The group and the plural of the stored kind that a key belongs to.
+pub fn kind_of(key: &str) -> Option<(&str, &str)> {
+    let kind = prefix_of(key)?.strip_prefix(REGISTRY)?.trim_end_matches('/');
+    Some(kind.split_once('/').unwrap_or(("", kind)))
+}
+
 fn object_of(entry: store::Entry) -> Option<Arc<Object>> {
     match Object::new(entry.key, entry.value, entry.revision) {
         Ok(object) => Some(Arc::new(object)),

@@ -18,6 +18,7 @@ mod create;
 mod delete;
 mod discovery;
 mod door;
+mod encryption;
 mod eviction;
 mod flow;
 mod https;
@@ -73,6 +74,7 @@ pub use authentication::{
 pub use authorization::{
     Error as AuthorizationError, Options as Authorization, WebhookOptions as AuthorizationWebhookOptions,
 };
+pub use encryption::{Error as EncryptionError, encrypted};
 pub use local::Local;
 pub use registry::RuntimeConfigError;
 

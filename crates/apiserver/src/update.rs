@@ -150,7 +150,7 @@ impl Server {
                     metadata.insert("resourceVersion".into(), revision.to_string().into());
                     return Ok((Outcome::Imagined(value), warnings));
                 }
-            } else if value == before {
+            } else if value == before && !self.store.is_stale(&old.key) {
                 // Nothing changed, so nothing is written and nobody is told.
                 return Ok((Outcome::Stored(old), warnings));
             } else if let Some(object) = self.put(row, value, Some(&old)).await? {

@@ -44,6 +44,7 @@ const KNOWN: &[&str] = &[
     "disable-admission-plugins",
     "enable-admission-plugins",
     "enable-bootstrap-token-auth",
+    "encryption-provider-config",
     "oidc-ca-file",
     "oidc-client-id",
     "oidc-groups-claim",

@@ -29,9 +29,12 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     let listener = TcpListener::bind(bind).with_context(|| format!("cannot listen on {bind}"))?;
     let listen = listener.local_addr()?;
     private_dir(&flags.data_dir)?;
-    let store = open_store(&flags).await?;
-    let advertise = flags.advertise_address.or_else(|| reachable(flags.bind_address)).or_else(address::own);
     let arguments = Arguments::parse(&flags.kube_apiserver_arg)?;
+    let mut store = open_store(&flags).await?;
+    if let Some(path) = arguments.path("encryption-provider-config") {
+        store = apiserver::encrypted(store, &path)?;
+    }
+    let advertise = flags.advertise_address.or_else(|| reachable(flags.bind_address)).or_else(address::own);
     let kubeconfig = Kubeconfig {
         path: flags.write_kubeconfig.clone().unwrap_or_else(|| flags.data_dir.join("admin.kubeconfig")),
         mode: flags.write_kubeconfig_mode,

@@ -395,7 +395,6 @@ fn a_webhook_says_who_may_do_what() {
         &argument("token-auth-file", &tokens),
         &argument("authorization-config", &configuration),
     ]);
-    let before = webhook.asked().len();
     assert!(webhook.asked().iter().all(|asked| asked.body["spec"]["user"] != "system:admin"), "masters may");
     let http = server.anonymous();
     let get = |token: &str, path: &str| {
@@ -409,10 +408,12 @@ fn a_webhook_says_who_may_do_what() {
             (403, "secrets is forbidden: User \"ann\" cannot list resource \"secrets\" in API group \"\" at the cluster scope: no opinion".to_owned())
         );
     }
-    let asked = webhook.asked();
-    assert_eq!(asked.len() - before, 2, "answers are kept");
+    // Parts of the server itself ask as well.
+    let mut asked = webhook.asked();
+    asked.retain(|asked| asked.body["spec"]["user"] == "ann");
+    assert_eq!(asked.len(), 2, "answers are kept");
     assert_eq!(
-        asked[before].body["spec"],
+        asked[0].body["spec"],
         json!({
             "user": "ann", "uid": "7", "groups": ["system:authenticated"],
             "resourceAttributes": {"namespace": "default", "verb": "list", "version": "v1", "resource": "pods"},

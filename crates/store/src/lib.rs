@@ -1,10 +1,11 @@
 //! Where objects live: keys, bytes and revisions; never parses an object.
 //!
 //! [`Store`] is the contract, shaped after etcd. Two engines keep it: [`log`], all data in memory and an
-//! append-only log on disk, and [`etcd`]. `suite` holds the tests that both must pass.
+//! append-only log on disk, and [`etcd`]. [`sealed`] encrypts what lies in either. `suite` holds the tests that both must pass.
 
 pub mod etcd;
 pub mod log;
+pub mod sealed;
 #[cfg(test)]
 mod suite;
 
@@ -94,6 +95,8 @@ pub enum Error {
     Future { asked: Revision, current: Revision },
     #[error("the store takes no writes: {reason}")]
     Unavailable { reason: String },
+    #[error("cannot read the sealed value of {key}: {reason}")]
+    Sealed { key: Arc<str>, reason: String },
 }
 
 #[async_trait]
@@ -123,6 +126,12 @@ pub trait Store: Send + Sync + 'static {
 
     /// Forgets history before `revision`; current values stay.
     async fn compact(&self, revision: Revision) -> Result<(), Error>;
+
+    /// Whether the key's value should be written again although it has not changed: it lies there as it
+    /// would no longer be written.
+    fn is_stale(&self, _key: &str) -> bool {
+        false
+    }
 }
 
 /// A running watch; ends (`None`) when the store closes or the watcher has fallen too far behind.

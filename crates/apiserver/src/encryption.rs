@@ -1,0 +1,272 @@
+//! Upstream's EncryptionConfiguration: which kinds are sealed in the store, with which keys.
+//!
+//! Holds secrets, so nothing here is `Debug`, and what is wrong is told by place, never by quoting.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use api::field::quoted;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+use store::Store;
+use store::sealed::{AesGcm, Provider, Rules, Sealed};
+
+use crate::cache::kind_of;
+
+const VERSIONS: [&str; 1] = ["apiserver.config.k8s.io/v1"];
+
+/// Why values cannot be encrypted as asked. Never tells a secret.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot read {path}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{path} is not an encryption configuration: {why}")]
+    Configuration { path: PathBuf, why: String },
+}
+
+/// The store with the values of some kinds encrypted, as the file says.
+pub fn encrypted(store: Arc<dyn Store>, path: &Path) -> Result<Arc<dyn Store>, Error> {
+    let text = std::fs::read_to_string(path);
+    let text = text.map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    let rules = parse(&text).map_err(|why| Error::Configuration { path: path.to_owned(), why })?;
+    Ok(Arc::new(Sealed::new(store, rules)))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Configuration {
+    #[serde(default)]
+    api_version: String,
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    resources: Vec<Rule>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rule {
+    #[serde(default)]
+    resources: Vec<String>,
+    #[serde(default)]
+    providers: Vec<ProviderOptions>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ProviderOptions {
+    aesgcm: Option<Keys>,
+    aescbc: Option<Keys>,
+    secretbox: Option<Keys>,
+    identity: Option<Identity>,
+    kms: Option<Kms>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Keys {
+    #[serde(default)]
+    keys: Vec<Key>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Key {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    secret: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Identity {}
+
+#[derive(Deserialize)]
+struct Kms {}
+
+/// The rules, or all that is wrong, in upstream's words.
+fn parse(text: &str) -> Result<Rules, String> {
+    // The reader's own words may quote the file.
+    let unreadable = |error: serde_saphyr::Error| match error.location() {
+        Some(place) => format!("line {} is not as it should be", place.line()),
+        None => "it is not YAML of this kind".to_owned(),
+    };
+    let configuration: Configuration = serde_saphyr::from_str(text).map_err(unreadable)?;
+    if configuration.kind != "EncryptionConfiguration"
+        || !VERSIONS.contains(&configuration.api_version.as_str())
+    {
+        return Err(format!("expected EncryptionConfiguration of {}", VERSIONS[0]));
+    }
+    let mut problems = Vec::new();
+    if configuration.resources.is_empty() {
+        problems.push("resources: Required value: at least one resources is required".to_owned());
+    }
+    let mut rules = Rules::new(kind_of);
+    for (i, rule) in configuration.resources.into_iter().enumerate() {
+        let (kinds, at) = (format!("resources[{i}].resources"), format!("resources[{i}].providers"));
+        for (list, is_empty) in [(&kinds, rule.resources.is_empty()), (&at, rule.providers.is_empty())] {
+            if is_empty {
+                problems.push(format!("{list}: Required value: at least one {list} is required"));
+            }
+        }
+        check_kinds(&kinds, &rule.resources, &mut problems);
+        let providers = rule.providers.into_iter().enumerate();
+        let providers: Vec<Provider> = providers
+            .filter_map(|(j, provider)| provider.build(&format!("{at}[{j}]"), &mut problems))
+            .collect();
+        let providers: Arc<[Provider]> = providers.into();
+        for kind in &rule.resources {
+            let (group, plural) = group_and_plural(kind);
+            rules.add(group, plural, &providers);
+        }
+    }
+    if problems.is_empty() { Ok(rules) } else { Err(crate::rbac::together(&problems)) }
+}
+
+/// `deployments.apps`, `secrets`, `*.apps`, `*.` (the core group) and `*.*`.
+fn group_and_plural(kind: &str) -> (&str, &str) {
+    match kind.split_once('.') {
+        Some((plural, group)) => (group, plural),
+        None => ("", kind),
+    }
+}
+
+fn check_kinds(at: &str, kinds: &[String], problems: &mut Vec<String>) {
+    for (i, kind) in kinds.iter().enumerate() {
+        let (group, plural) = group_and_plural(kind);
+        let why = if kind.chars().any(char::is_uppercase) {
+            "resource name should not contain capital letters"
+        } else if kind == "*" {
+            "use '*.' to encrypt all the resources from core API group or *.* to encrypt all resources"
+        } else if matches!(
+            kind.as_str(),
+            "apiserveripinfo" | "serviceipallocations" | "servicenodeportallocations"
+        ) {
+            "resources which do not have REST API/s cannot be encrypted"
+        } else if group == "events.k8s.io" {
+            "'*.events.k8s.io' objects are stored using the 'events' API group in etcd. Use 'events' instead in the config file"
+        } else if group == "extensions" {
+            "'extensions' group has been removed and cannot be used for encryption"
+        } else if group == "*" && plural != "*" {
+            "encrypting the same resource across groups is not supported"
+        } else {
+            continue;
+        };
+        problems.push(format!("{at}[{i}]: Invalid value: {}: {why}", quoted(kind)));
+    }
+    let list = || format!("{at}: Invalid value: [{}]", kinds.join(" "));
+    let pairs = || (0..kinds.len()).flat_map(|i| (i + 1..kinds.len()).map(move |j| (i, j)));
+    if pairs().any(|(i, j)| kinds[i] == kinds[j]) {
+        problems.push(format!("{}: the same resource cannot be specified multiple times", list()));
+    }
+    let masks = |(i, j): (usize, usize)| {
+        let ((group, plural), (other, another)) = (group_and_plural(&kinds[i]), group_and_plural(&kinds[j]));
+        kinds[i] != kinds[j]
+            && (kinds[i] == "*.*" || kinds[j] == "*.*" || group == other && (plural == "*" || another == "*"))
+    };
+    if pairs().any(masks) {
+        problems.push(format!(
+            "{}: using overlapping resources such as 'secrets' and '*.' in the same resource list is not allowed as they will be masked",
+            list()
+        ));
+    }
+}
+
+impl ProviderOptions {
+    fn build(self, at: &str, problems: &mut Vec<String>) -> Option<Provider> {
+        let ProviderOptions { aesgcm, aescbc, secretbox, identity, kms } = self;
+        let given =
+            [aesgcm.is_some(), aescbc.is_some(), secretbox.is_some(), identity.is_some(), kms.is_some()];
+        match given.iter().filter(|given| **given).count() {
+            0 => {
+                problems.push(format!("{at}: Required value: at least one provider is required"));
+                return None;
+            }
+            1 => {}
+            _ => {
+                problems.push(format!(
+                    "{at}: more than one provider specified in a single element, should split into different list elements"
+                ));
+                return None;
+            }
+        }
+        for (name, is_given) in
+            [("aescbc", aescbc.is_some()), ("secretbox", secretbox.is_some()), ("kms", kms.is_some())]
+        {
+            if is_given {
+                problems.push(format!(
+                    "{at}.{name}: this provider is not supported here; aesgcm and identity are"
+                ));
+            }
+        }
+        if identity.is_some() {
+            return Some(Provider::Identity);
+        }
+        let at = format!("{at}.aesgcm.keys");
+        let mut keys = Vec::new();
+        for (i, key) in aesgcm?.keys.into_iter().enumerate() {
+            if key.name.is_empty() {
+                problems.push(format!("{at}[{i}].name: Required value: name is a mandatory field for a key"));
+            }
+            if key.secret.is_empty() {
+                problems
+                    .push(format!("{at}[{i}].secret: Required value: secret is a mandatory field for a key"));
+            } else {
+                match STANDARD.decode(&key.secret) {
+                    Ok(secret) => keys.push((key.name, secret)),
+                    Err(_) => problems.push(format!(
+                        "{at}[{i}].secret: Invalid value: \"REDACTED\": secrets must be base64 encoded"
+                    )),
+                }
+            }
+        }
+        match AesGcm::new(&keys) {
+            Ok(aes) => Some(Provider::AesGcm(aes)),
+            Err(why) => {
+                problems.push(format!("{at}: {why}"));
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(resources: &str, expected: expect_test::Expect) {
+        let text = format!(
+            "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n{resources}"
+        );
+        expected.assert_eq(&parse(&text).err().unwrap_or_default());
+    }
+
+    #[test]
+    fn configurations_are_checked_without_telling_secrets() {
+        let good = "- resources: [secrets, '*.apps']\n  providers: [{aesgcm: {keys: [{name: k, secret: c2VjcmV0IGlzIHNlY3VyZSw=}]}}, {identity: {}}]\n";
+        // Seventeen bytes.
+        check(
+            good,
+            expect_test::expect![
+                "resources[0].providers[0].aesgcm.keys: secret is not of the expected length, got 17, expected one of [16 32]"
+            ],
+        );
+        check(&good.replace("ZSw=", "ZQ=="), expect_test::expect![""]);
+        check(
+            &good.replace("c2Vj", "_hush"),
+            expect_test::expect![[""]],
+        );
+        check(
+            &good.replace("secret: c2V", "secrets: hush"),
+            expect_test::expect!["line 5 is not as it should be"],
+        );
+        check(&good.replace("'*.apps'", "'*.', '*.*', Pods, secrets"), expect_test::expect![[r#"[resources[0].resources[3]: Invalid value: "Pods": resource name should not contain capital letters, resources[0].resources: Invalid value: [secrets *. *.* Pods secrets]: the same resource cannot be specified multiple times, resources[0].resources: Invalid value: [secrets *. *.* Pods secrets]: using overlapping resources such as 'secrets' and '*.' in the same resource list is not allowed as they will be masked, resources[0].providers[0].aesgcm.keys: secret is not of the expected length, got 17, expected one of [16 32]]"#]]);
+        check(
+            "- resources: [pods]\n  providers: [{identity: {}, kms: {name: x}}, {secretbox: {keys: []}}, {}]\n",
+            expect_test::expect!["[resources[0].providers[0]: more than one provider specified in a single element, should split into different list elements, resources[0].providers[1].secretbox: this provider is not supported here; aesgcm and identity are, resources[0].providers[2]: Required value: at least one provider is required]"],
+        );
+    }
+}

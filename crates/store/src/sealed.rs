@@ -1,0 +1,204 @@
+//! Encryption at rest: a store whose values of chosen kinds are sealed in the store below it.
+//!
+//! Sealed is what is written; whoever reads gets plain bytes, so the cache knows nothing of it. A value
+//! starts with the name of what sealed it (upstream's `k8s:enc:aesgcm:v1:<key>:`) and is bound to its key
+//! in the store, so that nobody can pass one object's value off as another's. The first provider of a kind
+//! seals; all of them open. No value and no secret ever appears in an error.
+
+mod aes;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use parking_lot::RwLock;
+
+use crate::{Entry, Error, Event, Page, Revision, Store, Watch, Write};
+
+pub use aes::{AesGcm, KeyError};
+
+/// What every sealed value starts with.
+const SEALED: &[u8] = b"k8s:enc:";
+
+/// One way to keep values.
+pub enum Provider {
+    /// As they are.
+    Identity,
+    AesGcm(AesGcm),
+}
+
+/// Which kind a key belongs to: group and plural.
+pub type KindOf = fn(&str) -> Option<(&str, &str)>;
+
+/// The providers of each kind.
+pub struct Rules {
+    kind_of: KindOf,
+    by_kind: HashMap<(String, String), Arc<[Provider]>>,
+}
+
+impl Rules {
+    pub fn new(kind_of: KindOf) -> Rules {
+        Rules { kind_of, by_kind: HashMap::new() }
+    }
+
+    /// The providers of a kind; `*` stands for every kind of a group, and for every group. Of several rules
+    /// for the same kinds the first counts.
+    pub fn add(&mut self, group: &str, plural: &str, providers: &Arc<[Provider]>) {
+        self.by_kind.entry((group.to_owned(), plural.to_owned())).or_insert_with(|| providers.clone());
+    }
+
+    fn of(&self, key: &str) -> &[Provider] {
+        let Some((group, plural)) = (self.kind_of)(key) else { return &[Provider::Identity] };
+        let rule = |group: &str, plural: &str| self.by_kind.get(&(group.to_owned(), plural.to_owned()));
+        let found = rule(group, plural).or_else(|| rule(group, "*")).or_else(|| rule("*", "*"));
+        found.map_or(&[Provider::Identity], |providers| providers)
+    }
+
+    fn seal(&self, key: &str, value: &Bytes) -> Result<Bytes, Error> {
+        match self.of(key).first() {
+            None | Some(Provider::Identity) => Ok(value.clone()),
+            Some(Provider::AesGcm(aes)) => {
+                aes.seal(key, value).ok_or_else(|| Error::Unavailable { reason: "no randomness".to_owned() })
+            }
+        }
+    }
+
+    /// The plain value, and whether it should be sealed anew.
+    fn open(&self, key: &Arc<str>, value: &Bytes) -> Result<(Bytes, bool), Error> {
+        let sealed = value.starts_with(SEALED);
+        let mut reason = "the provided value does not match any of the supported transformers";
+        for (i, provider) in self.of(key).iter().enumerate() {
+            match provider {
+                Provider::Identity if !sealed => return Ok((value.clone(), i > 0)),
+                Provider::Identity => {}
+                Provider::AesGcm(aes) => match aes.open(key, value) {
+                    Ok((plain, first)) => return Ok((plain, i > 0 || !first)),
+                    Err(Some(why)) => reason = why,
+                    Err(None) => {}
+                },
+            }
+        }
+        Err(Error::Sealed { key: key.clone(), reason: reason.to_owned() })
+    }
+}
+
+/// A store that seals.
+pub struct Sealed {
+    inner: Arc<dyn Store>,
+    seals: Arc<Seals>,
+}
+
+struct Seals {
+    rules: Rules,
+    /// The keys whose values something else than the first provider has sealed.
+    stale: RwLock<HashSet<Arc<str>>>,
+}
+
+impl Sealed {
+    pub fn new(inner: Arc<dyn Store>, rules: Rules) -> Sealed {
+        Sealed { inner, seals: Arc::new(Seals { rules, stale: RwLock::default() }) }
+    }
+}
+
+impl Seals {
+    fn open(&self, entry: Entry) -> Result<Entry, Error> {
+        let (value, stale) = self.rules.open(&entry.key, &entry.value)?;
+        if stale {
+            self.stale.write().insert(entry.key.clone());
+        } else {
+            self.forget(&entry.key);
+        }
+        Ok(Entry { value, ..entry })
+    }
+
+    fn forget(&self, key: &str) {
+        // Mostly there is nothing to forget, and nobody has to wait.
+        if self.stale.read().contains(key) {
+            self.stale.write().remove(key);
+        }
+    }
+
+    fn open_event(&self, event: Event) -> Option<Event> {
+        match event {
+            Event::Put { entry, created } => match self.open(entry) {
+                Ok(entry) => Some(Event::Put { entry, created }),
+                Err(error) => {
+                    tracing::error!(%error, "left out of every answer");
+                    None
+                }
+            },
+            Event::Delete { key, revision } => {
+                self.forget(&key);
+                Some(Event::Delete { key, revision })
+            }
+            Event::Progress(revision) => Some(Event::Progress(revision)),
+        }
+    }
+}
+
+#[async_trait]
+impl Store for Sealed {
+    async fn revision(&self) -> Result<Revision, Error> {
+        self.inner.revision().await
+    }
+
+    async fn get(&self, key: &str) -> Result<Option<Entry>, Error> {
+        self.inner.get(key).await?.map(|entry| self.seals.open(entry)).transpose()
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        from: Option<&str>,
+        limit: usize,
+        at: Option<Revision>,
+    ) -> Result<Page, Error> {
+        let page = self.inner.list(prefix, from, limit, at).await?;
+        let entries = page.entries.into_iter().map(|entry| self.seals.open(entry));
+        Ok(Page { entries: entries.collect::<Result<_, _>>()?, ..page })
+    }
+
+    async fn write(&self, write: Write) -> Result<Revision, Error> {
+        let value = write.value.as_ref().map(|value| self.seals.rules.seal(&write.key, value)).transpose()?;
+        match self.inner.write(Write { value, ..write }).await {
+            Err(Error::Conflict { key, current }) => {
+                let current = current.map(|entry| self.seals.open(entry)).transpose()?;
+                Err(Error::Conflict { key, current })
+            }
+            other => other,
+        }
+    }
+
+    async fn watch(&self, prefix: &str, after: Revision) -> Result<Watch, Error> {
+        let mut sealed = self.inner.watch(prefix, after).await?;
+        let seals = self.seals.clone();
+        let (sender, events) = tokio::sync::mpsc::channel(1);
+        // Ends with either side.
+        tokio::spawn(async move {
+            while let Some(batch) = sealed.events.recv().await {
+                let last = batch.last().map(Event::revision);
+                let mut opened: Vec<Event> =
+                    batch.into_iter().filter_map(|event| seals.open_event(event)).collect();
+                // Whoever waits for a revision must hear of it, whatever was left out.
+                if opened.last().map(Event::revision) != last {
+                    opened.extend(last.map(Event::Progress));
+                }
+                if sender.send(opened).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Watch { events })
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<(), Error> {
+        self.inner.compact(revision).await
+    }
+
+    fn is_stale(&self, key: &str) -> bool {
+        self.seals.stale.read().contains(key)
+    }
+}

@@ -1,0 +1,94 @@
+//! AES-GCM with keys from a file.
+
+use bytes::Bytes;
+use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use ring::rand::{SecureRandom as _, SystemRandom};
+
+const PREFIX: &str = "k8s:enc:aesgcm:v1:";
+
+/// Keys by name: the first one seals, all of them open.
+pub struct AesGcm {
+    keys: Vec<(String, LessSafeKey)>,
+    random: SystemRandom,
+}
+
+/// Why keys cannot be used. Never tells a secret.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    #[error("at least one keys is required")]
+    None,
+    #[error("secret is not of the expected length, got {0}, expected one of [16 32]")]
+    Length(usize),
+}
+
+impl AesGcm {
+    /// Pairs of a name and a secret of 16 or 32 bytes.
+    pub fn new(keys: &[(String, Vec<u8>)]) -> Result<AesGcm, KeyError> {
+        let keys = keys.iter().map(|(name, secret)| {
+            let algorithm = match secret.len() {
+                16 => &AES_128_GCM,
+                32 => &AES_256_GCM,
+                other => return Err(KeyError::Length(other)),
+            };
+            let key = UnboundKey::new(algorithm, secret).map_err(|_| KeyError::Length(secret.len()))?;
+            Ok((name.clone(), LessSafeKey::new(key)))
+        });
+        let keys = keys.collect::<Result<Vec<_>, _>>()?;
+        if keys.is_empty() { Err(KeyError::None) } else { Ok(AesGcm { keys, random: SystemRandom::new() }) }
+    }
+
+    /// `None` where there is no randomness.
+    pub fn seal(&self, place: &str, plain: &[u8]) -> Option<Bytes> {
+        let (name, key) = self.keys.first()?;
+        let head = format!("{PREFIX}{name}:");
+        let mut out = Vec::with_capacity(head.len() + NONCE_LEN + plain.len() + key.algorithm().tag_len());
+        out.extend_from_slice(head.as_bytes());
+        seal_into(key, &self.random, place.as_bytes(), plain, &mut out)?;
+        Some(out.into())
+    }
+
+    /// The plain value and whether the first key had sealed it. An error without a word: it is not ours.
+    pub fn open(&self, place: &str, sealed: &[u8]) -> Result<(Bytes, bool), Option<&'static str>> {
+        let rest = sealed.strip_prefix(PREFIX.as_bytes()).ok_or(None)?;
+        let mut why = "no matching key was found for the provided AES transformer";
+        for (i, (name, key)) in self.keys.iter().enumerate() {
+            let named = rest.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b":"));
+            let Some(body) = named else { continue };
+            match open(key, place.as_bytes(), body) {
+                Some(plain) => return Ok((plain, i == 0)),
+                // Another key may have the same name.
+                None => why = "cipher: message authentication failed",
+            }
+        }
+        Err(Some(why))
+    }
+}
+
+/// Appends a nonce and the sealed text.
+pub fn seal_into(
+    key: &LessSafeKey,
+    random: &SystemRandom,
+    place: &[u8],
+    plain: &[u8],
+    out: &mut Vec<u8>,
+) -> Option<()> {
+    let mut nonce = [0; NONCE_LEN];
+    random.fill(&mut nonce).ok()?;
+    out.extend_from_slice(&nonce);
+    let start = out.len();
+    out.extend_from_slice(plain);
+    let nonce = Nonce::assume_unique_for_key(nonce);
+    let tag = key.seal_in_place_separate_tag(nonce, Aad::from(place), &mut out[start..]).ok()?;
+    out.extend_from_slice(tag.as_ref());
+    Some(())
+}
+
+/// What a nonce and a sealed text hold, if they are of this key and place.
+pub fn open(key: &LessSafeKey, place: &[u8], body: &[u8]) -> Option<Bytes> {
+    let (nonce, text) = body.split_at_checked(NONCE_LEN)?;
+    let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
+    let mut buffer = text.to_vec();
+    let length = key.open_in_place(nonce, Aad::from(place), &mut buffer).ok()?.len();
+    buffer.truncate(length);
+    Some(buffer.into())
+}

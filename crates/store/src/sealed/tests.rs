@@ -1,0 +1,195 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::Expect;
+use crate::log::{Config, LogStore};
+
+fn keys(names: &[&str]) -> AesGcm {
+    let keys: Vec<_> = names.iter().map(|name| ((*name).to_owned(), name.repeat(32).into_bytes())).collect();
+    AesGcm::new(&keys.into_iter().map(|(name, secret)| (name, secret[..32].to_vec())).collect::<Vec<_>>())
+        .unwrap()
+}
+
+/// `/registry/<plural>/…` and `/registry/<group with a dot>/<plural>/…`.
+fn kind_of(key: &str) -> Option<(&str, &str)> {
+    let rest = key.strip_prefix("/registry/")?;
+    let (first, after) = rest.split_once('/')?;
+    if first.contains('.') { Some((first, after.split('/').next()?)) } else { Some(("", first)) }
+}
+
+fn rules(list: Vec<(&str, &str, Vec<Provider>)>) -> Rules {
+    let mut rules = Rules::new(kind_of);
+    for (group, plural, providers) in list {
+        rules.add(group, plural, &providers.into());
+    }
+    rules
+}
+
+fn secrets(names: &[&str], identity: bool) -> Rules {
+    let mut providers = vec![Provider::AesGcm(keys(names))];
+    if identity {
+        providers.push(Provider::Identity);
+    }
+    rules(vec![("", "secrets", providers)])
+}
+
+fn put(key: &str, value: &'static str, expect: Expect) -> Write {
+    Write {
+        key: key.into(),
+        value: Some(Bytes::from_static(value.as_bytes())),
+        expect,
+        ttl: None,
+        lazy: false,
+    }
+}
+
+const KEY: &str = "/registry/secrets/default/a";
+
+#[tokio::test]
+async fn what_is_written_is_sealed_and_what_is_read_is_plain() {
+    let dir = tempfile::tempdir().unwrap();
+    let inner: Arc<dyn Store> = Arc::new(LogStore::open(dir.path(), Config::default()).unwrap());
+    let store = Sealed::new(inner.clone(), secrets(&["k1"], true));
+    let mut watch = store.watch("/registry/", 1).await.unwrap();
+    let revision = store.write(put(KEY, "hush hush", Expect::Absent)).await.unwrap();
+    store.write(put("/registry/pods/default/p", "open", Expect::Absent)).await.unwrap();
+
+    let raw = inner.get(KEY).await.unwrap().unwrap().value;
+    assert!(raw.starts_with(b"k8s:enc:aesgcm:v1:k1:"), "{raw:?}");
+    assert!(!raw.windows(4).any(|part| part == b"hush"));
+    assert_eq!(inner.get("/registry/pods/default/p").await.unwrap().unwrap().value, "open");
+
+    assert_eq!(store.get(KEY).await.unwrap().unwrap().value, "hush hush");
+    let page = store.list("/registry/", None, 0, None).await.unwrap();
+    let values: Vec<_> = page.entries.iter().map(|entry| entry.value.clone()).collect();
+    assert_eq!(values, ["open", "hush hush"]);
+    let events = crate::suite::next_events(&mut watch).await;
+    assert!(matches!(&events[0], Event::Put { entry, created: true } if entry.value == "hush hush"));
+
+    let conflict = store.write(put(KEY, "new", Expect::Revision(revision + 7))).await.unwrap_err();
+    let Error::Conflict { current: Some(current), .. } = conflict else { panic!("{conflict}") };
+    assert_eq!(current.value, "hush hush");
+    // On disk too.
+    drop((store, inner, watch));
+    for file in std::fs::read_dir(dir.path()).unwrap() {
+        let bytes = std::fs::read(file.unwrap().path()).unwrap_or_default();
+        assert!(!bytes.windows(4).any(|part| part == b"hush"));
+    }
+}
+
+#[tokio::test]
+async fn keys_are_rotated_by_putting_a_new_one_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let inner: Arc<dyn Store> = Arc::new(LogStore::open(dir.path(), Config::default()).unwrap());
+    inner.write(put("/registry/secrets/default/plain", "from before", Expect::Absent)).await.unwrap();
+    Sealed::new(inner.clone(), secrets(&["k1"], true)).write(put(KEY, "old", Expect::Absent)).await.unwrap();
+
+    let store = Sealed::new(inner.clone(), secrets(&["k2", "k1"], true));
+    let entries = store.list("/registry/", None, 0, None).await.unwrap().entries;
+    assert!(store.is_stale(KEY) && store.is_stale("/registry/secrets/default/plain"));
+    for entry in entries {
+        let write = Write {
+            key: entry.key.clone(),
+            value: Some(entry.value),
+            expect: Expect::Revision(entry.revision),
+            ttl: None,
+            lazy: false,
+        };
+        store.write(write).await.unwrap();
+        store.get(&entry.key).await.unwrap();
+        assert!(!store.is_stale(&entry.key));
+    }
+    // Neither the old key nor plain values are needed any more.
+    let store = Sealed::new(inner.clone(), secrets(&["k2"], false));
+    assert_eq!(store.get(KEY).await.unwrap().unwrap().value, "old");
+    assert_eq!(store.get("/registry/secrets/default/plain").await.unwrap().unwrap().value, "from before");
+
+    // Away from encryption: identity writes, keys still read.
+    let providers = vec![Provider::Identity, Provider::AesGcm(keys(&["k2"]))];
+    let store = Sealed::new(inner.clone(), rules(vec![("", "secrets", providers)]));
+    let entry = store.get(KEY).await.unwrap().unwrap();
+    assert!(store.is_stale(KEY));
+    store.write(put(KEY, "old", Expect::Revision(entry.revision))).await.unwrap();
+    assert_eq!(inner.get(KEY).await.unwrap().unwrap().value, "old");
+}
+
+#[tokio::test]
+async fn a_value_without_its_key_is_an_error_that_tells_no_secret() {
+    let dir = tempfile::tempdir().unwrap();
+    let inner: Arc<dyn Store> = Arc::new(LogStore::open(dir.path(), Config::default()).unwrap());
+    let sealed = Sealed::new(inner.clone(), secrets(&["k1"], false));
+    sealed.write(put(KEY, "hush", Expect::Absent)).await.unwrap();
+    let check = async |rules: Rules, expected: &str| {
+        let store = Sealed::new(inner.clone(), rules);
+        let error = store.list("/registry/", None, 0, None).await.unwrap_err().to_string();
+        assert_eq!(error, format!("cannot read the sealed value of {KEY}: {expected}"));
+    };
+    let no_provider = "the provided value does not match any of the supported transformers";
+    check(rules(vec![]), no_provider).await;
+    check(rules(vec![("", "secrets", vec![Provider::Identity])]), no_provider).await;
+    check(secrets(&["k2"], true), "no matching key was found for the provided AES transformer").await;
+    let impostor = AesGcm::new(&[("k1".to_owned(), vec![7; 32])]).unwrap();
+    let impostor = rules(vec![("", "secrets", vec![Provider::AesGcm(impostor)])]);
+    check(impostor, "cipher: message authentication failed").await;
+
+    // A value copied to another place is not one of that place.
+    let value = inner.get(KEY).await.unwrap().unwrap().value;
+    let other = "/registry/secrets/default/mine";
+    let copy =
+        Write { key: other.into(), value: Some(value), expect: Expect::Absent, ttl: None, lazy: false };
+    inner.write(copy).await.unwrap();
+    let error = sealed.get(other).await.unwrap_err().to_string();
+    assert!(error.ends_with("cipher: message authentication failed"), "{error}");
+}
+
+#[test]
+fn rules_are_found_from_the_nearest_to_the_farthest() {
+    let seals = |name: &str| vec![Provider::AesGcm(keys(&[name]))];
+    let rules = rules(vec![
+        ("", "secrets", seals("a")),
+        ("", "secrets", seals("late")),
+        ("", "*", seals("b")),
+        ("apps.x", "*", seals("c")),
+        ("*", "*", seals("d")),
+        ("", "events", vec![Provider::Identity]),
+    ]);
+    let check = |key: &str, expected: &str| {
+        let sealed = rules.seal(key, &Bytes::from_static(b"x")).unwrap();
+        let name =
+            sealed.strip_prefix(b"k8s:enc:aesgcm:v1:").map_or(&b"-"[..], |rest| &rest[..rest.len().min(1)]);
+        assert_eq!(String::from_utf8_lossy(name), expected, "{key}");
+    };
+    check("/registry/secrets/default/a", "a");
+    check("/registry/configmaps/default/a", "b");
+    check("/registry/events/default/a", "-");
+    check("/registry/apps.x/deployments/default/a", "c");
+    check("/registry/batch.x/jobs/default/a", "d");
+    check("nonsense", "-");
+    assert_eq!(AesGcm::new(&[]).err(), Some(KeyError::None));
+    assert_eq!(AesGcm::new(&[("x".to_owned(), vec![0; 24])]).err(), Some(KeyError::Length(24)));
+}
+
+#[tokio::test]
+async fn a_sealed_store_is_a_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let inner: Arc<dyn Store> = Arc::new(LogStore::open(dir.path(), Config::default()).unwrap());
+    let mut rules = Rules::new(|_| Some(("", "things")));
+    rules.add("*", "*", &vec![Provider::AesGcm(keys(&["k"]))].into());
+    crate::suite::run(Arc::new(Sealed::new(inner, rules))).await;
+}
+
+proptest! {
+    #[test]
+    fn what_is_sealed_is_opened_and_nothing_else(plain: Vec<u8>, flip in 0usize..200, garbage: Vec<u8>) {
+        let aes = keys(&["k"]);
+        let sealed = aes.seal("/a", &plain).unwrap();
+        prop_assert_eq!(aes.open("/a", &sealed).unwrap().0, plain);
+        prop_assert!(aes.open("/b", &sealed).is_err());
+        let mut broken = sealed.to_vec();
+        let at = flip % broken.len();
+        broken[at] ^= 1;
+        prop_assert!(aes.open("/a", &broken).is_err());
+        let _ = aes.open("/a", &garbage);
+        let _ = aes.open("/a", &[b"k8s:enc:aesgcm:v1:k:", garbage.as_slice()].concat());
+    }
+}
