@@ -32,7 +32,7 @@ use crate::body::Body;
 use crate::codec;
 use crate::https;
 use crate::negotiate::Media;
-use crate::rbac::{Ask, Rbac};
+use crate::rbac::Ask;
 use crate::request::{Query, Target};
 use crate::server::Call;
 
@@ -329,12 +329,11 @@ impl Trail {
     }
 
     /// What authorization says, in its own words.
-    pub fn decided(&mut self, rbac: &Rbac, user: &User, ask: &Ask<'_>, allowed: bool) {
-        let decision = if allowed { "allow" } else { "forbid" };
-        let reason = rbac.decide(user, ask).reason(user);
+    pub fn decided(&mut self, verdict: &crate::authorization::Verdict) {
+        let decision = if verdict.allowed { "allow" } else { "forbid" };
         let mut annotations = self.annotations.lock();
         annotations.insert("authorization.k8s.io/decision".into(), decision.into());
-        annotations.insert("authorization.k8s.io/reason".into(), reason);
+        annotations.insert("authorization.k8s.io/reason".into(), verdict.reason.clone());
     }
 
     /// What was sent: of all bodies the object's name, and the whole of it where the policy says so.

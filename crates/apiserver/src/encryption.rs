@@ -257,16 +257,25 @@ mod tests {
         check(&good.replace("ZSw=", "ZQ=="), expect_test::expect![""]);
         check(
             &good.replace("c2Vj", "_hush"),
-            expect_test::expect![[""]],
+            expect_test::expect![[
+                r#"[resources[0].providers[0].aesgcm.keys[0].secret: Invalid value: "REDACTED": secrets must be base64 encoded, resources[0].providers[0].aesgcm.keys: at least one keys is required]"#
+            ]],
         );
         check(
             &good.replace("secret: c2V", "secrets: hush"),
             expect_test::expect!["line 5 is not as it should be"],
         );
-        check(&good.replace("'*.apps'", "'*.', '*.*', Pods, secrets"), expect_test::expect![[r#"[resources[0].resources[3]: Invalid value: "Pods": resource name should not contain capital letters, resources[0].resources: Invalid value: [secrets *. *.* Pods secrets]: the same resource cannot be specified multiple times, resources[0].resources: Invalid value: [secrets *. *.* Pods secrets]: using overlapping resources such as 'secrets' and '*.' in the same resource list is not allowed as they will be masked, resources[0].providers[0].aesgcm.keys: secret is not of the expected length, got 17, expected one of [16 32]]"#]]);
+        check(
+            &good.replace("'*.apps'", "'*.', '*.*', Pods, secrets"),
+            expect_test::expect![[
+                r#"[resources[0].resources[3]: Invalid value: "Pods": resource name should not contain capital letters, resources[0].resources: Invalid value: [secrets *. *.* Pods secrets]: the same resource cannot be specified multiple times, resources[0].resources: Invalid value: [secrets *. *.* Pods secrets]: using overlapping resources such as 'secrets' and '*.' in the same resource list is not allowed as they will be masked, resources[0].providers[0].aesgcm.keys: secret is not of the expected length, got 17, expected one of [16 32]]"#
+            ]],
+        );
         check(
             "- resources: [pods]\n  providers: [{identity: {}, kms: {name: x}}, {secretbox: {keys: []}}, {}]\n",
-            expect_test::expect!["[resources[0].providers[0]: more than one provider specified in a single element, should split into different list elements, resources[0].providers[1].secretbox: this provider is not supported here; aesgcm and identity are, resources[0].providers[2]: Required value: at least one provider is required]"],
+            expect_test::expect![
+                "[resources[0].providers[0]: more than one provider specified in a single element, should split into different list elements, resources[0].providers[1].secretbox: this provider is not supported here; aesgcm and identity are, resources[0].providers[2]: Required value: at least one provider is required]"
+            ],
         );
     }
 }

@@ -146,12 +146,7 @@ impl Rbac {
 
     /// As `judge`, with a refusal in upstream's words.
     pub async fn authorize(&self, user: &User, ask: &Ask<'_>) -> Result<(), Status> {
-        let verdict = self.judge(user, ask).await;
-        match verdict {
-            Verdict { allowed: true, .. } => Ok(()),
-            Verdict { problem, .. } if !problem.is_empty() => Err(Status::internal(problem)),
-            Verdict { reason, .. } => Err(ask.refusal(user, &reason)),
-        }
+        ask.permitted(user, self.judge(user, ask).await)
     }
 
     /// By what we know ourselves.
@@ -207,6 +202,15 @@ impl Ask<'_> {
         match self {
             Ask::Resource { namespace, .. } => namespace,
             Ask::Path { .. } => "",
+        }
+    }
+
+    /// Whether the verdict is a permission. Where nobody could be asked it is nobody's fault but ours.
+    pub fn permitted(&self, user: &User, verdict: Verdict) -> Result<(), Status> {
+        match verdict {
+            Verdict { allowed: true, .. } => Ok(()),
+            Verdict { problem, .. } if !problem.is_empty() => Err(Status::internal(problem)),
+            Verdict { reason, .. } => Err(self.refusal(user, &reason)),
         }
     }
 

@@ -261,11 +261,12 @@ impl Server {
             Ok(seats) => passage.entered = seats,
             Err(refusal) => return Ok(refusal),
         }
-        let allowed = access::authorize(&self.rbac, &user, &asks).await;
+        let ask = asks.ask(&verb);
+        let verdict = self.rbac.judge(&user, &ask).await;
         if let Some(trail) = &mut passage.trail {
-            trail.decided(&self.rbac, &user, &asks.ask(&verb), allowed.is_ok());
+            trail.decided(&verdict);
         }
-        allowed?;
+        ask.permitted(&user, verdict)?;
         let format = match (negotiate(&parts.headers, &query), &route) {
             // These have forms of their own, as OpenAPI's protobuf.
             (Err(_), Ok(Route::Other)) => Format::JSON,
