@@ -1,6 +1,8 @@
 //! The last steps of scheduling a pod, which speak to the API: beside the next pods' cycles, in parallel.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1 as core;
@@ -62,6 +64,27 @@ pub struct BindContext {
     pub api: Arc<dyn Api>,
     /// Volume claims as they are now.
     pub claims: Arc<Board<core::PersistentVolumeClaim>>,
+}
+
+/// Something a pod waits for before it is bound, for so long.
+pub struct Waiting {
+    pub plugin: &'static str,
+    /// Comes back when the pod may go on, or with why it may not.
+    pub allowed: Pin<Box<dyn Future<Output = Result<(), String>> + Send>>,
+    pub timeout: Duration,
+}
+
+impl Waiting {
+    /// Waits for it.
+    pub async fn done(self) -> Result<(), String> {
+        match tokio::time::timeout(self.timeout, self.allowed).await {
+            Ok(allowed) => allowed,
+            Err(_) => {
+                let Waiting { plugin, timeout, .. } = self;
+                Err(format!("rejected due to timeout after waiting {timeout:?} at plugin {plugin}"))
+            }
+        }
+    }
 }
 
 /// Does what must be done before a pod is bound.

@@ -18,7 +18,6 @@ mod status;
 
 use std::cmp::Ordering;
 use std::sync::Arc;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
 
@@ -152,8 +151,8 @@ pub trait Reserve: Send + Sync {
 /// Whether a pod may be bound now.
 pub enum Permission {
     Allow,
-    /// Not before it is allowed; rejected after this time.
-    Wait(Duration),
+    /// Not before it is allowed; rejected after some time.
+    Wait(Waiting),
     Reject(Status),
 }
 
@@ -164,7 +163,7 @@ pub trait Permit: Send + Sync {
 }
 
 /// What the last steps of a binding can do: see `crate::run`.
-pub use crate::bind::{Bind, BindContext, PostBind, PreBind};
+pub use crate::bind::{Bind, BindContext, PostBind, PreBind, Waiting};
 
 /// Which changes can help a pod that the plugin has turned away.
 pub trait Requeue: Send + Sync {

@@ -1,0 +1,157 @@
+//! What can happen, and what it means for pods and nodes.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1 as apps;
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::api::policy::v1 as policy;
+use k8s_openapi::api::resource::v1 as resource;
+use k8s_openapi::api::storage::v1 as storage;
+
+use super::{Binding, Engine, Setback, UNSEEN};
+use crate::framework::{Change, Pair};
+use crate::state::{NodeInfo, PodInfo};
+
+/// An object before and after.
+pub struct Delta<T> {
+    pub before: Option<Arc<T>>,
+    pub after: Option<Arc<T>>,
+}
+
+/// Something happened.
+pub enum Event {
+    Pod(Delta<core::Pod>),
+    Node(Delta<core::Node>),
+    Namespace(Delta<core::Namespace>),
+    Service(Delta<core::Service>),
+    ReplicationController(Delta<core::ReplicationController>),
+    ReplicaSet(Delta<apps::ReplicaSet>),
+    StatefulSet(Delta<apps::StatefulSet>),
+    Budget(Delta<policy::PodDisruptionBudget>),
+    VolumeClaim(Delta<core::PersistentVolumeClaim>),
+    Volume(Delta<core::PersistentVolume>),
+    StorageClass(Delta<storage::StorageClass>),
+    CsiNode(Delta<storage::CSINode>),
+    CsiDriver(Delta<storage::CSIDriver>),
+    Capacity(Delta<storage::CSIStorageCapacity>),
+    Attachment(Delta<storage::VolumeAttachment>),
+    ResourceClaim(Delta<resource::ResourceClaim>),
+    DeviceClass(Delta<resource::DeviceClass>),
+    ResourceSlice(Delta<resource::ResourceSlice>),
+    /// A binding was answered.
+    Bound(Box<Binding>),
+    /// A pod did not get its node. With the pod as it is now, if it still waits for one.
+    Unbound { binding: Box<Binding>, setback: Setback, current: Option<Arc<core::Pod>> },
+    /// A pod that wanted others gone could not have its way.
+    PreemptionFailed(Arc<str>),
+}
+
+impl Engine {
+    /// Takes note of what happened.
+    pub fn handle(&mut self, event: Event, now: Timestamp) {
+        match event {
+            Event::Pod(delta) => self.pod(&delta, now),
+            Event::Node(delta) => self.node(delta, now),
+            Event::Bound(binding) => self.bound(&binding, now),
+            Event::Unbound { binding, setback, current } => self.unbound(*binding, setback, current, now),
+            Event::PreemptionFailed(uid) => self.queue.activate_by_uid(&uid, now),
+            other => self.object(other, now),
+        }
+    }
+
+    fn pod(&mut self, delta: &Delta<core::Pod>, now: Timestamp) {
+        let after = delta.after.as_ref().filter(|pod| !is_finished(pod));
+        let Some(object) = after else {
+            let last = delta.after.as_ref().or(delta.before.as_ref());
+            if let Some(uid) = last.and_then(|pod| pod.metadata.uid.as_deref()) {
+                self.gone(uid, now);
+            }
+            return;
+        };
+        let info = Arc::new(PodInfo::new(object, &mut self.state.strings));
+        if info.node_name.is_some() {
+            self.queue.remove(&info.uid);
+            let old = self.state.set_pod(info.clone());
+            // One that is seen on its node for the first time is new, even if it was assumed there.
+            let had_node = |pod: &core::Pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+            let old = old.filter(|_| delta.before.as_deref().is_some_and(had_node));
+            let change = Change::Pod(Pair { old: old.as_deref(), new: Some(&info) });
+            self.queue.wake(&change, &self.state, now);
+        } else if self.profiles.contains_key(&*info.scheduler_name) && !self.state.is_assumed(&info.uid) {
+            if self.queue.place(&info.uid).is_some() {
+                self.queue.update(info, object.clone(), &self.state, now);
+            } else {
+                self.queue.add(info, object.clone(), now);
+            }
+        }
+    }
+
+    fn gone(&mut self, uid: &str, now: Timestamp) {
+        self.queue.remove(uid);
+        if let Some(old) = self.state.remove_pod(uid) {
+            self.queue.wake(&Change::Pod(Pair { old: Some(&old), new: None }), &self.state, now);
+        }
+    }
+
+    fn node(&mut self, delta: Delta<core::Node>, now: Timestamp) {
+        let Delta { before, after } = delta;
+        let named = after.as_ref().or(before.as_ref()).and_then(|node| node.metadata.name.clone());
+        let Some(name) = named else { return };
+        let old = match after {
+            Some(node) => self.state.set_node(node),
+            None => self.state.remove_node(&name),
+        };
+        let new = self.state.node_named(&name);
+        if let (Some(old), Some(new)) = (&old, new)
+            && says_the_same(old, new)
+        {
+            return;
+        }
+        let change = Change::Node(Pair { old: old.as_ref(), new });
+        self.queue.wake(&change, &self.state, now);
+    }
+
+    fn bound(&mut self, binding: &Binding, now: Timestamp) {
+        let deadline = now.checked_add(UNSEEN).unwrap_or(Timestamp::MAX);
+        self.state.bound(&binding.info.uid, deadline);
+        let message = format!("Successfully assigned {} to {}", binding.info.key(), binding.node);
+        self.note(&binding.pod, false, "Scheduled", "Binding", message);
+        self.metrics.scheduled(&binding.profile.scheduler_name, &binding.pod, binding.begun, now);
+    }
+
+    fn unbound(
+        &mut self,
+        binding: Binding,
+        setback: Setback,
+        current: Option<Arc<core::Pod>>,
+        now: Timestamp,
+    ) {
+        let Binding { profile, mut pod, info, node, .. } = binding;
+        let was_assumed = self.state.is_assumed(&info.uid);
+        self.give_back(&profile, &info, &node);
+        if was_assumed {
+            // What it took is free again for others.
+            let change = Change::Pod(Pair { old: Some(&info), new: None });
+            self.queue.wake_except(&change, &self.state, now, &info.uid);
+        }
+        let Some(current) = current else { return };
+        pod.info = Arc::new(PodInfo::new(&current, &mut self.state.strings));
+        pod.object = current;
+        self.set_back(&profile, pod, &node, setback, now);
+    }
+}
+
+fn is_finished(pod: &core::Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// Whether a change of a node, such as a heartbeat, can matter to nobody.
+fn says_the_same(old: &NodeInfo, new: &NodeInfo) -> bool {
+    old.labels == new.labels
+        && old.taints == new.taints
+        && old.unschedulable == new.unschedulable
+        && old.allocatable == new.allocatable
+        && old.features == new.features
+}

@@ -1,0 +1,82 @@
+//! The scheduler's calls, made with a client.
+
+use async_trait::async_trait;
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::api::resource::v1 as resource;
+use reconcile::{Client, Delete, Error, Key, Patch};
+use serde_json::{Value, json};
+
+use crate::bind::{Api, ApiError};
+use crate::state::PodInfo;
+
+/// Calls by a client.
+pub(super) struct Calls(pub Client);
+
+impl From<Error> for ApiError {
+    fn from(error: Error) -> ApiError {
+        // A failure that is not an answer has its cause in its chain.
+        let mut message = error.to_string();
+        let mut source = std::error::Error::source(&error);
+        while let Some(cause) = source {
+            message += &format!(": {cause}");
+            source = cause.source();
+        }
+        ApiError { code: error.code(), message }
+    }
+}
+
+#[async_trait]
+impl Api for Calls {
+    async fn bind(&self, pod: &PodInfo, node: &str) -> Result<(), ApiError> {
+        let binding = json!({
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": &*pod.name, "namespace": &*pod.namespace, "uid": &*pod.uid},
+            "target": {"kind": "Node", "name": node},
+        });
+        let key = Key { namespace: pod.namespace.clone(), name: pod.name.clone() };
+        self.0.create_at::<core::Pod>(&key, "binding", &binding).await?;
+        Ok(())
+    }
+
+    async fn patch_pod_status(&self, namespace: &str, name: &str, patch: &Value) -> Result<(), ApiError> {
+        let key = Key::new(namespace, name);
+        let path = reconcile_path(&key);
+        let _: Value = self.0.patch_at(&path, &Patch::Strategic(patch.clone())).await?;
+        Ok(())
+    }
+
+    async fn delete_pod(&self, pod: &PodInfo) -> Result<(), ApiError> {
+        let key = Key { namespace: pod.namespace.clone(), name: pod.name.clone() };
+        self.0.delete::<core::Pod>(&key, &Delete::uid(&pod.uid)).await?;
+        Ok(())
+    }
+
+    async fn update_claim(&self, claim: &core::PersistentVolumeClaim) -> Result<(), ApiError> {
+        self.0.replace(claim).await?;
+        Ok(())
+    }
+
+    async fn update_volume(&self, volume: &core::PersistentVolume) -> Result<(), ApiError> {
+        self.0.replace(volume).await?;
+        Ok(())
+    }
+
+    async fn update_resource_claim_status(
+        &self,
+        claim: &resource::ResourceClaim,
+    ) -> Result<resource::ResourceClaim, ApiError> {
+        Ok(self.0.replace_status(claim).await?)
+    }
+
+    async fn update_resource_claim(
+        &self,
+        claim: &resource::ResourceClaim,
+    ) -> Result<resource::ResourceClaim, ApiError> {
+        Ok(self.0.replace(claim).await?)
+    }
+}
+
+fn reconcile_path(pod: &Key) -> String {
+    format!("/api/v1/namespaces/{}/pods/{}/status", pod.namespace, pod.name)
+}
