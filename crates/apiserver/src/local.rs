@@ -62,6 +62,11 @@ impl Connection for Local {
     }
 
     fn acting_as(&self, name: &str) -> Option<Arc<dyn Connection>> {
+        if name.starts_with("system:") {
+            let groups = vec!["system:authenticated".to_owned()];
+            let user = User { name: name.to_owned(), groups, ..User::default() };
+            return Some(Arc::new(Local { server: self.server.clone(), user }));
+        }
         let groups = ["system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"];
         let user = User {
             name: format!("system:serviceaccount:kube-system:{name}"),

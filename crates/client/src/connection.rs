@@ -17,7 +17,8 @@ pub trait Connection: Send + Sync + 'static {
     /// Follows all objects of a collection (`/apis/apps/v1/replicasets`), in all namespaces.
     async fn follow(&self, collection: &str) -> Result<Box<dyn Feed>, Error>;
 
-    /// The same connection as the service account `name` in kube-system; `None` where the credentials
+    /// The same connection as the service account `name` in kube-system, or as the user of that name if it
+    /// begins with `system:`; `None` where the credentials
     /// that were given are the only ones.
     fn acting_as(&self, name: &str) -> Option<Arc<dyn Connection>>;
 }

@@ -1,5 +1,8 @@
 //! `KubeSchedulerConfiguration` v1, the file a scheduler is configured with.
 
+#[cfg(test)]
+mod tests;
+
 use std::time::Duration;
 
 use serde::Deserialize;

@@ -186,8 +186,11 @@ impl Engine {
             }
             Some(status) => {
                 self.give_back(profile, &info, node);
-                let setback =
-                    if status.is_rejected() { Setback::Rejected(status) } else { Setback::Error(status.message()) };
+                let setback = if status.is_rejected() {
+                    Setback::Rejected(status)
+                } else {
+                    Setback::Error(status.message())
+                };
                 self.set_back(profile, pod, node, setback, now);
             }
         }

@@ -148,8 +148,10 @@ impl Extenders for HttpExtenders {
                 continue;
             }
             let body = extender.arguments(cycle, nodes);
-            let answer: Result<Filtered, String> = self.wait(extender.send(&extender.config.filter_verb, &body));
-            let answer = answer.and_then(|found| if found.error.is_empty() { Ok(found) } else { Err(found.error) });
+            let answer: Result<Filtered, String> =
+                self.wait(extender.send(&extender.config.filter_verb, &body));
+            let answer =
+                answer.and_then(|found| if found.error.is_empty() { Ok(found) } else { Err(found.error) });
             let found = match answer {
                 Ok(found) => found,
                 Err(words) if extender.config.ignorable => {
@@ -164,12 +166,15 @@ impl Extenders for HttpExtenders {
                     diagnosis.add(node.id, Status::unresolvable(words.clone()));
                 }
             }
-            for (name, words) in found.failed_nodes.iter().flatten().filter(|(name, _)| !never.contains_key(*name)) {
+            for (name, words) in
+                found.failed_nodes.iter().flatten().filter(|(name, _)| !never.contains_key(*name))
+            {
                 if let Some(node) = cycle.state.node_named(name) {
                     diagnosis.add(node.id, Status::unschedulable(words.clone()));
                 }
             }
-            let listed = found.nodes.map(|list| list.items.into_iter().map(|item| item.metadata.name).collect());
+            let listed =
+                found.nodes.map(|list| list.items.into_iter().map(|item| item.metadata.name).collect());
             let kept: Vec<String> = found.node_names.or(listed).unwrap_or_default();
             nodes.retain(|id| kept.iter().any(|name| **name == *cycle.state.node(*id).name));
         }
@@ -187,7 +192,11 @@ impl Extenders for HttpExtenders {
             let given = match answer {
                 Ok(given) => given,
                 Err(words) => {
-                    tracing::debug!(words, extender = extender.config.url_prefix, "an extender gives no scores");
+                    tracing::debug!(
+                        words,
+                        extender = extender.config.url_prefix,
+                        "an extender gives no scores"
+                    );
                     continue;
                 }
             };
@@ -207,7 +216,8 @@ impl Extender {
         let timeout = match &config.http_timeout {
             None => TIMEOUT,
             Some(text) => {
-                let read: jiff::SignedDuration = text.parse().map_err(|error: jiff::Error| wrong(error.to_string()))?;
+                let read: jiff::SignedDuration =
+                    text.parse().map_err(|error: jiff::Error| wrong(error.to_string()))?;
                 Duration::try_from(read).map_err(|error| wrong(error.to_string()))?
             }
         };

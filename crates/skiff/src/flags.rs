@@ -22,6 +22,8 @@ pub enum Command {
     Server(Box<ServerFlags>),
     /// Run the controllers alone, against any API server
     ControllerManager(ControllerManagerFlags),
+    /// Run the scheduler alone, against any API server
+    Scheduler(SchedulerFlags),
     /// Play nodes and pods that are not there, against any API server
     Simulate(SimulateFlags),
     /// Copy a stopped server's data into one file
@@ -84,6 +86,12 @@ pub struct ServerFlags {
     /// The controllers to run: `*` is all, `-name` is all but that one
     #[arg(long, value_delimiter = ',', default_value = "*", allow_hyphen_values = true)]
     pub controllers: Vec<String>,
+    /// Run no scheduler in this process
+    #[arg(long)]
+    pub disable_scheduler: bool,
+    /// A KubeSchedulerConfiguration file for the scheduler in this process
+    #[arg(long)]
+    pub scheduler_config: Option<PathBuf>,
     /// Play this many nodes and the pods on them; nothing is really run
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     pub simulate: u32,
@@ -100,6 +108,19 @@ pub struct ControllerManagerFlags {
     /// Work only while holding the lease, so that several may run
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub leader_elect: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct SchedulerFlags {
+    /// Where the API server is and who to be there
+    #[arg(long, env = "KUBECONFIG")]
+    pub kubeconfig: PathBuf,
+    /// A KubeSchedulerConfiguration file
+    #[arg(long)]
+    pub config: Option<PathBuf>,
+    /// Work only while holding the lease, so that several may run [default: as the file says, else true]
+    #[arg(long)]
+    pub leader_elect: Option<bool>,
 }
 
 #[derive(Debug, Args)]

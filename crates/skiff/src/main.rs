@@ -32,6 +32,7 @@ fn main() -> ExitCode {
     let result = match flags.command {
         Command::Server(flags) => server::run(*flags),
         Command::ControllerManager(flags) => roles::controller_manager(&flags),
+        Command::Scheduler(flags) => roles::scheduler(&flags),
         Command::Simulate(flags) => roles::simulate(&flags),
         Command::Backup(flags) => server::backup(&flags),
         Command::Restore(flags) => server::restore(&flags),

@@ -1,4 +1,5 @@
-//! Roles that run apart from the API server, by a kubeconfig: `skiff controller-manager`, `skiff simulate`.
+//! Roles that run apart from the API server, by a kubeconfig: `skiff controller-manager`, `skiff scheduler`,
+//! `skiff simulate`.
 
 use std::future::Future;
 use std::path::Path;
@@ -10,10 +11,11 @@ use client::{Client, Kubeconfig};
 use reconcile::{Clock, Ctx, Election};
 use tokio::sync::watch;
 
-use crate::flags::{ControllerManagerFlags, SimulateFlags};
+use crate::flags::{ControllerManagerFlags, SchedulerFlags, SimulateFlags};
 use crate::server::told_to_stop;
 
 pub const CONTROLLER_MANAGER: &str = "kube-controller-manager";
+pub const SCHEDULER: &str = "kube-scheduler";
 
 pub fn controller_manager(flags: &ControllerManagerFlags) -> anyhow::Result<()> {
     let chosen = controllers::Chosen::parse(&flags.controllers)?;
@@ -33,6 +35,34 @@ pub fn controller_manager(flags: &ControllerManagerFlags) -> anyhow::Result<()> 
         anyhow::ensure!(!lost, "lost the lease {CONTROLLER_MANAGER}");
         Ok(())
     })
+}
+
+pub fn scheduler(flags: &SchedulerFlags) -> anyhow::Result<()> {
+    let config = scheduler_config(flags.config.as_deref())?;
+    let elect = flags.leader_elect.unwrap_or(config.leader_election.leader_elect);
+    apart(&flags.kubeconfig, SCHEDULER, async |ctx| {
+        if !elect {
+            return Ok(scheduler::run::run(ctx, config, &[]).await?);
+        }
+        let election = Election {
+            client: ctx.client.clone(),
+            clock: ctx.clock.clone(),
+            lease: SCHEDULER,
+            identity: format!("{}_{}", hostname(), std::process::id()),
+        };
+        let mut outcome = Ok(());
+        let work = async { outcome = scheduler::run::run(ctx.clone(), config, &[]).await };
+        let lost = reconcile::lead(&election, ctx.shutdown.clone(), work).await;
+        anyhow::ensure!(!lost, "lost the lease {SCHEDULER}");
+        Ok(outcome?)
+    })
+}
+
+/// The scheduler's configuration: a file's, or the default.
+pub fn scheduler_config(path: Option<&Path>) -> anyhow::Result<scheduler::config::Config> {
+    let Some(path) = path else { return Ok(scheduler::config::Config::standard()) };
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    scheduler::config::Config::read(&text).with_context(|| path.display().to_string())
 }
 
 pub fn simulate(flags: &SimulateFlags) -> anyhow::Result<()> {

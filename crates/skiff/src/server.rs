@@ -17,7 +17,7 @@ use crate::address;
 use crate::arguments::Arguments;
 use crate::certificates::{Certificates, Kubeconfig};
 use crate::flags::{BackupFlags, ServerFlags};
-use crate::roles::CONTROLLER_MANAGER;
+use crate::roles::{CONTROLLER_MANAGER, SCHEDULER, scheduler_config};
 
 pub fn run(flags: ServerFlags) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(flags))
@@ -69,10 +69,21 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         std::process::exit(1);
     });
     let chosen = controllers::Chosen::parse(&flags.controllers)?;
+    let config_file = flags.scheduler_config.as_deref();
+    let scheduling = (!flags.disable_scheduler).then(|| scheduler_config(config_file)).transpose()?;
     let started = apiserver::start(config, store, shutdown.clone()).await?;
     let ctx = Ctx::new(Client::new(started.local(), CONTROLLER_MANAGER), Clock::default(), shutdown);
     if !flags.disable_controller_manager {
         tokio::spawn(controllers::run(ctx.clone(), chosen));
+    }
+    if let Some(config) = scheduling {
+        let user = Client::new(started.local(), SCHEDULER).acting_as("system:kube-scheduler");
+        let ctx = Ctx { client: user, ..ctx.clone() };
+        tokio::spawn(async move {
+            if let Err(error) = scheduler::run::run(ctx, config, &[]).await {
+                tracing::error!(error = &error as &dyn std::error::Error, "the scheduler cannot run");
+            }
+        });
     }
     if flags.simulate > 0 {
         tokio::spawn(simulate::run(ctx, simulate::Config { nodes: flags.simulate, events: true }));

@@ -42,7 +42,11 @@ pub enum Event {
     /// A binding was answered.
     Bound(Box<Binding>),
     /// A pod did not get its node. With the pod as it is now, if it still waits for one.
-    Unbound { binding: Box<Binding>, setback: Setback, current: Option<Arc<core::Pod>> },
+    Unbound {
+        binding: Box<Binding>,
+        setback: Setback,
+        current: Option<Arc<core::Pod>>,
+    },
     /// A pod that wanted others gone could not have its way.
     PreemptionFailed(Arc<str>),
 }

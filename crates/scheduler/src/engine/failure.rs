@@ -113,7 +113,9 @@ fn status_patch(
     });
     if !told {
         // The time stays while the answer stays.
-        let since = known.filter(|known| known.status == "False").and_then(|known| known.last_transition_time.clone());
+        let since = known
+            .filter(|known| known.status == "False")
+            .and_then(|known| known.last_transition_time.clone());
         let since = since.map_or(now, |time| time.0);
         let mut condition = json!({
             "type": "PodScheduled",

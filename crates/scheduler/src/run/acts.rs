@@ -103,7 +103,10 @@ impl Hands {
             let _ = self.bind.api.patch_pod_status(&info.namespace, &info.name, &patch).await;
         }
         for (plugin, waiting) in std::mem::take(&mut binding.waits) {
-            waiting.done().await.map_err(|words| Setback::Rejected(Status::unschedulable(words).by(plugin)))?;
+            waiting
+                .done()
+                .await
+                .map_err(|words| Setback::Rejected(Status::unschedulable(words).by(plugin)))?;
         }
         for (name, plugin) in &binding.profile.pre_bind {
             let done = plugin.pre_bind(&self.bind, &info, &node).await;
