@@ -6,12 +6,15 @@
 
 pub mod batches;
 mod cronjob;
+mod daemonset;
 mod deployment;
 mod garbage;
 mod hash;
+mod history;
 mod job;
 pub mod ownership;
 mod percent;
+pub mod placement;
 pub mod pod;
 mod replicaset;
 mod replicationcontroller;
@@ -37,6 +40,7 @@ pub struct Loop {
 /// All control loops, by name.
 pub const CONTROLLERS: &[Loop] = &[
     Loop { name: "cronjob-controller", run: |ctx| Box::pin(cronjob::run(ctx)) },
+    Loop { name: "daemonset-controller", run: |ctx| Box::pin(daemonset::run(ctx)) },
     Loop { name: "deployment-controller", run: |ctx| Box::pin(deployment::run(ctx)) },
     Loop { name: "garbage-collector-controller", run: |ctx| Box::pin(garbage::run(ctx)) },
     Loop { name: "job-controller", run: |ctx| Box::pin(job::run(ctx)) },

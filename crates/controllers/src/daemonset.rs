@@ -1,0 +1,182 @@
+//! DaemonSets: a pod on every node that fits.
+//!
+//! Each step [`plan`] asks for is carried out and then looked at afresh: first the history of templates, then
+//! the pods, then the status, which tells what is there after that.
+
+pub mod plan;
+mod pods;
+mod rollout;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet, DaemonSetStatus};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use parking_lot::Mutex;
+use reconcile::{Caches, Changed, Controller, Ctx, Error, Key, Next, Object as _, Patch, keys};
+use serde_json::json;
+
+use crate::batches::slow_start;
+use crate::history::{self, History, POD_REVISION};
+use crate::{ownership, template};
+use plan::{Plan, Pods, Retries, Sight, Step, plan};
+
+const WORKERS: usize = 2;
+
+/// Where the pods of each set have failed, by uid.
+type AllRetries = Mutex<HashMap<String, Retries>>;
+
+pub async fn run(ctx: Ctx) {
+    // Its service account is spelled otherwise than its name.
+    let ctx = Ctx { client: ctx.client.acting_as("daemon-set-controller"), ..ctx };
+    let controller = Controller::new("daemonset", &ctx);
+    let sets = ctx.caches.daemon_sets();
+    controller.on(sets, keys::own);
+    controller.on(ctx.caches.pods(), keys::owner_of_kind("DaemonSet"));
+    controller.on(ctx.caches.controller_revisions(), keys::owner_of_kind("DaemonSet"));
+    let adopters = keys::in_namespace(sets, |pod: &Pod, set: &DaemonSet| {
+        let selector = reconcile::selector(set.spec.as_ref().map(|spec| &spec.selector));
+        selector.matches(|name| pod.label(name))
+    });
+    controller.on(ctx.caches.pods(), move |changed, enqueue| {
+        if changed.after.is_some_and(|pod| pod.controller().is_none()) {
+            adopters(changed, enqueue);
+        }
+    });
+    let caches = ctx.caches.clone();
+    controller.on(ctx.caches.nodes(), move |changed, enqueue| on_node(&caches, changed, enqueue));
+    let retries = Arc::new(AllRetries::default());
+    let shared = ctx.clone();
+    controller
+        .run(&ctx, WORKERS, move |key| {
+            let (ctx, retries) = (shared.clone(), retries.clone());
+            async move { reconcile(&ctx, &retries, &key).await }
+        })
+        .await;
+}
+
+/// The sets that want something else of a node than before.
+fn on_node(caches: &Caches, changed: &Changed<'_, Node>, enqueue: &mut dyn FnMut(Key)) {
+    let place = |node: &Arc<Node>| {
+        let taints = node.spec.as_ref().and_then(|spec| spec.taints.clone());
+        (node.metadata.labels.clone(), taints)
+    };
+    // Heartbeats change neither.
+    if let (Some(before), Some(after)) = (changed.before, changed.after)
+        && place(before) == place(after)
+    {
+        return;
+    }
+    for set in caches.daemon_sets().all() {
+        let wish = |node: &Arc<Node>| pods::wish(&set, node);
+        if changed.before.map(wish) != changed.after.map(wish) {
+            enqueue(set.key());
+        }
+    }
+}
+
+async fn reconcile(ctx: &Ctx, all: &AllRetries, key: &Key) -> Result<Next, Error> {
+    let Some(set) = ctx.caches.daemon_sets().get(key) else { return Ok(Next::Change) };
+    let Some(spec) = &set.spec else { return Ok(Next::Change) };
+    let selector = reconcile::selector(Some(&spec.selector));
+    let pods = ownership::claim(&*set, &selector, ownership::candidates(&*set, ctx.caches.pods()));
+    ownership::settle(ctx, &*set, &pods).await?;
+    let revisions = ownership::candidates(&*set, ctx.caches.controller_revisions());
+    ownership::settle(ctx, &*set, &ownership::claim(&*set, &selector, revisions)).await?;
+    let (mut manage, mut failure) = (true, None);
+    loop {
+        let Some(set) = ctx.caches.daemon_sets().get_exactly(key, set.uid()) else {
+            all.lock().remove(set.uid());
+            return Ok(Next::Change);
+        };
+        let Some(spec) = &set.spec else { return Ok(Next::Change) };
+        let nodes = ctx.caches.nodes().all();
+        let pods = ctx.caches.pods().owned_by(set.uid());
+        let history = History::of(&spec.template, ctx.caches.controller_revisions().owned_by(set.uid()));
+        let retries = all.lock().get(set.uid()).cloned().unwrap_or_default();
+        let sight = Sight {
+            set: &set,
+            spec,
+            nodes: &nodes,
+            pods: &pods,
+            history: &history,
+            retries: &retries,
+            now: ctx.clock.now(),
+        };
+        let Plan { step, recheck } = plan(&sight, manage);
+        match step {
+            Step::Rest => {
+                return match failure {
+                    Some(error) => Err(error),
+                    None => Ok(recheck.map_or(Next::Change, Next::At)),
+                };
+            }
+            Step::Pods(pods) => {
+                manage = false;
+                let hash = history.newest().and_then(|revision| revision.label(POD_REVISION));
+                all.lock().entry(set.uid().to_owned()).or_default().extend(pods.retries.iter().cloned());
+                failure = change(ctx, &set, hash.unwrap_or_default(), pods).await.err();
+            }
+            Step::Status(status) => write_status(ctx, &set, status).await?,
+            other => revise(ctx, &set, other).await?,
+        }
+    }
+}
+
+async fn change(ctx: &Ctx, set: &DaemonSet, hash: &str, pods: Pods) -> Result<(), Error> {
+    for (severity, reason, message) in pods.events {
+        ctx.events.record(reconcile::reference(set), severity, reason, message);
+    }
+    let create = &pods.create;
+    let births = slow_start(create.len(), |i| async move {
+        template::create(ctx, set, &pods::pod(set, &create[i], hash)).await.map(drop)
+    });
+    let (_, failure) = births.await;
+    for deleted in join_all(pods.delete.iter().map(|pod| template::delete(ctx, set, pod))).await {
+        deleted?;
+    }
+    match failure {
+        Some(error) if !error.is_namespace_terminating() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+async fn write_status(ctx: &Ctx, set: &DaemonSet, status: DaemonSetStatus) -> Result<(), Error> {
+    ctx.replace_status(&DaemonSet { status: Some(status), ..set.clone() }).await.map(drop)
+}
+
+async fn revise(ctx: &Ctx, set: &DaemonSet, step: Step) -> Result<(), Error> {
+    match step {
+        Step::Remember { number } => {
+            let template = set.spec.as_ref().map(|spec| spec.template.clone()).unwrap_or_default();
+            let mut status = set.status.clone().unwrap_or_default();
+            let made = history::revision(set, &template, POD_REVISION, number, status.collision_count);
+            if !history::create(ctx, &made).await? {
+                status.collision_count = Some(status.collision_count.unwrap_or(0).saturating_add(1));
+                write_status(ctx, set, status).await?;
+            }
+        }
+        Step::Renumber { revision, number } => history::renumber(ctx, &revision, number).await?,
+        Step::Merge { keep, drop, relabel } => {
+            for pod in relabel {
+                let labels = json!({POD_REVISION: keep.label(POD_REVISION)});
+                ctx.patch::<Pod>(&pod.key(), &Patch::Merge(json!({"metadata": {"labels": labels}}))).await?;
+            }
+            remove(ctx, &drop).await?;
+        }
+        Step::Trim(old) => remove(ctx, &old).await?,
+        Step::Rest | Step::Pods(_) | Step::Status(_) => {}
+    }
+    Ok(())
+}
+
+async fn remove(ctx: &Ctx, revisions: &[Arc<ControllerRevision>]) -> Result<(), Error> {
+    for revision in revisions {
+        ctx.delete(&**revision).await?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

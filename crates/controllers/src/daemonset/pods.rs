@@ -1,0 +1,128 @@
+//! The pods of a DaemonSet: what is added to its template, and which node each is for.
+
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{
+    Affinity, Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, Toleration,
+};
+use reconcile::Object as _;
+
+use crate::history::POD_REVISION;
+use crate::{placement, pod, template};
+
+const GENERATION: &str = "pod-template-generation";
+const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
+/// Trouble with a node is no reason for its daemons to leave it or to stay away.
+const TOLERATED: [(&str, &str); 6] = [
+    ("node.kubernetes.io/not-ready", "NoExecute"),
+    ("node.kubernetes.io/unreachable", "NoExecute"),
+    ("node.kubernetes.io/disk-pressure", "NoSchedule"),
+    ("node.kubernetes.io/memory-pressure", "NoSchedule"),
+    ("node.kubernetes.io/pid-pressure", "NoSchedule"),
+    ("node.kubernetes.io/unschedulable", "NoSchedule"),
+];
+const NO_NETWORK: (&str, &str) = ("node.kubernetes.io/network-unavailable", "NoSchedule");
+
+/// What a DaemonSet wants of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// A pod.
+    Run,
+    /// No new pod, but one that is there may stay.
+    Keep,
+    /// No pod.
+    Leave,
+}
+
+/// What the set wants of the node.
+pub fn wish(set: &DaemonSet, node: &Node) -> Wish {
+    let Some(spec) = template_spec(set) else { return Wish::Leave };
+    let name = spec.node_name.as_deref().unwrap_or_default();
+    if !(name.is_empty() || name == node.name()) || !placement::selects(spec, node) {
+        return Wish::Leave;
+    }
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
+    let tolerations = tolerations(spec);
+    let free = |effects: &[&str]| placement::untolerated(taints, &tolerations, effects).is_none();
+    match (free(&["NoExecute", "NoSchedule"]), free(&["NoExecute"])) {
+        (true, _) => Wish::Run,
+        (false, true) => Wish::Keep,
+        (false, false) => Wish::Leave,
+    }
+}
+
+fn template_spec(set: &DaemonSet) -> Option<&PodSpec> {
+    set.spec.as_ref()?.template.spec.as_ref()
+}
+
+/// The template's tolerations and those every daemon has.
+fn tolerations(spec: &PodSpec) -> Vec<Toleration> {
+    let mut all = spec.tolerations.clone().unwrap_or_default();
+    let network = (spec.host_network == Some(true)).then_some(NO_NETWORK);
+    for (key, effect) in TOLERATED.into_iter().chain(network) {
+        let wanted = Toleration {
+            key: Some(key.to_owned()),
+            operator: Some("Exists".to_owned()),
+            effect: Some(effect.to_owned()),
+            ..Toleration::default()
+        };
+        // Upstream's idea of the same toleration: for how long makes no difference.
+        let same = |known: &Toleration| Toleration { toleration_seconds: None, ..known.clone() } == wanted;
+        match all.iter_mut().find(|known| same(known)) {
+            Some(known) => *known = wanted,
+            None => all.push(wanted),
+        }
+    }
+    all
+}
+
+/// The pod for a node. The scheduler places it, since nothing but this node will do.
+pub fn pod(set: &DaemonSet, node: &str, hash: &str) -> Pod {
+    let mut made = match &set.spec {
+        Some(spec) => template::pod(set, &spec.template),
+        None => Pod::default(),
+    };
+    let labels = made.metadata.labels.get_or_insert_default();
+    if let Some(generation) = template_generation(set) {
+        labels.insert(GENERATION.to_owned(), generation.to_owned());
+    }
+    labels.insert(POD_REVISION.to_owned(), hash.to_owned());
+    let spec = made.spec.get_or_insert_default();
+    spec.tolerations = Some(tolerations(spec));
+    let affinity: &mut Affinity = spec.affinity.get_or_insert_default();
+    let only = NodeSelectorRequirement {
+        key: "metadata.name".to_owned(),
+        operator: "In".to_owned(),
+        values: Some(vec![node.to_owned()]),
+    };
+    let term = NodeSelectorTerm { match_fields: Some(vec![only]), match_expressions: None };
+    affinity.node_affinity.get_or_insert_default().required_during_scheduling_ignored_during_execution =
+        Some(NodeSelector { node_selector_terms: vec![term] });
+    made
+}
+
+fn template_generation(set: &DaemonSet) -> Option<&str> {
+    set.annotation(TEMPLATE_GENERATION).filter(|text| text.parse::<i64>().is_ok())
+}
+
+/// The node a pod is on or meant for.
+pub fn target(made: &Pod) -> Option<&str> {
+    if !pod::node(made).is_empty() {
+        return Some(pod::node(made));
+    }
+    let affinity = made.spec.as_ref()?.affinity.as_ref()?.node_affinity.as_ref()?;
+    let required = affinity.required_during_scheduling_ignored_during_execution.as_ref()?;
+    let fields = required.node_selector_terms.iter().flat_map(|term| term.match_fields.iter().flatten());
+    let names = fields
+        .filter(|field| field.key == "metadata.name" && field.operator == "In")
+        .find_map(|field| field.values.as_ref())?;
+    match names.as_slice() {
+        [name] => Some(name),
+        _ => None,
+    }
+}
+
+/// Whether a pod was made from the present template.
+pub fn is_updated(made: &Pod, set: &DaemonSet, hash: &str) -> bool {
+    let generation = template_generation(set);
+    made.label(POD_REVISION) == Some(hash) || generation.is_some() && made.label(GENERATION) == generation
+}

@@ -1,0 +1,113 @@
+//! In which order a DaemonSet's pods are replaced when its template changes.
+
+use std::sync::Arc;
+
+use api::intstr::Round;
+use k8s_openapi::api::apps::v1::{DaemonSetSpec, RollingUpdateDaemonSet};
+use k8s_openapi::api::core::v1::Pod;
+use reconcile::Object as _;
+
+use super::plan::Places;
+use super::pods::Wish;
+use crate::percent;
+
+/// The old pods to delete, and the nodes to make new ones on beside the old.
+pub(super) fn plan(places: &Places<'_>) -> (Vec<Arc<Pod>>, Vec<String>) {
+    let desired = i32::try_from(places.desired()).unwrap_or(i32::MAX);
+    let (surge, mut unavailable) = limits(places.sight.spec, desired);
+    if surge > 0 {
+        return surging(places, surge);
+    }
+    if desired > 0 && unavailable == 0 {
+        unavailable = 1;
+    }
+    (replacing(places, unavailable), Vec::new())
+}
+
+/// Whether two pods may be on one node for a while.
+pub(super) fn surges(spec: &DaemonSetSpec) -> bool {
+    limits(spec, 1).0 > 0
+}
+
+/// How many more pods than nodes there may be, and how many fewer.
+fn limits(spec: &DaemonSetSpec, desired: i32) -> (usize, usize) {
+    let strategy =
+        spec.update_strategy.as_ref().filter(|strategy| strategy.type_.as_deref() == Some("RollingUpdate"));
+    let Some(RollingUpdateDaemonSet { max_surge, max_unavailable }) =
+        strategy.and_then(|strategy| strategy.rolling_update.as_ref())
+    else {
+        return (0, 0);
+    };
+    let count = |value: &Option<_>| {
+        let scaled = value.as_ref().and_then(|value| percent::of(value, desired, Round::Up));
+        usize::try_from(scaled.unwrap_or(0)).unwrap_or(0)
+    };
+    (count(max_surge), count(max_unavailable))
+}
+
+type Pair<'a> = (Option<&'a Arc<Pod>>, Option<&'a Arc<Pod>>);
+
+/// The new and the old pod of a node; `None` where there are several of a kind, which have to be sorted out
+/// first.
+fn pair<'a>(places: &Places<'a>, name: &str) -> Option<Pair<'a>> {
+    let here = places.pods.get(name).into_iter().flatten().filter(|pod| !pod.is_deleting()).copied();
+    let (new, old): (Vec<_>, Vec<_>) = here.partition(|pod| places.is_new(pod));
+    (new.len() < 2 && old.len() < 2).then(|| (new.first().copied(), old.first().copied()))
+}
+
+/// Every node that has pods or should have some.
+fn names<'a>(places: &Places<'a>) -> Vec<&'a str> {
+    let wanted = places.wishes.iter().filter(|(_, wish)| **wish == Wish::Run).map(|(name, _)| *name);
+    let mut names: Vec<&str> = places.pods.keys().copied().chain(wanted).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// Old pods that do not serve go at once, the others as far as enough are left.
+fn replacing(places: &Places<'_>, limit: usize) -> Vec<Arc<Pod>> {
+    let (mut unavailable, mut broken, mut candidates) = (0, Vec::new(), Vec::new());
+    for name in names(places) {
+        match pair(places, name) {
+            Some((Some(new), None)) => unavailable += usize::from(!places.is_available(new)),
+            Some((None, Some(old))) if places.is_available(old) => candidates.push(old.clone()),
+            Some((None, Some(old))) => {
+                unavailable += 1;
+                broken.push(old.clone());
+            }
+            _ => unavailable += 1,
+        }
+    }
+    candidates.truncate(limit.saturating_sub(unavailable));
+    broken.extend(candidates);
+    broken
+}
+
+/// A new pod is made beside the old one, which goes when the new one serves.
+fn surging(places: &Places<'_>, limit: usize) -> (Vec<Arc<Pod>>, Vec<String>) {
+    let (mut delete, mut create, mut candidates, mut leaving) = (vec![], vec![], vec![], vec![]);
+    let (mut surge, mut available) = (0, 0);
+    for name in names(places) {
+        let Some((new, old)) = pair(places, name) else {
+            surge += 1;
+            continue;
+        };
+        available += usize::from(old.or(new).is_some_and(|pod| places.is_available(pod)));
+        let Some(old) = old else { continue };
+        let runs = places.wishes.get(name) == Some(&Wish::Run);
+        match (new, places.is_available(old)) {
+            (Some(new), _) if places.is_available(new) => delete.push(old.clone()),
+            (Some(_), _) => surge += 1,
+            (None, false) if runs => create.push(name.to_owned()),
+            (None, false) => delete.push(old.clone()),
+            (None, true) if runs => candidates.push(name.to_owned()),
+            (None, true) => leaving.push(old.clone()),
+        }
+    }
+    // When the set moves to other nodes, the old ones are left as the new ones begin to serve.
+    leaving.truncate(available.saturating_sub(places.desired()));
+    delete.extend(leaving);
+    candidates.truncate(limit.saturating_sub(surge));
+    create.extend(candidates);
+    (delete, create)
+}

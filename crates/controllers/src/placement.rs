@@ -1,0 +1,126 @@
+//! Which nodes a pod may be on: its node selector and affinity, and the taints it tolerates.
+
+use api::selector::{Operator, Requirement};
+use k8s_openapi::api::core::v1::{
+    Node, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Taint, Toleration,
+};
+use reconcile::Object as _;
+
+/// Whether the pod's node selector and required node affinity allow the node.
+pub fn selects(spec: &PodSpec, node: &Node) -> bool {
+    let labels = spec.node_selector.iter().flatten();
+    let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
+    let required =
+        affinity.and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref());
+    labels.into_iter().all(|(key, value)| node.label(key) == Some(value))
+        && required.is_none_or(|required| required.node_selector_terms.iter().any(|term| matches(term, node)))
+}
+
+/// An alternative without requirements matches no node, and neither does one that cannot be understood.
+fn matches(term: &NodeSelectorTerm, node: &Node) -> bool {
+    let labels = term.match_expressions.as_deref().unwrap_or_default();
+    let fields = term.match_fields.as_deref().unwrap_or_default();
+    let name = |key: &str| (key == "metadata.name").then(|| node.name());
+    !(labels.is_empty() && fields.is_empty())
+        && labels.iter().all(|wanted| holds(wanted, node.label(&wanted.key)))
+        && fields.iter().all(|wanted| holds(wanted, name(&wanted.key)))
+}
+
+fn holds(wanted: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+    let operator = match wanted.operator.as_str() {
+        "In" => Operator::In,
+        "NotIn" => Operator::NotIn,
+        "Exists" => Operator::Exists,
+        "DoesNotExist" => Operator::DoesNotExist,
+        "Gt" => Operator::GreaterThan,
+        "Lt" => Operator::LessThan,
+        _ => return false,
+    };
+    let values = wanted.values.clone().unwrap_or_default();
+    Requirement::new(&wanted.key, operator, values).is_ok_and(|requirement| requirement.matches(value))
+}
+
+/// The first taint with one of these effects that nothing tolerates.
+pub fn untolerated<'a>(
+    taints: &'a [Taint],
+    tolerations: &[Toleration],
+    effects: &[&str],
+) -> Option<&'a Taint> {
+    taints.iter().filter(|taint| effects.contains(&taint.effect.as_str())).find(|taint| {
+        let bears = |toleration: &Toleration| tolerates(toleration, taint);
+        !tolerations.iter().any(bears)
+    })
+}
+
+/// Whether a toleration covers a taint.
+pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let value = toleration.value.as_deref().unwrap_or_default();
+    given(&toleration.effect).is_none_or(|effect| effect == taint.effect)
+        && given(&toleration.key).is_none_or(|key| key == taint.key)
+        && match toleration.operator.as_deref().unwrap_or_default() {
+            "" | "Equal" => value == taint.value.as_deref().unwrap_or_default(),
+            operator => operator == "Exists",
+        }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[track_caller]
+    fn check(spec: Value, expected: bool) {
+        let mut spec = spec;
+        spec["containers"] = json!([]);
+        let spec: PodSpec = serde_json::from_value(spec).expect("a spec");
+        let node: Node = serde_json::from_value(
+            json!({"metadata": {"name": "one", "labels": {"disk": "ssd", "cpus": "8"}}}),
+        )
+        .expect("a node");
+        assert_eq!(selects(&spec, &node), expected);
+    }
+
+    #[test]
+    fn selectors_and_affinity() {
+        let affinity = |terms: Value| {
+            let required =
+                json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}});
+            json!({"affinity": {"nodeAffinity": required}})
+        };
+        let one = |key: &str, operator: &str, values: Value| json!([{"matchExpressions": [{"key": key, "operator": operator, "values": values}]}]);
+        check(json!({}), true);
+        check(json!({"nodeSelector": {"disk": "ssd"}}), true);
+        check(json!({"nodeSelector": {"disk": "ssd", "gpu": "x"}}), false);
+        check(affinity(json!([])), false);
+        check(affinity(json!([{}])), false);
+        check(affinity(one("disk", "In", json!(["hdd", "ssd"]))), true);
+        check(affinity(one("disk", "NotIn", json!(["ssd"]))), false);
+        check(affinity(one("cpus", "Gt", json!(["4"]))), true);
+        check(affinity(one("gpu", "DoesNotExist", json!([]))), true);
+        check(affinity(one("gpu", "Near", json!([]))), false);
+        let field = |name: &str| json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]}]);
+        check(affinity(field("one")), true);
+        check(affinity(field("two")), false);
+    }
+
+    #[test]
+    fn taints_and_tolerations() {
+        let taint: Taint = serde_json::from_value(json!({"key": "k", "value": "v", "effect": "NoExecute"}))
+            .expect("a taint");
+        for (toleration, expected) in [
+            (json!({"key": "k", "operator": "Exists"}), true),
+            (json!({"operator": "Exists"}), true),
+            (json!({"key": "k", "value": "v", "effect": "NoExecute"}), true),
+            (json!({"key": "k", "value": "v", "effect": "NoSchedule"}), false),
+            (json!({"key": "k"}), false),
+            (json!({"key": "k", "value": "v", "operator": "Like"}), false),
+        ] {
+            let parsed: Toleration = serde_json::from_value(toleration.clone()).expect("a toleration");
+            let taints = [taint.clone()];
+            assert_eq!(untolerated(&taints, &[parsed], &["NoExecute"]).is_none(), expected, "{toleration}");
+        }
+        assert!(untolerated(&[taint], &[], &["NoSchedule"]).is_none());
+    }
+}
