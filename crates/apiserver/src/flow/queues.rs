@@ -99,6 +99,8 @@ pub struct Totals {
     pub running: u64,
     /// Lingering ones included.
     pub running_seats: u64,
+    /// Those of them that are taken one by one.
+    narrow: u64,
     /// How often the next in turn found too few seats.
     pub no_room: u64,
 }
@@ -278,14 +280,21 @@ impl<T> QueueSet<T> {
     }
 
     fn fits(&self, width: u64) -> bool {
-        // Wide requests are long ones. They leave some seats to the others, who would have to wait until one
-        // of them ends.
-        let spared = if width > 1 { self.limit / SPARED } else { 0 };
-        if width > self.limit - spared {
+        if width <= 1 {
+            return self.totals.running_seats + width <= self.limit;
+        }
+        let shared = self.limit - self.spared();
+        if width > shared {
             // It would never fit, so it runs alone.
             return self.totals.running == 0;
         }
-        self.totals.running_seats + width <= self.limit - spared
+        self.totals.running_seats - self.totals.narrow.min(self.spared()) + width <= shared
+    }
+
+    /// Seats that are for requests of one seat only: those of several are long, and nobody quick should have
+    /// to wait until one of them ends.
+    fn spared(&self) -> u64 {
+        self.limit / SPARED
     }
 
     /// The queue of the flow's hand with the least work waiting.
@@ -328,8 +337,7 @@ impl<T> QueueSet<T> {
             let at = self.queue(number);
             self.start(at, &work);
         }
-        self.totals.running += 1;
-        self.totals.running_seats += work.width();
+        self.take(work.width());
         Arrival::Run(Place { queue: number, work, started: now })
     }
 
@@ -354,6 +362,7 @@ impl<T> QueueSet<T> {
 
     fn give_back(&mut self, now: u64, work: Work, started: &mut Vec<Started<T>>) {
         self.totals.running_seats -= work.width();
+        self.totals.narrow -= u64::from(work.width() == 1);
         self.dispatch(now, started);
         self.note(now);
     }
@@ -361,35 +370,46 @@ impl<T> QueueSet<T> {
     /// Starts as many as there are seats for.
     fn dispatch(&mut self, now: u64, started: &mut Vec<Started<T>>) {
         while self.totals.waiting > 0 && self.totals.running_seats < self.limit {
-            let Some(at) = self.next_in_turn() else { return };
-            let Some(head) = self.queues[at].waiting.front() else { return };
-            if !self.fits(head.work.width()) {
+            let mut next = self.next_in_turn(u64::MAX);
+            if next.is_some_and(|at| !self.fits(self.head_width(at))) {
                 self.totals.no_room += 1;
-                return;
+                // Whoever waits for many seats does not wait for the spared ones.
+                let spare = self.totals.narrow < self.spared() && self.fits(1);
+                next = if spare { self.next_in_turn(1) } else { None };
             }
+            let Some(at) = next else { return };
             let queue = &mut self.queues[at];
             let Some(waiter) = queue.waiting.pop_front() else { return };
             let (number, work) = (queue.number, waiter.work);
             queue.work -= work.total();
             self.turn = number;
             self.start(at, &work);
-            let totals = &mut self.totals;
-            totals.waiting -= 1;
-            totals.waiting_seats -= work.width();
-            totals.running += 1;
-            totals.running_seats += work.width();
+            self.totals.waiting -= 1;
+            self.totals.waiting_seats -= work.width();
+            self.take(work.width());
             let place = Place { queue: Some(number), work, started: now };
             started.push(Started { ticket: waiter.ticket, place });
         }
     }
 
-    /// The queue whose first request would end first; of equals, the one after the last that had a turn.
-    fn next_in_turn(&self) -> Option<usize> {
+    fn take(&mut self, width: u64) {
+        self.totals.running += 1;
+        self.totals.running_seats += width;
+        self.totals.narrow += u64::from(width == 1);
+    }
+
+    fn head_width(&self, at: usize) -> u64 {
+        self.queues[at].waiting.front().map_or(0, |head| head.work.width())
+    }
+
+    /// The queue whose first request would end first, of those at most so wide; of equals, the one after the
+    /// last that had a turn.
+    fn next_in_turn(&self, widest: u64) -> Option<usize> {
         let after = self.queues.partition_point(|queue| queue.number <= self.turn);
         let around = (after..self.queues.len()).chain(0..after);
         let ends = around.filter_map(|at| {
             let queue = &self.queues[at];
-            let head = queue.waiting.front()?;
+            let head = queue.waiting.front().filter(|head| head.work.width() <= widest)?;
             Some((queue.next + head.work.total() as i128, at))
         });
         ends.min_by_key(|(end, _)| *end).map(|(_, at)| at)

@@ -145,6 +145,23 @@ fn wide_requests_take_turns_by_their_width() {
 }
 
 #[test]
+fn the_quick_do_not_wait_for_the_wide() {
+    // Sixteen seats, two of them spared; lists of four seats take what they can, and more of them wait.
+    let mut rig = Rig::new(queued(1 << 20, 1, 100), 16);
+    let words: Vec<_> = (0..10).map(|name| rig.arrive(0, name, 1, Work::of(4))).collect();
+    assert_eq!(words.iter().filter(|word| **word == "run").count(), 3);
+    // Long after, when the lists that wait are first in turn, somebody quick comes.
+    for (name, word) in [(100, "run"), (101, "run"), (102, "wait")] {
+        rig.arrive(1000, name, 2, Work::of(1));
+        let runs = rig.running.iter().any(|(other, _)| *other == name);
+        assert_eq!(if runs { "run" } else { "wait" }, word, "{name}");
+    }
+    // The lists are not held up by that: as soon as one ends, another starts, and the quick one after it.
+    assert_eq!(rig.finish(1001, 0), [3]);
+    assert_eq!(rig.finish(1002, 100), [102]);
+}
+
+#[test]
 fn who_gives_up_frees_their_place() {
     let mut rig = Rig::new(queued(1, 1, 2), 1);
     for name in 0..3 {
