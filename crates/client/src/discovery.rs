@@ -123,6 +123,15 @@ impl Client {
         Ok(found)
     }
 
+    /// The kinds of one group in one version, such as `apps/v1`.
+    pub async fn serves(&self, api_version: &str) -> Result<Vec<Served>, Error> {
+        let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+        let root = if group.is_empty() { "/api" } else { "/apis" };
+        let mut found = Discovered::default();
+        found.add(group, version, self.read::<Resources>(&format!("{root}/{api_version}")).await?.resources);
+        Ok(found.kinds)
+    }
+
     async fn read<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         let value = self.request(Method::GET, path, None).await?;
         serde_json::from_value(value)

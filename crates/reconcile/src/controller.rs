@@ -186,7 +186,7 @@ impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Con
 /// Losing a race is how optimistic writes work; everything else is worth a word.
 fn complain(controller: &str, key: &impl std::fmt::Display, error: &(dyn std::error::Error + 'static)) {
     match error.downcast_ref::<client::Error>() {
-        Some(lost) if lost.is_conflict() => {
+        Some(lost) if lost.is_conflict() || lost.is_not_found() => {
             tracing::debug!(controller, %key, %error, "somebody was faster, trying again")
         }
         _ => tracing::warn!(controller, %key, error, "trying again"),

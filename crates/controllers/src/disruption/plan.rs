@@ -1,0 +1,205 @@
+//! Decides what a PodDisruptionBudget's status says.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use api::intstr::Round;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use reconcile::Object as _;
+
+use crate::{percent, pod, selector};
+
+/// How long an eviction that was allowed may take to reach the pod; later it is taken not to come.
+const DELETION_TIMEOUT: SignedDuration = SignedDuration::from_secs(120);
+
+/// The condition that marks a pod about to be evicted.
+pub const MARK: &str = "DisruptionTarget";
+
+/// The sizes of what controls pods, by uid.
+pub type Scales = BTreeMap<String, i32>;
+
+/// One thing to do.
+#[derive(Debug, PartialEq)]
+pub enum Action {
+    Normal(&'static str, String),
+    Warn(&'static str, String),
+    /// About a pod that was to be deleted and was not.
+    WarnPod(Arc<Pod>, String),
+    WriteStatus(Box<PodDisruptionBudgetStatus>),
+    LookAt(Timestamp),
+}
+
+/// Whether the number of pods there should be follows from what controls them.
+pub fn needs_scales(budget: &PodDisruptionBudget) -> bool {
+    let Some(spec) = &budget.spec else { return false };
+    spec.max_unavailable.is_some() || matches!(spec.min_available, Some(IntOrString::String(_)))
+}
+
+/// What to do about a budget whose selector matches `pods`. `scales` may say why it cannot be known what
+/// controls them; then no eviction is allowed.
+pub fn plan(
+    budget: &PodDisruptionBudget,
+    pods: &[Arc<Pod>],
+    scales: Result<Scales, String>,
+    now: Timestamp,
+) -> Vec<Action> {
+    let mut actions = Vec::new();
+    if pods.is_empty() {
+        actions.push(Action::Normal("NoPods", "No matching pods found".to_owned()));
+    }
+    let expected = scales.and_then(|scales| expected(budget, pods, &scales));
+    let status = match expected {
+        Ok((expected, desired)) => {
+            if needs_scales(budget) && pods.iter().any(|pod| pod.controller().is_none()) {
+                actions.push(Action::Warn("UnmanagedPods", unmanaged(budget)));
+            }
+            let disrupted = disrupted(budget, pods, now, &mut actions);
+            status(budget, pods, (expected, desired), disrupted, now)
+        }
+        Err(error) => {
+            let message = format!("Failed to calculate the number of expected pods: {error}");
+            actions.push(Action::Warn("CalculateExpectedPodCountFailed", message));
+            failed(budget, error, now)
+        }
+    };
+    if budget.status.as_ref() != Some(&status) {
+        actions.push(Action::WriteStatus(Box::new(status)));
+    }
+    actions
+}
+
+/// When the mark of an eviction is to be cleared from a pod that lives on; `None` where there is no such
+/// mark. A kubelet's own mark stays: it may take any time to end a pod.
+pub fn mark_ends(pod: &Pod) -> Option<Timestamp> {
+    let mark = pod::condition(pod, MARK)?;
+    let by_kubelet = mark.reason.as_deref() == Some("TerminationByKubelet");
+    if mark.status != "True" || by_kubelet || pod.is_deleting() || pod::is_terminal(pod) {
+        return None;
+    }
+    let since = mark.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
+    Some(since.checked_add(DELETION_TIMEOUT).unwrap_or(Timestamp::MAX))
+}
+
+/// How many pods there should be, and how many of them healthy.
+fn expected(budget: &PodDisruptionBudget, pods: &[Arc<Pod>], scales: &Scales) -> Result<(i32, i32), String> {
+    let total = scales.values().copied().fold(0, i32::saturating_add);
+    let part = |value: &IntOrString| {
+        percent::of(value, total, Round::Up).ok_or_else(|| "invalid value for IntOrString".to_owned())
+    };
+    let spec = budget.spec.as_ref();
+    match spec.map(|spec| (&spec.max_unavailable, &spec.min_available)) {
+        Some((Some(most), _)) => Ok((total, total.saturating_sub(part(most)?).max(0))),
+        Some((_, Some(IntOrString::Int(least)))) => {
+            Ok((i32::try_from(pods.len()).unwrap_or(i32::MAX), *least))
+        }
+        Some((_, Some(least))) => Ok((total, part(least)?)),
+        _ => Ok((0, 0)),
+    }
+}
+
+/// The evictions that were allowed and have not reached their pods yet.
+fn disrupted(
+    budget: &PodDisruptionBudget,
+    pods: &[Arc<Pod>],
+    now: Timestamp,
+    actions: &mut Vec<Action>,
+) -> BTreeMap<String, Time> {
+    let known = budget.status.as_ref().and_then(|status| status.disrupted_pods.as_ref());
+    let mut disrupted = BTreeMap::new();
+    let mut next = None;
+    for pod in pods.iter().filter(|pod| !pod.is_deleting()) {
+        let Some(since) = known.and_then(|known| known.get(pod.name())) else { continue };
+        let until = since.0.checked_add(DELETION_TIMEOUT).unwrap_or(Timestamp::MAX);
+        if until < now {
+            let namespace = budget.namespace();
+            let message =
+                format!("Pod was expected by PDB {namespace}/{namespace} to be deleted but it wasn't");
+            actions.push(Action::WarnPod(pod.clone(), message));
+        } else {
+            next = next.into_iter().chain([until]).min();
+            disrupted.insert(pod.name().to_owned(), since.clone());
+        }
+    }
+    actions.extend(next.map(Action::LookAt));
+    disrupted
+}
+
+fn status(
+    budget: &PodDisruptionBudget,
+    pods: &[Arc<Pod>],
+    (expected, desired): (i32, i32),
+    disrupted: BTreeMap<String, Time>,
+    now: Timestamp,
+) -> PodDisruptionBudgetStatus {
+    let is_healthy =
+        |pod: &&Arc<Pod>| !pod.is_deleting() && !disrupted.contains_key(pod.name()) && pod::is_ready(pod);
+    let healthy = i32::try_from(pods.iter().filter(is_healthy).count()).unwrap_or(i32::MAX);
+    let spare = healthy.saturating_sub(desired);
+    // A budget of no pods allows nothing: when its first ones appear, nobody may be faster than this loop.
+    let allowed = if expected <= 0 { 0 } else { spare.max(0) };
+    let is_allowed = match allowed > 0 {
+        true => ("True", "SufficientPods", String::new()),
+        false => ("False", "InsufficientPods", String::new()),
+    };
+    PodDisruptionBudgetStatus {
+        current_healthy: Some(healthy),
+        desired_healthy: Some(desired),
+        expected_pods: Some(expected),
+        disruptions_allowed: Some(allowed),
+        disrupted_pods: Some(disrupted).filter(|disrupted| !disrupted.is_empty()),
+        observed_generation: budget.metadata.generation,
+        conditions: conditions(budget, is_allowed, budget.metadata.generation, now),
+    }
+}
+
+/// Allows nothing where nothing can be known.
+fn failed(budget: &PodDisruptionBudget, error: String, now: Timestamp) -> PodDisruptionBudgetStatus {
+    let before = budget.status.clone().unwrap_or_default();
+    let conditions = conditions(budget, ("False", "SyncFailed", error), before.observed_generation, now);
+    PodDisruptionBudgetStatus { disruptions_allowed: Some(0), conditions, ..before }
+}
+
+fn conditions(
+    budget: &PodDisruptionBudget,
+    (status, reason, message): (&str, &str, String),
+    observed_generation: Option<i64>,
+    now: Timestamp,
+) -> Option<Vec<Condition>> {
+    let mut conditions = budget.status.as_ref().and_then(|status| status.conditions.clone());
+    let all = conditions.get_or_insert_default();
+    let known = all.iter_mut().find(|condition| condition.type_ == "DisruptionAllowed");
+    let since = match &known {
+        Some(known) if known.status == status => known.last_transition_time.clone(),
+        _ => Time(now),
+    };
+    let condition = Condition {
+        type_: "DisruptionAllowed".to_owned(),
+        status: status.to_owned(),
+        reason: reason.to_owned(),
+        message,
+        observed_generation,
+        last_transition_time: since,
+    };
+    match known {
+        Some(known) => *known = condition,
+        None => all.push(condition),
+    }
+    conditions
+}
+
+fn unmanaged(budget: &PodDisruptionBudget) -> String {
+    let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
+    format!(
+        "Pods selected by this PodDisruptionBudget (selector: {}) were found to be unmanaged. As a result, the \
+         status of the PDB cannot be calculated correctly, which may result in undefined behavior. To account \
+         for these pods please set \".spec.minAvailable\" field of the PDB to an integer value.",
+        selector::shown(selector)
+    )
+}
+
+#[cfg(test)]
+mod tests;

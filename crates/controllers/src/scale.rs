@@ -1,0 +1,36 @@
+//! The size of anything that has one: the `scale` subresource of kinds known only while running.
+
+use http::Method;
+use k8s_openapi::api::autoscaling::v1::Scale;
+use reconcile::{Client, Error, Key, Served};
+
+/// The kind of this name in a group and version; `None` where the server has none.
+pub async fn kind(client: &Client, api_version: &str, kind: &str) -> Result<Option<Served>, Error> {
+    match client.serves(api_version).await {
+        Ok(kinds) => Ok(kinds.into_iter().find(|served| served.kind == kind)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The object's size.
+pub async fn read(client: &Client, kind: &Served, key: &Key) -> Result<Scale, Error> {
+    let path = format!("{}/scale", kind.object(key));
+    let value = client.request(Method::GET, &path, None).await?;
+    serde_json::from_value(value).map_err(|source| Error::Answer { request: format!("GET {path}"), source })
+}
+
+/// Writes the object's size.
+pub async fn write(client: &Client, kind: &Served, key: &Key, scale: &Scale) -> Result<(), Error> {
+    let path = format!("{}/scale", kind.object(key));
+    let body = serde_json::to_value(scale).map_err(Error::Encode)?;
+    client.request(Method::PUT, &path, Some(&body)).await.map(drop)
+}
+
+/// `deployments.apps`, as messages name a kind.
+pub fn group_resource(kind: &Served) -> String {
+    match kind.group.as_str() {
+        "" => kind.plural.clone(),
+        group => format!("{}.{group}", kind.plural),
+    }
+}
