@@ -4,10 +4,12 @@
 //! it, and a row in [`CONTROLLERS`]. Controllers meet only through the API. Read a small one first, then
 //! [`run`].
 
+mod autoscaler;
 pub mod batches;
 mod cronjob;
 mod daemonset;
 mod deployment;
+mod disruption;
 mod garbage;
 mod hash;
 mod history;
@@ -20,6 +22,8 @@ mod replicaset;
 mod replicationcontroller;
 #[cfg(test)]
 mod rig;
+mod scale;
+mod selector;
 pub mod template;
 mod ttl_after_finished;
 
@@ -42,7 +46,9 @@ pub const CONTROLLERS: &[Loop] = &[
     Loop { name: "cronjob-controller", run: |ctx| Box::pin(cronjob::run(ctx)) },
     Loop { name: "daemonset-controller", run: |ctx| Box::pin(daemonset::run(ctx)) },
     Loop { name: "deployment-controller", run: |ctx| Box::pin(deployment::run(ctx)) },
+    Loop { name: "disruption-controller", run: |ctx| Box::pin(disruption::run(ctx)) },
     Loop { name: "garbage-collector-controller", run: |ctx| Box::pin(garbage::run(ctx)) },
+    Loop { name: "horizontal-pod-autoscaler-controller", run: |ctx| Box::pin(autoscaler::run(ctx)) },
     Loop { name: "job-controller", run: |ctx| Box::pin(job::run(ctx)) },
     Loop { name: "replicaset-controller", run: |ctx| Box::pin(replicaset::run(ctx)) },
     Loop { name: "replicationcontroller-controller", run: |ctx| Box::pin(replicationcontroller::run(ctx)) },

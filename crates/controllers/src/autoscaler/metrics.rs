@@ -1,0 +1,310 @@
+//! Reads metrics where the cluster serves them: resource metrics, custom metrics, external metrics.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use http::Method;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::autoscaling::v2::MetricSpec;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use reconcile::{Client, Error};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::plan::{Reading, Sample};
+use crate::scale;
+
+/// How long a custom metric is taken to have been measured that does not say.
+const DEFAULT_WINDOW: SignedDuration = SignedDuration::from_mins(1);
+
+/// What a metric of an autoscaler in `namespace` says about the pods `selector` finds, or why it cannot.
+pub async fn read(
+    client: &Client,
+    namespace: &str,
+    selector: &str,
+    metric: &MetricSpec,
+) -> Result<Reading, String> {
+    match metric.type_.as_str() {
+        "Resource" => {
+            let name = metric.resource.as_ref().map_or("", |source| &source.name);
+            resources(client, namespace, selector, name, None).await
+        }
+        "ContainerResource" => {
+            let source = metric.container_resource.as_ref();
+            let name = source.map_or("", |source| &source.name);
+            let container = source.map(|source| source.container.as_str());
+            resources(client, namespace, selector, name, container).await
+        }
+        "Pods" => {
+            let source = metric.pods.clone().unwrap_or_default();
+            let told = |error| format!("unable to fetch metrics from custom metrics API: {error}");
+            let version = custom_version(client).await.map_err(told)?;
+            let (name, of_metric) = (&source.metric.name, metric_selector(source.metric.selector.as_ref()));
+            let path = format!(
+                "/apis/{CUSTOM}/{version}/namespaces/{namespace}/pods/*/{name}{}",
+                query(&[("labelSelector", selector), ("metricLabelSelector", &of_metric)])
+            );
+            let what = format!("pods.{CUSTOM} *");
+            let list: List<Value> = get(client, &path, &what).await.map_err(told)?;
+            if list.items.is_empty() {
+                return Err("no metrics returned from custom metrics API".to_owned());
+            }
+            Ok(Reading::Pods(list.items.into_iter().map(Value::into_sample).collect()))
+        }
+        "Object" => {
+            let source = metric.object.clone().unwrap_or_default();
+            let told = |error| format!("unable to fetch metrics from custom metrics API: {error}");
+            let version = custom_version(client).await.map_err(told)?;
+            let (object, name) = (&source.described_object, &source.metric.name);
+            let api_version = object.api_version.as_deref().unwrap_or("v1");
+            let place = if object.kind == "Namespace" && !api_version.contains('/') {
+                format!("namespaces/{namespace}/metrics/{name}")
+            } else {
+                let kind = scale::kind(client, api_version, &object.kind).await;
+                let kind = kind.map_err(|error| told(error.to_string()))?.ok_or_else(|| {
+                    told(format!("no matches for kind {:?} in version {api_version:?}", object.kind))
+                })?;
+                let kind = scale::group_resource(&kind);
+                format!("namespaces/{namespace}/{kind}/{}/{name}", object.name)
+            };
+            let of_metric = metric_selector(source.metric.selector.as_ref());
+            let query = query(&[("metricLabelSelector", &of_metric)]);
+            let what = format!("{}.{CUSTOM} {}", object.kind.to_lowercase(), object.name);
+            let path = format!("/apis/{CUSTOM}/{version}/{place}{query}");
+            let list: List<Value> = get(client, &path, &what).await.map_err(told)?;
+            let [value] = &list.items[..] else {
+                return Err(told("the custom metrics API server returned no or many results".to_owned()));
+            };
+            Ok(Reading::Total(milli(&value.value)))
+        }
+        "External" => {
+            let source = metric.external.clone().unwrap_or_default();
+            let told = |error| format!("unable to fetch metrics from external metrics API: {error}");
+            let (name, selector) = (&source.metric.name, metric_selector(source.metric.selector.as_ref()));
+            let query = query(&[("labelSelector", &selector)]);
+            let path = format!("/apis/{EXTERNAL}/v1beta1/namespaces/{namespace}/{name}{query}");
+            let list: List<Value> = get(client, &path, &format!("{name}.{EXTERNAL}")).await.map_err(told)?;
+            if list.items.is_empty() {
+                return Err("no metrics returned from external metrics API".to_owned());
+            }
+            let values = list.items.iter().map(|value| milli(&value.value));
+            Ok(Reading::Total(values.fold(0, i64::saturating_add)))
+        }
+        other => Err(format!("unknown metric source type {other:?}")),
+    }
+}
+
+const NO_PATH: &str = "the server could not find the requested resource";
+const CUSTOM: &str = "custom.metrics.k8s.io";
+const EXTERNAL: &str = "external.metrics.k8s.io";
+
+#[derive(Deserialize)]
+struct List<T> {
+    #[serde(default = "Vec::new")]
+    items: Vec<T>,
+}
+
+#[derive(Deserialize)]
+struct PodMetrics {
+    metadata: Named,
+    timestamp: Timestamp,
+    #[serde(default)]
+    window: String,
+    #[serde(default)]
+    containers: Vec<ContainerMetrics>,
+}
+
+#[derive(Deserialize)]
+struct ContainerMetrics {
+    name: String,
+    #[serde(default)]
+    usage: BTreeMap<String, String>,
+}
+
+#[derive(Default, Deserialize)]
+struct Named {
+    #[serde(default)]
+    name: String,
+}
+
+/// A custom or external metric's value.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Value {
+    #[serde(default)]
+    described_object: Named,
+    timestamp: Timestamp,
+    #[serde(alias = "window")]
+    window_seconds: Option<i64>,
+    value: String,
+}
+
+impl Value {
+    fn into_sample(self) -> (String, Sample) {
+        let window = self.window_seconds.map_or(DEFAULT_WINDOW, SignedDuration::from_secs);
+        (self.described_object.name, Sample { value: milli(&self.value), at: self.timestamp, window })
+    }
+}
+
+async fn resources(
+    client: &Client,
+    namespace: &str,
+    selector: &str,
+    resource: &str,
+    container: Option<&str>,
+) -> Result<Reading, String> {
+    let query = query(&[("labelSelector", selector)]);
+    let path = format!("/apis/metrics.k8s.io/v1beta1/namespaces/{namespace}/pods{query}");
+    let list: List<PodMetrics> = get(client, &path, "pods.metrics.k8s.io")
+        .await
+        .map_err(|error| format!("unable to fetch metrics from resource metrics API: {error}"))?;
+    if list.items.is_empty() {
+        return Err("no metrics returned from resource metrics API".to_owned());
+    }
+    let sample = |pod: PodMetrics| {
+        let wanted = |other: &&ContainerMetrics| container.is_none_or(|wanted| wanted == other.name);
+        let usages = pod.containers.iter().filter(wanted).map(|container| container.usage.get(resource));
+        let usages: Vec<&String> = usages.collect::<Option<_>>()?;
+        let value = usages.iter().map(|usage| milli(usage)).fold(0, i64::saturating_add);
+        let window = go_duration(&pod.window).unwrap_or(SignedDuration::ZERO);
+        let sample = Sample { value, at: pod.timestamp, window };
+        (!usages.is_empty()).then_some((pod.metadata.name, sample))
+    };
+    Ok(Reading::Pods(list.items.into_iter().filter_map(sample).collect()))
+}
+
+/// The version of the custom metrics API to use.
+async fn custom_version(client: &Client) -> Result<String, String> {
+    #[derive(Deserialize)]
+    struct Group {
+        versions: Vec<Version>,
+    }
+    #[derive(Deserialize)]
+    struct Version {
+        version: String,
+    }
+    let none = || format!("no custom metrics API ({CUSTOM}) registered");
+    let path = format!("/apis/{CUSTOM}");
+    let group: Group = match client.request(Method::GET, &path, None).await {
+        Ok(group) => serde_json::from_value(group).map_err(|error| error.to_string())?,
+        Err(error) if error.code() == 404 => return Err(none()),
+        Err(error) => return Err(error.to_string()),
+    };
+    let has = |wanted: &str| group.versions.iter().any(|version| version.version == wanted);
+    let known = ["v1beta2", "v1beta1"].into_iter().find(|version| has(version));
+    known.map(str::to_owned).ok_or_else(none)
+}
+
+/// Reads what is at `path`, which is called `what` where there is no such path.
+async fn get<T: DeserializeOwned>(client: &Client, path: &str, what: &str) -> Result<T, String> {
+    match client.request(Method::GET, path, None).await {
+        Ok(value) => serde_json::from_value(value).map_err(|error| error.to_string()),
+        // Nobody serves the path, which is not the same as a metric that is not there.
+        Err(error)
+            if error.code() == 404 && (error.reason() != "NotFound" || error.to_string() == NO_PATH) =>
+        {
+            Err(format!("{NO_PATH} (get {what})"))
+        }
+        Err(Error::Api(failure)) if failure.code == 503 && failure.reason.is_empty() => {
+            Err(format!("the server is currently unable to handle the request (get {what})"))
+        }
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// A selector as it is put into a query; `""` for one that matches everything.
+fn metric_selector(selector: Option<&LabelSelector>) -> String {
+    let Some(selector) = selector else { return String::new() };
+    let mut terms: Vec<String> = Vec::new();
+    for (name, value) in selector.match_labels.iter().flatten() {
+        terms.push(format!("{name}={value}"));
+    }
+    for term in selector.match_expressions.iter().flatten() {
+        let values = term.values.iter().flatten().map(String::as_str).collect::<Vec<_>>().join(",");
+        terms.push(match term.operator.as_str() {
+            "In" => format!("{} in ({values})", term.key),
+            "NotIn" => format!("{} notin ({values})", term.key),
+            "Exists" => term.key.clone(),
+            _ => format!("!{}", term.key),
+        });
+    }
+    terms.join(",")
+}
+
+fn query(parameters: &[(&str, &str)]) -> String {
+    let mut query = String::new();
+    for (name, value) in parameters.iter().filter(|(_, value)| !value.is_empty()) {
+        let _ = write!(query, "{}{name}=", if query.is_empty() { '?' } else { '&' });
+        for byte in value.bytes() {
+            match byte {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                    query.push(char::from(byte))
+                }
+                _ => _ = write!(query, "%{byte:02X}"),
+            }
+        }
+    }
+    query
+}
+
+fn milli(quantity: &str) -> i64 {
+    api::quantity::Quantity::parse(quantity).map_or(0, |quantity| quantity.milli())
+}
+
+/// `1m30s`, as Go writes durations.
+fn go_duration(text: &str) -> Option<SignedDuration> {
+    let (mut total, mut number) = (0.0, String::new());
+    let mut letters = text.chars().peekable();
+    while let Some(letter) = letters.next() {
+        if letter.is_ascii_digit() || letter == '.' {
+            number.push(letter);
+            continue;
+        }
+        let seconds: f64 = match (letter, letters.peek()) {
+            ('m', Some('s')) => 1e-3,
+            ('u' | 'µ', Some('s')) => 1e-6,
+            ('n', Some('s')) => 1e-9,
+            ('h', _) => 3600.0,
+            ('m', _) => 60.0,
+            ('s', _) => 1.0,
+            _ => return None,
+        };
+        if seconds < 1.0 {
+            letters.next();
+        }
+        total += number.parse::<f64>().ok()? * seconds;
+        number.clear();
+    }
+    number.is_empty().then(|| SignedDuration::try_from_secs_f64(total).ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_as_go_writes_them() {
+        let read = |text| go_duration(text).map(|duration| duration.as_millis());
+        assert_eq!(read("30s"), Some(30_000));
+        assert_eq!(read("1m30.5s"), Some(90_500));
+        assert_eq!(read("1h0m0s"), Some(3_600_000));
+        assert_eq!(read("250ms"), Some(250));
+        assert_eq!(read("3x"), None);
+        assert_eq!(read("3"), None);
+    }
+
+    #[test]
+    fn selectors_go_into_queries() {
+        let selector = serde_json::from_value(
+            serde_json::json!({"matchLabels": {"a": "b"}, "matchExpressions": [
+            {"key": "c", "operator": "In", "values": ["d", "e"]}, {"key": "f", "operator": "DoesNotExist"}]}),
+        );
+        let text = metric_selector(selector.ok().as_ref());
+        assert_eq!(text, "a=b,c in (d,e),!f");
+        assert_eq!(
+            query(&[("x", ""), ("labelSelector", &text)]),
+            "?labelSelector=a%3Db%2Cc%20in%20%28d%2Ce%29%2C%21f"
+        );
+        assert_eq!(query(&[]), "");
+    }
+}
