@@ -4,13 +4,14 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::field::quoted;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use store::Store;
-use store::sealed::{AesGcm, Provider, Rules, Sealed};
+use store::sealed::{AesGcm, Kms, Provider, Rules, Sealed};
 
 use crate::cache::kind_of;
 
@@ -60,7 +61,7 @@ struct ProviderOptions {
     aescbc: Option<Keys>,
     secretbox: Option<Keys>,
     identity: Option<Identity>,
-    kms: Option<Kms>,
+    kms: Option<KmsOptions>,
 }
 
 #[derive(Deserialize)]
@@ -84,7 +85,53 @@ struct Key {
 struct Identity {}
 
 #[derive(Deserialize)]
-struct Kms {}
+#[serde(deny_unknown_fields)]
+struct KmsOptions {
+    #[serde(default, rename = "apiVersion")]
+    api_version: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    endpoint: String,
+    timeout: Option<String>,
+    /// Only for the first version of the protocol.
+    #[serde(default)]
+    #[expect(dead_code, reason = "accepted, as upstream accepts it")]
+    cachesize: Option<i32>,
+}
+
+impl KmsOptions {
+    fn build(self, at: &str, problems: &mut Vec<String>) -> Option<Provider> {
+        let before = problems.len();
+        if self.name.is_empty() {
+            problems.push(format!("{at}.name: Required value: name is a mandatory field for a provider"));
+        } else if self.name.contains(':') {
+            let name = &self.name;
+            problems.push(format!(
+                "{at}.name: Invalid value: {}: invalid KMS provider name {name}, must not contain ':'",
+                quoted(name)
+            ));
+        }
+        if self.api_version != "v2" {
+            let version = quoted(&self.api_version);
+            problems.push(format!("{at}.apiVersion: Invalid value: {version}: only v2 is supported here"));
+        }
+        let text = self.timeout.as_deref().unwrap_or("3s");
+        let timeout = api::time::parse_duration(text).ok().and_then(|time| Duration::try_from(time).ok());
+        let timeout = timeout.filter(|time| !time.is_zero());
+        if timeout.is_none() {
+            let text = quoted(text);
+            problems.push(format!("{at}.timeout: Invalid value: {text}: timeout should be a positive value"));
+        }
+        match Kms::new(&self.name, &self.endpoint, timeout.unwrap_or_default()) {
+            Ok(kms) => (problems.len() == before).then(|| Provider::Kms(Box::new(kms))),
+            Err(why) => {
+                problems.push(format!("{at}.endpoint: {why}"));
+                None
+            }
+        }
+    }
+}
 
 /// The rules, or all that is wrong, in upstream's words.
 fn parse(text: &str) -> Result<Rules, String> {
@@ -192,14 +239,15 @@ impl ProviderOptions {
                 return None;
             }
         }
-        for (name, is_given) in
-            [("aescbc", aescbc.is_some()), ("secretbox", secretbox.is_some()), ("kms", kms.is_some())]
-        {
+        for (name, is_given) in [("aescbc", aescbc.is_some()), ("secretbox", secretbox.is_some())] {
             if is_given {
                 problems.push(format!(
-                    "{at}.{name}: this provider is not supported here; aesgcm and identity are"
+                    "{at}.{name}: this provider is not supported here; aesgcm, kms and identity are"
                 ));
             }
+        }
+        if let Some(kms) = kms {
+            return kms.build(&format!("{at}.kms"), problems);
         }
         if identity.is_some() {
             return Some(Provider::Identity);
@@ -272,9 +320,15 @@ mod tests {
             ]],
         );
         check(
+            "- resources: [pods]\n  providers: [{kms: {name: 'a:b', endpoint: 'http://x', timeout: 0s}}]\n",
+            expect_test::expect![[
+                r#"[resources[0].providers[0].kms.name: Invalid value: "a:b": invalid KMS provider name a:b, must not contain ':', resources[0].providers[0].kms.apiVersion: Invalid value: "": only v2 is supported here, resources[0].providers[0].kms.timeout: Invalid value: "0s": timeout should be a positive value, resources[0].providers[0].kms.endpoint: "http://x" is not the URL of a unix socket]"#
+            ]],
+        );
+        check(
             "- resources: [pods]\n  providers: [{identity: {}, kms: {name: x}}, {secretbox: {keys: []}}, {}]\n",
             expect_test::expect![
-                "[resources[0].providers[0]: more than one provider specified in a single element, should split into different list elements, resources[0].providers[1].secretbox: this provider is not supported here; aesgcm and identity are, resources[0].providers[2]: Required value: at least one provider is required]"
+                "[resources[0].providers[0]: more than one provider specified in a single element, should split into different list elements, resources[0].providers[1].secretbox: this provider is not supported here; aesgcm, kms and identity are, resources[0].providers[2]: Required value: at least one provider is required]"
             ],
         );
     }

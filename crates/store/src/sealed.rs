@@ -6,6 +6,7 @@
 //! seals; all of them open. No value and no secret ever appears in an error.
 
 mod aes;
+mod kms;
 #[cfg(test)]
 mod tests;
 
@@ -19,6 +20,7 @@ use parking_lot::RwLock;
 use crate::{Entry, Error, Event, Page, Revision, Store, Watch, Write};
 
 pub use aes::{AesGcm, KeyError};
+pub use kms::{Kms, KmsError};
 
 /// What every sealed value starts with.
 const SEALED: &[u8] = b"k8s:enc:";
@@ -28,6 +30,7 @@ pub enum Provider {
     /// As they are.
     Identity,
     AesGcm(AesGcm),
+    Kms(Box<Kms>),
 }
 
 /// Which kind a key belongs to: group and plural.
@@ -57,31 +60,39 @@ impl Rules {
         found.map_or(&[Provider::Identity], |providers| providers)
     }
 
-    fn seal(&self, key: &str, value: &Bytes) -> Result<Bytes, Error> {
+    async fn seal(&self, key: &str, value: &Bytes) -> Result<Bytes, Error> {
         match self.of(key).first() {
             None | Some(Provider::Identity) => Ok(value.clone()),
             Some(Provider::AesGcm(aes)) => {
                 aes.seal(key, value).ok_or_else(|| Error::Unavailable { reason: "no randomness".to_owned() })
             }
+            Some(Provider::Kms(kms)) => {
+                kms.seal(key, value).await.map_err(|error| Error::Unavailable { reason: error.to_string() })
+            }
         }
     }
 
     /// The plain value, and whether it should be sealed anew.
-    fn open(&self, key: &Arc<str>, value: &Bytes) -> Result<(Bytes, bool), Error> {
+    async fn open(&self, key: &Arc<str>, value: &Bytes) -> Result<(Bytes, bool), Error> {
         let sealed = value.starts_with(SEALED);
-        let mut reason = "the provided value does not match any of the supported transformers";
+        let mut reason = "the provided value does not match any of the supported transformers".to_owned();
         for (i, provider) in self.of(key).iter().enumerate() {
             match provider {
                 Provider::Identity if !sealed => return Ok((value.clone(), i > 0)),
                 Provider::Identity => {}
                 Provider::AesGcm(aes) => match aes.open(key, value) {
                     Ok((plain, first)) => return Ok((plain, i > 0 || !first)),
-                    Err(Some(why)) => reason = why,
+                    Err(Some(why)) => reason = why.to_owned(),
                     Err(None) => {}
+                },
+                Provider::Kms(kms) => match kms.open(key, value).await {
+                    Some(Ok((plain, fresh))) => return Ok((plain, i > 0 || !fresh)),
+                    Some(Err(error)) => reason = error.to_string(),
+                    None => {}
                 },
             }
         }
-        Err(Error::Sealed { key: key.clone(), reason: reason.to_owned() })
+        Err(Error::Sealed { key: key.clone(), reason })
     }
 }
 
@@ -104,8 +115,8 @@ impl Sealed {
 }
 
 impl Seals {
-    fn open(&self, entry: Entry) -> Result<Entry, Error> {
-        let (value, stale) = self.rules.open(&entry.key, &entry.value)?;
+    async fn open(&self, entry: Entry) -> Result<Entry, Error> {
+        let (value, stale) = self.rules.open(&entry.key, &entry.value).await?;
         if stale {
             self.stale.write().insert(entry.key.clone());
         } else {
@@ -121,9 +132,9 @@ impl Seals {
         }
     }
 
-    fn open_event(&self, event: Event) -> Option<Event> {
+    async fn open_event(&self, event: Event) -> Option<Event> {
         match event {
-            Event::Put { entry, created } => match self.open(entry) {
+            Event::Put { entry, created } => match self.open(entry).await {
                 Ok(entry) => Some(Event::Put { entry, created }),
                 Err(error) => {
                     tracing::error!(%error, "left out of every answer");
@@ -146,7 +157,10 @@ impl Store for Sealed {
     }
 
     async fn get(&self, key: &str) -> Result<Option<Entry>, Error> {
-        self.inner.get(key).await?.map(|entry| self.seals.open(entry)).transpose()
+        match self.inner.get(key).await? {
+            Some(entry) => self.seals.open(entry).await.map(Some),
+            None => Ok(None),
+        }
     }
 
     async fn list(
@@ -157,15 +171,24 @@ impl Store for Sealed {
         at: Option<Revision>,
     ) -> Result<Page, Error> {
         let page = self.inner.list(prefix, from, limit, at).await?;
-        let entries = page.entries.into_iter().map(|entry| self.seals.open(entry));
-        Ok(Page { entries: entries.collect::<Result<_, _>>()?, ..page })
+        let mut entries = Vec::with_capacity(page.entries.len());
+        for entry in page.entries {
+            entries.push(self.seals.open(entry).await?);
+        }
+        Ok(Page { entries, ..page })
     }
 
     async fn write(&self, write: Write) -> Result<Revision, Error> {
-        let value = write.value.as_ref().map(|value| self.seals.rules.seal(&write.key, value)).transpose()?;
+        let value = match &write.value {
+            Some(value) => Some(self.seals.rules.seal(&write.key, value).await?),
+            None => None,
+        };
         match self.inner.write(Write { value, ..write }).await {
             Err(Error::Conflict { key, current }) => {
-                let current = current.map(|entry| self.seals.open(entry)).transpose()?;
+                let current = match current {
+                    Some(entry) => Some(self.seals.open(entry).await?),
+                    None => None,
+                };
                 Err(Error::Conflict { key, current })
             }
             other => other,
@@ -180,8 +203,10 @@ impl Store for Sealed {
         tokio::spawn(async move {
             while let Some(batch) = sealed.events.recv().await {
                 let last = batch.last().map(Event::revision);
-                let mut opened: Vec<Event> =
-                    batch.into_iter().filter_map(|event| seals.open_event(event)).collect();
+                let mut opened = Vec::with_capacity(batch.len());
+                for event in batch {
+                    opened.extend(seals.open_event(event).await);
+                }
                 // Whoever waits for a revision must hear of it, whatever was left out.
                 if opened.last().map(Event::revision) != last {
                     opened.extend(last.map(Event::Progress));

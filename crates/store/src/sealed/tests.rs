@@ -1,3 +1,4 @@
+use futures_util::FutureExt as _;
 use proptest::prelude::*;
 
 use super::*;
@@ -154,7 +155,7 @@ fn rules_are_found_from_the_nearest_to_the_farthest() {
         ("", "events", vec![Provider::Identity]),
     ]);
     let check = |key: &str, expected: &str| {
-        let sealed = rules.seal(key, &Bytes::from_static(b"x")).unwrap();
+        let sealed = rules.seal(key, &Bytes::from_static(b"x")).now_or_never().unwrap().unwrap();
         let name =
             sealed.strip_prefix(b"k8s:enc:aesgcm:v1:").map_or(&b"-"[..], |rest| &rest[..rest.len().min(1)]);
         assert_eq!(String::from_utf8_lossy(name), expected, "{key}");
