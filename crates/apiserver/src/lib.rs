@@ -75,6 +75,7 @@ pub use authorization::{
     Error as AuthorizationError, Options as Authorization, WebhookOptions as AuthorizationWebhookOptions,
 };
 pub use encryption::{Error as EncryptionError, encrypted};
+pub use flow::SEATS;
 pub use local::Local;
 pub use registry::RuntimeConfigError;
 
@@ -95,6 +96,8 @@ pub struct Config {
     pub authentication: Authentication,
     /// What is written down about requests.
     pub audit: AuditOptions,
+    /// How many requests are served at once, those of administrators aside.
+    pub seats: u64,
     pub authorization: Authorization,
     pub tokens: ServiceAccountTokens,
 }
@@ -168,6 +171,7 @@ pub async fn start(
     server.admission = admission::Chain::new(&config.admission)?;
     server.authenticators = authenticators;
     server.audit = audit::Audit::new(&config.audit)?;
+    server.flow = flow::Flow::new(config.seats);
     server.rbac.chain = authorization::Chain::new(&config.authorization)?;
     let server = Arc::new(server);
     let cluster = bootstrap::Cluster {
@@ -209,6 +213,7 @@ pub async fn start_in(
         authorization: Authorization::default(),
         authentication: Authentication { client_ca_pem: ca.pem().to_owned(), ..Authentication::default() },
         audit: AuditOptions::default(),
+        seats: SEATS,
         tokens: ServiceAccountTokens {
             keys: pki::token::Keys::load_or_create(&tls)?,
             issuers: vec!["https://kubernetes.default.svc.cluster.local".into()],

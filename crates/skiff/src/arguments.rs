@@ -54,6 +54,8 @@ const KNOWN: &[&str] = &[
     "oidc-signing-algs",
     "oidc-username-claim",
     "oidc-username-prefix",
+    "max-mutating-requests-inflight",
+    "max-requests-inflight",
     "requestheader-allowed-names",
     "requestheader-client-ca-file",
     "requestheader-extra-headers-prefix",
@@ -137,6 +139,18 @@ impl Arguments {
     fn number<T: std::str::FromStr>(&self, name: &str, otherwise: T) -> anyhow::Result<T> {
         let Some(text) = self.last(name) else { return Ok(otherwise) };
         text.parse().ok().with_context(|| format!("--kube-apiserver-arg {name}: {text:?} is no such number"))
+    }
+
+    /// Reads and writes share their seats.
+    pub fn seats(&self) -> anyhow::Result<u64> {
+        let reads: u32 = self.number("max-requests-inflight", 400)?;
+        let writes: u32 = self.number("max-mutating-requests-inflight", 200)?;
+        match u64::from(reads) + u64::from(writes) {
+            0 => bail!(
+                "--max-requests-inflight plus --max-mutating-requests-inflight, which add up to 0, can not be less than 1"
+            ),
+            seats => Ok(seats),
+        }
     }
 
     /// Where events go; the names and what they are without a word are upstream's.
@@ -355,6 +369,18 @@ mod tests {
         assert_eq!(ttl, Some(Duration::from_secs(90)));
         assert_eq!(arguments.last("service-account-issuer"), Some("https://a=b"));
         assert_eq!(arguments.last("token-auth-file"), None);
+        assert_eq!(arguments.seats().unwrap(), apiserver::SEATS);
+        assert_eq!(parse(&["max-requests-inflight=1000"]).unwrap().seats().unwrap(), 1200);
+        assert!(
+            parse(&["max-requests-inflight=0", "max-mutating-requests-inflight=0"]).unwrap().seats().is_err()
+        );
+        assert!(arguments.audit().unwrap().log.is_none());
+        let log =
+            ["audit-log-path=/x", "audit-log-maxsize=7", "audit-log-mode=batch", "audit-log-format=legacy"];
+        let log = parse(&log).unwrap().audit().unwrap().log.unwrap();
+        assert_eq!((log.max_size, log.max_backups, log.max_age, log.json), (7, 100, 366, false));
+        assert_eq!(log.mode, apiserver::AuditMode::Batch);
+        assert!(parse(&["audit-log-path=/x", "audit-log-maxage=-1"]).unwrap().audit().is_err());
         let error = parse(&["token-auth-fil=/etc/x"]).unwrap_err().to_string();
         assert!(error.starts_with("--kube-apiserver-arg \"token-auth-fil\" has no meaning here"), "{error}");
         assert!(parse(&["anonymous-auth=perhaps"]).unwrap().flag("anonymous-auth").is_err());

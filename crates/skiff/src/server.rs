@@ -54,6 +54,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         ca_pem: certificates.server_ca().to_owned(),
         authentication: arguments.authentication(&certificates)?,
         audit: arguments.audit()?,
+        seats: arguments.seats()?,
         authorization: arguments.authorization()?,
         tokens: arguments.tokens(&flags)?,
     };
