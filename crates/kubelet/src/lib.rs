@@ -2,8 +2,207 @@
 //!
 //! Every pod has a worker that looks at what the runtime has of it ([`observed`]), decides what it needs next
 //! ([`pod::plan`], pure), does it, and writes what there is to say ([`pod::status`], pure). Containers outlive
-//! this process; a new one finds them again by their labels.
+//! this process; a new one finds them again by their labels. Read [`run`], then [`worker::reconcile`].
 
-pub mod memory;
-pub mod observed;
-pub mod pod;
+pub mod config;
+mod env;
+mod health;
+mod hooks;
+mod memory;
+mod observed;
+mod payload;
+mod pod;
+mod pull_secrets;
+mod registration;
+mod sources;
+mod start;
+mod volumes;
+mod worker;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use reconcile::{Controller, Ctx, Enqueue, Key, Object as _};
+use runtime::{Runtime, cri};
+
+pub use config::Settings;
+pub use registration::Presentation;
+
+use memory::Memory;
+use observed::{POD_NAME, POD_NAMESPACE, POD_UID};
+
+/// Pods looked after at once; most of the time is spent waiting for the runtime.
+const WORKERS: usize = 32;
+/// How often the runtime is asked what it has, since it does not tell by itself.
+const RELIST: Duration = Duration::from_secs(1);
+
+/// What a node needs to know.
+pub struct Config {
+    pub settings: Settings,
+    pub presentation: Presentation,
+}
+
+/// A node at work.
+struct Node {
+    ctx: Ctx,
+    runtime: Arc<dyn Runtime>,
+    /// As in `containerd://id`.
+    runtime_name: String,
+    /// As in `containerd://1.7`.
+    runtime_version: String,
+    settings: Settings,
+    presentation: Presentation,
+    /// By the uid of the pod.
+    memories: Mutex<HashMap<String, Memory>>,
+    queue: Enqueue,
+}
+
+impl Node {
+    fn look_at(&self, key: Key) {
+        self.queue.now(key);
+    }
+}
+
+/// Runs a node until the context's shutdown. Containers go on.
+pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
+    let ctx = Ctx { events: ctx.events.from("kubelet"), ..ctx };
+    let mut shutdown = ctx.shutdown.clone();
+    let version = loop {
+        match runtime.version().await {
+            Ok(version) => break version,
+            Err(error) => tracing::warn!(%error, "waiting for the container runtime"),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(RELIST) => {}
+            _ = shutdown.wait_for(|stop| *stop) => return,
+        }
+    };
+    let controller = Controller::new("pods", &ctx);
+    let node = Arc::new(Node {
+        runtime,
+        runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
+        runtime_name: version.runtime_name,
+        settings: config.settings,
+        presentation: config.presentation,
+        memories: Mutex::default(),
+        queue: controller.enqueue(),
+        ctx,
+    });
+    let own = node.settings.node_name.clone();
+    controller.on(node.ctx.caches.pods(), move |changed, enqueue| {
+        let spec = changed.newest().spec.as_ref();
+        if spec.and_then(|spec| spec.node_name.as_deref()) == Some(&own) {
+            enqueue(changed.newest().key());
+        }
+    });
+    // Pods that are over, and those deleted by force, go without asking the node.
+    let weak = Arc::downgrade(&node);
+    node.ctx.caches.pods().listen(move |changed| {
+        if let (Some(pod), None, Some(node)) = (changed.before, changed.after, weak.upgrade())
+            && node.has(pod)
+        {
+            tokio::spawn(remove_unknown(node, pod.key(), pod.uid().to_owned()));
+        }
+    });
+    // What pods refer to is at hand when they need it.
+    let caches = &node.ctx.caches;
+    let _ = (caches.services(), caches.config_maps(), caches.secrets(), caches.nodes());
+    refresh_volumes(&node, &controller);
+    let at_work = node.clone();
+    let reconcile = move |key: Key| {
+        let node = at_work.clone();
+        async move { worker::reconcile(&node, &key).await }
+    };
+    let ctx = node.ctx.clone();
+    tokio::select! {
+        () = controller.run(&ctx, WORKERS, reconcile) => {}
+        () = registration::run(&node) => {}
+        () = relist(&node) => {}
+        _ = shutdown.wait_for(|stop| *stop) => {}
+    }
+}
+
+/// A change to what a pod's volumes are made from reaches the pod.
+fn refresh_volumes(node: &Arc<Node>, controller: &Controller) {
+    let pods = node.ctx.caches.pods().clone();
+    let own = node.settings.node_name.clone();
+    let in_namespace = move |namespace: &str, enqueue: &mut dyn FnMut(Key)| {
+        let mine = pods.indexed("node", &own).into_iter().filter(|pod| pod.namespace() == namespace);
+        mine.for_each(|pod| enqueue(pod.key()));
+    };
+    let again = in_namespace.clone();
+    controller.on(node.ctx.caches.config_maps(), move |changed, enqueue| {
+        if changed.before.is_some() {
+            in_namespace(changed.newest().namespace(), enqueue);
+        }
+    });
+    controller.on(node.ctx.caches.secrets(), move |changed, enqueue| {
+        if changed.before.is_some() {
+            again(changed.newest().namespace(), enqueue);
+        }
+    });
+}
+
+/// Looks for changes in what the runtime has, and for pods that nobody knows any more.
+async fn relist(node: &Arc<Node>) {
+    node.ctx.caches.pods().filled().await;
+    let mut known: BTreeMap<String, i32> = BTreeMap::new();
+    loop {
+        if let (Ok(sandboxes), Ok(containers)) =
+            (node.runtime.sandboxes(&[]).await, node.runtime.containers(&[]).await)
+        {
+            let mut now = BTreeMap::new();
+            let mut changed: BTreeSet<(Key, String)> = BTreeSet::new();
+            let listed = sandboxes.iter().map(|sandbox| (&sandbox.id, sandbox.state, &sandbox.labels)).chain(
+                containers.iter().map(|container| (&container.id, container.state + 10, &container.labels)),
+            );
+            for (id, state, labels) in listed {
+                if known.get(id) != Some(&state) {
+                    changed.extend(pod_of(labels));
+                }
+                now.insert(id.clone(), state);
+            }
+            for (key, uid) in &changed {
+                let pod = node.ctx.caches.pods().get_exactly(key, uid);
+                match pod {
+                    Some(_) => node.look_at(key.clone()),
+                    None => drop(tokio::spawn(remove_unknown(node.clone(), key.clone(), uid.clone()))),
+                }
+            }
+            known = now;
+        }
+        tokio::time::sleep(RELIST).await;
+    }
+}
+
+/// A pod that is gone from the API without this node having been told in time.
+async fn remove_unknown(node: Arc<Node>, key: Key, uid: String) {
+    while !worker::remove_all(&node, &uid).await {
+        tokio::time::sleep(RELIST).await;
+    }
+    let _ = std::fs::remove_dir_all(node.settings.log_dir(&key, &uid));
+    node.forget(&uid);
+}
+
+fn pod_of(labels: &BTreeMap<String, String>) -> Option<(Key, String)> {
+    let key = Key::new(labels.get(POD_NAMESPACE)?, labels.get(POD_NAME)?);
+    Some((key, labels.get(POD_UID)?.clone()))
+}
+
+/// The resolver's settings of this host.
+pub fn host_dns() -> cri::DnsConfig {
+    let text = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+    let mut dns = cri::DnsConfig::default();
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        match words.next() {
+            Some("nameserver") => dns.servers.extend(words.map(str::to_owned)),
+            Some("search") => dns.searches = words.map(str::to_owned).collect(),
+            Some("options") => dns.options.extend(words.map(str::to_owned)),
+            _ => {}
+        }
+    }
+    dns
+}

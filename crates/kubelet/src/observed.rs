@@ -74,6 +74,7 @@ impl Observed {
         self.containers.iter().filter(|run| run.state.is_running())
     }
 
+    #[cfg(test)]
     pub fn is_gone(&self) -> bool {
         self.running().next().is_none() && !self.sandboxes.iter().any(|sandbox| sandbox.ready)
     }

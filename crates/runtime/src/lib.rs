@@ -66,7 +66,8 @@ pub trait Runtime: Send + Sync + 'static {
     async fn stop_sandbox(&self, id: &str) -> Result<()>;
     async fn remove_sandbox(&self, id: &str) -> Result<()>;
     async fn sandbox_status(&self, id: &str) -> Result<PodSandboxStatus>;
-    async fn sandboxes(&self) -> Result<Vec<PodSandbox>>;
+    /// Those with all of these labels.
+    async fn sandboxes(&self, labels: &[(&str, &str)]) -> Result<Vec<PodSandbox>>;
 
     async fn create_container(
         &self,
@@ -79,7 +80,8 @@ pub trait Runtime: Send + Sync + 'static {
     async fn stop_container(&self, id: &str, grace: Duration) -> Result<()>;
     async fn remove_container(&self, id: &str) -> Result<()>;
     async fn container_status(&self, id: &str) -> Result<ContainerStatus>;
-    async fn containers(&self) -> Result<Vec<Container>>;
+    /// Those with all of these labels.
+    async fn containers(&self, labels: &[(&str, &str)]) -> Result<Vec<Container>>;
     async fn update_resources(&self, id: &str, resources: &LinuxContainerResources) -> Result<()>;
     /// Begins a new log file where the old one has been moved away.
     async fn reopen_log(&self, id: &str) -> Result<()>;

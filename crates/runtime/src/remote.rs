@@ -105,6 +105,10 @@ macro_rules! path {
     };
 }
 
+fn map(labels: &[(&str, &str)]) -> std::collections::BTreeMap<String, String> {
+    labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
 /// An answer must have in it what was asked for.
 fn present<T>(call: &'static str, part: Option<T>) -> Result<T> {
     part.ok_or_else(|| Error::Refused { call, code: Code::Other, message: "the answer is empty".into() })
@@ -147,8 +151,9 @@ impl Runtime for Remote {
         present("PodSandboxStatus", answer.status)
     }
 
-    async fn sandboxes(&self) -> Result<Vec<PodSandbox>> {
-        let request = ListPodSandboxRequest { filter: None };
+    async fn sandboxes(&self, labels: &[(&str, &str)]) -> Result<Vec<PodSandbox>> {
+        let filter = PodSandboxFilter { label_selector: map(labels), ..PodSandboxFilter::default() };
+        let request = ListPodSandboxRequest { filter: Some(filter) };
         let answer: ListPodSandboxResponse = self.runtime(path!("ListPodSandbox"), &request).await?;
         Ok(answer.items)
     }
@@ -192,8 +197,9 @@ impl Runtime for Remote {
         present("ContainerStatus", answer.status)
     }
 
-    async fn containers(&self) -> Result<Vec<Container>> {
-        let request = ListContainersRequest { filter: None };
+    async fn containers(&self, labels: &[(&str, &str)]) -> Result<Vec<Container>> {
+        let filter = ContainerFilter { label_selector: map(labels), ..ContainerFilter::default() };
+        let request = ListContainersRequest { filter: Some(filter) };
         let answer: ListContainersResponse = self.runtime(path!("ListContainers"), &request).await?;
         Ok(answer.containers)
     }

@@ -60,7 +60,7 @@ async fn a_pod_lives_and_dies() {
     let command = ["sh", "-c", "echo out; echo err >&2; exit 7"].map(str::to_owned);
     let said = runtime.exec_sync(&long, &command, Duration::from_secs(10)).await.unwrap();
     assert_eq!((said.stdout, said.stderr, said.exit_code), (b"out\n".to_vec(), b"err\n".to_vec(), 7));
-    assert_eq!(runtime.containers().await.unwrap().len(), 2);
+    assert_eq!(runtime.containers(&[]).await.unwrap().len(), 2);
 
     // What is gone already is no failure.
     for _ in 0..2 {
@@ -68,8 +68,8 @@ async fn a_pod_lives_and_dies() {
         runtime.stop_sandbox(&sandbox).await.unwrap();
         runtime.remove_sandbox(&sandbox).await.unwrap();
     }
-    assert!(runtime.containers().await.unwrap().is_empty());
-    assert!(runtime.sandboxes().await.unwrap().is_empty());
+    assert!(runtime.containers(&[]).await.unwrap().is_empty());
+    assert!(runtime.sandboxes(&[]).await.unwrap().is_empty());
     let error = runtime.container_status(&long).await.unwrap_err();
     assert!(error.is_not_found(), "{error}");
 }

@@ -22,9 +22,12 @@ impl Containerd {
         std::fs::create_dir_all(dir)?;
         let config = dir.join("config.toml");
         std::fs::write(&config, config_text(dir))?;
-        // A mount namespace of its own: mounts of containers must propagate, and must not outlive this.
+        std::fs::create_dir_all(dir.join("cni"))?;
+        std::fs::write(dir.join("cni/10-test.conflist"), network_text(dir))?;
+        // Namespaces of its own: mounts of containers must propagate and must not outlive this, and neither
+        // must the bridge its pods are on.
         let mut command = Command::new("unshare");
-        command.args(["--mount", "--propagation", "shared", "containerd", "--config"]).arg(&config);
+        command.args(["--net", "--mount", "--propagation", "shared", "containerd", "--config"]).arg(&config);
         let mut process = Process::spawn(&mut command)?;
         let socket = dir.join("containerd.sock");
         process.wait_until(START, || ctr(&socket, &["version"]).is_ok().then_some(()))?;
@@ -78,7 +81,17 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
   restrict_oom_score_adj = true
   [plugins."io.containerd.grpc.v1.cri".cni]
     conf_dir = "{dir}/cni"
+    bin_dir = "/usr/lib/cni"
 "#
+    )
+}
+
+/// A bridge for pods, with addresses from a file.
+fn network_text(dir: &Path) -> String {
+    let dir = dir.display();
+    format!(
+        r#"{{"cniVersion":"0.4.0","name":"test","plugins":[{{"type":"bridge","bridge":"test0","isGateway":true,
+            "ipam":{{"type":"host-local","dataDir":"{dir}/addresses","ranges":[[{{"subnet":"10.88.0.0/16"}}]]}}}}]}}"#
     )
 }
 
@@ -101,7 +114,10 @@ fn busybox_image(dir: &Path, name: &str) -> Result<PathBuf> {
         std::fs::create_dir_all(root.join(folder))?;
     }
     std::fs::copy("/bin/busybox", root.join("bin/busybox")).context("busybox-static is not installed")?;
-    for applet in ["sh", "sleep", "cat", "echo", "ls", "env", "wget", "nc", "true", "false"] {
+    for applet in [
+        "sh", "sleep", "cat", "echo", "ls", "env", "wget", "nc", "true", "false", "test", "touch", "rm",
+        "id", "hostname",
+    ] {
         let link = root.join("bin").join(applet);
         if !link.is_symlink() {
             std::os::unix::fs::symlink("busybox", link)?;

@@ -1,0 +1,195 @@
+//! What a pod becomes in the runtime's terms. Pure: everything looked up comes as an argument.
+
+mod resources;
+mod security;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use reconcile::{Key, Object as _};
+use runtime::cri;
+
+use crate::env::expand;
+use crate::observed::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID};
+
+/// What a node does the same way for all its pods.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub node_name: String,
+    pub node_ip: String,
+    /// Where pods' directories are: volumes, hosts files, termination messages.
+    pub pods: PathBuf,
+    /// Where containers' logs are.
+    pub logs: PathBuf,
+    pub cluster_domain: String,
+    pub cluster_dns: Vec<String>,
+    /// The node's own resolver, for pods that want it.
+    pub host_dns: cri::DnsConfig,
+    /// Memory of the node, by which an OOM score is weighed.
+    pub memory: i64,
+}
+
+impl Settings {
+    /// The pod's directory.
+    pub fn pod_dir(&self, pod: &Pod) -> PathBuf {
+        self.pods.join(pod.uid())
+    }
+
+    /// The directory of the pod's logs.
+    pub fn log_dir(&self, pod: &Key, uid: &str) -> PathBuf {
+        self.logs.join(format!("{}_{}_{uid}", pod.namespace, pod.name))
+    }
+}
+
+/// The path of a run's log inside the directory of its pod.
+pub fn log_path(container: &str, attempt: u32) -> PathBuf {
+    Path::new(container).join(format!("{attempt}.log"))
+}
+
+/// What the containers of the pod share.
+pub fn sandbox(pod: &Pod, attempt: u32, settings: &Settings) -> cri::PodSandboxConfig {
+    let spec = pod.spec.clone().unwrap_or_default();
+    let host_network = spec.host_network == Some(true);
+    let mut labels = pod.metadata.labels.clone().unwrap_or_default();
+    labels.extend(identity(pod));
+    cri::PodSandboxConfig {
+        metadata: Some(cri::PodSandboxMetadata {
+            name: pod.name().to_owned(),
+            uid: pod.uid().to_owned(),
+            namespace: pod.namespace().to_owned(),
+            attempt,
+        }),
+        // A pod in the host's network has the host's name.
+        hostname: if host_network { String::new() } else { hostname(pod) },
+        log_directory: settings.log_dir(&pod.key(), pod.uid()).display().to_string(),
+        dns_config: Some(dns(pod, settings)),
+        port_mappings: spec
+            .containers
+            .iter()
+            .flat_map(|container| port_mappings(container, host_network))
+            .collect(),
+        labels,
+        annotations: pod.metadata.annotations.clone().unwrap_or_default(),
+        linux: Some(cri::LinuxPodSandboxConfig {
+            cgroup_parent: cgroup_parent(pod),
+            security_context: Some(security::sandbox(pod)),
+            sysctls: security::sysctls(pod),
+            ..cri::LinuxPodSandboxConfig::default()
+        }),
+    }
+}
+
+/// One run of a container.
+pub fn container(
+    pod: &Pod,
+    container: &Container,
+    attempt: u32,
+    image: &cri::ImageSpec,
+    env: &[(String, String)],
+    mounts: Vec<cri::Mount>,
+    settings: &Settings,
+) -> cri::ContainerConfig {
+    let known =
+        |name: &str| env.iter().rev().find(|(known, _)| known == name).map(|(_, value)| value.clone());
+    let expanded =
+        |words: &Option<Vec<String>>| words.iter().flatten().map(|word| expand(word, &known)).collect();
+    let mut labels: BTreeMap<String, String> = identity(pod);
+    labels.insert(CONTAINER_NAME.to_owned(), container.name.clone());
+    let path = container.termination_message_path.as_deref().unwrap_or("/dev/termination-log");
+    let annotations = [
+        ("io.kubernetes.container.restartCount", attempt.to_string()),
+        ("io.kubernetes.container.terminationMessagePath", path.to_owned()),
+    ];
+    cri::ContainerConfig {
+        metadata: Some(cri::ContainerMetadata { name: container.name.clone(), attempt }),
+        image: Some(image.clone()),
+        command: expanded(&container.command),
+        args: expanded(&container.args),
+        working_dir: container.working_dir.clone().unwrap_or_default(),
+        envs: env
+            .iter()
+            .map(|(key, value)| cri::KeyValue { key: key.clone(), value: value.clone() })
+            .collect(),
+        mounts,
+        labels,
+        annotations: annotations.map(|(name, value)| (name.to_owned(), value)).into(),
+        log_path: log_path(&container.name, attempt).display().to_string(),
+        stdin: container.stdin == Some(true),
+        stdin_once: container.stdin_once == Some(true),
+        tty: container.tty == Some(true),
+        linux: Some(cri::LinuxContainerConfig {
+            resources: Some(resources::of(pod, container, settings.memory)),
+            security_context: Some(security::container(pod, container)),
+        }),
+        ..cri::ContainerConfig::default()
+    }
+}
+
+/// The labels by which everything of a pod is found again.
+fn identity(pod: &Pod) -> BTreeMap<String, String> {
+    let labels = [(POD_NAME, pod.name()), (POD_NAMESPACE, pod.namespace()), (POD_UID, pod.uid())];
+    labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into()
+}
+
+/// All pods live under one cgroup of ours, so that all of it can be removed.
+pub fn cgroup_parent(pod: &Pod) -> String {
+    format!("/skiff/pod{}", pod.uid())
+}
+
+/// At most 63 characters, as a host's name must be.
+pub fn hostname(pod: &Pod) -> String {
+    let stated = pod.spec.as_ref().and_then(|spec| spec.hostname.clone()).filter(|name| !name.is_empty());
+    let mut name = stated.unwrap_or_else(|| pod.name().to_owned());
+    name.truncate(63);
+    name.trim_end_matches(['-', '.']).to_owned()
+}
+
+fn dns(pod: &Pod, settings: &Settings) -> cri::DnsConfig {
+    let spec = pod.spec.clone().unwrap_or_default();
+    let host_network = spec.host_network == Some(true);
+    let mut dns = match spec.dns_policy.as_deref().unwrap_or("ClusterFirst") {
+        "None" => cri::DnsConfig::default(),
+        "ClusterFirst" if !host_network && !settings.cluster_dns.is_empty() => cluster_dns(pod, settings),
+        "ClusterFirstWithHostNet" if !settings.cluster_dns.is_empty() => cluster_dns(pod, settings),
+        _ => settings.host_dns.clone(),
+    };
+    let Some(own) = spec.dns_config else { return dns };
+    dns.servers.extend(own.nameservers.into_iter().flatten());
+    dns.searches.extend(own.searches.into_iter().flatten());
+    for option in own.options.into_iter().flatten() {
+        let name = option.name.unwrap_or_default();
+        let same = |known: &String| known.split(':').next() == Some(name.as_str());
+        dns.options.retain(|known| !same(known));
+        dns.options.push(option.value.map_or(name.clone(), |value| format!("{name}:{value}")));
+    }
+    dns.servers.dedup();
+    dns.searches.dedup();
+    dns
+}
+
+fn cluster_dns(pod: &Pod, settings: &Settings) -> cri::DnsConfig {
+    let domain = &settings.cluster_domain;
+    let mut searches =
+        vec![format!("{}.svc.{domain}", pod.namespace()), format!("svc.{domain}"), domain.clone()];
+    searches.extend(settings.host_dns.searches.iter().cloned());
+    cri::DnsConfig { servers: settings.cluster_dns.clone(), searches, options: vec!["ndots:5".into()] }
+}
+
+fn port_mappings(container: &Container, host_network: bool) -> Vec<cri::PortMapping> {
+    let ports = container.ports.iter().flatten().filter(|_| !host_network);
+    let mapped = ports.filter_map(|port| {
+        let protocol = match port.protocol.as_deref() {
+            Some("UDP") => cri::Protocol::Udp,
+            Some("SCTP") => cri::Protocol::Sctp,
+            _ => cri::Protocol::Tcp,
+        };
+        Some(cri::PortMapping {
+            protocol: protocol.into(),
+            container_port: port.container_port,
+            host_port: port.host_port.filter(|port| *port > 0)?,
+            host_ip: port.host_ip.clone().unwrap_or_default(),
+        })
+    });
+    mapped.collect()
+}

@@ -1,0 +1,125 @@
+//! Whom containers run as and what they are kept from.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, Pod, PodSecurityContext, SeccompProfile, SecurityContext};
+use runtime::cri::{
+    Capability, Int64Value, LinuxContainerSecurityContext, LinuxSandboxSecurityContext, NamespaceMode,
+    NamespaceOption, ProfileType, SecurityProfile, SelinuxOption,
+};
+
+/// What the kernel tells that no container should read,
+const MASKED: &[&str] = &[
+    "/proc/asound",
+    "/proc/acpi",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+];
+/// or write.
+const READ_ONLY: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+pub fn sandbox(pod: &Pod) -> LinuxSandboxSecurityContext {
+    let context = pod_context(pod);
+    let privileged =
+        pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
+    let privileged = privileged.into_iter().any(|container| own(container).privileged == Some(true));
+    LinuxSandboxSecurityContext {
+        namespace_options: Some(namespaces(pod)),
+        run_as_user: context.run_as_user.map(|value| Int64Value { value }),
+        run_as_group: context.run_as_user.and(context.run_as_group).map(|value| Int64Value { value }),
+        supplemental_groups: groups(&context),
+        privileged,
+        seccomp: Some(SecurityProfile {
+            profile_type: ProfileType::RuntimeDefault.into(),
+            ..SecurityProfile::default()
+        }),
+        ..LinuxSandboxSecurityContext::default()
+    }
+}
+
+pub fn sysctls(pod: &Pod) -> BTreeMap<String, String> {
+    let context = pod_context(pod);
+    context.sysctls.into_iter().flatten().map(|sysctl| (sysctl.name, sysctl.value)).collect()
+}
+
+pub fn container(pod: &Pod, container: &Container) -> LinuxContainerSecurityContext {
+    let (context, own) = (pod_context(pod), own(container));
+    let privileged = own.privileged == Some(true);
+    let user = own.run_as_user.or(context.run_as_user);
+    let group = own.run_as_group.or(context.run_as_group);
+    let unmasked = privileged || own.proc_mount.as_deref() == Some("Unmasked");
+    let paths = |list: &[&str]| list.iter().filter(|_| !unmasked).map(|path| (*path).to_owned()).collect();
+    let capabilities = own.capabilities.clone().unwrap_or_default();
+    let selinux = own.se_linux_options.clone().or(context.se_linux_options.clone());
+    LinuxContainerSecurityContext {
+        capabilities: Some(Capability {
+            add_capabilities: capabilities.add.unwrap_or_default(),
+            drop_capabilities: capabilities.drop.unwrap_or_default(),
+            ..Capability::default()
+        }),
+        privileged,
+        namespace_options: Some(namespaces(pod)),
+        selinux_options: selinux.map(|options| SelinuxOption {
+            user: options.user.unwrap_or_default(),
+            role: options.role.unwrap_or_default(),
+            type_: options.type_.unwrap_or_default(),
+            level: options.level.unwrap_or_default(),
+        }),
+        run_as_user: user.map(|value| Int64Value { value }),
+        run_as_group: group.map(|value| Int64Value { value }),
+        readonly_rootfs: own.read_only_root_filesystem == Some(true),
+        supplemental_groups: groups(&context),
+        no_new_privs: own.allow_privilege_escalation == Some(false),
+        masked_paths: paths(MASKED),
+        readonly_paths: paths(READ_ONLY),
+        seccomp: Some(seccomp(own.seccomp_profile.as_ref().or(context.seccomp_profile.as_ref()), privileged)),
+        ..LinuxContainerSecurityContext::default()
+    }
+}
+
+fn pod_context(pod: &Pod) -> PodSecurityContext {
+    pod.spec.as_ref().and_then(|spec| spec.security_context.clone()).unwrap_or_default()
+}
+
+fn own(container: &Container) -> SecurityContext {
+    container.security_context.clone().unwrap_or_default()
+}
+
+fn groups(context: &PodSecurityContext) -> Vec<i64> {
+    context.fs_group.into_iter().chain(context.supplemental_groups.iter().flatten().copied()).collect()
+}
+
+fn namespaces(pod: &Pod) -> NamespaceOption {
+    let spec = pod.spec.clone().unwrap_or_default();
+    let mode = |host: Option<bool>, otherwise: NamespaceMode| match host {
+        Some(true) => NamespaceMode::Node.into(),
+        _ => otherwise.into(),
+    };
+    let pid = match spec.share_process_namespace {
+        Some(true) => NamespaceMode::Pod,
+        _ => NamespaceMode::Container,
+    };
+    NamespaceOption {
+        network: mode(spec.host_network, NamespaceMode::Pod),
+        pid: mode(spec.host_pid, pid),
+        ipc: mode(spec.host_ipc, NamespaceMode::Pod),
+        ..NamespaceOption::default()
+    }
+}
+
+fn seccomp(profile: Option<&SeccompProfile>, privileged: bool) -> SecurityProfile {
+    let kind = match profile.map(|profile| profile.type_.as_str()) {
+        Some("RuntimeDefault") if !privileged => ProfileType::RuntimeDefault,
+        Some("Localhost") => ProfileType::Localhost,
+        _ => ProfileType::Unconfined,
+    };
+    let path = profile.and_then(|profile| profile.localhost_profile.clone()).unwrap_or_default();
+    SecurityProfile { profile_type: kind.into(), localhost_ref: path }
+}

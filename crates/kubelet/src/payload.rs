@@ -1,0 +1,142 @@
+//! Files that change all at once: what is in a volume made from API objects.
+//!
+//! The files are in a directory of their own, `..data` points to it, and what people see are links through
+//! `..data`. A change makes a new directory and turns the one link, so nobody ever sees half of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Component, Path};
+
+/// Files by their paths below the volume.
+pub type Payload = BTreeMap<String, File>;
+
+/// A file's content and mode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct File {
+    pub bytes: Vec<u8>,
+    pub mode: u32,
+}
+
+const DATA: &str = "..data";
+
+/// Makes the volume at `dir` show `payload`. Does nothing where it does already.
+pub fn write(dir: &Path, payload: &Payload) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
+    if let Some(path) = payload.keys().find(|path| !is_inside(path)) {
+        return Err(io::Error::other(format!("{path:?} leads out of the volume")));
+    }
+    if shows(dir, payload) {
+        return Ok(());
+    }
+    let old = fs::read_link(dir.join(DATA)).ok();
+    let name = fresh_name(dir);
+    let fresh = dir.join(&name);
+    fs::create_dir(&fresh)?;
+    for (path, file) in payload {
+        let target = fresh.join(path);
+        fs::create_dir_all(target.parent().unwrap_or(&fresh))?;
+        fs::write(&target, &file.bytes)?;
+        fs::set_permissions(&target, fs::Permissions::from_mode(file.mode))?;
+    }
+    fs::set_permissions(&fresh, fs::Permissions::from_mode(0o755))?;
+    let turning = dir.join("..data_tmp");
+    let _ = fs::remove_file(&turning);
+    symlink(&name, &turning)?;
+    fs::rename(&turning, dir.join(DATA))?;
+    let tops: BTreeSet<&str> = payload.keys().filter_map(|path| path.split('/').next()).collect();
+    for top in &tops {
+        if fs::symlink_metadata(dir.join(top)).is_err() {
+            symlink(Path::new(DATA).join(top), dir.join(top))?;
+        }
+    }
+    for entry in fs::read_dir(dir)?.flatten() {
+        let entry_name = entry.file_name();
+        let known = entry_name.to_string_lossy();
+        if !known.starts_with("..") && !tops.contains(&*known) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    match old {
+        Some(old) => fs::remove_dir_all(dir.join(old)),
+        None => Ok(()),
+    }
+}
+
+fn is_inside(path: &str) -> bool {
+    !path.is_empty() && Path::new(path).components().all(|part| matches!(part, Component::Normal(_)))
+}
+
+fn fresh_name(dir: &Path) -> String {
+    (0u32..).map(|number| format!("..{number}")).find(|name| !dir.join(name).exists()).expect("numbers go on")
+}
+
+fn shows(dir: &Path, payload: &Payload) -> bool {
+    let data = dir.join(DATA);
+    let same = |path: &String, file: &File| {
+        let target = data.join(path);
+        let mode = fs::metadata(&target).map(|metadata| metadata.permissions().mode() & 0o7777);
+        mode.is_ok_and(|mode| mode == file.mode) && fs::read(&target).is_ok_and(|bytes| bytes == file.bytes)
+    };
+    fs::read_link(&data).is_ok()
+        && payload.iter().all(|(path, file)| same(path, file))
+        && count(&data) == payload.len()
+}
+
+fn count(dir: &Path) -> usize {
+    let Ok(entries) = fs::read_dir(dir) else { return 0 };
+    entries.flatten().map(|entry| if entry.path().is_dir() { count(&entry.path()) } else { 1 }).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn payload(files: &[(&str, &str)]) -> Payload {
+        files
+            .iter()
+            .map(|(path, text)| ((*path).to_owned(), File { bytes: text.as_bytes().to_vec(), mode: 0o644 }))
+            .collect()
+    }
+
+    fn shown(dir: &Path) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(dir)
+            .unwrap()
+            .flatten()
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect();
+        names.retain(|name| !name.starts_with(".."));
+        names.sort();
+        names
+            .into_iter()
+            .map(|name| format!("{name}={}", fs::read_to_string(dir.join(&name)).unwrap_or_default()))
+            .collect()
+    }
+
+    #[test]
+    fn a_volume_changes_all_at_once_and_leaves_nothing_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        write(dir, &payload(&[("a", "1"), ("b", "2")])).unwrap();
+        assert_eq!(shown(dir), ["a=1", "b=2"]);
+        let before = fs::read_link(dir.join(DATA)).unwrap();
+        write(dir, &payload(&[("a", "1"), ("b", "2")])).unwrap();
+        assert_eq!(fs::read_link(dir.join(DATA)).unwrap(), before, "the same again changes nothing");
+        write(dir, &payload(&[("a", "3"), ("deep/c", "4")])).unwrap();
+        assert_eq!(shown(dir), ["a=3", "deep="]);
+        assert_eq!(fs::read_to_string(dir.join("deep/c")).unwrap(), "4");
+        write(dir, &payload(&[("a", "3")])).unwrap();
+        assert_eq!(shown(dir), ["a=3"]);
+        assert_eq!(fs::read_dir(dir).unwrap().count(), 3, "..data, its directory, and the link");
+    }
+
+    #[test]
+    fn nothing_is_written_outside() {
+        let dir = tempfile::tempdir().unwrap();
+        for path in ["../x", "/etc/x", "a/../../x", ""] {
+            let error = write(&dir.path().join("volume"), &payload(&[(path, "1")])).unwrap_err();
+            assert!(error.to_string().ends_with("leads out of the volume"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! The Node object: made when the node comes up, kept true, and kept alive by a lease.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::core::v1::{
+    ContainerImage, DaemonEndpoint, Node as ApiNode, NodeAddress, NodeCondition, NodeDaemonEndpoints,
+    NodeSpec, NodeStatus, NodeSystemInfo, Taint,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference, Time};
+use reconcile::{Error, Key, Object as _};
+
+use crate::Node;
+
+const LEASE_SECONDS: i32 = 40;
+const RENEW_EVERY: Duration = Duration::from_secs(10);
+/// How often the status is looked at; it is written when it has changed, or after five minutes.
+const STATUS_EVERY: Duration = Duration::from_secs(10);
+const REPORT_EVERY: i64 = 300;
+const VERSION: &str = "v1.36.4";
+const MOST_IMAGES: usize = 50;
+
+/// How the node presents itself.
+#[derive(Clone, Debug, Default)]
+pub struct Presentation {
+    pub labels: BTreeMap<String, String>,
+    pub taints: Vec<Taint>,
+    pub max_pods: u32,
+    /// Where logs and streams of its containers can be had.
+    pub port: u16,
+}
+
+/// Registers, then keeps the node's status and lease.
+pub async fn run(node: &Node) {
+    let nodes = node.ctx.caches.nodes().clone();
+    nodes.filled().await;
+    tokio::join!(
+        async {
+            loop {
+                if let Err(error) = report(node).await {
+                    tracing::warn!(%error, "cannot report the node's status");
+                }
+                tokio::time::sleep(STATUS_EVERY).await;
+            }
+        },
+        async {
+            loop {
+                if let Err(error) = renew(node).await {
+                    tracing::warn!(%error, "cannot renew the node's lease");
+                }
+                tokio::time::sleep(RENEW_EVERY).await;
+            }
+        }
+    );
+}
+
+async fn report(node: &Node) -> Result<(), Error> {
+    let key = Key::new("", &node.settings.node_name);
+    let current = match node.ctx.caches.nodes().get(&key) {
+        Some(current) => ApiNode::clone(&current),
+        None => node.ctx.create(&fresh(node)).await?,
+    };
+    let status = status(node, &current).await;
+    if worth_telling(current.status.as_ref(), &status, node) {
+        node.ctx.replace_status(&ApiNode { status: Some(status), ..current }).await?;
+    }
+    Ok(())
+}
+
+fn fresh(node: &Node) -> ApiNode {
+    let name = &node.settings.node_name;
+    let mut labels: BTreeMap<String, String> = [
+        ("beta.kubernetes.io/arch", arch()),
+        ("beta.kubernetes.io/os", "linux"),
+        ("kubernetes.io/arch", arch()),
+        ("kubernetes.io/hostname", name),
+        ("kubernetes.io/os", "linux"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .into();
+    labels.extend(node.presentation.labels.clone());
+    let taints = node.presentation.taints.clone();
+    ApiNode {
+        metadata: ObjectMeta { name: Some(name.clone()), labels: Some(labels), ..ObjectMeta::default() },
+        spec: Some(NodeSpec { taints: (!taints.is_empty()).then_some(taints), ..NodeSpec::default() }),
+        status: None,
+    }
+}
+
+/// Whether something other than the time has changed, or nothing was said for long.
+fn worth_telling(before: Option<&NodeStatus>, now: &NodeStatus, node: &Node) -> bool {
+    let Some(before) = before else { return true };
+    let mut timeless = now.clone();
+    let pairs = timeless.conditions.iter_mut().flatten().zip(before.conditions.iter().flatten());
+    let mut oldest = None;
+    for (condition, before) in pairs {
+        condition.last_heartbeat_time = before.last_heartbeat_time.clone();
+        oldest = oldest.min(before.last_heartbeat_time.clone()).or(before.last_heartbeat_time.clone());
+    }
+    let due = oldest.is_none_or(|time| node.ctx.clock.now().duration_since(time.0).as_secs() >= REPORT_EVERY);
+    timeless != *before || due
+}
+
+async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
+    let before = current.status.clone().unwrap_or_default();
+    let now = node.ctx.clock.now();
+    let resources = resources(node);
+    let unready = match node.runtime.status().await {
+        Err(error) => Some(format!("[container runtime is down: {error}]")),
+        Ok(status) => {
+            let conditions = status.status.map(|status| status.conditions).unwrap_or_default();
+            let bad = conditions.into_iter().find(|condition| !condition.status);
+            bad.map(|condition| {
+                let message =
+                    condition.message.trim_start_matches("Network plugin returns error: ").to_owned();
+                format!(
+                    "container runtime network not ready: {}=false reason:{} message:{message}",
+                    condition.type_, condition.reason
+                )
+            })
+        }
+    };
+    let condition = |type_: &str, holds: bool, reason: &str, message: &str| {
+        let status = if holds { "True" } else { "False" };
+        let known = before.conditions.iter().flatten().find(|known| known.type_ == type_);
+        let since =
+            known.filter(|known| known.status == status).and_then(|known| known.last_transition_time.clone());
+        NodeCondition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            reason: Some(reason.to_owned()),
+            message: Some(message.to_owned()),
+            last_heartbeat_time: Some(Time(now)),
+            last_transition_time: since.or(Some(Time(now))),
+        }
+    };
+    let ready = match &unready {
+        None => condition("Ready", true, "KubeletReady", "kubelet is posting ready status"),
+        Some(why) => condition("Ready", false, "KubeletNotReady", why),
+    };
+    let address =
+        |type_: &str, address: &str| NodeAddress { type_: type_.to_owned(), address: address.to_owned() };
+    NodeStatus {
+        capacity: Some(resources.clone()),
+        allocatable: Some(resources),
+        addresses: Some(vec![
+            address("InternalIP", &node.settings.node_ip),
+            address("Hostname", &node.settings.node_name),
+        ]),
+        conditions: Some(vec![
+            condition(
+                "MemoryPressure",
+                false,
+                "KubeletHasSufficientMemory",
+                "kubelet has sufficient memory available",
+            ),
+            condition("DiskPressure", false, "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+            condition(
+                "PIDPressure",
+                false,
+                "KubeletHasSufficientPID",
+                "kubelet has sufficient PID available",
+            ),
+            ready,
+        ]),
+        daemon_endpoints: Some(NodeDaemonEndpoints {
+            kubelet_endpoint: Some(DaemonEndpoint { port: i32::from(node.presentation.port) }),
+        }),
+        images: Some(images(node).await),
+        node_info: Some(info(node)),
+        ..before.clone()
+    }
+}
+
+fn resources(node: &Node) -> BTreeMap<String, Quantity> {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let disk =
+        rustix::fs::statvfs(&node.settings.pods).map_or(0, |stat| stat.f_blocks * stat.f_frsize / 1024);
+    [
+        ("cpu", cpus.to_string()),
+        ("ephemeral-storage", format!("{disk}Ki")),
+        ("hugepages-1Gi", "0".to_owned()),
+        ("hugepages-2Mi", "0".to_owned()),
+        ("memory", format!("{}Ki", node.settings.memory / 1024)),
+        ("pods", node.presentation.max_pods.to_string()),
+    ]
+    .map(|(name, amount)| (name.to_owned(), Quantity(amount)))
+    .into()
+}
+
+async fn images(node: &Node) -> Vec<ContainerImage> {
+    let mut images = node.runtime.images().await.unwrap_or_default();
+    images.sort_by_key(|image| (std::cmp::Reverse(image.size), image.id.clone()));
+    images.truncate(MOST_IMAGES);
+    let shown = images.into_iter().map(|image| ContainerImage {
+        names: Some(image.repo_digests.into_iter().chain(image.repo_tags).collect()),
+        size_bytes: i64::try_from(image.size).ok(),
+    });
+    shown.collect()
+}
+
+fn info(node: &Node) -> NodeSystemInfo {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+    let release = read("/etc/os-release");
+    let pretty = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    let machine = read("/etc/machine-id");
+    NodeSystemInfo {
+        architecture: arch().into(),
+        boot_id: read("/proc/sys/kernel/random/boot_id"),
+        container_runtime_version: node.runtime_version.clone(),
+        kernel_version: rustix::system::uname().release().to_string_lossy().into_owned(),
+        kubelet_version: VERSION.into(),
+        operating_system: "linux".into(),
+        os_image: pretty.unwrap_or("Linux").trim_matches('"').to_owned(),
+        system_uuid: machine.clone(),
+        machine_id: machine,
+        ..NodeSystemInfo::default()
+    }
+}
+
+fn arch() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+async fn renew(node: &Node) -> Result<(), Error> {
+    let Some(own) = node.ctx.caches.nodes().get(&Key::new("", &node.settings.node_name)) else {
+        return Ok(());
+    };
+    let key = Key::new("kube-node-lease", &node.settings.node_name);
+    let now = Some(MicroTime(node.ctx.clock.now()));
+    match node.ctx.client.get::<Lease>(&key).await {
+        Ok(mut lease) => {
+            lease.spec.get_or_insert_default().renew_time = now;
+            node.ctx.client.replace(&lease).await.map(drop)
+        }
+        Err(error) if error.is_not_found() => {
+            let owner = OwnerReference {
+                api_version: "v1".into(),
+                kind: "Node".into(),
+                name: own.name().to_owned(),
+                uid: own.uid().to_owned(),
+                ..OwnerReference::default()
+            };
+            let lease = Lease {
+                metadata: ObjectMeta {
+                    name: Some(key.name.to_string()),
+                    namespace: Some(key.namespace.to_string()),
+                    owner_references: Some(vec![owner]),
+                    ..ObjectMeta::default()
+                },
+                spec: Some(LeaseSpec {
+                    holder_identity: Some(key.name.to_string()),
+                    lease_duration_seconds: Some(LEASE_SECONDS),
+                    renew_time: now,
+                    ..LeaseSpec::default()
+                }),
+            };
+            node.ctx.client.create(&lease).await.map(drop)
+        }
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,169 @@
+//! Starting a container: its image, its environment, its volumes, itself.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use reconcile::{Object as _, Severity};
+use runtime::cri::{AuthConfig, ImageSpec};
+
+use crate::env::{Addresses, environment};
+use crate::observed::{Observed, State};
+use crate::volumes::{self, Materials};
+use crate::{Node, config, hooks, pull_secrets};
+
+/// Why a container was not started.
+pub struct Failed {
+    /// The reason its state shows, such as `ErrImagePull`.
+    pub reason: String,
+    pub message: String,
+}
+
+fn failed(reason: &str, message: impl Into<String>) -> Failed {
+    Failed { reason: reason.to_owned(), message: message.into() }
+}
+
+/// Starts one run of a container in the pod's sandbox.
+pub async fn start(
+    node: &Arc<Node>,
+    pod: &Pod,
+    seen: &Observed,
+    spec: &Container,
+    attempt: u32,
+) -> Result<(), Failed> {
+    let Some(sandbox) = seen.sandbox() else { return Ok(()) };
+    let image = image(node, pod, spec).await?;
+    let addresses = || Addresses { host_ip: &node.settings.node_ip, pod_ips: &sandbox.ips };
+    let sources = node.sources();
+    let env = environment(pod, spec, &sources, &addresses()).map_err(|missing| {
+        note(node, pod, &spec.name, Severity::Warning, "Failed", format!("Error: {missing}"));
+        failed("CreateContainerConfigError", missing.0)
+    })?;
+    let materials =
+        Materials { ctx: &node.ctx, sources: &sources, settings: &node.settings, addresses: addresses() };
+    let places = match volumes::set_up(pod, &materials).await {
+        Ok(places) => places,
+        Err(error) => {
+            node.ctx.events.warning(pod, "FailedMount", error.to_string());
+            return Err(failed("ContainerCreating", ""));
+        }
+    };
+    let creating = |message: String| {
+        note(node, pod, &spec.name, Severity::Warning, "Failed", format!("Error: {message}"));
+        failed("CreateContainerError", message)
+    };
+    volumes::write_files(pod, &node.settings, &sandbox.ips).map_err(|error| creating(error.to_string()))?;
+    let mounts = volumes::mounts(pod, spec, &places, &env, &node.settings)
+        .map_err(|error| failed("CreateContainerConfigError", error.to_string()))?;
+    let sandbox_config = config::sandbox(pod, sandbox.attempt, &node.settings);
+    let config = config::container(pod, spec, attempt, &image, &env, mounts, &node.settings);
+    let log = node.settings.log_dir(&pod.key(), pod.uid()).join(&spec.name);
+    std::fs::create_dir_all(&log).map_err(|error| creating(error.to_string()))?;
+    // One that was made before and never started.
+    let made = seen
+        .containers
+        .iter()
+        .find(|run| run.name == spec.name && run.attempt == attempt && run.state == State::Created);
+    if let Some(made) = made {
+        let _ = node.runtime.remove_container(&made.id).await;
+    }
+    let id = node.runtime.create_container(&sandbox.id, &config, &sandbox_config).await;
+    let id = id.map_err(|error| creating(error.message()))?;
+    note(node, pod, &spec.name, Severity::Normal, "Created", "Container created".into());
+    if let Err(error) = node.runtime.start_container(&id).await {
+        let message = error.message();
+        note(node, pod, &spec.name, Severity::Warning, "Failed", format!("Error: {message}"));
+        return Err(failed("RunContainerError", message));
+    }
+    note(node, pod, &spec.name, Severity::Normal, "Started", "Container started".into());
+    remove_old_runs(node, seen, &spec.name).await;
+    if let Some(hook) = spec.lifecycle.as_ref().and_then(|lifecycle| lifecycle.post_start.as_ref())
+        && let Err(message) = hooks::run(node, pod, &id, hook).await
+    {
+        note(node, pod, &spec.name, Severity::Warning, "FailedPostStartHook", message.clone());
+        let _ = node.runtime.stop_container(&id, std::time::Duration::from_secs(30)).await;
+        return Err(failed("PostStartHookError", message));
+    }
+    Ok(())
+}
+
+/// All but the last run before this one are of no interest any more.
+async fn remove_old_runs(node: &Node, seen: &Observed, name: &str) {
+    for old in seen.containers.iter().filter(|run| run.name == name).skip(1) {
+        if let Err(error) = node.runtime.remove_container(&old.id).await {
+            tracing::debug!(%error, "cannot remove an old container");
+        }
+    }
+}
+
+/// The image, pulled where that is wanted and needed.
+async fn image(node: &Node, pod: &Pod, spec: &Container) -> Result<ImageSpec, Failed> {
+    let name = spec.image.clone().unwrap_or_default();
+    let wanted =
+        ImageSpec { image: with_tag(&name), user_specified_image: name.clone(), ..ImageSpec::default() };
+    let warn =
+        |reason: &str, message: String| note(node, pod, &spec.name, Severity::Warning, reason, message);
+    let present = node.runtime.image(&wanted).await.map_err(|error| {
+        warn("InspectFailed", format!("Failed to inspect image {name:?}: {error}"));
+        failed("ImageInspectError", error.message())
+    })?;
+    let default = if wanted.image.ends_with(":latest") { "Always" } else { "IfNotPresent" };
+    match (spec.image_pull_policy.as_deref().unwrap_or(default), present) {
+        ("IfNotPresent" | "Never", Some(present)) => {
+            let message =
+                format!("Container image {name:?} already present on machine and can be accessed by the pod");
+            note(node, pod, &spec.name, Severity::Normal, "Pulled", message);
+            return Ok(ImageSpec { image: present.id, user_specified_image: name, ..ImageSpec::default() });
+        }
+        ("Never", None) => {
+            let message = format!("Container image {name:?} is not present with pull policy of Never");
+            warn("ErrImageNeverPull", message.clone());
+            warn("Failed", "Error: ErrImageNeverPull".into());
+            return Err(failed("ErrImageNeverPull", message));
+        }
+        _ => {}
+    }
+    note(node, pod, &spec.name, Severity::Normal, "Pulling", format!("Pulling image {name:?}"));
+    let begun = Instant::now();
+    let sandbox = config::sandbox(pod, 0, &node.settings);
+    let keys: Vec<Option<AuthConfig>> = pull_secrets::keys(node, pod, &wanted.image);
+    let mut last = String::new();
+    for key in keys {
+        match node.runtime.pull(&wanted, key.as_ref(), &sandbox).await {
+            Ok(reference) => {
+                let time = format!("{:.3}s", begun.elapsed().as_secs_f64());
+                let size = node.runtime.image(&wanted).await.ok().flatten().map_or(0, |image| image.size);
+                let message = format!(
+                    "Successfully pulled image {name:?} in {time} ({time} including waiting). Image size: {size} bytes."
+                );
+                note(node, pod, &spec.name, Severity::Normal, "Pulled", message);
+                return Ok(ImageSpec {
+                    image: reference,
+                    user_specified_image: name,
+                    ..ImageSpec::default()
+                });
+            }
+            Err(error) => last = error.message(),
+        }
+    }
+    warn("Failed", format!("Failed to pull image {name:?}: {last}"));
+    warn("Failed", "Error: ErrImagePull".into());
+    Err(failed("ErrImagePull", last))
+}
+
+/// An image without tag or digest means its latest.
+fn with_tag(name: &str) -> String {
+    let last = name.rsplit('/').next().unwrap_or(name);
+    if last.contains(':') || name.contains('@') { name.to_owned() } else { format!("{name}:latest") }
+}
+
+/// An event about one container of a pod.
+pub fn note(node: &Node, pod: &Pod, container: &str, severity: Severity, reason: &str, message: String) {
+    let mut about = reconcile::reference(pod);
+    let inits = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_ref());
+    let init = inits.into_iter().flatten().any(|init| init.name == container);
+    let field = if init { "initContainers" } else { "containers" };
+    about.field_path = Some(format!("spec.{field}{{{container}}}"));
+    about.namespace = Some(pod.namespace().to_owned());
+    node.ctx.events.record(about, severity, reason, message);
+}

@@ -1,0 +1,425 @@
+//! A pod's volumes on this node: made before its containers, kept up to date, removed after them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _, chown};
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::{
+    Container, DownwardAPIVolumeFile, KeyToPath, Pod, ProjectedVolumeSource, ServiceAccount, Volume,
+    VolumeMount,
+};
+use reconcile::{Ctx, Key, Object as _};
+use runtime::cri;
+use serde_json::json;
+
+use crate::config::Settings;
+use crate::env::{Addresses, Sources, expand, field_value, resource_value};
+use crate::payload::{self, File, Payload};
+
+/// Why a volume is not there, in upstream's words.
+#[derive(Debug, thiserror::Error)]
+#[error("MountVolume.SetUp failed for volume {volume:?} : {message}")]
+pub struct VolumeError {
+    pub volume: String,
+    pub message: String,
+}
+
+/// Where each volume of a pod is on this host.
+pub type Places = BTreeMap<String, PathBuf>;
+
+/// What volumes are made from.
+pub struct Materials<'a> {
+    pub ctx: &'a Ctx,
+    pub sources: &'a (dyn Sources + Sync),
+    pub settings: &'a Settings,
+    pub addresses: Addresses<'a>,
+}
+
+/// Makes every volume of the pod, or says which cannot be made and why.
+pub async fn set_up(pod: &Pod, materials: &Materials<'_>) -> Result<Places, VolumeError> {
+    let mut places = Places::new();
+    for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
+        let made = one(pod, volume, materials).await;
+        let place = made.map_err(|message| VolumeError { volume: volume.name.clone(), message })?;
+        places.insert(volume.name.clone(), place);
+    }
+    Ok(places)
+}
+
+async fn one(pod: &Pod, volume: &Volume, materials: &Materials<'_>) -> Result<PathBuf, String> {
+    let dir = |kind: &str| materials.settings.pod_dir(pod).join("volumes").join(kind).join(&volume.name);
+    if let Some(host) = &volume.host_path {
+        return host_path(&host.path, host.type_.as_deref().unwrap_or_default());
+    }
+    if let Some(empty) = &volume.empty_dir {
+        let dir = dir("kubernetes.io~empty-dir");
+        let fresh = !dir.exists();
+        fs::create_dir_all(&dir).map_err(|error| error.to_string())?;
+        if empty.medium.as_deref() == Some("Memory") && fresh {
+            let size =
+                empty.size_limit.as_ref().and_then(|size| schema::quantity::Quantity::parse(&size.0).ok());
+            let options = size.map(|size| format!("size={}", size.value())).unwrap_or_default();
+            mount_memory(&dir, &options)?;
+        }
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).map_err(|error| error.to_string())?;
+        own(&dir, pod, 0o2777)?;
+        return Ok(dir);
+    }
+    let (dir, payload) = if let Some(source) = &volume.config_map {
+        let mode = source.default_mode.unwrap_or(0o644);
+        let found = config_map(pod, &source.name, source.items.as_deref(), mode, source.optional, materials)?;
+        (dir("kubernetes.io~configmap"), found)
+    } else if let Some(source) = &volume.secret {
+        let name = source.secret_name.as_deref().unwrap_or_default();
+        let mode = source.default_mode.unwrap_or(0o644);
+        let found = secret(pod, name, source.items.as_deref(), mode, source.optional, materials)?;
+        (dir("kubernetes.io~secret"), found)
+    } else if let Some(source) = &volume.downward_api {
+        let mode = source.default_mode.unwrap_or(0o644);
+        (dir("kubernetes.io~downward-api"), downward(pod, source.items.as_deref(), mode, materials)?)
+    } else if let Some(source) = &volume.projected {
+        let dir = dir("kubernetes.io~projected");
+        let payload = projected(pod, source, &dir, materials).await?;
+        (dir, payload)
+    } else {
+        return Err("this kind of volume is not supported on this node".to_owned());
+    };
+    payload::write(&dir, &payload).map_err(|error| error.to_string())?;
+    own(&dir, pod, 0)?;
+    Ok(dir)
+}
+
+/// Gives a volume to the pod's group, where it has one; `mode` is for the directory itself.
+fn own(dir: &Path, pod: &Pod, mode: u32) -> Result<(), String> {
+    let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
+    let Some(group) =
+        context.and_then(|context| context.fs_group).and_then(|group| u32::try_from(group).ok())
+    else {
+        return Ok(());
+    };
+    let told = |error: std::io::Error| error.to_string();
+    chown(dir, None, Some(group)).map_err(told)?;
+    if mode != 0 {
+        fs::set_permissions(dir, fs::Permissions::from_mode(mode)).map_err(told)?;
+    }
+    for entry in fs::read_dir(dir).map_err(told)?.flatten() {
+        let kind = entry.file_type().map_err(told)?;
+        if kind.is_dir() {
+            own(&entry.path(), pod, 0)?;
+        } else if kind.is_file() {
+            let mode = entry.metadata().map_err(told)?.permissions().mode();
+            chown(entry.path(), None, Some(group)).map_err(told)?;
+            fs::set_permissions(entry.path(), fs::Permissions::from_mode(mode | (mode & 0o400) >> 3))
+                .map_err(told)?;
+        }
+    }
+    Ok(())
+}
+
+fn host_path(path: &str, kind: &str) -> Result<PathBuf, String> {
+    let place = PathBuf::from(path);
+    let found = fs::metadata(&place).ok();
+    let is = |check: fn(&fs::FileType) -> bool| found.as_ref().is_some_and(|found| check(&found.file_type()));
+    match kind {
+        "DirectoryOrCreate" if found.is_none() => {
+            fs::create_dir_all(&place).map_err(|error| error.to_string())?
+        }
+        "FileOrCreate" if found.is_none() => fs::write(&place, "").map_err(|error| error.to_string())?,
+        "Directory" | "DirectoryOrCreate" if !is(fs::FileType::is_dir) => {
+            return Err(format!("hostPath type check failed: {path} is not a directory"));
+        }
+        "File" | "FileOrCreate" if !is(fs::FileType::is_file) => {
+            return Err(format!("hostPath type check failed: {path} is not a file"));
+        }
+        "Socket" if !is(|kind| kind.is_socket()) => {
+            return Err(format!("hostPath type check failed: {path} is not a socket file"));
+        }
+        "CharDevice" if !is(|kind| kind.is_char_device()) => {
+            return Err(format!("hostPath type check failed: {path} is not a character device"));
+        }
+        "BlockDevice" if !is(|kind| kind.is_block_device()) => {
+            return Err(format!("hostPath type check failed: {path} is not a block device"));
+        }
+        // As docker did: what is not there is made a directory.
+        "" if found.is_none() => fs::create_dir_all(&place).map_err(|error| error.to_string())?,
+        _ => {}
+    }
+    Ok(place)
+}
+
+fn mount_memory(dir: &Path, options: &str) -> Result<(), String> {
+    let flags = rustix::mount::MountFlags::empty();
+    let options = std::ffi::CString::new(options).unwrap_or_default();
+    rustix::mount::mount("tmpfs", dir, "tmpfs", flags, options.as_c_str())
+        .map_err(|error| format!("cannot mount tmpfs at {}: {error}", dir.display()))
+}
+
+fn mode_of(mode: Option<i32>, default: i32) -> u32 {
+    u32::try_from(mode.unwrap_or(default)).unwrap_or(0o644)
+}
+
+/// The wanted entries of a map under their paths.
+fn chosen(
+    data: &BTreeMap<String, Vec<u8>>,
+    items: Option<&[KeyToPath]>,
+    mode: i32,
+    optional: bool,
+) -> Result<Payload, String> {
+    let Some(items) = items.filter(|items| !items.is_empty()) else {
+        let all = data
+            .iter()
+            .map(|(key, bytes)| (key.clone(), File { bytes: bytes.clone(), mode: mode_of(None, mode) }));
+        return Ok(all.collect());
+    };
+    let mut payload = Payload::new();
+    for item in items {
+        match data.get(&item.key) {
+            Some(bytes) => {
+                let file = File { bytes: bytes.clone(), mode: mode_of(item.mode, mode) };
+                payload.insert(item.path.clone(), file);
+            }
+            None if optional => {}
+            None => return Err(format!("references non-existent config key: {}", item.key)),
+        }
+    }
+    Ok(payload)
+}
+
+fn config_map(
+    pod: &Pod,
+    name: &str,
+    items: Option<&[KeyToPath]>,
+    mode: i32,
+    optional: Option<bool>,
+    materials: &Materials<'_>,
+) -> Result<Payload, String> {
+    let optional = optional == Some(true);
+    let Some(map) = materials.sources.config_map(pod.namespace(), name) else {
+        return if optional { Ok(Payload::new()) } else { Err(format!("configmap {name:?} not found")) };
+    };
+    let mut data: BTreeMap<String, Vec<u8>> =
+        map.data.iter().flatten().map(|(key, text)| (key.clone(), text.clone().into_bytes())).collect();
+    data.extend(map.binary_data.iter().flatten().map(|(key, bytes)| (key.clone(), bytes.0.clone())));
+    chosen(&data, items, mode, optional)
+}
+
+fn secret(
+    pod: &Pod,
+    name: &str,
+    items: Option<&[KeyToPath]>,
+    mode: i32,
+    optional: Option<bool>,
+    materials: &Materials<'_>,
+) -> Result<Payload, String> {
+    let optional = optional == Some(true);
+    let Some(secret) = materials.sources.secret(pod.namespace(), name) else {
+        return if optional { Ok(Payload::new()) } else { Err(format!("secret {name:?} not found")) };
+    };
+    let data = secret.data.iter().flatten().map(|(key, bytes)| (key.clone(), bytes.0.clone())).collect();
+    chosen(&data, items, mode, optional)
+}
+
+fn downward(
+    pod: &Pod,
+    items: Option<&[DownwardAPIVolumeFile]>,
+    mode: i32,
+    materials: &Materials<'_>,
+) -> Result<Payload, String> {
+    let mut payload = Payload::new();
+    for item in items.into_iter().flatten() {
+        let text = match (&item.field_ref, &item.resource_field_ref) {
+            (Some(field), _) => field_value(pod, field, &materials.addresses),
+            (_, Some(resource)) => resource_value(pod, &Container::default(), resource, materials.sources),
+            _ => continue,
+        };
+        let bytes = text.map_err(|missing| missing.0)?.into_bytes();
+        payload.insert(item.path.clone(), File { bytes, mode: mode_of(item.mode, mode) });
+    }
+    Ok(payload)
+}
+
+async fn projected(
+    pod: &Pod,
+    source: &ProjectedVolumeSource,
+    dir: &Path,
+    materials: &Materials<'_>,
+) -> Result<Payload, String> {
+    let mode = source.default_mode.unwrap_or(0o644);
+    let mut payload = Payload::new();
+    for source in source.sources.iter().flatten() {
+        if let Some(map) = &source.config_map {
+            payload.extend(config_map(pod, &map.name, map.items.as_deref(), mode, map.optional, materials)?);
+        }
+        if let Some(from) = &source.secret {
+            payload.extend(secret(pod, &from.name, from.items.as_deref(), mode, from.optional, materials)?);
+        }
+        if let Some(from) = &source.downward_api {
+            payload.extend(downward(pod, from.items.as_deref(), mode, materials)?);
+        }
+        if let Some(wanted) = &source.service_account_token {
+            let seconds = wanted.expiration_seconds.unwrap_or(3607);
+            let token = match young(&dir.join(&wanted.path), seconds) {
+                Some(known) => known,
+                None => token(pod, wanted.audience.as_deref(), seconds, materials).await?,
+            };
+            // Only the pod's own user may read it, or its group where it has one.
+            let grouped =
+                pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref()?.fs_group).is_some();
+            let mode = if grouped { 0o640 } else { mode_of(None, mode) };
+            payload.insert(wanted.path.clone(), File { bytes: token.into_bytes(), mode });
+        }
+    }
+    Ok(payload)
+}
+
+/// The token that is there, while most of its time is still to come.
+fn young(path: &Path, seconds: i64) -> Option<String> {
+    let age = fs::metadata(path).ok()?.modified().ok()?.elapsed().ok()?;
+    let fresh = age.as_secs() < u64::try_from(seconds).ok()? * 8 / 10;
+    fresh.then(|| fs::read_to_string(path).ok()).flatten()
+}
+
+/// A token for the pod's service account that is good for this pod alone.
+async fn token(
+    pod: &Pod,
+    audience: Option<&str>,
+    seconds: i64,
+    materials: &Materials<'_>,
+) -> Result<String, String> {
+    let account =
+        pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone()).unwrap_or("default".into());
+    let audiences: Vec<&str> = audience.into_iter().filter(|audience| !audience.is_empty()).collect();
+    let bound = json!({"apiVersion": "v1", "kind": "Pod", "name": pod.name(), "uid": pod.uid()});
+    let body = json!({
+        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+        "spec": {"audiences": audiences, "expirationSeconds": seconds, "boundObjectRef": bound}
+    });
+    let key = Key::new(pod.namespace(), &account);
+    let answer = materials.ctx.client.create_at::<ServiceAccount>(&key, "token", &body).await;
+    let answer = answer.map_err(|error| format!("failed to fetch token: {error}"))?;
+    Ok(answer["status"]["token"].as_str().unwrap_or_default().to_owned())
+}
+
+/// The mounts of a container: its volumes, the hosts file and the file for its last words.
+pub fn mounts(
+    pod: &Pod,
+    container: &Container,
+    places: &Places,
+    env: &[(String, String)],
+    settings: &Settings,
+) -> Result<Vec<cri::Mount>, VolumeError> {
+    let mut mounts = Vec::new();
+    for mount in container.volume_mounts.iter().flatten() {
+        let failed = |message: String| VolumeError { volume: mount.name.clone(), message };
+        let place = places.get(&mount.name).ok_or_else(|| failed("there is no such volume".into()))?;
+        let path = sub_path(place, mount, env).map_err(failed)?;
+        let propagation = match mount.mount_propagation.as_deref() {
+            Some("HostToContainer") => cri::MountPropagation::HostToContainer,
+            Some("Bidirectional") => cri::MountPropagation::Bidirectional,
+            _ => cri::MountPropagation::Private,
+        };
+        mounts.push(cri::Mount {
+            container_path: mount.mount_path.clone(),
+            host_path: path.display().to_string(),
+            readonly: mount.read_only == Some(true),
+            propagation: propagation.into(),
+            ..cri::Mount::default()
+        });
+    }
+    let mounted = |mounts: &[cri::Mount], path: &str| mounts.iter().any(|mount| mount.container_path == path);
+    let file = |name: PathBuf, target: &str| cri::Mount {
+        container_path: target.to_owned(),
+        host_path: name.display().to_string(),
+        ..cri::Mount::default()
+    };
+    let host_network = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
+    if !host_network && !mounted(&mounts, "/etc/hosts") {
+        mounts.push(file(settings.pod_dir(pod).join("etc-hosts"), "/etc/hosts"));
+    }
+    let words = container.termination_message_path.as_deref().unwrap_or("/dev/termination-log");
+    if !mounted(&mounts, words) {
+        mounts.push(file(last_words(pod, container, settings), words));
+    }
+    Ok(mounts)
+}
+
+/// Where a container leaves its last words.
+pub fn last_words(pod: &Pod, container: &Container, settings: &Settings) -> PathBuf {
+    settings.pod_dir(pod).join("containers").join(&container.name).join("termination-log")
+}
+
+/// The part of a volume that is mounted; it must not lead out of it, by links neither.
+fn sub_path(place: &Path, mount: &VolumeMount, env: &[(String, String)]) -> Result<PathBuf, String> {
+    let known =
+        |name: &str| env.iter().rev().find(|(known, _)| known == name).map(|(_, value)| value.clone());
+    let part = match (&mount.sub_path, &mount.sub_path_expr) {
+        (_, Some(text)) if !text.is_empty() => expand(text, &known),
+        (Some(part), _) if !part.is_empty() => part.clone(),
+        _ => return Ok(place.to_owned()),
+    };
+    let path = place.join(part.trim_start_matches('/'));
+    if !path.exists() {
+        fs::create_dir_all(&path).map_err(|error| error.to_string())?;
+    }
+    let (real, root) = (fs::canonicalize(&path), fs::canonicalize(place));
+    match (real, root) {
+        (Ok(real), Ok(root)) if real.starts_with(&root) => Ok(real),
+        _ => Err(format!("subPath {part:?} leads out of the volume")),
+    }
+}
+
+/// What every pod has beside its volumes: the hosts file, and room for containers' last words.
+pub fn write_files(pod: &Pod, settings: &Settings, ips: &[String]) -> std::io::Result<()> {
+    let dir = settings.pod_dir(pod);
+    let spec = pod.spec.clone().unwrap_or_default();
+    for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
+        let words = last_words(pod, container, settings);
+        fs::create_dir_all(words.parent().unwrap_or(&dir))?;
+        if !words.exists() {
+            fs::write(&words, "")?;
+            fs::set_permissions(&words, fs::Permissions::from_mode(0o666))?;
+        }
+    }
+    let mut text =
+        "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n\
+        fe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n"
+            .to_owned();
+    let name = crate::config::hostname(pod);
+    let domain = spec.subdomain.filter(|domain| !domain.is_empty());
+    for ip in ips {
+        match &domain {
+            Some(domain) => {
+                let full = format!("{name}.{domain}.{}.svc.{}", pod.namespace(), settings.cluster_domain);
+                text += &format!("{ip}\t{full}\t{name}\n");
+            }
+            None => text += &format!("{ip}\t{name}\n"),
+        }
+    }
+    let aliases = spec.host_aliases.unwrap_or_default();
+    if !aliases.is_empty() {
+        text += "\n# Entries added by HostAliases.\n";
+    }
+    for alias in aliases {
+        text += &format!("{}\t{}\n", alias.ip, alias.hostnames.unwrap_or_default().join("\t"));
+    }
+    let path = dir.join("etc-hosts");
+    match fs::read_to_string(&path) {
+        Ok(known) if known == text => Ok(()),
+        _ => fs::write(&path, text),
+    }
+}
+
+/// Removes everything of the pod from this host.
+pub fn clear(uid: &str, settings: &Settings) -> std::io::Result<()> {
+    let dir = settings.pods.join(uid);
+    let empty_dirs = dir.join("volumes/kubernetes.io~empty-dir");
+    for entry in fs::read_dir(&empty_dirs).into_iter().flatten().flatten() {
+        // Fails for those that are not mounts, which is fine.
+        let _ = rustix::mount::unmount(entry.path(), rustix::mount::UnmountFlags::DETACH);
+    }
+    match fs::remove_dir_all(&dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,301 @@
+//! The worker of a pod: looks, plans, acts, tells. One at a time for each pod.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{Container, Pod};
+use reconcile::{Delete, Error, Key, Next, Object as _, Severity};
+use runtime::Runtime;
+
+use crate::Node;
+use crate::config::{self, Settings};
+use crate::env::Addresses;
+use crate::memory::{Failure, Memory};
+use crate::observed::{Observed, POD_UID, State};
+use crate::pod::plan::{Action, Why, plan};
+use crate::pod::status::{Host, status};
+use crate::sources::Cluster;
+use crate::volumes::{self, Materials};
+
+/// More rounds than any pod needs in a row; what is left is done at the next look.
+const ROUNDS: usize = 40;
+/// How long a thing that failed is left alone, doubled each time.
+const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(10);
+const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(300);
+
+/// Looks after one pod once.
+pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
+    let Some(pod) = node.ctx.caches.pods().get(key).filter(|pod| node.has(pod)) else {
+        return Ok(Next::Change);
+    };
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    if matches!(phase, Some("Succeeded" | "Failed")) && !pod.is_deleting() {
+        return Ok(tidy_up(node, &pod).await);
+    }
+    let mut next = Next::Change;
+    for _ in 0..ROUNDS {
+        let seen = match observe(&*node.runtime, &pod, &node.settings).await {
+            Ok(seen) => seen,
+            Err(error) => {
+                tracing::warn!(%error, pod = %key, "cannot ask the runtime");
+                return Ok(Next::After(Duration::from_secs(5)));
+            }
+        };
+        node.watch_health(&pod, &seen);
+        let memory = node.remember(&pod, |memory| memory.clone());
+        let now = node.ctx.clock.now();
+        let actions = plan(&pod, &seen, &memory, now);
+        let rechecks = actions.iter().filter_map(|action| match action {
+            Action::Recheck(at) => Some(*at),
+            _ => None,
+        });
+        next = rechecks.min().map_or(Next::Change, Next::At);
+        let work: Vec<Action> =
+            actions.into_iter().filter(|action| !matches!(action, Action::Recheck(_))).collect();
+        tell(node, &pod, &seen).await?;
+        if work.is_empty() {
+            refresh(node, &pod, &seen).await;
+            break;
+        }
+        for action in work {
+            if action == Action::Clear {
+                return let_go(node, &pod, &seen).await;
+            }
+            act(node, &pod, &seen, action).await;
+        }
+    }
+    Ok(next)
+}
+
+/// What the runtime has of a pod now.
+pub async fn observe(runtime: &dyn Runtime, pod: &Pod, settings: &Settings) -> runtime::Result<Observed> {
+    let mine = [(POD_UID, pod.uid())];
+    let mut sandboxes = Vec::new();
+    for sandbox in runtime.sandboxes(&mine).await? {
+        match runtime.sandbox_status(&sandbox.id).await {
+            Ok(status) => sandboxes.push(status),
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let mut containers = Vec::new();
+    for container in runtime.containers(&mine).await? {
+        match runtime.container_status(&container.id).await {
+            Ok(status) => containers.push(status),
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let mut seen = Observed::new(&sandboxes, &containers);
+    add_last_words(pod, &mut seen, settings);
+    Ok(seen)
+}
+
+/// What containers left in the file for it.
+fn add_last_words(pod: &Pod, seen: &mut Observed, settings: &Settings) {
+    const LONGEST: usize = 4096;
+    let spec = pod.spec.clone().unwrap_or_default();
+    for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
+        let latest = seen.containers.iter_mut().find(|run| run.name == container.name);
+        if let Some(run) = latest.filter(|run| matches!(run.state, State::Exited { .. }))
+            && let Ok(mut words) = std::fs::read(volumes::last_words(pod, container, settings))
+            && !words.is_empty()
+        {
+            words.truncate(LONGEST);
+            run.message = String::from_utf8_lossy(&words).into_owned();
+        }
+    }
+}
+
+/// Writes the pod's status where it has changed.
+async fn tell(node: &Node, pod: &Pod, seen: &Observed) -> Result<(), Error> {
+    let Some(current) = node.ctx.caches.pods().get_exactly(&pod.key(), pod.uid()) else { return Ok(()) };
+    let memory = node.remember(pod, |memory| memory.clone());
+    let host = Host { ip: &node.settings.node_ip, runtime: &node.runtime_name };
+    let status = status(&current, seen, &memory, &host, node.ctx.clock.now());
+    if current.status.as_ref() == Some(&status) {
+        return Ok(());
+    }
+    let told = Pod { status: Some(status), ..Pod::clone(&current) };
+    match node.ctx.replace_status(&told).await {
+        Err(error) if !error.is_not_found() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// What volumes are made from may have changed while containers run.
+async fn refresh(node: &Node, pod: &Pod, seen: &Observed) {
+    let Some(sandbox) = seen.sandbox().filter(|_| seen.running().next().is_some()) else { return };
+    let sources = node.sources();
+    let addresses = Addresses { host_ip: &node.settings.node_ip, pod_ips: &sandbox.ips };
+    let materials = Materials { ctx: &node.ctx, sources: &sources, settings: &node.settings, addresses };
+    if let Err(error) = volumes::set_up(pod, &materials).await {
+        tracing::debug!(%error, pod = %pod.key(), "a volume is out of date");
+    }
+}
+
+/// Does one thing. What fails is remembered and tried again later.
+async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
+    match action {
+        Action::MakeSandbox { attempt } => {
+            let result = make_sandbox(node, pod, attempt).await;
+            if let Err(message) = &result {
+                node.ctx.events.warning(
+                    pod,
+                    "FailedCreatePodSandBox",
+                    format!("Failed to create pod sandbox: {message}"),
+                );
+            }
+            let now = node.ctx.clock.now();
+            node.remember(pod, |memory| {
+                memory.sandbox_failure =
+                    result.err().map(|message| again(memory.sandbox_failure.as_ref(), "", message, now));
+            });
+        }
+        Action::Start { container, attempt } => {
+            let Some(spec) = find(pod, &container) else { return };
+            let result = crate::start::start(node, pod, seen, spec, attempt).await;
+            let now = node.ctx.clock.now();
+            node.remember(pod, |memory| match result {
+                Ok(()) => drop(memory.failures.remove(&container)),
+                Err(failed) => {
+                    let failure = again(memory.failures.get(&container), &failed.reason, failed.message, now);
+                    memory.failures.insert(container, failure);
+                }
+            });
+        }
+        Action::Stop { id, container, why } => stop(node, pod, &id, &container, why).await,
+        Action::StopSandbox { id } => {
+            if let Err(error) = node.runtime.stop_sandbox(&id).await {
+                node.ctx.events.warning(pod, "FailedKillPod", format!("error killing pod: {error}"));
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        }
+        Action::Clear | Action::Recheck(_) => {}
+    }
+}
+
+async fn make_sandbox(node: &Node, pod: &Pod, attempt: u32) -> Result<(), String> {
+    let config = config::sandbox(pod, attempt, &node.settings);
+    std::fs::create_dir_all(&config.log_directory).map_err(|error| error.to_string())?;
+    let handler = node.runtime_handler(pod)?;
+    node.runtime.run_sandbox(&config, &handler).await.map(drop).map_err(|error| error.message())
+}
+
+async fn stop(node: &Arc<Node>, pod: &Pod, id: &str, container: &str, why: Why) {
+    let spec = pod.spec.as_ref();
+    let grace = match why {
+        Why::PodEnds => pod.metadata.deletion_grace_period_seconds,
+        Why::Unhealthy | Why::SandboxGone => None,
+    };
+    let grace = grace.or(spec.and_then(|spec| spec.termination_grace_period_seconds)).unwrap_or(30);
+    let grace = Duration::from_secs(u64::try_from(grace).unwrap_or(0));
+    let message = match why {
+        Why::Unhealthy => format!("Container {container} failed liveness probe, will be restarted"),
+        _ => format!("Stopping container {container}"),
+    };
+    crate::start::note(node, pod, container, Severity::Normal, "Killing", message);
+    let begun = tokio::time::Instant::now();
+    if let Some(hook) = find(pod, container).and_then(|spec| spec.lifecycle.as_ref()?.pre_stop.clone()) {
+        let run = crate::hooks::run(node, pod, id, &hook);
+        if let Ok(Err(message)) = tokio::time::timeout(grace.max(Duration::from_secs(1)), run).await {
+            crate::start::note(node, pod, container, Severity::Warning, "FailedPreStopHook", message);
+        }
+    }
+    // At least a moment to say goodbye, as upstream gives.
+    let left = grace.saturating_sub(begun.elapsed()).max(Duration::from_secs(u64::from(!grace.is_zero())));
+    if let Err(error) = node.runtime.stop_container(id, left).await {
+        tracing::warn!(%error, pod = %pod.key(), container, "cannot stop a container");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    node.remember(pod, |memory| memory.health.remove(id));
+}
+
+/// The pod has ended and is to go: nothing is left of it here, then it is deleted.
+async fn let_go(node: &Node, pod: &Pod, seen: &Observed) -> Result<Next, Error> {
+    tell(node, pod, seen).await?;
+    if !remove_all(node, pod.uid()).await {
+        return Ok(Next::After(Duration::from_secs(1)));
+    }
+    let _ = std::fs::remove_dir_all(node.settings.log_dir(&pod.key(), pod.uid()));
+    node.forget(pod.uid());
+    let options = Delete { grace_seconds: Some(0), ..Delete::uid(pod.uid()) };
+    match node.ctx.client.delete::<Pod>(&pod.key(), &options).await {
+        Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),
+        _ => Ok(Next::Change),
+    }
+}
+
+/// A pod that is over keeps its containers, for their logs, but no sandbox.
+async fn tidy_up(node: &Node, pod: &Pod) -> Next {
+    for sandbox in node.runtime.sandboxes(&[(POD_UID, pod.uid())]).await.unwrap_or_default() {
+        if sandbox.state() == runtime::cri::PodSandboxState::Ready
+            && node.runtime.stop_sandbox(&sandbox.id).await.is_err()
+        {
+            return Next::After(Duration::from_secs(5));
+        }
+    }
+    Next::Change
+}
+
+/// Removes everything of a pod, which may be one nobody knows any more; `false` where something is left.
+pub async fn remove_all(node: &Node, uid: &str) -> bool {
+    let result = async {
+        for sandbox in node.runtime.sandboxes(&[(POD_UID, uid)]).await? {
+            node.runtime.stop_sandbox(&sandbox.id).await?;
+            node.runtime.remove_sandbox(&sandbox.id).await?;
+        }
+        for container in node.runtime.containers(&[(POD_UID, uid)]).await? {
+            node.runtime.remove_container(&container.id).await?;
+        }
+        runtime::Result::Ok(())
+    };
+    let result = result.await.map_err(|error| error.to_string());
+    let result = result.and_then(|()| volumes::clear(uid, &node.settings).map_err(|error| error.to_string()));
+    if let Err(error) = &result {
+        tracing::warn!(error, uid, "something is left of a pod");
+    }
+    result.is_ok()
+}
+
+fn find<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {
+    let spec = pod.spec.as_ref()?;
+    spec.init_containers.iter().flatten().chain(&spec.containers).find(|container| container.name == name)
+}
+
+/// The same failure once more, or another.
+fn again(before: Option<&Failure>, reason: &str, message: String, now: Timestamp) -> Failure {
+    let times = before.map_or(0, |before| before.times) + 1;
+    let pause = FIRST_PAUSE.saturating_mul(1 << (times - 1).min(10)).min(LONGEST_PAUSE);
+    let again = now.checked_add(pause).unwrap_or(now);
+    Failure { reason: reason.to_owned(), message, times, again }
+}
+
+impl Node {
+    /// Whether the pod is this node's.
+    pub fn has(&self, pod: &Pod) -> bool {
+        pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&self.settings.node_name)
+    }
+
+    /// Looks at what is remembered of a pod, or changes it.
+    pub fn remember<T>(&self, pod: &Pod, f: impl FnOnce(&mut Memory) -> T) -> T {
+        f(self.memories.lock().entry(pod.uid().to_owned()).or_default())
+    }
+
+    pub fn forget(&self, uid: &str) {
+        self.memories.lock().remove(uid);
+    }
+
+    fn runtime_handler(&self, pod: &Pod) -> Result<String, String> {
+        match pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref()) {
+            None | Some("") => Ok(String::new()),
+            // The class's handler is looked up by name; most classes are called after it.
+            Some(class) => Ok(class.to_owned()),
+        }
+    }
+
+    pub fn sources(&self) -> Cluster<'_> {
+        Cluster { ctx: &self.ctx, node_name: &self.settings.node_name }
+    }
+}

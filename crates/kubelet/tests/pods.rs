@@ -1,0 +1,260 @@
+//! Pods on a real containerd: what they are given, what is said of them, and that nothing is left of them.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{ConfigMap, Event, Node, Pod, ServiceAccount};
+use reconcile::{Client, Clock, Ctx, Key, Object as _, Patch};
+use runtime::{Remote, Runtime};
+use serde_json::{Value, json};
+use testkit::Containerd;
+use tokio::sync::watch;
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+struct Cluster {
+    client: Client,
+    runtime: Remote,
+    containerd: Containerd,
+    /// Ends the server.
+    _stop: watch::Sender<bool>,
+    _server: apiserver::Started,
+    dir: tempfile::TempDir,
+}
+
+/// A node at work.
+struct Running {
+    stop: watch::Sender<bool>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Running {
+    async fn end(self) {
+        self.stop.send_replace(true);
+        self.task.await.expect("the node ends by itself");
+    }
+}
+
+impl Cluster {
+    async fn start() -> (Cluster, Running) {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let containerd = Containerd::start(&dir.path().join("containerd")).expect("a containerd");
+        let (stop, shutdown) = watch::channel(false);
+        let server = apiserver::start_in(&dir.path().join("server"), shutdown).await.expect("a server");
+        let client = Client::new(server.local(), "kubelet");
+        let runtime = Remote::new(&containerd.socket().display().to_string());
+        let cluster = Cluster { client, runtime, containerd, _stop: stop, _server: server, dir };
+        let node = cluster.run_node();
+        let ready = async || {
+            let node: Node = cluster.client.get(&Key::new("", "here")).await.ok()?;
+            let mut conditions = node.status?.conditions?.into_iter();
+            conditions.find(|condition| condition.type_ == "Ready" && condition.status == "True")
+        };
+        cluster.until("the node is ready", ready).await;
+        let account = Key::new("default", "default");
+        let there = async || cluster.client.get::<ServiceAccount>(&account).await.ok();
+        cluster.until("the service account", there).await;
+        (cluster, node)
+    }
+
+    fn run_node(&self) -> Running {
+        let (stop, shutdown) = watch::channel(false);
+        let ctx = Ctx::new(self.client.clone(), Clock::default(), shutdown);
+        let config = kubelet::Config {
+            settings: kubelet::Settings {
+                node_name: "here".into(),
+                node_ip: "127.0.0.1".into(),
+                pods: self.path("pods"),
+                logs: self.path("logs"),
+                cluster_domain: "cluster.local".into(),
+                cluster_dns: vec!["10.43.0.10".into()],
+                host_dns: runtime::cri::DnsConfig::default(),
+                memory: 8 << 30,
+            },
+            presentation: kubelet::Presentation { max_pods: 110, port: 10250, ..Default::default() },
+        };
+        let task = tokio::spawn(kubelet::run(ctx, Arc::new(self.runtime.clone()), config));
+        Running { stop, task }
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        let path = self.dir.path().join(name);
+        std::fs::create_dir_all(&path).expect("a directory");
+        path
+    }
+
+    async fn create(&self, name: &str, mut spec: Value) {
+        spec["nodeName"] = json!("here");
+        spec["terminationGracePeriodSeconds"] = json!(1);
+        for container in spec["containers"].as_array_mut().into_iter().flatten() {
+            container["image"] = json!("busybox:1.36");
+        }
+        let value = json!({"metadata": {"name": name, "namespace": "default", "labels": {"app": name}}, "spec": spec});
+        let pod: Pod = serde_json::from_value(value).expect("a pod");
+        self.client.create(&pod).await.expect("created");
+    }
+
+    async fn get(&self, name: &str) -> Option<Pod> {
+        self.client.get(&Key::new("default", name)).await.ok()
+    }
+
+    /// Waits until the pod's containers are as told by `state`, such as `main:running ready#0`.
+    async fn becomes(&self, name: &str, wanted: &str) -> Pod {
+        self.until(&format!("{name} is {wanted}"), async || {
+            let pod = self.get(name).await?;
+            (state(&pod) == wanted).then_some(pod)
+        })
+        .await
+    }
+
+    async fn until<T>(&self, what: &str, look: impl AsyncFn() -> Option<T>) -> T {
+        let waiting = async {
+            loop {
+                if let Some(found) = look().await {
+                    return found;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        if let Ok(found) = tokio::time::timeout(DEADLINE, waiting).await {
+            return found;
+        }
+        let pods: Vec<Pod> = self.client.list("default").await.unwrap_or_default();
+        let events: Vec<Event> = self.client.list("default").await.unwrap_or_default();
+        let events: Vec<_> = events.into_iter().map(|event| (event.reason, event.message)).collect();
+        let states: Vec<_> = pods.iter().map(|pod| format!("{}: {}", pod.name(), state(pod))).collect();
+        panic!("not in time: {what}\n{states:?}\n{events:?}\n{}", self.containerd.log());
+    }
+
+    async fn exec(&self, pod: &Pod, container: &str, script: &str) -> String {
+        let status = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
+        let found =
+            status.into_iter().flatten().find(|status| status.name == container).expect("a container");
+        let id =
+            found.container_id.as_deref().and_then(|id| id.strip_prefix("containerd://")).expect("an id");
+        let command = ["sh", "-c", script].map(str::to_owned);
+        let said = self.runtime.exec_sync(id, &command, Duration::from_secs(10)).await.expect("an answer");
+        String::from_utf8_lossy(&[said.stdout, said.stderr].concat()).trim_end().to_owned()
+    }
+}
+
+fn state(pod: &Pod) -> String {
+    let status = pod.status.clone().unwrap_or_default();
+    let containers = status.container_statuses.unwrap_or_default();
+    let shown = containers.iter().map(|container| {
+        let state = container.state.clone().unwrap_or_default();
+        let told = match (state.running, state.waiting, state.terminated) {
+            (Some(_), ..) if container.ready => "running ready".to_owned(),
+            (Some(_), ..) => "running".to_owned(),
+            (_, Some(waiting), _) => waiting.reason.unwrap_or_default(),
+            (_, _, Some(end)) => format!("exit {}", end.exit_code),
+            _ => "?".to_owned(),
+        };
+        format!("{}:{told}#{}", container.name, container.restart_count)
+    });
+    let shown: Vec<String> = shown.collect();
+    format!("{} {}", status.phase.unwrap_or_default(), shown.join(" "))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_run_and_go_and_leave_nothing() {
+    let (cluster, node) = Cluster::start().await;
+    let settings: ConfigMap = serde_json::from_value(
+        json!({"metadata": {"name": "settings", "namespace": "default"}, "data": {"color": "blue"}}),
+    )
+    .expect("a config map");
+    cluster.client.create(&settings).await.expect("created");
+
+    // What a pod is given: environment, volumes, name, token.
+    cluster
+        .create(
+            "web",
+            json!({
+                "containers": [{
+                    "name": "main",
+                    "env": [
+                        {"name": "WHO", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+                        {"name": "COLOR", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "color"}}}
+                    ],
+                    "volumeMounts": [{"name": "settings", "mountPath": "/settings"}, {"name": "room", "mountPath": "/room"}]
+                }],
+                "volumes": [{"name": "settings", "configMap": {"name": "settings"}}, {"name": "room", "emptyDir": {}}]
+            }),
+        )
+        .await;
+    let web = cluster.becomes("web", "Running main:running ready#0").await;
+    assert_eq!(
+        cluster.exec(&web, "main", "echo $WHO $COLOR $(hostname) $(cat /settings/color)").await,
+        "web blue web blue"
+    );
+    assert_eq!(
+        cluster.exec(&web, "main", "ls /var/run/secrets/kubernetes.io/serviceaccount").await,
+        "ca.crt\nnamespace\ntoken"
+    );
+    assert_eq!(cluster.exec(&web, "main", "grep -c web /etc/hosts; touch /room/x && ls /room").await, "1\nx");
+    let change = Patch::Merge(json!({"data": {"color": "red"}}));
+    cluster.client.patch::<ConfigMap>(&Key::new("default", "settings"), &change).await.expect("changed");
+    cluster
+        .until("the volume changes", async || {
+            (cluster.exec(&web, "main", "cat /settings/color").await == "red").then_some(())
+        })
+        .await;
+
+    // Containers that end: restarted, or not.
+    let script = |text: &str| json!([{"name": "main", "command": ["sh", "-c", text]}]);
+    cluster.create("crash", json!({"containers": script("exit 1")})).await;
+    cluster
+        .create("once", json!({"restartPolicy": "Never", "containers": script("echo done; exit 2")}))
+        .await;
+    cluster.becomes("once", "Failed main:exit 2#0").await;
+    cluster.becomes("crash", "Running main:CrashLoopBackOff#1").await;
+    let log = std::fs::read_to_string(log_of(&cluster, "once").await).expect("a log");
+    assert!(log.trim_end().ends_with("stdout F done"), "{log}");
+
+    // Pods that cannot run say why.
+    cluster.create("lost", json!({"containers": [{"name": "main", "env": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "none", "key": "x"}}}]}]})).await;
+    let lost = cluster.becomes("lost", "Pending main:CreateContainerConfigError#0").await;
+    let waiting =
+        lost.status.and_then(|status| status.container_statuses?[0].state.clone()?.waiting?.message);
+    assert_eq!(waiting.as_deref(), Some("secret \"none\" not found"));
+
+    // A node that starts again finds its containers.
+    let before =
+        cluster.get("web").await.and_then(|pod| pod.status?.container_statuses?[0].container_id.clone());
+    node.end().await;
+    let node = cluster.run_node();
+    let again = cluster.becomes("web", "Running main:running ready#0").await;
+    assert_eq!(again.status.and_then(|status| status.container_statuses?[0].container_id.clone()), before);
+
+    for name in ["web", "crash", "once", "lost"] {
+        cluster
+            .client
+            .delete::<Pod>(&Key::new("default", name), &reconcile::Delete::default())
+            .await
+            .expect("deleted");
+    }
+    cluster
+        .until("all pods are gone", async || {
+            cluster.client.list::<Pod>("default").await.ok().filter(Vec::is_empty)
+        })
+        .await;
+    // Those that were over are gone from the API before they are gone from here.
+    let nothing = async || {
+        let containers = cluster.runtime.containers(&[]).await.expect("containers");
+        let sandboxes = cluster.runtime.sandboxes(&[]).await.expect("sandboxes");
+        let files = !is_empty(&cluster.path("pods")) || !is_empty(&cluster.path("logs"));
+        (containers.is_empty() && sandboxes.is_empty() && !files).then_some(())
+    };
+    cluster.until("nothing is left", nothing).await;
+    node.end().await;
+}
+
+async fn log_of(cluster: &Cluster, name: &str) -> std::path::PathBuf {
+    let pod = cluster.get(name).await.expect("the pod");
+    cluster.path("logs").join(format!("default_{name}_{}", pod.uid())).join("main/0.log")
+}
+
+fn is_empty(dir: &Path) -> bool {
+    std::fs::read_dir(dir).expect("a directory").next().is_none()
+}
