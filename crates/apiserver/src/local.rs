@@ -63,7 +63,10 @@ impl Connection for Local {
 
     fn acting_as(&self, name: &str) -> Option<Arc<dyn Connection>> {
         if name.starts_with("system:") {
-            let groups = vec!["system:authenticated".to_owned()];
+            let mut groups = vec!["system:authenticated".to_owned()];
+            if name.starts_with("system:node:") {
+                groups.push("system:nodes".to_owned());
+            }
             let user = User { name: name.to_owned(), groups, ..User::default() };
             return Some(Arc::new(Local { server: self.server.clone(), user }));
         }

@@ -28,6 +28,7 @@ use reconcile::{Controller, Ctx, Enqueue, Key, Object as _};
 use runtime::{Runtime, cri};
 
 pub use config::Settings;
+pub use k8s_openapi::api::core::v1::Taint;
 pub use registration::Presentation;
 
 use memory::Memory;

@@ -80,6 +80,21 @@ pub struct ServerFlags {
     /// Run the control plane without a node
     #[arg(long)]
     pub disable_agent: bool,
+    /// The socket of a CRI runtime, such as /run/containerd/containerd.sock; pods are run on this machine then
+    #[arg(long)]
+    pub container_runtime_endpoint: Option<String>,
+    /// This node's name [default: the host's]
+    #[arg(long, env = "SKIFF_NODE_NAME")]
+    pub node_name: Option<String>,
+    /// A label for this node, as `name=value`
+    #[arg(long, value_parser = label)]
+    pub node_label: Vec<(String, String)>,
+    /// A taint for this node, as `name=value:NoSchedule`
+    #[arg(long, value_parser = taint)]
+    pub node_taint: Vec<(String, String, String)>,
+    /// The addresses pods ask for names [default: those of the node]
+    #[arg(long, value_delimiter = ',')]
+    pub cluster_dns: Vec<IpAddr>,
     /// Run no controllers in this process
     #[arg(long)]
     pub disable_controller_manager: bool,
@@ -147,6 +162,24 @@ pub struct BackupFlags {
 
 #[derive(Clone, Debug)]
 pub struct PortRange(pub std::ops::RangeInclusive<u16>);
+
+fn label(text: &str) -> Result<(String, String), String> {
+    let parts = text.split_once('=').filter(|(name, _)| !name.is_empty());
+    parts.map(|(name, value)| (name.into(), value.into())).ok_or("a label is written name=value".to_owned())
+}
+
+fn taint(text: &str) -> Result<(String, String, String), String> {
+    let wrong =
+        || "a taint is written name=value:NoSchedule, with PreferNoSchedule or NoExecute as well".to_owned();
+    let (what, effect) = text.rsplit_once(':').ok_or_else(wrong)?;
+    let (name, value) = what.split_once('=').unwrap_or((what, ""));
+    match effect {
+        "NoSchedule" | "PreferNoSchedule" | "NoExecute" if !name.is_empty() => {
+            Ok((name.into(), value.into(), effect.into()))
+        }
+        _ => Err(wrong()),
+    }
+}
 
 fn octal(text: &str) -> Result<u32, String> {
     match u32::from_str_radix(text, 8) {

@@ -5,6 +5,7 @@ mod arguments;
 mod certificates;
 mod config;
 mod flags;
+mod node;
 mod roles;
 mod server;
 

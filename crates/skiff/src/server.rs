@@ -17,6 +17,7 @@ use crate::address;
 use crate::arguments::Arguments;
 use crate::certificates::{Certificates, Kubeconfig};
 use crate::flags::{BackupFlags, ServerFlags};
+use crate::node;
 use crate::roles::{CONTROLLER_MANAGER, SCHEDULER, scheduler_config};
 
 pub fn run(flags: ServerFlags) -> anyhow::Result<()> {
@@ -59,8 +60,10 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         tokens: arguments.tokens(&flags)?,
     };
     tokio::spawn(certificates.keep_renewed(Timestamp::now));
-    if !flags.disable_agent && flags.simulate == 0 {
-        tracing::warn!("this build runs no node yet; pods stay pending (--disable-agent says so on purpose)");
+    if !flags.disable_agent && flags.simulate == 0 && flags.container_runtime_endpoint.is_none() {
+        tracing::warn!(
+            "pods stay pending: name a container runtime with --container-runtime-endpoint, or say --disable-agent"
+        );
     }
     tokio::spawn(async move {
         told_to_stop().await;
@@ -87,7 +90,14 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         });
     }
     if flags.simulate > 0 {
-        tokio::spawn(simulate::run(ctx, simulate::Config { nodes: flags.simulate, events: true }));
+        tokio::spawn(simulate::run(ctx.clone(), simulate::Config { nodes: flags.simulate, events: true }));
+    }
+    if let Some(socket) = flags.container_runtime_endpoint.as_deref().filter(|_| !flags.disable_agent) {
+        let config = node::config(&flags, advertise)?;
+        let name = format!("system:node:{}", config.settings.node_name);
+        let client = Client::new(started.local(), "kubelet").acting_as(&name);
+        let ctx = Ctx { client, ..ctx.clone() };
+        tokio::spawn(kubelet::run(ctx, Arc::new(runtime::Remote::new(socket)), config));
     }
     let mut is_ready = started.ready();
     tokio::spawn(async move {
