@@ -1,5 +1,4 @@
-//! What a cluster has from its first second: its namespaces, the `kubernetes` Service, and in every
-//! namespace a default service account and the cluster's certificate.
+//! What a cluster has from its first second: its namespaces, the `kubernetes` Service and whom to trust.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,9 +11,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::authentication;
-use crate::cache::{Batch, stopped};
+use crate::cache::{Batch, Event, stopped};
 use crate::options::Version;
-use crate::registry::prefix;
 use crate::request::Target;
 use crate::server::Server;
 use crate::update::Change;
@@ -158,13 +156,10 @@ async fn set(
     server.change(&target, &options, change).await.map(drop)
 }
 
-/// Gives every namespace its default service account and the cluster's certificate, and gives them again
-/// when somebody deletes them; so too with what is there for the server itself. Sleeps until something
-/// happens to one of these kinds.
-pub async fn furnish_namespaces(server: Arc<Server>, cluster: Cluster, mut shutdown: watch::Receiver<bool>) {
+/// Makes again what somebody deletes of what is there for the server itself. Sleeps until something happens
+/// to one of these kinds.
+pub async fn keep_first_objects(server: Arc<Server>, cluster: Cluster, mut shutdown: watch::Receiver<bool>) {
     let kinds = [
-        row("", "namespaces"),
-        row("", "serviceaccounts"),
         row("", "configmaps"),
         row("", "services"),
         row("", "endpoints"),
@@ -172,96 +167,50 @@ pub async fn furnish_namespaces(server: Arc<Server>, cluster: Cluster, mut shutd
     ];
     let shards = kinds.map(|kind| server.shard(kind));
     let mut news = shards.each_ref().map(|shard| shard.subscribe());
-    let mut positions = shards.each_ref().map(|shard| shard.position_after(u64::MAX).unwrap_or(0));
-    furnish_all(&server).await;
+    let mut positions = shards.each_ref().map(|_| None);
     loop {
+        let mut restore = Restore::default();
+        for (position, shard) in positions.iter_mut().zip(&shards) {
+            match position.map(|position| shard.events_from(position, usize::MAX)) {
+                Some(Batch::Events(events)) => {
+                    *position = position.map(|position| position + events.len() as u64);
+                    events.iter().for_each(|event| restore.note(event));
+                }
+                // The beginning, or too slow: anything may have happened.
+                None | Some(Batch::Lost) => {
+                    *position = Some(shard.position_after(u64::MAX).unwrap_or(0));
+                    restore = Restore { first: true, trust: true };
+                }
+            }
+        }
+        if restore.trust
+            && let Err(status) = authentication::publish(&server).await
+        {
+            tracing::warn!(error = status.message, "cannot publish whom to trust");
+        }
+        if restore.first
+            && let Err(status) = first_objects(&server, &cluster).await
+        {
+            tracing::warn!(error = status.message, "cannot restore the first objects");
+        }
         tokio::select! {
             _ = select_all(news.each_mut().map(|news| Box::pin(news.changed()))) => {}
             () = stopped(&mut shutdown) => return,
         }
-        for (i, shard) in shards.iter().enumerate() {
-            match shard.events_from(positions[i], usize::MAX) {
-                Batch::Lost => {
-                    positions[i] = shard.position_after(u64::MAX).unwrap_or(0);
-                    furnish_all(&server).await;
-                }
-                Batch::Events(events) => {
-                    positions[i] += events.len() as u64;
-                    for event in events {
-                        match i {
-                            0 if !event.deleted => furnish(&server, event.object.name()).await,
-                            1 if event.deleted && event.object.name() == "default" => {
-                                furnish(&server, event.object.namespace()).await
-                            }
-                            2 if event.object.name() == authentication::NAME
-                                && event.object.namespace() == authentication::NAMESPACE =>
-                            {
-                                if let Err(status) = authentication::publish(&server).await {
-                                    tracing::warn!(error = status.message, "cannot publish whom to trust");
-                                }
-                            }
-                            2 if event.object.name() == ROOT_CA => {
-                                furnish(&server, event.object.namespace()).await
-                            }
-                            3.. if event.deleted
-                                && event.object.name() == KUBERNETES
-                                && event.object.namespace() == "default" =>
-                            {
-                                if let Err(status) = first_objects(&server, &cluster).await {
-                                    tracing::warn!(
-                                        error = status.message,
-                                        "cannot restore the first objects"
-                                    );
-                                }
-                            }
-                            _ => {}
-                        }
-                    }
-                }
-            }
-        }
     }
 }
 
-const ROOT_CA: &str = "kube-root-ca.crt";
-
-async fn furnish_all(server: &Server) {
-    let namespaces = row("", "namespaces");
-    for namespace in server.shard(namespaces).snapshot(&prefix(namespaces), 0).objects {
-        furnish(server, namespace.name()).await;
-    }
+/// What has to be made again.
+#[derive(Default)]
+struct Restore {
+    first: bool,
+    trust: bool,
 }
 
-async fn furnish(server: &Server, namespace: &str) {
-    let target = Target { name: namespace.to_owned(), ..Target::collection(row("", "namespaces"), "") };
-    let Some(object) = server.find(&target) else { return };
-    if object.value().at("metadata").has("deletionTimestamp") {
-        return;
+impl Restore {
+    fn note(&mut self, event: &Event) {
+        let place = (event.object.namespace(), event.object.name());
+        self.trust |= place == (authentication::NAMESPACE, authentication::NAME);
+        self.first |= event.deleted && place == ("default", KUBERNETES);
     }
-    let data = json!({"ca.crt": server.ca_pem});
-    let annotations = json!({"kubernetes.io/description": "Contains a CA bundle that can be used to verify the kube-apiserver when using internal endpoints such as the internal service IP or kubernetes.default.svc. No other usage is guaranteed across distributions of Kubernetes clusters."});
-    let map = json!({"metadata": {"annotations": annotations}, "data": data});
-    for result in [
-        ensure(server, row("", "serviceaccounts"), namespace, "default", json!({})).await,
-        ensure(server, row("", "configmaps"), namespace, ROOT_CA, map).await,
-        restore_root_ca(server, namespace, &data).await,
-    ] {
-        // A namespace that went away meanwhile needs no furniture.
-        if let Err(status) = result
-            && !matches!(status.code, 403 | 404)
-        {
-            tracing::warn!(namespace, error = status.message, "cannot furnish the namespace");
-        }
-    }
-}
-
-async fn restore_root_ca(server: &Server, namespace: &str, data: &Value) -> Result<(), Status> {
-    let target = Target { name: ROOT_CA.into(), ..Target::collection(row("", "configmaps"), namespace) };
-    let options = WriteOptions::internal(Timestamp::now());
-    let change = |before: &Value| {
-        let mut after = before.clone();
-        after["data"] = data.clone();
-        Ok(Change::replace(after))
-    };
-    server.change(&target, &options, change).await.map(drop)
 }

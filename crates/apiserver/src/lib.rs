@@ -25,7 +25,6 @@ mod https;
 mod local;
 pub mod measured;
 mod metrics;
-mod namespaces;
 mod negotiate;
 mod nodes;
 mod object;
@@ -91,8 +90,6 @@ pub struct Config {
     pub runtime_config: Vec<String>,
     /// Admission plugins switched on and off.
     pub admission: Switches,
-    /// The certificate of the authority that signed the serving certificate.
-    pub ca_pem: String,
     pub authentication: Authentication,
     /// What is written down about requests.
     pub audit: AuditOptions,
@@ -164,7 +161,6 @@ pub async fn start(
         cache,
         registry,
         services::Allocations::new(ranges),
-        config.ca_pem,
         tokens::Tokens::new(config.tokens, &reached_at.to_string()),
         (shutdown.clone(), ready.subscribe()),
     );
@@ -187,10 +183,8 @@ pub async fn start(
     rbac::ensure_defaults(&server).await.map_err(|status| Error::FirstObjects(status.message))?;
     flow::ensure_defaults(&server).await.map_err(|status| Error::FirstObjects(status.message))?;
     tokio::spawn(flow::keep(server.clone(), shutdown.clone()));
-    tokio::spawn(rbac::keep_aggregated(server.clone(), shutdown.clone()));
-    tokio::spawn(bootstrap::furnish_namespaces(server.clone(), cluster, shutdown.clone()));
+    tokio::spawn(bootstrap::keep_first_objects(server.clone(), cluster, shutdown.clone()));
     tokio::spawn(admission::quota::keep_counts(server.clone(), shutdown.clone()));
-    tokio::spawn(namespaces::empty_namespaces(server.clone(), shutdown.clone()));
     Ok(Started { server, shutdown, ready })
 }
 
@@ -209,7 +203,6 @@ pub async fn start_in(
         node_ports: 30000..=32767,
         runtime_config: Vec::new(),
         admission: Switches::default(),
-        ca_pem: ca.pem().to_owned(),
         authorization: Authorization::default(),
         authentication: Authentication { client_ca_pem: ca.pem().to_owned(), ..Authentication::default() },
         audit: AuditOptions::default(),

@@ -5,7 +5,6 @@
 //! roles every cluster has, `aggregate` puts roles together from others, `escalation` keeps people from
 //! granting what they do not have.
 
-mod aggregate;
 mod defaults;
 pub mod escalation;
 mod rule;
@@ -27,7 +26,6 @@ use crate::nodes::Nodes;
 use crate::object::Object;
 use crate::registry::prefix;
 
-pub use aggregate::keep_aggregated;
 pub use defaults::{default_rules, ensure_defaults};
 pub use rule::Rule;
 pub use view::{Binding, Held};

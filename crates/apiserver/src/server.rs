@@ -54,8 +54,6 @@ pub struct Server {
     /// `None`: nothing is written down about requests.
     pub audit: Option<Arc<Audit>>,
     pub shutdown: watch::Receiver<bool>,
-    /// The certificate of the cluster's authority, published to every namespace.
-    pub ca_pem: String,
     pub tokens: Tokens,
     /// `true` once the first objects are there.
     pub ready: watch::Receiver<bool>,
@@ -119,7 +117,6 @@ impl Server {
         cache: Arc<Cache>,
         registry: Registry,
         allocations: Allocations,
-        ca_pem: String,
         tokens: Tokens,
         (shutdown, ready): (watch::Receiver<bool>, watch::Receiver<bool>),
     ) -> Server {
@@ -136,7 +133,6 @@ impl Server {
             authenticators: Authenticators::default(),
             audit: None,
             shutdown,
-            ca_pem,
             tokens,
             ready,
             seed,

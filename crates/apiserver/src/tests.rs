@@ -54,7 +54,6 @@ impl Rig {
             cache,
             Registry::new(&[]).expect("every kind"),
             Allocations::new(ranges),
-            "certificate".into(),
             Tokens::new(tokens, "192.0.2.1:6443"),
             (stop.subscribe(), ready.subscribe()),
         ));

@@ -1,7 +1,6 @@
 //! The kinds a server has, as it tells them itself: for loops that work on kinds known only while running.
 
 use futures_util::stream::{StreamExt as _, iter};
-use http::Method;
 use serde::Deserialize;
 
 use crate::{Client, Error, Key};
@@ -130,12 +129,6 @@ impl Client {
         let mut found = Discovered::default();
         found.add(group, version, self.read::<Resources>(&format!("{root}/{api_version}")).await?.resources);
         Ok(found.kinds)
-    }
-
-    async fn read<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
-        let value = self.request(Method::GET, path, None).await?;
-        serde_json::from_value(value)
-            .map_err(|source| Error::Answer { request: format!("GET {path}"), source })
     }
 }
 

@@ -118,6 +118,11 @@ impl Client {
         self.ask(method, path, &[], body, JSON).await
     }
 
+    /// Reads whatever is at `path`, as much of it as `T` has.
+    pub async fn read<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
+        self.ask(Method::GET, path, &[], Bytes::new(), JSON).await
+    }
+
     /// Patches whatever is at `path`.
     pub async fn patch_at<T: DeserializeOwned>(&self, path: &str, patch: &Patch) -> Result<T, Error> {
         let (content_type, body) = match patch {
@@ -133,10 +138,10 @@ impl Client {
         self.ask(Method::PATCH, path, query, encode(body)?, content_type).await
     }
 
-    /// Deletes whatever is at `path`.
+    /// Deletes whatever is at `path`, be it an object or a collection.
     pub async fn delete_at(&self, path: &str, options: &Delete) -> Result<(), Error> {
         let body = encode(&options.to_value())?;
-        let _: Value = self.ask(Method::DELETE, path, &[], body, JSON).await?;
+        let _: serde::de::IgnoredAny = self.ask(Method::DELETE, path, &[], body, JSON).await?;
         Ok(())
     }
 

@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{StreamExt as _, TryStreamExt as _, iter};
-use http::Method;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use reconcile::{Client, Controller, Ctx, Delete, Error, Key, Next, Patch, Served, Severity};
@@ -216,12 +215,8 @@ impl Collector {
 }
 
 async fn get(client: &Client, path: &str) -> Result<Option<Meta>, Error> {
-    match client.request(Method::GET, path, None).await {
-        Ok(value) => {
-            let partial: Partial = serde_json::from_value(value)
-                .map_err(|source| Error::Answer { request: format!("GET {path}"), source })?;
-            Ok(Some(partial.metadata))
-        }
+    match client.read::<Partial>(path).await {
+        Ok(partial) => Ok(Some(partial.metadata)),
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error),
     }

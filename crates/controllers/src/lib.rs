@@ -6,6 +6,7 @@
 
 mod autoscaler;
 pub mod batches;
+mod cluster_roles;
 mod cronjob;
 mod daemonset;
 mod deployment;
@@ -14,6 +15,7 @@ mod garbage;
 mod hash;
 mod history;
 mod job;
+mod namespace;
 pub mod ownership;
 mod percent;
 pub mod placement;
@@ -22,8 +24,10 @@ mod replicaset;
 mod replicationcontroller;
 #[cfg(test)]
 mod rig;
+mod root_ca;
 mod scale;
 mod selector;
+mod service_accounts;
 pub mod template;
 mod ttl_after_finished;
 
@@ -43,6 +47,7 @@ pub struct Loop {
 
 /// All control loops, by name.
 pub const CONTROLLERS: &[Loop] = &[
+    Loop { name: "clusterrole-aggregation-controller", run: |ctx| Box::pin(cluster_roles::run(ctx)) },
     Loop { name: "cronjob-controller", run: |ctx| Box::pin(cronjob::run(ctx)) },
     Loop { name: "daemonset-controller", run: |ctx| Box::pin(daemonset::run(ctx)) },
     Loop { name: "deployment-controller", run: |ctx| Box::pin(deployment::run(ctx)) },
@@ -50,8 +55,11 @@ pub const CONTROLLERS: &[Loop] = &[
     Loop { name: "garbage-collector-controller", run: |ctx| Box::pin(garbage::run(ctx)) },
     Loop { name: "horizontal-pod-autoscaler-controller", run: |ctx| Box::pin(autoscaler::run(ctx)) },
     Loop { name: "job-controller", run: |ctx| Box::pin(job::run(ctx)) },
+    Loop { name: "namespace-controller", run: |ctx| Box::pin(namespace::run(ctx)) },
     Loop { name: "replicaset-controller", run: |ctx| Box::pin(replicaset::run(ctx)) },
     Loop { name: "replicationcontroller-controller", run: |ctx| Box::pin(replicationcontroller::run(ctx)) },
+    Loop { name: "root-ca-certificate-publisher-controller", run: |ctx| Box::pin(root_ca::run(ctx)) },
+    Loop { name: "serviceaccount-controller", run: |ctx| Box::pin(service_accounts::run(ctx)) },
     Loop { name: "ttl-after-finished-controller", run: |ctx| Box::pin(ttl_after_finished::run(ctx)) },
 ];
 

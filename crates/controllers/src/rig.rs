@@ -3,7 +3,8 @@
 use std::future::Future;
 use std::time::Duration;
 
-use reconcile::{Client, Clock, Ctx};
+use k8s_openapi::api::core::v1::ServiceAccount;
+use reconcile::{Client, Clock, Ctx, Key, Settings};
 use tokio::sync::watch;
 
 use crate::CONTROLLERS;
@@ -22,15 +23,19 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// A server with these controllers at work.
+    /// A server with these controllers at work, and the one without which there can be no pods.
     pub async fn start(controllers: &[&str]) -> Rig {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let stop = watch::Sender::new(false);
         let server = apiserver::start_in(directory.path(), stop.subscribe()).await.expect("a server");
         let client = Client::new(server.local(), "kube-controller-manager");
         let ctx = Ctx::new(client.clone(), Clock::default(), stop.subscribe());
+        let ctx = ctx.with(Settings { root_ca: "certificate".into() });
         let rig = Rig { ctx, client, stop, _server: server, _directory: directory };
-        controllers.iter().for_each(|name| rig.add(name));
+        let accounts = "serviceaccount-controller";
+        controllers.iter().filter(|name| **name != accounts).chain([&accounts]).for_each(|name| rig.add(name));
+        let account = Key::new("default", "default");
+        until("a service account", || async { rig.client.get::<ServiceAccount>(&account).await.ok() }).await;
         rig
     }
 

@@ -9,6 +9,7 @@ use crate::caches::{Cached, Caches};
 use crate::clock::Clock;
 use crate::events::Recorder;
 use crate::metrics::Metrics;
+use crate::settings::Settings;
 
 /// The cluster as a control loop sees it. Cheap to clone.
 ///
@@ -20,6 +21,7 @@ pub struct Ctx {
     pub clock: Clock,
     pub events: Recorder,
     pub metrics: Arc<Metrics>,
+    pub settings: Arc<Settings>,
     pub shutdown: watch::Receiver<bool>,
 }
 
@@ -31,8 +33,14 @@ impl Ctx {
             client,
             clock,
             metrics: Arc::default(),
+            settings: Arc::default(),
             shutdown,
         }
+    }
+
+    /// The same cluster, of which more is told.
+    pub fn with(self, settings: Settings) -> Ctx {
+        Ctx { settings: Arc::new(settings), ..self }
     }
 
     /// The same cluster, seen by the controller whose service account and event source this is.

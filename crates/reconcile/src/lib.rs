@@ -22,6 +22,7 @@ pub mod keys;
 mod leader;
 mod metrics;
 mod queue;
+mod settings;
 
 pub use cache::{Cache, Changed, Index};
 pub use caches::{Cached, Caches};
@@ -32,6 +33,7 @@ pub use events::{Note, Recorder, Severity, reference};
 pub use leader::{Election, lead};
 pub use metrics::Metrics;
 pub use queue::Queue;
+pub use settings::Settings;
 
 pub use client::{Client, Delete, Discovered, Error, Key, News, Object, Patch, Raw, Served};
 

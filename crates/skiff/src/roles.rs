@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use client::remote::Remote;
 use client::{Client, Kubeconfig};
-use reconcile::{Clock, Ctx, Election};
+use reconcile::{Clock, Ctx, Election, Settings};
 use tokio::sync::watch;
 
 use crate::flags::{ControllerManagerFlags, SchedulerFlags, SimulateFlags};
@@ -79,11 +79,12 @@ fn apart<Work: Future<Output = anyhow::Result<()>>>(
     agent: &'static str,
     role: impl FnOnce(Ctx) -> Work,
 ) -> anyhow::Result<()> {
-    let remote = Kubeconfig::read(kubeconfig)?;
+    let config = Kubeconfig::read(kubeconfig)?;
+    let settings = Settings { root_ca: String::from_utf8_lossy(&config.ca_pem).into_owned() };
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
-        let remote = Remote::new(&remote).with_context(|| format!("cannot use {}", kubeconfig.display()))?;
+        let remote = Remote::new(&config).with_context(|| format!("cannot use {}", kubeconfig.display()))?;
         let (stop, shutdown) = watch::channel(false);
-        let ctx = Ctx::new(Client::new(Arc::new(remote), agent), Clock::default(), shutdown);
+        let ctx = Ctx::new(Client::new(Arc::new(remote), agent), Clock::default(), shutdown).with(settings);
         tokio::spawn(async move {
             told_to_stop().await;
             stop.send_replace(true);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use client::Client;
 use jiff::Timestamp;
-use reconcile::{Clock, Ctx};
+use reconcile::{Clock, Ctx, Settings};
 use store::Store;
 use store::etcd::EtcdStore;
 use store::log::LogStore;
@@ -45,6 +45,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     let certificates = Certificates::new(&flags, advertise, kubeconfig, Timestamp::now())?;
     let serving = certificates.serving();
     let (stop, shutdown) = watch::channel(false);
+    let settings = Settings { root_ca: certificates.server_ca().to_owned() };
     let config = apiserver::Config {
         listen,
         advertise,
@@ -52,7 +53,6 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         node_ports: flags.service_node_port_range.0.clone(),
         runtime_config: [flags.runtime_config.clone(), arguments.list("runtime-config")].concat(),
         admission: arguments.admission()?,
-        ca_pem: certificates.server_ca().to_owned(),
         authentication: arguments.authentication(&certificates)?,
         audit: arguments.audit()?,
         seats: arguments.seats()?,
@@ -77,6 +77,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     let scheduling = (!flags.disable_scheduler).then(|| scheduler_config(config_file)).transpose()?;
     let started = apiserver::start(config, store, shutdown.clone()).await?;
     let ctx = Ctx::new(Client::new(started.local(), CONTROLLER_MANAGER), Clock::default(), shutdown);
+    let ctx = ctx.with(settings);
     if !flags.disable_controller_manager {
         tokio::spawn(controllers::run(ctx.clone(), chosen));
     }

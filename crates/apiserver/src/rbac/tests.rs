@@ -10,8 +10,25 @@ use futures_util::FutureExt as _;
 use serde_json::Value;
 
 use super::view::View;
-use super::{Ask, KINDS, Rbac, aggregate, defaults};
+use super::{Ask, KINDS, Rbac, defaults};
 use crate::access::User;
+
+/// The rules a role gathers from the others, as the controller does it.
+fn gathered(role: &Value, roles: &[Value]) -> Vec<Value> {
+    let mut rules: Vec<Value> = Vec::new();
+    for selector in role.at("aggregationRule").items("clusterRoleSelectors") {
+        let selects = |labels: &Value| {
+            selector.entries("matchLabels").all(|(name, value)| labels.get(name) == Some(value))
+        };
+        let others = roles.iter().filter(|other| selects(other.at("metadata").at("labels")));
+        for rule in others.flat_map(|other| other.items("rules")) {
+            if !rules.contains(rule) {
+                rules.push(rule.clone());
+            }
+        }
+    }
+    rules
+}
 
 /// Objects of a policy; `of:^x` in a RoleBinding names a ClusterRole.
 fn objects(policy: &str) -> Vec<Value> {
@@ -27,7 +44,7 @@ fn objects(policy: &str) -> Vec<Value> {
         let roles: Vec<Value> =
             objects.iter().filter(|object| object.text("kind") == "ClusterRole").cloned().collect();
         for object in objects.iter_mut().filter(|object| object.has("aggregationRule")) {
-            object.set("rules", aggregate::gathered(object, &roles));
+            object.set("rules", gathered(object, &roles));
         }
     }
     objects

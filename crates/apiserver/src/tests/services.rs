@@ -70,13 +70,7 @@ async fn the_servers_own_service_comes_back() {
     let mut news = shard.subscribe();
     let cluster = Rig::cluster(6443);
     let task =
-        tokio::spawn(crate::bootstrap::furnish_namespaces(rig.server.clone(), cluster, rig.stop.subscribe()));
-    // The loop has begun to listen once it has furnished the namespaces.
-    let accounts = rig.server.shard(api::table::find("", "v1", "serviceaccounts").unwrap());
-    let mut made = accounts.subscribe();
-    while accounts.len() < 4 {
-        made.changed().await.unwrap();
-    }
+        tokio::spawn(crate::bootstrap::keep_first_objects(rig.server.clone(), cluster, rig.stop.subscribe()));
     let path = format!("{SERVICES}/kubernetes");
     let uid = rig.get(&path).await.path("metadata.uid").clone();
     assert_eq!(rig.call(&format!("DELETE {path}"), "", "").await.0, 200);

@@ -1,12 +1,13 @@
 //! Whole requests of users who are not masters.
 
 use api::Status;
+use api::json::Json as _;
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 
-use super::user;
+use super::{gathered, user};
 use crate::access::{self, Asks};
-use crate::rbac::{ensure_defaults, keep_aggregated};
+use crate::rbac::ensure_defaults;
 use crate::request::{Route, route, verb};
 use crate::tests::{Rig, brief};
 
@@ -69,12 +70,7 @@ async fn requests_are_decided_by_the_roles_in_the_store() {
     let path = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings";
     let made = rig.send(&format!("POST {path}"), binding).await;
     assert_eq!(brief(&made, &["metadata.name"]), "201 jo");
-    let aggregator = tokio::spawn(keep_aggregated(rig.server.clone(), rig.stop.subscribe()));
-    let mut news = rig.server.shard(crate::rbac::row("clusterroles")).subscribe();
-    // The role is put together from others first.
-    while rig.server.rbac.rules_of("", "admin").is_none_or(|rules| rules.len() < 20) {
-        news.changed().await.expect("more changes");
-    }
+    aggregate(&rig).await;
     check(&rig, "jo", "GET /api/v1/namespaces/default/pods", expect![[r#"may"#]]).await;
     check(&rig, "jo", "GET /api/v1/namespaces/default", expect![[r#"may"#]]).await;
     check(&rig, "jo", "GET /api/v1/namespaces/default/secrets", expect![[r#"secrets is forbidden: User "jo" cannot list resource "secrets" in API group "" in the namespace "default""#]]).await;
@@ -89,7 +85,19 @@ async fn requests_are_decided_by_the_roles_in_the_store() {
         201 false null
         201 true null"#]]
     .assert_eq(&answers.join("\n"));
-    aggregator.abort();
+}
+
+/// What the controller would do: roles are put together from others, also from such ones.
+async fn aggregate(rig: &Rig) {
+    let path = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
+    for _ in 0..3 {
+        let roles = rig.get(path).await.items("items").to_vec();
+        for role in roles.iter().filter(|role| role.has("aggregationRule")) {
+            let patch = json!({"rules": gathered(role, &roles)}).to_string();
+            let path = format!("PATCH {path}/{}", role.at("metadata").text("name"));
+            assert_eq!(rig.call(&path, "application/merge-patch+json", &patch).await.0, 200);
+        }
+    }
 }
 
 #[tokio::test]

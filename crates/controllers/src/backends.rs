@@ -1,0 +1,163 @@
+//! Which pods stand behind which Services.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, Service, ServicePort, ServiceSpec};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use parking_lot::Mutex;
+use reconcile::{Cache, Changed, Key, Object};
+
+use crate::pod;
+
+/// The annotation that tells when the change happened that led to this state.
+pub const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+/// Says that a Service has no address of its own.
+pub const HEADLESS: &str = "service.kubernetes.io/headless";
+
+/// The specification of a Service whose pods are found by labels.
+pub fn selecting(service: &Service) -> Option<&ServiceSpec> {
+    let spec = service.spec.as_ref()?;
+    let external = spec.type_.as_deref() == Some("ExternalName");
+    (!external && spec.selector.is_some()).then_some(spec)
+}
+
+pub fn selects(service: &Service, pod: &Pod) -> bool {
+    selecting(service).and_then(|spec| spec.selector.as_ref()).is_some_and(|selector| {
+        selector.iter().all(|(name, value)| pod.label(name) == Some(value))
+    })
+}
+
+/// The Services a pod stands behind, before and after a change that concerns them.
+pub fn services_of(
+    services: &Arc<Cache<Service>>,
+) -> impl Fn(&Changed<'_, Pod>, &mut dyn FnMut(Key)) + Send + Sync + use<> {
+    let services = services.clone();
+    move |changed, enqueue| {
+        if let (Some(before), Some(after)) = (changed.before, changed.after)
+            && shown(before) == shown(after)
+        {
+            return;
+        }
+        for service in services.in_namespace(changed.newest().namespace()) {
+            let states = [changed.before, changed.after];
+            if states.into_iter().flatten().any(|pod| selects(&service, pod)) {
+                enqueue(service.key());
+            }
+        }
+    }
+}
+
+/// What Services show of a pod.
+fn shown(pod: &Pod) -> impl PartialEq + '_ {
+    let spec = pod.spec.as_ref();
+    (
+        &pod.metadata.labels,
+        pod.is_deleting(),
+        pod::is_ready(pod),
+        pod::is_terminal(pod),
+        pod::node(pod),
+        pod.status.as_ref().and_then(|status| status.pod_ips.as_ref()),
+        spec.and_then(|spec| spec.hostname.as_ref()),
+        spec.and_then(|spec| spec.subdomain.as_ref()),
+    )
+}
+
+/// Whether a pod has an address that others may be told of.
+pub fn is_listed(pod: &Pod, with_terminating: bool) -> bool {
+    let addressed = pod.status.as_ref().is_some_and(|status| {
+        status.pod_ip.as_ref().is_some_and(|ip| !ip.is_empty())
+            || status.pod_ips.as_ref().is_some_and(|ips| !ips.is_empty())
+    });
+    !pod::is_terminal(pod) && addressed && (with_terminating || !pod.is_deleting())
+}
+
+/// The addresses of a pod of one family, in their usual form.
+pub fn addresses(pod: &Pod, v6: bool) -> Vec<String> {
+    let ips = pod.status.as_ref().and_then(|status| status.pod_ips.as_deref()).unwrap_or_default();
+    let parsed = ips.iter().filter_map(|ip| ip.ip.parse::<std::net::IpAddr>().ok());
+    parsed.filter(|ip| ip.is_ipv6() == v6).map(|ip| ip.to_string()).collect()
+}
+
+/// The port of a pod that a port of a Service leads to.
+pub fn port_of(pod: &Pod, port: &ServicePort) -> Option<i32> {
+    let name = match &port.target_port {
+        Some(IntOrString::Int(number)) => return Some(*number),
+        Some(IntOrString::String(name)) => name,
+        None => return Some(port.port),
+    };
+    let spec = pod.spec.as_ref()?;
+    let sidecars = spec.init_containers.iter().flatten();
+    let sidecars = sidecars.filter(|container| container.restart_policy.as_deref() == Some("Always"));
+    let ports = spec.containers.iter().chain(sidecars).flat_map(|container| container.ports.iter().flatten());
+    let protocol = |protocol: &Option<String>| protocol.clone().unwrap_or_else(|| "TCP".into());
+    ports
+        .filter(|found| found.name.as_ref() == Some(name))
+        .find(|found| protocol(&found.protocol) == protocol(&port.protocol))
+        .map(|found| found.container_port)
+}
+
+/// The name by which a pod is found below its Service.
+pub fn hostname<'a>(pod: &'a Pod, service: &Service) -> Option<&'a String> {
+    let spec = pod.spec.as_ref()?;
+    let below = spec.subdomain.as_deref() == Some(service.name()) && pod.namespace() == service.namespace();
+    spec.hostname.as_ref().filter(|name| below && !name.is_empty())
+}
+
+/// Whether a Service has an address of its own.
+pub fn has_address(spec: &ServiceSpec) -> bool {
+    !matches!(spec.cluster_ip.as_deref(), None | Some("" | "None"))
+}
+
+/// Remembers of each Service when it and its pods last changed.
+#[derive(Default)]
+pub struct Triggers(Mutex<HashMap<Key, Seen>>);
+
+#[derive(Default)]
+struct Seen {
+    service: Option<Timestamp>,
+    pods: HashMap<String, Timestamp>,
+}
+
+impl Triggers {
+    /// When the first thing happened that was not known yet.
+    pub fn learn(&self, service: &Service, pods: &[Arc<Pod>]) -> Option<Timestamp> {
+        let created = service.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        let mut known = self.0.lock();
+        let before = known.remove(&service.key());
+        let mut first: Option<Timestamp> = None;
+        let mut note = |time: Timestamp, before: Option<Timestamp>| {
+            if before.is_none_or(|before| time > before) {
+                first = Some(first.map_or(time, |first| first.min(time)));
+            }
+        };
+        let mut seen = Seen { service: created, ..Seen::default() };
+        for pod in pods {
+            let ready = pod::condition(pod, "Ready").and_then(|ready| ready.last_transition_time.as_ref());
+            let Some(time) = ready.map(|time| time.0) else { continue };
+            note(time, before.as_ref().and_then(|before| before.pods.get(pod.name()).copied()));
+            seen.pods.insert(pod.name().to_owned(), time);
+        }
+        if let Some(created) = created {
+            note(created, before.as_ref().and_then(|before| before.service));
+        }
+        known.insert(service.key(), seen);
+        if before.is_none() { created } else { first }
+    }
+
+    pub fn forget(&self, service: &Key) {
+        self.0.lock().remove(service);
+    }
+}
+
+/// Writes a trigger time into annotations, or takes it out.
+pub fn set_trigger(
+    annotations: &mut Option<std::collections::BTreeMap<String, String>>,
+    at: Option<Timestamp>,
+) {
+    match at {
+        Some(at) => drop(annotations.get_or_insert_default().insert(TRIGGER_TIME.into(), at.to_string())),
+        None => drop(annotations.as_mut().and_then(|annotations| annotations.remove(TRIGGER_TIME))),
+    }
+}

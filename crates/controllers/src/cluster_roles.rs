@@ -1,0 +1,51 @@
+//! Gathers the rules of ClusterRoles that name others by label.
+
+mod plan;
+
+use std::sync::Arc;
+
+use k8s_openapi::api::rbac::v1::ClusterRole;
+use reconcile::{Cache, Changed, Controller, Ctx, Error, Key, Next, Object, Patch};
+use serde_json::json;
+
+use plan::plan;
+
+const NAME: &str = "clusterrole-aggregation-controller";
+
+pub async fn run(ctx: Ctx) {
+    let controller = Controller::new("ClusterRoleAggregator", &ctx);
+    controller.on(ctx.caches.cluster_roles(), gathering(ctx.caches.cluster_roles().clone()));
+    let work = ctx.clone();
+    let reconcile = move |key: Key| {
+        let ctx = work.clone();
+        async move { reconcile(&ctx, &key).await }
+    };
+    controller.run(&ctx, 5, reconcile).await
+}
+
+/// Any role may be part of any role that gathers.
+fn gathering(
+    roles: Arc<Cache<ClusterRole>>,
+) -> impl Fn(&Changed<'_, ClusterRole>, &mut dyn FnMut(Key)) + Send + Sync {
+    move |changed, enqueue| {
+        let newest = changed.newest();
+        if newest.aggregation_rule.is_some() {
+            enqueue(newest.key());
+        }
+        let gathering = roles.all().into_iter().filter(|role| role.aggregation_rule.is_some());
+        gathering.for_each(|role| enqueue(role.key()));
+    }
+}
+
+async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
+    let Some(role) = ctx.caches.cluster_roles().get(key) else { return Ok(Next::Change) };
+    let Some(rules) = plan(&role, &ctx.caches.cluster_roles().all()) else { return Ok(Next::Change) };
+    let object = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+        "metadata": {"name": role.name()}, "rules": rules,
+    });
+    match ctx.patch::<ClusterRole>(key, &Patch::Apply { manager: NAME, object }).await {
+        Err(error) if !error.is_not_found() => Err(error),
+        _ => Ok(Next::Change),
+    }
+}

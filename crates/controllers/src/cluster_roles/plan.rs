@@ -1,0 +1,73 @@
+//! Which rules a ClusterRole gathers. Pure.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
+use reconcile::{Object, selector};
+
+/// The rules `role` should have, where it has others. `roles` are in the order of their names.
+pub fn plan(role: &ClusterRole, roles: &[Arc<ClusterRole>]) -> Option<Vec<PolicyRule>> {
+    let selectors = role.aggregation_rule.as_ref()?.cluster_role_selectors.as_deref().unwrap_or_default();
+    let mut rules: Vec<PolicyRule> = Vec::new();
+    for wanted in selectors {
+        let wanted = selector(Some(wanted));
+        let chosen = roles.iter().filter(|other| other.name() != role.name());
+        for other in chosen.filter(|other| wanted.matches(|name| other.label(name))) {
+            for rule in other.rules.iter().flatten() {
+                if !rules.contains(rule) {
+                    rules.push(rule.clone());
+                }
+            }
+        }
+    }
+    (role.rules.as_deref().unwrap_or_default() != rules).then_some(rules)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn role(value: Value) -> Arc<ClusterRole> {
+        Arc::new(serde_json::from_value(value).expect("a role"))
+    }
+
+    fn part(name: &str, label: &str, verbs: &[&str]) -> Arc<ClusterRole> {
+        let rules: Vec<Value> = verbs.iter().map(|verb| json!({"verbs": [verb]})).collect();
+        role(json!({"metadata": {"name": name, "labels": {"to": label}}, "rules": rules}))
+    }
+
+    fn gathering(rules: &[&str]) -> ClusterRole {
+        let rules: Vec<Value> = rules.iter().map(|verb| json!({"verbs": [verb]})).collect();
+        let selectors = json!([{"matchLabels": {"to": "a"}}, {"matchLabels": {"to": "b"}}]);
+        let rule = json!({"clusterRoleSelectors": selectors});
+        let value = json!({"metadata": {"name": "all", "labels": {"to": "a"}}, "aggregationRule": rule, "rules": rules});
+        (*role(value)).clone()
+    }
+
+    #[track_caller]
+    fn check(rules: &[&str], roles: &[Arc<ClusterRole>], expected: Option<&[&str]>) {
+        let found = plan(&gathering(rules), roles);
+        let found = found.map(|rules| rules.iter().map(|rule| rule.verbs.concat()).collect::<Vec<_>>());
+        assert_eq!(
+            found.as_deref(),
+            expected.map(|verbs| verbs.iter().map(|v| (*v).to_owned()).collect::<Vec<_>>()).as_deref()
+        );
+    }
+
+    #[test]
+    fn rules_are_gathered_once_in_order() {
+        let roles = [
+            part("one", "b", &["get", "list"]),
+            part("two", "a", &["list", "watch"]),
+            part("x", "c", &["x"]),
+        ];
+        check(&[], &roles, Some(&["list", "watch", "get"]));
+        check(&["list", "watch", "get"], &roles, None);
+        check(&["list"], &[], Some(&[]));
+        check(&[], &[], None);
+        // It does not gather from itself.
+        check(&["own"], &[Arc::new(gathering(&["own"]))], Some(&[]));
+    }
+}

@@ -1,0 +1,243 @@
+//! For which zones and nodes endpoints are meant. Pure.
+//!
+//! Either a Service asks for traffic to stay close (`trafficDistribution`): then every endpoint is meant for where
+//! it is. Or it asks, by annotation, for endpoints in proportion to the processors of each zone: then some
+//! endpoints are meant for other zones than their own.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointHints, EndpointSlice, ForNode, ForZone};
+use reconcile::Object;
+use schema::quantity::Quantity;
+
+use super::pack::Changes;
+
+/// How much more than its share an endpoint may get.
+const OVERLOAD: f64 = 0.2;
+const ZONE: &str = "topology.kubernetes.io/zone";
+const CONTROL_PLANE: [&str; 2] = ["node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"];
+
+/// What a Service asks for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Wish {
+    Anywhere,
+    Close { node: bool },
+    Proportional,
+}
+
+impl Wish {
+    pub fn of(service: &Service) -> Wish {
+        let annotations = ["service.kubernetes.io/topology-aware-hints", "service.kubernetes.io/topology-mode"];
+        let mode = annotations.iter().find_map(|name| service.annotation(name));
+        if matches!(mode, Some("Auto" | "auto")) {
+            return Wish::Proportional;
+        }
+        let spec = service.spec.as_ref();
+        match spec.and_then(|spec| spec.traffic_distribution.as_deref()) {
+            Some("PreferClose" | "PreferSameZone") => Wish::Close { node: false },
+            Some("PreferSameNode") => Wish::Close { node: true },
+            _ => Wish::Anywhere,
+        }
+    }
+}
+
+fn is_ready(endpoint: &Endpoint) -> bool {
+    endpoint.conditions.as_ref().is_some_and(|conditions| conditions.ready == Some(true))
+}
+
+fn endpoints(slice: &EndpointSlice) -> &[Endpoint] {
+    slice.endpoints.as_deref().unwrap_or_default()
+}
+
+/// Brings all slices to what `hint` says of their endpoints; those it changes are written.
+fn apply(changes: &mut Changes, hint: impl Fn(&Endpoint) -> Option<EndpointHints>) {
+    let mut keep = Vec::new();
+    for slice in std::mem::take(&mut changes.keep) {
+        match endpoints(&slice).iter().any(|endpoint| endpoint.hints != hint(endpoint)) {
+            true => changes.update.push((*slice).clone()),
+            false => keep.push(slice),
+        }
+    }
+    changes.keep = keep;
+    for slice in changes.create.iter_mut().chain(&mut changes.update) {
+        for endpoint in slice.endpoints.iter_mut().flatten() {
+            endpoint.hints = hint(endpoint);
+        }
+    }
+}
+
+/// Everybody may use every endpoint.
+pub fn remove(changes: &mut Changes) {
+    apply(changes, |_| None);
+}
+
+/// Every endpoint is meant for its zone, and where `node` for its node.
+pub fn stay_close(changes: &mut Changes, node: bool) {
+    apply(changes, |endpoint| {
+        if !is_ready(endpoint) {
+            return endpoint.hints.clone();
+        }
+        let zones = endpoint.zone.as_ref().map(|zone| vec![ForZone { name: zone.clone() }]);
+        let nodes = endpoint.node_name.as_ref().filter(|_| node);
+        let nodes = nodes.map(|name| vec![ForNode { name: name.clone() }]);
+        let any = zones.is_some() || nodes.is_some();
+        any.then_some(EndpointHints { for_zones: zones, for_nodes: nodes })
+    });
+}
+
+/// Each zone's part of the processors of all ready nodes; `None` where that cannot be said of two zones or more.
+pub fn shares<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Option<BTreeMap<String, f64>> {
+    let mut by_zone: BTreeMap<String, f64> = BTreeMap::new();
+    for node in nodes {
+        let ready = crate::node::is_ready(node);
+        if !ready || CONTROL_PLANE.iter().any(|label| node.label(label).is_some()) {
+            continue;
+        }
+        let zone = node.label(ZONE).filter(|zone| !zone.is_empty())?;
+        let allocatable = node.status.as_ref()?.allocatable.as_ref()?;
+        let cpu = Quantity::parse(&allocatable.get("cpu")?.0).ok()?.milli();
+        if cpu == 0 {
+            return None;
+        }
+        *by_zone.entry(zone.to_owned()).or_default() += cpu as f64;
+    }
+    let total: f64 = by_zone.values().sum();
+    by_zone.values_mut().for_each(|cpu| *cpu /= total);
+    (by_zone.len() >= 2).then_some(by_zone)
+}
+
+struct Allocation {
+    maximum: usize,
+    desired: f64,
+}
+
+/// How many of `total` endpoints each zone should have; or why there can be no hints.
+fn allocations(
+    shares: Option<&BTreeMap<String, f64>>,
+    total: usize,
+) -> Result<BTreeMap<String, Allocation>, String> {
+    let Some(shares) = shares else {
+        return Err("Insufficient Node information: allocatable CPU or zone not specified on one or more nodes".into());
+    };
+    let zones = shares.len();
+    if zones > total {
+        return Err(format!("Insufficient number of endpoints ({total} endpoints, {zones} zones)"));
+    }
+    let minimum = |share: &f64| (share * total as f64 * (1.0 / (1.0 + OVERLOAD))).ceil() as usize;
+    let least: usize = shares.values().map(minimum).sum();
+    let Some(spare) = total.checked_sub(least) else {
+        return Err(format!(
+            "Unable to allocate minimum required endpoints to each zone without exceeding overload threshold ({total} endpoints, {zones} zones)"
+        ));
+    };
+    let allocate = |(zone, share): (&String, &f64)| {
+        let minimum = minimum(share);
+        let desired = (share * total as f64).max(minimum as f64);
+        (zone.clone(), Allocation { maximum: minimum + spare, desired })
+    };
+    Ok(shares.iter().map(allocate).collect())
+}
+
+/// Every endpoint is meant for one zone, such that each zone has its share; or says why not.
+pub fn proportional(changes: &mut Changes, shares: Option<&BTreeMap<String, f64>>) -> Result<(), String> {
+    let kept = changes.keep.iter().map(|slice| endpoints(slice));
+    let written = changes.create.iter().chain(&changes.update).map(endpoints);
+    let total = kept.chain(written).flatten().filter(|endpoint| is_ready(endpoint)).count();
+    let allocations = allocations(shares, total)?;
+    let mut allocated: BTreeMap<String, usize> = BTreeMap::new();
+    let mut keep = Vec::new();
+    for slice in std::mem::take(&mut changes.keep) {
+        match valid_hints(&slice, &allocated, &allocations) {
+            Some(hints) => {
+                hints.into_iter().for_each(|(zone, count)| *allocated.entry(zone).or_default() += count);
+                keep.push(slice);
+            }
+            None => changes.update.push((*slice).clone()),
+        }
+    }
+    changes.keep = keep;
+    for slice in changes.create.iter_mut().chain(&mut changes.update) {
+        for endpoint in slice.endpoints.iter_mut().flatten() {
+            endpoint.hints = None;
+            if !is_ready(endpoint) {
+                continue;
+            }
+            let Some(zone) = endpoint.zone.clone().filter(|zone| !zone.is_empty()) else {
+                return Err("One or more endpoints do not have a zone specified".into());
+            };
+            *allocated.entry(zone.clone()).or_default() += 1;
+            endpoint.hints = Some(for_zone(zone));
+        }
+    }
+    if allocated.is_empty() {
+        return Err("No hints allocated for zones".into());
+    }
+    redistribute(changes, surplus_and_need(&allocations, &allocated));
+    Ok(())
+}
+
+fn for_zone(zone: String) -> EndpointHints {
+    EndpointHints { for_zones: Some(vec![ForZone { name: zone }]), for_nodes: None }
+}
+
+/// How many endpoints of a slice are meant for each zone; `None` where the slice has to be written anew.
+fn valid_hints(
+    slice: &EndpointSlice,
+    allocated: &BTreeMap<String, usize>,
+    allocations: &BTreeMap<String, Allocation>,
+) -> Option<BTreeMap<String, usize>> {
+    let mut hints: BTreeMap<String, usize> = BTreeMap::new();
+    for endpoint in endpoints(slice).iter().filter(|endpoint| is_ready(endpoint)) {
+        let zones = endpoint.hints.as_ref()?.for_zones.as_ref().filter(|zones| !zones.is_empty())?;
+        for zone in zones {
+            allocations.get(&zone.name)?;
+            *hints.entry(zone.name.clone()).or_default() += 1;
+        }
+    }
+    let fits = |(zone, count): (&String, &usize)| {
+        let before = allocated.get(zone).copied().unwrap_or(0);
+        allocations.get(zone).is_some_and(|allocation| before + count <= allocation.maximum)
+    };
+    hints.iter().all(fits).then_some(hints)
+}
+
+type Counts = BTreeMap<String, usize>;
+
+/// How many endpoints zones have too many, and how many others have too few.
+fn surplus_and_need(allocations: &BTreeMap<String, Allocation>, allocated: &Counts) -> (Counts, Counts) {
+    let difference = |(zone, allocation): (&String, &Allocation)| {
+        let has = allocated.get(zone).copied().unwrap_or(0) as f64;
+        (zone.clone(), has - allocation.desired)
+    };
+    let mut left: BTreeMap<String, f64> = allocations.iter().map(difference).collect();
+    let (mut giving, mut receiving) = (Counts::new(), Counts::new());
+    loop {
+        let most = left.iter().max_by(|a, b| a.1.total_cmp(b.1)).map(|(zone, surplus)| (zone.clone(), *surplus));
+        let least = left.iter().min_by(|a, b| a.1.total_cmp(b.1)).map(|(zone, surplus)| (zone.clone(), -*surplus));
+        let (Some((giver, give)), Some((taker, take))) = (most, least) else { break };
+        if (give < 1.0 && take < 1.0) || give < 0.5 || take < 0.5 {
+            break;
+        }
+        left.entry(giver.clone()).and_modify(|surplus| *surplus -= 1.0);
+        left.entry(taker.clone()).and_modify(|surplus| *surplus += 1.0);
+        *giving.entry(giver).or_default() += 1;
+        *receiving.entry(taker).or_default() += 1;
+    }
+    (giving, receiving)
+}
+
+fn redistribute(changes: &mut Changes, (mut giving, mut receiving): (Counts, Counts)) {
+    for slice in changes.create.iter_mut().chain(&mut changes.update) {
+        for endpoint in slice.endpoints.iter_mut().flatten().filter(|endpoint| is_ready(endpoint)) {
+            let Some(surplus) = endpoint.zone.as_ref().and_then(|zone| giving.get_mut(zone)) else { continue };
+            if *surplus == 0 {
+                continue;
+            }
+            let Some((zone, need)) = receiving.iter_mut().find(|(_, need)| **need > 0) else { return };
+            *surplus -= 1;
+            *need -= 1;
+            endpoint.hints = Some(for_zone(zone.clone()));
+        }
+    }
+}

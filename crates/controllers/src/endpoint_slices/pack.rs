@@ -1,0 +1,222 @@
+//! Fits endpoints into slices with as few changes as can be. Pure.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
+use reconcile::Object;
+
+pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
+pub const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
+
+/// The labels that are not taken from the Service.
+const RESERVED: [&str; 3] = [SERVICE_NAME, MANAGED_BY, crate::backends::HEADLESS];
+
+/// What has to happen to the slices of one Service and address type.
+#[derive(Debug, Default, PartialEq)]
+pub struct Changes {
+    pub create: Vec<EndpointSlice>,
+    pub update: Vec<EndpointSlice>,
+    pub delete: Vec<Arc<EndpointSlice>>,
+    pub keep: Vec<Arc<EndpointSlice>>,
+}
+
+/// Endpoints that share their ports.
+#[derive(Clone, Debug, Default)]
+pub struct Group {
+    pub ports: Vec<EndpointPort>,
+    pub endpoints: Vec<Endpoint>,
+}
+
+/// What makes an endpoint the same one in another state.
+type Identity = (Vec<String>, String, String, String);
+
+fn identity(endpoint: &Endpoint) -> Identity {
+    let mut addresses = endpoint.addresses.clone();
+    addresses.sort();
+    let target = endpoint.target_ref.clone().unwrap_or_default();
+    (
+        addresses,
+        endpoint.hostname.clone().unwrap_or_default(),
+        target.namespace.unwrap_or_default(),
+        target.name.unwrap_or_default(),
+    )
+}
+
+/// The same but for hints, which are another matter.
+fn same(a: &Endpoint, b: &Endpoint) -> bool {
+    let uid = |endpoint: &Endpoint| endpoint.target_ref.as_ref().and_then(|target| target.uid.clone());
+    a.node_name == b.node_name && a.zone == b.zone && a.conditions == b.conditions && uid(a) == uid(b)
+}
+
+/// Ports by which groups of endpoints are told apart.
+pub fn port_key(ports: &[EndpointPort]) -> Vec<(String, i32, String, String)> {
+    let mut key: Vec<_> = ports
+        .iter()
+        .map(|port| {
+            let text = |text: &Option<String>| text.clone().unwrap_or_default();
+            (text(&port.name), port.port.unwrap_or(-1), text(&port.protocol), text(&port.app_protocol))
+        })
+        .collect();
+    key.sort();
+    key
+}
+
+fn is_owned(slice: &EndpointSlice, blank: &EndpointSlice) -> bool {
+    let owner = |slice: &EndpointSlice| slice.controller().map(|owner| owner.uid.clone());
+    owner(slice).is_some() && owner(slice) == owner(blank)
+}
+
+fn own_labels(slice: &EndpointSlice) -> BTreeMap<&String, &String> {
+    let labels = slice.metadata.labels.iter().flatten();
+    labels.filter(|(name, _)| !RESERVED.contains(&name.as_str())).collect()
+}
+
+fn count(slice: &EndpointSlice) -> usize {
+    slice.endpoints.as_deref().unwrap_or_default().len()
+}
+
+/// Fits `groups` into slices of at most `most` endpoints. `blank` is a slice with nothing in it but who it belongs
+/// to; `existing` are the slices there are.
+pub fn pack(
+    blank: &EndpointSlice,
+    existing: &[Arc<EndpointSlice>],
+    groups: Vec<Group>,
+    most: usize,
+) -> Changes {
+    let (owned, mut delete): (Vec<_>, Vec<_>) =
+        existing.iter().cloned().partition(|slice| is_owned(slice, blank));
+    let mut by_ports: BTreeMap<_, Vec<Arc<EndpointSlice>>> = BTreeMap::new();
+    for slice in owned {
+        by_ports.entry(port_key(slice.ports.as_deref().unwrap_or_default())).or_default().push(slice);
+    }
+    let mut merged: BTreeMap<_, Group> = BTreeMap::new();
+    for group in groups {
+        let known = merged.entry(port_key(&group.ports)).or_insert_with(Group::default);
+        known.ports = group.ports;
+        known.endpoints.extend(group.endpoints);
+    }
+    let mut changes = Changes::default();
+    for (key, group) in merged {
+        let slices = by_ports.remove(&key).unwrap_or_default();
+        pack_group(blank, slices, group, most, &mut changes);
+    }
+    delete.extend(by_ports.into_values().flatten());
+    changes.delete.extend(delete);
+    changes
+}
+
+fn pack_group(
+    blank: &EndpointSlice,
+    slices: Vec<Arc<EndpointSlice>>,
+    group: Group,
+    most: usize,
+    changes: &mut Changes,
+) {
+    let mut missing: BTreeMap<Identity, Endpoint> =
+        group.endpoints.into_iter().map(|endpoint| (identity(&endpoint), endpoint)).collect();
+    let (mut update, mut keep) = (Vec::new(), Vec::new());
+    for slice in slices {
+        let found = slice.endpoints.as_deref().unwrap_or_default();
+        let mut differs = false;
+        let mut endpoints = Vec::new();
+        for endpoint in found {
+            if let Some(wanted) = missing.remove(&identity(endpoint)) {
+                differs |= !same(&wanted, endpoint);
+                endpoints.push(wanted);
+            }
+        }
+        let relabelled = own_labels(&slice) != own_labels(blank);
+        if differs || endpoints.len() != found.len() {
+            if endpoints.is_empty() {
+                changes.delete.push(slice);
+            } else {
+                update.push(changed(&slice, blank, endpoints));
+            }
+        } else if relabelled {
+            update.push(changed(&slice, blank, found.to_vec()));
+        } else {
+            keep.push(slice);
+        }
+    }
+    // What is written anyway is filled first, the fullest before the others.
+    update.sort_by_key(|slice| std::cmp::Reverse(count(slice)));
+    for slice in &mut update {
+        fill(slice, &mut missing, most);
+    }
+    while !missing.is_empty() {
+        let fitting = best_fit(&keep, missing.len(), most);
+        let mut slice = match fitting {
+            Some(i) => {
+                let slice = keep.remove(i);
+                changed(&slice, blank, slice.endpoints.clone().unwrap_or_default())
+            }
+            None => EndpointSlice { ports: Some(group.ports.clone()), ..blank.clone() },
+        };
+        fill(&mut slice, &mut missing, most);
+        match fitting {
+            Some(_) => update.push(slice),
+            None => changes.create.push(slice),
+        }
+    }
+    changes.update.append(&mut update);
+    changes.keep.append(&mut keep);
+}
+
+fn changed(slice: &EndpointSlice, blank: &EndpointSlice, endpoints: Vec<Endpoint>) -> EndpointSlice {
+    let mut slice = slice.clone();
+    slice.metadata.labels = blank.metadata.labels.clone();
+    slice.endpoints = Some(endpoints);
+    slice
+}
+
+fn fill(slice: &mut EndpointSlice, missing: &mut BTreeMap<Identity, Endpoint>, most: usize) {
+    let endpoints = slice.endpoints.get_or_insert_default();
+    while endpoints.len() < most {
+        let Some((_, endpoint)) = missing.pop_first() else { return };
+        endpoints.push(endpoint);
+    }
+}
+
+/// The slice that is fullest once `more` endpoints are in it.
+fn best_fit(slices: &[Arc<EndpointSlice>], more: usize, most: usize) -> Option<usize> {
+    let room = |slice: &Arc<EndpointSlice>| most.checked_sub(more + count(slice));
+    let fitting = slices.iter().enumerate().filter_map(|(i, slice)| Some((room(slice)?, i)));
+    if more >= most { None } else { fitting.min().map(|(_, i)| i) }
+}
+
+/// A Service without endpoints has one empty slice, which tells so.
+pub fn hold_place(blank: &EndpointSlice, changes: &mut Changes) {
+    if !(changes.keep.is_empty() && changes.update.is_empty() && changes.create.is_empty()) {
+        return;
+    }
+    let empty = EndpointSlice { ports: Some(Vec::new()), endpoints: Some(Vec::new()), ..blank.clone() };
+    let is_empty = |slice: &EndpointSlice| {
+        is_owned(slice, blank)
+            && count(slice) == 0
+            && slice.ports.as_deref().unwrap_or_default().is_empty()
+            && slice.metadata.labels == blank.metadata.labels
+    };
+    match changes.delete.as_slice() {
+        [only] if is_empty(only) => changes.keep.push(changes.delete.remove(0)),
+        _ => changes.create.push(empty),
+    }
+}
+
+/// Slices that would go become those that would be made.
+pub fn reuse(blank: &EndpointSlice, changes: &mut Changes) {
+    let mut left = Vec::new();
+    for slice in std::mem::take(&mut changes.delete) {
+        let reusable = is_owned(&slice, blank) && slice.address_type == blank.address_type;
+        match changes.create.pop_if(|_| reusable) {
+            Some(mut new) => {
+                new.metadata.name = slice.metadata.name.clone();
+                new.metadata.resource_version = slice.metadata.resource_version.clone();
+                new.metadata.generate_name = None;
+                changes.update.push(new);
+            }
+            None => left.push(slice),
+        }
+    }
+    changes.delete = left;
+}

@@ -1,0 +1,228 @@
+mod component;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
+use proptest::prelude::*;
+use reconcile::Object;
+use serde_json::json;
+
+use super::hints;
+use super::pack::{self, Changes, Group, hold_place, reuse};
+
+fn pack(blank: &EndpointSlice, existing: &[Arc<EndpointSlice>], groups: Vec<Group>, most: usize) -> Changes {
+    let mut changes = pack::pack(blank, existing, groups, most);
+    hold_place(blank, &mut changes);
+    changes
+}
+
+fn blank(labels: &str) -> EndpointSlice {
+    serde_json::from_value(json!({
+        "metadata": {
+            "generateName": "web-", "namespace": "ns",
+            "labels": {"kubernetes.io/service-name": "web", "app": labels},
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Service", "name": "web", "uid": "u", "controller": true}],
+        },
+        "addressType": "IPv4", "endpoints": [],
+    }))
+    .expect("a slice")
+}
+
+/// `a` is a ready endpoint, `a!` one that is not.
+fn endpoint(text: &str) -> Endpoint {
+    let name = text.trim_end_matches('!');
+    serde_json::from_value(json!({
+        "addresses": [format!("10.0.0.{name}")],
+        "conditions": {"ready": !text.ends_with('!')},
+        "targetRef": {"kind": "Pod", "namespace": "ns", "name": name},
+    }))
+    .expect("an endpoint")
+}
+
+fn ports(port: i32) -> Vec<EndpointPort> {
+    vec![EndpointPort { port: Some(port), ..EndpointPort::default() }]
+}
+
+/// `name:80 a b!` is a slice.
+fn slice(text: &str) -> Arc<EndpointSlice> {
+    let (name, rest) = text.split_once(':').expect("a name");
+    let mut words = rest.split_whitespace();
+    let port: i32 = words.next().unwrap_or_default().parse().expect("a port");
+    let mut slice = blank("x");
+    slice.metadata.name = Some(name.into());
+    slice.ports = Some(if port == 0 { Vec::new() } else { ports(port) });
+    slice.endpoints = Some(words.map(endpoint).collect());
+    Arc::new(slice)
+}
+
+fn shown(slice: &EndpointSlice) -> String {
+    let port = slice.ports.as_deref().unwrap_or_default().first().and_then(|port| port.port).unwrap_or(0);
+    let mut endpoints: Vec<String> = slice
+        .endpoints
+        .iter()
+        .flatten()
+        .map(|endpoint| {
+            let ready = endpoint.conditions.as_ref().and_then(|conditions| conditions.ready) == Some(true);
+            let name = endpoint.target_ref.as_ref().and_then(|target| target.name.clone()).unwrap_or_default();
+            format!(" {name}{}", if ready { "" } else { "!" })
+        })
+        .collect();
+    endpoints.sort();
+    format!("{}:{port}{}", slice.name(), endpoints.concat())
+}
+
+#[track_caller]
+fn check(existing: &[&str], wanted: &[(i32, &str)], expected: &[&str]) {
+    let existing: Vec<Arc<EndpointSlice>> = existing.iter().map(|text| slice(text)).collect();
+    let groups = wanted.iter().map(|(port, endpoints)| Group {
+        ports: ports(*port),
+        endpoints: endpoints.split_whitespace().map(endpoint).collect(),
+    });
+    let mut changes = pack(&blank("x"), &existing, groups.collect(), 3);
+    reuse(&blank("x"), &mut changes);
+    let Changes { create, update, delete, .. } = &changes;
+    let mut found: Vec<String> = create.iter().map(|slice| format!("create {}", shown(slice))).collect();
+    found.extend(update.iter().map(|slice| format!("update {}", shown(slice))));
+    found.extend(delete.iter().map(|slice| format!("delete {}", slice.name())));
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn endpoints_are_packed_with_few_changes() {
+    // Nothing yet, and nothing to show: an empty slice says so, once.
+    check(&[], &[], &["create :0"]);
+    check(&["s:0"], &[], &[]);
+    check(&[], &[(80, "1 2")], &["create :80 1 2"]);
+    check(&["s:0"], &[(80, "1")], &["update s:80 1"]);
+    check(&["s:80 1"], &[], &["update s:0"]);
+    check(&["s:80 1 2"], &[(80, "1 2")], &[]);
+    check(&["s:80 1 2"], &[(80, "1 2!")], &["update s:80 1 2!"]);
+    check(&["s:80 1 2"], &[(80, "1")], &["update s:80 1"]);
+    // New ones go where something is written anyway, else where they fit best, else apart.
+    check(&["s:80 1 2", "t:80 3"], &[(80, "1 3 4")], &["update s:80 1 4"]);
+    check(&["s:80 1 2", "t:80 3"], &[(80, "1 2 3 4")], &["update s:80 1 2 4"]);
+    check(&["s:80 1 2 3"], &[(80, "1 2 3 4")], &["create :80 4"]);
+    check(&["s:80 1", "t:80 2"], &[(80, "2")], &["delete s"]);
+    // Other ports are other slices.
+    check(&["s:80 1"], &[(80, "1"), (81, "2")], &["create :81 2"]);
+    check(&["s:80 1"], &[(81, "1")], &["update s:81 1"]);
+}
+
+#[test]
+fn slices_of_others_go_and_labels_follow_the_service() {
+    let mut other = (*slice("s:80 1")).clone();
+    other.metadata.owner_references.as_mut().expect("owners")[0].uid = "other".into();
+    let changes = pack(&blank("x"), &[Arc::new(other)], vec![Group { ports: ports(80), endpoints: vec![endpoint("1")] }], 3);
+    assert_eq!((changes.create.len(), changes.delete.len()), (1, 1));
+    let group = Group { ports: ports(80), endpoints: vec![endpoint("1")] };
+    let changes = pack(&blank("y"), &[slice("s:80 1")], vec![group], 3);
+    assert_eq!(changes.update[0].label("app"), Some("y"));
+}
+
+/// What there is after `changes`; new slices get names.
+fn applied(changes: &Changes, round: usize) -> Vec<Arc<EndpointSlice>> {
+    let mut after: Vec<Arc<EndpointSlice>> = changes.keep.clone();
+    after.extend(changes.update.iter().cloned().map(Arc::new));
+    for (i, slice) in changes.create.iter().enumerate() {
+        let mut slice = slice.clone();
+        slice.metadata.name = Some(format!("new-{round}-{i}"));
+        after.push(Arc::new(slice));
+    }
+    after
+}
+
+proptest! {
+    #[test]
+    fn packing_shows_exactly_what_is_wanted(rounds in prop::collection::vec(prop::collection::btree_map(0..40u8, (80..82i32, any::<bool>()), 0..40), 1..5)) {
+        let mut slices = Vec::new();
+        for (round, wanted) in rounds.iter().enumerate() {
+            let groups = || wanted.iter().map(|(name, (port, ready))| Group {
+                ports: ports(*port),
+                endpoints: vec![endpoint(&format!("{name}{}", if *ready { "" } else { "!" }))],
+            }).collect::<Vec<_>>();
+            let mut changes = pack(&blank("x"), &slices, groups(), 3);
+            reuse(&blank("x"), &mut changes);
+            slices = applied(&changes, round);
+            let shown: BTreeSet<(String, Option<bool>)> = slices.iter().flat_map(|slice| slice.endpoints.clone().unwrap_or_default())
+                .map(|endpoint| (endpoint.addresses[0].clone(), endpoint.conditions.and_then(|c| c.ready))).collect();
+            let expected: BTreeSet<(String, Option<bool>)> = wanted.iter().map(|(name, (_, ready))| (format!("10.0.0.{name}"), Some(*ready))).collect();
+            prop_assert_eq!(shown, expected);
+            prop_assert!(slices.iter().all(|slice| slice.endpoints.as_ref().is_none_or(|endpoints| endpoints.len() <= 3)));
+            let names: BTreeSet<&str> = slices.iter().map(|slice| slice.name()).collect();
+            prop_assert_eq!(names.len(), slices.len());
+            let mut again = pack(&blank("x"), &slices, groups(), 3);
+            reuse(&blank("x"), &mut again);
+            prop_assert!(again.create.is_empty() && again.update.is_empty() && again.delete.is_empty());
+        }
+    }
+}
+
+/// Endpoints as `zone zone ...`; answers with the zones they are meant for.
+fn hinted(zones: &str, shares: &[(&str, f64)]) -> Result<String, String> {
+    let endpoints = zones.split_whitespace().enumerate().map(|(i, zone)| Endpoint {
+        zone: Some(zone.into()),
+        ..endpoint(&i.to_string())
+    });
+    let slice = EndpointSlice { endpoints: Some(endpoints.collect()), ..blank("x") };
+    let mut changes = Changes { create: vec![slice], ..Changes::default() };
+    let shares: BTreeMap<String, f64> = shares.iter().map(|(zone, share)| ((*zone).to_owned(), *share)).collect();
+    hints::proportional(&mut changes, (shares.len() > 1).then_some(&shares))?;
+    let mut meant: Vec<String> = changes.create[0]
+        .endpoints
+        .iter()
+        .flatten()
+        .filter_map(|endpoint| Some(endpoint.hints.as_ref()?.for_zones.as_ref()?.first()?.name.clone()))
+        .collect();
+    meant.sort();
+    let kept = Changes { keep: changes.create.drain(..).map(Arc::new).collect(), ..Changes::default() };
+    let mut again = Changes { keep: kept.keep.clone(), ..Changes::default() };
+    hints::proportional(&mut again, Some(&shares))?;
+    assert_eq!(again, kept, "what is shared out well stays");
+    Ok(meant.join(" "))
+}
+
+#[test]
+fn zones_get_their_share() {
+    let even = [("a", 0.5), ("b", 0.5)];
+    assert_eq!(hinted("a a b b", &even).as_deref(), Ok("a a b b"));
+    assert_eq!(hinted("a a a a", &even).as_deref(), Ok("a a b b"));
+    assert_eq!(hinted("a a a b b b", &[("a", 0.66), ("b", 0.34)]).as_deref(), Ok("a a a a b b"));
+    let err = |text: &str| Err::<String, String>(text.into());
+    assert_eq!(hinted("a", &even), err("Insufficient number of endpoints (1 endpoints, 2 zones)"));
+    assert_eq!(
+        hinted("a a", &[]),
+        err("Insufficient Node information: allocatable CPU or zone not specified on one or more nodes")
+    );
+    assert_eq!(
+        hinted("a a b", &even),
+        err("Unable to allocate minimum required endpoints to each zone without exceeding overload threshold (3 endpoints, 2 zones)")
+    );
+}
+
+#[test]
+fn close_endpoints_are_meant_for_where_they_are() {
+    let near = Endpoint { zone: Some("a".into()), node_name: Some("n".into()), ..endpoint("1") };
+    let slice = EndpointSlice { endpoints: Some(vec![near]), ..(*slice("s:80")).clone() };
+    let mut changes = Changes { keep: vec![Arc::new(slice)], ..Changes::default() };
+    hints::stay_close(&mut changes, true);
+    let hints_of = |slice: &EndpointSlice| json!(slice.endpoints.as_ref().expect("endpoints")[0].hints);
+    assert_eq!(hints_of(&changes.update[0]), json!({"forZones": [{"name": "a"}], "forNodes": [{"name": "n"}]}));
+    let mut settled = Changes { keep: vec![Arc::new(changes.update.remove(0))], ..Changes::default() };
+    hints::stay_close(&mut settled, true);
+    assert!(settled.update.is_empty());
+    hints::stay_close(&mut settled, false);
+    assert_eq!(hints_of(&settled.update[0]), json!({"forZones": [{"name": "a"}]}));
+    hints::remove(&mut settled);
+    assert_eq!(hints_of(&settled.update[0]), json!(null));
+}
+
+#[test]
+fn wishes_are_read_from_field_and_annotation() {
+    let wish = |value: serde_json::Value| hints::Wish::of(&serde_json::from_value::<Service>(value).expect("a service"));
+    assert_eq!(wish(json!({"metadata": {}, "spec": {}})), hints::Wish::Anywhere);
+    assert_eq!(wish(json!({"metadata": {}, "spec": {"trafficDistribution": "PreferSameNode"}})), hints::Wish::Close { node: true });
+    let auto = json!({"metadata": {"annotations": {"service.kubernetes.io/topology-mode": "Auto"}}, "spec": {"trafficDistribution": "PreferClose"}});
+    assert_eq!(wish(auto), hints::Wish::Proportional);
+}

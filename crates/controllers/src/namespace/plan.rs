@@ -1,0 +1,183 @@
+//! What a namespace on its way out tells about what is left in it. Pure.
+
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::NamespaceCondition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+/// What came of deleting everything in a namespace.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rest {
+    /// The groups that did not tell what they have.
+    pub unknown: Vec<String>,
+    pub errors: Vec<String>,
+    /// `pods.`, `deployments.apps` and how many of each.
+    pub objects: BTreeMap<String, usize>,
+    pub finalizers: BTreeMap<String, usize>,
+}
+
+impl Rest {
+    pub fn is_clear(&self) -> bool {
+        self.unknown.is_empty() && self.errors.is_empty() && self.objects.is_empty()
+    }
+
+    /// Type, status, reason and message of each condition.
+    fn told(&self) -> [(&'static str, bool, &'static str, String); 5] {
+        let list = |parts: Vec<String>| parts.join(", ");
+        let or = |bad: bool, kind, reason: [&'static str; 2], message: String, good: &str| match bad {
+            true => (kind, true, reason[0], message),
+            false => (kind, false, reason[1], good.to_owned()),
+        };
+        let mut errors = self.errors.clone();
+        errors.sort();
+        let objects =
+            self.objects.iter().map(|(kind, count)| format!("{kind} has {count} resource instances"));
+        let finalizers =
+            self.finalizers.iter().map(|(name, count)| format!("{name} in {count} resource instances"));
+        let mut objects: Vec<String> = objects.collect();
+        objects.sort();
+        [
+            or(
+                !self.unknown.is_empty(),
+                "NamespaceDeletionDiscoveryFailure",
+                ["DiscoveryFailed", "ResourcesDiscovered"],
+                format!(
+                    "Discovery failed for some groups, {} failing: {}",
+                    self.unknown.len(),
+                    list(self.unknown.clone())
+                ),
+                "All resources successfully discovered",
+            ),
+            or(
+                false,
+                "NamespaceDeletionGroupVersionParsingFailure",
+                ["GroupVersionParsingFailed", "ParsedGroupVersions"],
+                String::new(),
+                "All legacy kube types successfully parsed",
+            ),
+            or(
+                !errors.is_empty(),
+                "NamespaceDeletionContentFailure",
+                ["ContentDeletionFailed", "ContentDeleted"],
+                format!(
+                    "Failed to delete all resource types, {} remaining: {}",
+                    errors.len(),
+                    list(errors.clone())
+                ),
+                "All content successfully deleted, may be waiting on finalization",
+            ),
+            or(
+                !self.objects.is_empty(),
+                "NamespaceContentRemaining",
+                ["SomeResourcesRemain", "ContentRemoved"],
+                format!("Some resources are remaining: {}", list(objects)),
+                "All content successfully removed",
+            ),
+            or(
+                !self.finalizers.is_empty(),
+                "NamespaceFinalizersRemaining",
+                ["SomeFinalizersRemain", "ContentHasNoFinalizers"],
+                format!(
+                    "Some content in the namespace has finalizers remaining: {}",
+                    list(finalizers.collect())
+                ),
+                "All content-preserving finalizers finished",
+            ),
+        ]
+    }
+}
+
+/// The conditions a namespace should have, where it has others.
+pub fn conditions(
+    before: &[NamespaceCondition],
+    rest: &Rest,
+    now: Timestamp,
+) -> Option<Vec<NamespaceCondition>> {
+    let mut after = before.to_vec();
+    for (type_, status, reason, message) in rest.told() {
+        let status = if status { "True" } else { "False" };
+        let found = after.iter().position(|condition| condition.type_ == type_);
+        let since = found.and_then(|i| {
+            let same = after[i].status == status;
+            after[i].last_transition_time.clone().filter(|_| same)
+        });
+        let condition = NamespaceCondition {
+            type_: type_.into(),
+            status: status.into(),
+            reason: Some(reason.into()),
+            message: Some(message),
+            last_transition_time: Some(since.unwrap_or(Time(now))),
+        };
+        match found {
+            Some(i) => after[i] = condition,
+            None => after.push(condition),
+        }
+    }
+    (after != before).then_some(after)
+}
+
+/// How long to wait before looking again where nothing tells of a change: the longer it has taken already, the
+/// longer.
+pub fn pause(since: Timestamp, now: Timestamp) -> std::time::Duration {
+    let waited = now.duration_since(since).max(SignedDuration::ZERO).unsigned_abs();
+    (waited / 8).clamp(std::time::Duration::from_millis(100), std::time::Duration::from_secs(15))
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+
+    use super::*;
+
+    #[track_caller]
+    fn check(rest: Rest, expected: Expect) {
+        let now: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
+        let told = conditions(&[], &rest, now).expect("conditions where there are none");
+        let lines: Vec<String> = told
+            .iter()
+            .map(|c| {
+                format!(
+                    "{} {} {} {}\n",
+                    c.type_,
+                    c.status,
+                    c.reason.as_deref().unwrap_or(""),
+                    c.message.as_deref().unwrap_or("")
+                )
+            })
+            .collect();
+        expected.assert_eq(&lines.concat());
+        let later: Timestamp = "2026-01-02T00:00:00Z".parse().expect("a time");
+        assert_eq!(conditions(&told, &rest, later), None, "telling the same again is no change");
+    }
+
+    #[test]
+    fn namespaces_tell_what_holds_them() {
+        check(
+            Rest::default(),
+            expect![[r#"
+            NamespaceDeletionDiscoveryFailure False ResourcesDiscovered All resources successfully discovered
+            NamespaceDeletionGroupVersionParsingFailure False ParsedGroupVersions All legacy kube types successfully parsed
+            NamespaceDeletionContentFailure False ContentDeleted All content successfully deleted, may be waiting on finalization
+            NamespaceContentRemaining False ContentRemoved All content successfully removed
+            NamespaceFinalizersRemaining False ContentHasNoFinalizers All content-preserving finalizers finished
+        "#]],
+        );
+        let rest = Rest {
+            unknown: vec!["metrics.k8s.io/v1".into()],
+            errors: vec!["second".into(), "first".into()],
+            objects: [("pods.".to_owned(), 2), ("jobs.batch".to_owned(), 1)].into(),
+            finalizers: [("x/y".to_owned(), 3)].into(),
+        };
+        check(
+            rest,
+            expect![[r#"
+            NamespaceDeletionDiscoveryFailure True DiscoveryFailed Discovery failed for some groups, 1 failing: metrics.k8s.io/v1
+            NamespaceDeletionGroupVersionParsingFailure False ParsedGroupVersions All legacy kube types successfully parsed
+            NamespaceDeletionContentFailure True ContentDeletionFailed Failed to delete all resource types, 2 remaining: first, second
+            NamespaceContentRemaining True SomeResourcesRemain Some resources are remaining: jobs.batch has 1 resource instances, pods. has 2 resource instances
+            NamespaceFinalizersRemaining True SomeFinalizersRemain Some content in the namespace has finalizers remaining: x/y in 3 resource instances
+        "#]],
+        );
+    }
+}
