@@ -24,9 +24,9 @@ pub fn selecting(service: &Service) -> Option<&ServiceSpec> {
 }
 
 pub fn selects(service: &Service, pod: &Pod) -> bool {
-    selecting(service).and_then(|spec| spec.selector.as_ref()).is_some_and(|selector| {
-        selector.iter().all(|(name, value)| pod.label(name) == Some(value))
-    })
+    selecting(service)
+        .and_then(|spec| spec.selector.as_ref())
+        .is_some_and(|selector| selector.iter().all(|(name, value)| pod.label(name) == Some(value)))
 }
 
 /// The Services a pod stands behind, before and after a change that concerns them.

@@ -32,7 +32,8 @@ pub async fn run(ctx: Ctx) {
     controller.on(ctx.caches.pods(), backends::services_of(ctx.caches.services()));
     controller.on(ctx.caches.endpoint_slices(), service_of);
     controller.on(ctx.caches.nodes(), services_near(&ctx));
-    let slices = Arc::new(Slices { ctx: ctx.clone(), triggers: Triggers::default(), hinted: Mutex::default() });
+    let slices =
+        Arc::new(Slices { ctx: ctx.clone(), triggers: Triggers::default(), hinted: Mutex::default() });
     let reconcile = move |key: Key| {
         let slices = slices.clone();
         async move { slices.reconcile(&key).await }

@@ -5,17 +5,22 @@
 //! [`run`].
 
 mod autoscaler;
+pub mod backends;
 pub mod batches;
 mod cluster_roles;
 mod cronjob;
 mod daemonset;
 mod deployment;
 mod disruption;
+mod endpoint_slices;
+mod endpoints;
 mod garbage;
 mod hash;
 mod history;
 mod job;
+mod mirroring;
 mod namespace;
+pub mod node;
 pub mod ownership;
 mod percent;
 pub mod placement;
@@ -52,6 +57,9 @@ pub const CONTROLLERS: &[Loop] = &[
     Loop { name: "daemonset-controller", run: |ctx| Box::pin(daemonset::run(ctx)) },
     Loop { name: "deployment-controller", run: |ctx| Box::pin(deployment::run(ctx)) },
     Loop { name: "disruption-controller", run: |ctx| Box::pin(disruption::run(ctx)) },
+    Loop { name: "endpoints-controller", run: |ctx| Box::pin(endpoints::run(ctx)) },
+    Loop { name: "endpointslice-controller", run: |ctx| Box::pin(endpoint_slices::run(ctx)) },
+    Loop { name: "endpointslice-mirroring-controller", run: |ctx| Box::pin(mirroring::run(ctx)) },
     Loop { name: "garbage-collector-controller", run: |ctx| Box::pin(garbage::run(ctx)) },
     Loop { name: "horizontal-pod-autoscaler-controller", run: |ctx| Box::pin(autoscaler::run(ctx)) },
     Loop { name: "job-controller", run: |ctx| Box::pin(job::run(ctx)) },

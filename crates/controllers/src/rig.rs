@@ -33,7 +33,11 @@ impl Rig {
         let ctx = ctx.with(Settings { root_ca: "certificate".into() });
         let rig = Rig { ctx, client, stop, _server: server, _directory: directory };
         let accounts = "serviceaccount-controller";
-        controllers.iter().filter(|name| **name != accounts).chain([&accounts]).for_each(|name| rig.add(name));
+        controllers
+            .iter()
+            .filter(|name| **name != accounts)
+            .chain([&accounts])
+            .for_each(|name| rig.add(name));
         let account = Key::new("default", "default");
         until("a service account", || async { rig.client.get::<ServiceAccount>(&account).await.ok() }).await;
         rig

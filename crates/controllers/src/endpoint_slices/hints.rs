@@ -28,7 +28,8 @@ pub enum Wish {
 
 impl Wish {
     pub fn of(service: &Service) -> Wish {
-        let annotations = ["service.kubernetes.io/topology-aware-hints", "service.kubernetes.io/topology-mode"];
+        let annotations =
+            ["service.kubernetes.io/topology-aware-hints", "service.kubernetes.io/topology-mode"];
         let mode = annotations.iter().find_map(|name| service.annotation(name));
         if matches!(mode, Some("Auto" | "auto")) {
             return Wish::Proportional;
@@ -118,7 +119,10 @@ fn allocations(
     total: usize,
 ) -> Result<BTreeMap<String, Allocation>, String> {
     let Some(shares) = shares else {
-        return Err("Insufficient Node information: allocatable CPU or zone not specified on one or more nodes".into());
+        return Err(
+            "Insufficient Node information: allocatable CPU or zone not specified on one or more nodes"
+                .into(),
+        );
     };
     let zones = shares.len();
     if zones > total {
@@ -213,8 +217,10 @@ fn surplus_and_need(allocations: &BTreeMap<String, Allocation>, allocated: &Coun
     let mut left: BTreeMap<String, f64> = allocations.iter().map(difference).collect();
     let (mut giving, mut receiving) = (Counts::new(), Counts::new());
     loop {
-        let most = left.iter().max_by(|a, b| a.1.total_cmp(b.1)).map(|(zone, surplus)| (zone.clone(), *surplus));
-        let least = left.iter().min_by(|a, b| a.1.total_cmp(b.1)).map(|(zone, surplus)| (zone.clone(), -*surplus));
+        let most =
+            left.iter().max_by(|a, b| a.1.total_cmp(b.1)).map(|(zone, surplus)| (zone.clone(), *surplus));
+        let least =
+            left.iter().min_by(|a, b| a.1.total_cmp(b.1)).map(|(zone, surplus)| (zone.clone(), -*surplus));
         let (Some((giver, give)), Some((taker, take))) = (most, least) else { break };
         if (give < 1.0 && take < 1.0) || give < 0.5 || take < 0.5 {
             break;
@@ -230,7 +236,9 @@ fn surplus_and_need(allocations: &BTreeMap<String, Allocation>, allocated: &Coun
 fn redistribute(changes: &mut Changes, (mut giving, mut receiving): (Counts, Counts)) {
     for slice in changes.create.iter_mut().chain(&mut changes.update) {
         for endpoint in slice.endpoints.iter_mut().flatten().filter(|endpoint| is_ready(endpoint)) {
-            let Some(surplus) = endpoint.zone.as_ref().and_then(|zone| giving.get_mut(zone)) else { continue };
+            let Some(surplus) = endpoint.zone.as_ref().and_then(|zone| giving.get_mut(zone)) else {
+                continue;
+            };
             if *surplus == 0 {
                 continue;
             }

@@ -24,7 +24,7 @@ pub struct Observed<'a> {
     pub pods: &'a [Arc<Pod>],
     /// The slices of this Service that are this controller's.
     pub slices: &'a [Arc<EndpointSlice>],
-    pub node: &'a dyn Fn(&str) -> Option<Arc<Node>>,
+    pub node: &'a (dyn Fn(&str) -> Option<Arc<Node>> + Sync),
     /// Each zone's part of the processors, where it is asked for and can be said.
     pub shares: Option<&'a BTreeMap<String, f64>>,
     /// The Service's endpoints were meant for zones until now.

@@ -65,7 +65,8 @@ fn shown(slice: &EndpointSlice) -> String {
         .flatten()
         .map(|endpoint| {
             let ready = endpoint.conditions.as_ref().and_then(|conditions| conditions.ready) == Some(true);
-            let name = endpoint.target_ref.as_ref().and_then(|target| target.name.clone()).unwrap_or_default();
+            let name =
+                endpoint.target_ref.as_ref().and_then(|target| target.name.clone()).unwrap_or_default();
             format!(" {name}{}", if ready { "" } else { "!" })
         })
         .collect();
@@ -114,7 +115,12 @@ fn endpoints_are_packed_with_few_changes() {
 fn slices_of_others_go_and_labels_follow_the_service() {
     let mut other = (*slice("s:80 1")).clone();
     other.metadata.owner_references.as_mut().expect("owners")[0].uid = "other".into();
-    let changes = pack(&blank("x"), &[Arc::new(other)], vec![Group { ports: ports(80), endpoints: vec![endpoint("1")] }], 3);
+    let changes = pack(
+        &blank("x"),
+        &[Arc::new(other)],
+        vec![Group { ports: ports(80), endpoints: vec![endpoint("1")] }],
+        3,
+    );
     assert_eq!((changes.create.len(), changes.delete.len()), (1, 1));
     let group = Group { ports: ports(80), endpoints: vec![endpoint("1")] };
     let changes = pack(&blank("y"), &[slice("s:80 1")], vec![group], 3);
@@ -161,13 +167,14 @@ proptest! {
 
 /// Endpoints as `zone zone ...`; answers with the zones they are meant for.
 fn hinted(zones: &str, shares: &[(&str, f64)]) -> Result<String, String> {
-    let endpoints = zones.split_whitespace().enumerate().map(|(i, zone)| Endpoint {
-        zone: Some(zone.into()),
-        ..endpoint(&i.to_string())
-    });
+    let endpoints = zones
+        .split_whitespace()
+        .enumerate()
+        .map(|(i, zone)| Endpoint { zone: Some(zone.into()), ..endpoint(&i.to_string()) });
     let slice = EndpointSlice { endpoints: Some(endpoints.collect()), ..blank("x") };
     let mut changes = Changes { create: vec![slice], ..Changes::default() };
-    let shares: BTreeMap<String, f64> = shares.iter().map(|(zone, share)| ((*zone).to_owned(), *share)).collect();
+    let shares: BTreeMap<String, f64> =
+        shares.iter().map(|(zone, share)| ((*zone).to_owned(), *share)).collect();
     hints::proportional(&mut changes, (shares.len() > 1).then_some(&shares))?;
     let mut meant: Vec<String> = changes.create[0]
         .endpoints
@@ -197,7 +204,9 @@ fn zones_get_their_share() {
     );
     assert_eq!(
         hinted("a a b", &even),
-        err("Unable to allocate minimum required endpoints to each zone without exceeding overload threshold (3 endpoints, 2 zones)")
+        err(
+            "Unable to allocate minimum required endpoints to each zone without exceeding overload threshold (3 endpoints, 2 zones)"
+        )
     );
 }
 
@@ -208,7 +217,10 @@ fn close_endpoints_are_meant_for_where_they_are() {
     let mut changes = Changes { keep: vec![Arc::new(slice)], ..Changes::default() };
     hints::stay_close(&mut changes, true);
     let hints_of = |slice: &EndpointSlice| json!(slice.endpoints.as_ref().expect("endpoints")[0].hints);
-    assert_eq!(hints_of(&changes.update[0]), json!({"forZones": [{"name": "a"}], "forNodes": [{"name": "n"}]}));
+    assert_eq!(
+        hints_of(&changes.update[0]),
+        json!({"forZones": [{"name": "a"}], "forNodes": [{"name": "n"}]})
+    );
     let mut settled = Changes { keep: vec![Arc::new(changes.update.remove(0))], ..Changes::default() };
     hints::stay_close(&mut settled, true);
     assert!(settled.update.is_empty());
@@ -220,9 +232,14 @@ fn close_endpoints_are_meant_for_where_they_are() {
 
 #[test]
 fn wishes_are_read_from_field_and_annotation() {
-    let wish = |value: serde_json::Value| hints::Wish::of(&serde_json::from_value::<Service>(value).expect("a service"));
+    let wish = |value: serde_json::Value| {
+        hints::Wish::of(&serde_json::from_value::<Service>(value).expect("a service"))
+    };
     assert_eq!(wish(json!({"metadata": {}, "spec": {}})), hints::Wish::Anywhere);
-    assert_eq!(wish(json!({"metadata": {}, "spec": {"trafficDistribution": "PreferSameNode"}})), hints::Wish::Close { node: true });
+    assert_eq!(
+        wish(json!({"metadata": {}, "spec": {"trafficDistribution": "PreferSameNode"}})),
+        hints::Wish::Close { node: true }
+    );
     let auto = json!({"metadata": {"annotations": {"service.kubernetes.io/topology-mode": "Auto"}}, "spec": {"trafficDistribution": "PreferClose"}});
     assert_eq!(wish(auto), hints::Wish::Proportional);
 }

@@ -28,12 +28,9 @@ pub struct Plan {
     pub told: Vec<(&'static str, String)>,
 }
 
-pub fn plan(
-    endpoints: Option<&Endpoints>,
-    service: Option<&Service>,
-    slices: &[Arc<EndpointSlice>],
-) -> Plan {
-    let unselected = service.is_some_and(|service| service.spec.as_ref().is_none_or(|spec| spec.selector.is_none()));
+pub fn plan(endpoints: Option<&Endpoints>, service: Option<&Service>, slices: &[Arc<EndpointSlice>]) -> Plan {
+    let unselected =
+        service.is_some_and(|service| service.spec.as_ref().is_none_or(|spec| spec.selector.is_none()));
     let is_mirrored = |endpoints: &&Endpoints| {
         unselected && endpoints.label(SKIP) != Some("true") && endpoints.annotation(LEADER).is_none()
     };
@@ -169,8 +166,9 @@ fn blank(endpoints: &Endpoints, family: &str) -> EndpointSlice {
 /// The mirror has the annotations of what it mirrors.
 fn annotate(changes: &mut Changes, blank: &EndpointSlice) {
     let wanted = &blank.metadata.annotations;
-    let (keep, outdated): (Vec<_>, Vec<_>) =
-        std::mem::take(&mut changes.keep).into_iter().partition(|slice| slice.metadata.annotations == *wanted);
+    let (keep, outdated): (Vec<_>, Vec<_>) = std::mem::take(&mut changes.keep)
+        .into_iter()
+        .partition(|slice| slice.metadata.annotations == *wanted);
     changes.keep = keep;
     changes.update.extend(outdated.iter().map(|slice| (**slice).clone()));
     for slice in &mut changes.update {

@@ -23,7 +23,11 @@ async fn ready(rig: &Rig, name: &str, ip: &str, ready: bool) {
     let status = json!({"status": {
         "phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}], "conditions": [{"type": "Ready", "status": ready}],
     }});
-    let _: Pod = rig.client.patch_status(&Key::new("default", name), &Patch::Strategic(status)).await.expect("a status");
+    let _: Pod = rig
+        .client
+        .patch_status(&Key::new("default", name), &Patch::Strategic(status))
+        .await
+        .expect("a status");
 }
 
 /// `ip port ready` of all endpoints of the Service `web`.
@@ -58,7 +62,8 @@ async fn services_follow_their_pods() {
     let rig = Rig::start(&["endpointslice-controller", "endpoints-controller"]).await;
     make(&rig, "/api/v1/nodes", json!({"metadata": {"name": "n"}})).await;
     let spec = json!({"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "web"}]});
-    make(&rig, "/api/v1/namespaces/default/services", json!({"metadata": {"name": "web"}, "spec": spec})).await;
+    make(&rig, "/api/v1/namespaces/default/services", json!({"metadata": {"name": "web"}, "spec": spec}))
+        .await;
     let empty = || async {
         let slices: Vec<EndpointSlice> = rig.client.list("default").await.ok()?;
         slices.iter().any(|slice| slice.name().starts_with("web-")).then_some(())
@@ -72,7 +77,8 @@ async fn services_follow_their_pods() {
     ready(&rig, "two", "10.1.0.2", false).await;
     let one = ["10.1.0.1 8080 true", "10.1.0.2 8080 false"];
     until("one ready endpoint", || async { (slices(&rig).await == one).then_some(()) }).await;
-    until("one ready address", || async { (addresses(&rig).await? == "10.1.0.1|10.1.0.2").then_some(()) }).await;
+    until("one ready address", || async { (addresses(&rig).await? == "10.1.0.1|10.1.0.2").then_some(()) })
+        .await;
     let now = Delete { grace_seconds: Some(0), ..Delete::default() };
     for name in ["one", "two"] {
         rig.client.delete::<Pod>(&Key::new("default", name), &now).await.expect("a deletion");
@@ -84,14 +90,28 @@ async fn services_follow_their_pods() {
 #[tokio::test]
 async fn endpoints_made_by_hand_are_mirrored() {
     let rig = Rig::start(&["endpointslice-mirroring-controller"]).await;
-    make(&rig, "/api/v1/namespaces/default/services", json!({"metadata": {"name": "web"}, "spec": {"ports": [{"port": 80}]}})).await;
+    make(
+        &rig,
+        "/api/v1/namespaces/default/services",
+        json!({"metadata": {"name": "web"}, "spec": {"ports": [{"port": 80}]}}),
+    )
+    .await;
     let subsets = json!([{"addresses": [{"ip": "192.0.2.1"}], "notReadyAddresses": [{"ip": "2001:db8::1"}], "ports": [{"port": 9000}]}]);
-    make(&rig, "/api/v1/namespaces/default/endpoints", json!({"metadata": {"name": "web"}, "subsets": subsets})).await;
+    make(
+        &rig,
+        "/api/v1/namespaces/default/endpoints",
+        json!({"metadata": {"name": "web"}, "subsets": subsets}),
+    )
+    .await;
     let both = ["192.0.2.1 9000 true", "2001:db8::1 9000 false"];
     until("a mirror", || async { (slices(&rig).await == both).then_some(()) }).await;
-    let patch = Patch::Merge(json!({"subsets": [{"addresses": [{"ip": "192.0.2.2"}], "ports": [{"port": 9000}]}]}));
+    let patch =
+        Patch::Merge(json!({"subsets": [{"addresses": [{"ip": "192.0.2.2"}], "ports": [{"port": 9000}]}]}));
     let _: Endpoints = rig.client.patch(&Key::new("default", "web"), &patch).await.expect("a change");
     until("a change", || async { (slices(&rig).await == ["192.0.2.2 9000 true"]).then_some(()) }).await;
-    rig.client.delete::<Endpoints>(&Key::new("default", "web"), &Delete::default()).await.expect("a deletion");
+    rig.client
+        .delete::<Endpoints>(&Key::new("default", "web"), &Delete::default())
+        .await
+        .expect("a deletion");
     until("the end of the mirror", || async { slices(&rig).await.is_empty().then_some(()) }).await;
 }
