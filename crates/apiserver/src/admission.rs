@@ -125,8 +125,7 @@ pub const PLUGINS: &[Plugin] = &[
     plugin("EventRateLimit", false, None, Some(event_rates::validate)),
     plugin("ExtendedResourceToleration", false, Some(optional::extended_resource_tolerations), None),
     plugin("DefaultStorageClass", true, Some(storage::default_class), None),
-    // Off until something takes the finalizers away again once nothing uses the object.
-    plugin("StorageObjectInUseProtection", false, Some(storage::protect), None),
+    plugin("StorageObjectInUseProtection", true, Some(storage::protect), None),
     plugin("PersistentVolumeClaimResize", true, None, Some(storage::resize)),
     plugin("RuntimeClass", true, Some(runtime::admit), Some(runtime::validate)),
     plugin("CertificateApproval", true, None, Some(certificates::approval)),

@@ -12,8 +12,10 @@ mod cronjob;
 mod daemonset;
 mod deployment;
 mod disruption;
+mod disruption_condition;
 mod endpoint_slices;
 mod endpoints;
+mod ephemeral_volumes;
 mod garbage;
 mod hash;
 mod history;
@@ -21,10 +23,14 @@ mod job;
 mod mirroring;
 mod namespace;
 pub mod node;
+mod node_ipam;
+mod node_lifecycle;
 pub mod ownership;
 mod percent;
 pub mod placement;
 pub mod pod;
+mod pod_garbage;
+mod protection;
 mod replicaset;
 mod replicationcontroller;
 #[cfg(test)]
@@ -33,8 +39,12 @@ mod root_ca;
 mod scale;
 mod selector;
 mod service_accounts;
+mod taint_eviction;
 pub mod template;
+mod ttl;
 mod ttl_after_finished;
+mod volume_binder;
+mod volume_expand;
 
 use std::time::Duration;
 
@@ -60,15 +70,28 @@ pub const CONTROLLERS: &[Loop] = &[
     Loop { name: "endpoints-controller", run: |ctx| Box::pin(endpoints::run(ctx)) },
     Loop { name: "endpointslice-controller", run: |ctx| Box::pin(endpoint_slices::run(ctx)) },
     Loop { name: "endpointslice-mirroring-controller", run: |ctx| Box::pin(mirroring::run(ctx)) },
+    Loop { name: "ephemeral-volume-controller", run: |ctx| Box::pin(ephemeral_volumes::run(ctx)) },
     Loop { name: "garbage-collector-controller", run: |ctx| Box::pin(garbage::run(ctx)) },
     Loop { name: "horizontal-pod-autoscaler-controller", run: |ctx| Box::pin(autoscaler::run(ctx)) },
     Loop { name: "job-controller", run: |ctx| Box::pin(job::run(ctx)) },
     Loop { name: "namespace-controller", run: |ctx| Box::pin(namespace::run(ctx)) },
+    Loop { name: "node-ipam-controller", run: |ctx| Box::pin(node_ipam::run(ctx)) },
+    Loop { name: "node-lifecycle-controller", run: |ctx| Box::pin(node_lifecycle::run(ctx)) },
+    Loop { name: "persistentvolume-binder-controller", run: |ctx| Box::pin(volume_binder::run(ctx)) },
+    Loop { name: "persistentvolume-expander-controller", run: |ctx| Box::pin(volume_expand::run(ctx)) },
+    Loop { name: "persistentvolume-protection-controller", run: |ctx| Box::pin(protection::volumes(ctx)) },
+    Loop {
+        name: "persistentvolumeclaim-protection-controller",
+        run: |ctx| Box::pin(protection::claims(ctx)),
+    },
+    Loop { name: "pod-garbage-collector-controller", run: |ctx| Box::pin(pod_garbage::run(ctx)) },
     Loop { name: "replicaset-controller", run: |ctx| Box::pin(replicaset::run(ctx)) },
     Loop { name: "replicationcontroller-controller", run: |ctx| Box::pin(replicationcontroller::run(ctx)) },
     Loop { name: "root-ca-certificate-publisher-controller", run: |ctx| Box::pin(root_ca::run(ctx)) },
     Loop { name: "serviceaccount-controller", run: |ctx| Box::pin(service_accounts::run(ctx)) },
+    Loop { name: "taint-eviction-controller", run: |ctx| Box::pin(taint_eviction::run(ctx)) },
     Loop { name: "ttl-after-finished-controller", run: |ctx| Box::pin(ttl_after_finished::run(ctx)) },
+    Loop { name: "ttl-controller", run: |ctx| Box::pin(ttl::run(ctx)) },
 ];
 
 /// Which control loops run: upstream's `--controllers`, where `*` is all and `-name` is all but.

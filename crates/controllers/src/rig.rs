@@ -30,7 +30,11 @@ impl Rig {
         let server = apiserver::start_in(directory.path(), stop.subscribe()).await.expect("a server");
         let client = Client::new(server.local(), "kube-controller-manager");
         let ctx = Ctx::new(client.clone(), Clock::default(), stop.subscribe());
-        let ctx = ctx.with(Settings { root_ca: "certificate".into() });
+        let ctx = ctx.with(Settings {
+            root_ca: "certificate".into(),
+            cluster_cidrs: vec!["10.42.0.0/16".into(), "2001:db8:42::/56".into()],
+            service_cidrs: vec!["10.43.0.0/16".into()],
+        });
         let rig = Rig { ctx, client, stop, _server: server, _directory: directory };
         let accounts = "serviceaccount-controller";
         controllers

@@ -70,7 +70,7 @@ caches! {
     replication_controllers: core::ReplicationController = &[];
     resource_quotas: core::ResourceQuota = &[];
     limit_ranges: core::LimitRange = &[];
-    persistent_volumes: core::PersistentVolume = &[];
+    persistent_volumes: core::PersistentVolume = &[Index { name: "claim", values: volume_claim }];
     persistent_volume_claims: core::PersistentVolumeClaim = &[];
     pod_templates: core::PodTemplate = &[];
     deployments: apps::Deployment = &[];
@@ -118,6 +118,14 @@ fn orphans<T: Object>() -> Index<T> {
 
 fn pod_node(pod: &core::Pod, found: &mut dyn FnMut(&str)) {
     pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).into_iter().for_each(found);
+}
+
+/// `namespace/name` of the claim a volume names.
+fn volume_claim(volume: &core::PersistentVolume, found: &mut dyn FnMut(&str)) {
+    if let Some(claim) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) {
+        let part = |part: &Option<String>| part.clone().unwrap_or_default();
+        found(&format!("{}/{}", part(&claim.namespace), part(&claim.name)));
+    }
 }
 
 fn attachment_node(attachment: &storage::VolumeAttachment, found: &mut dyn FnMut(&str)) {

@@ -58,6 +58,9 @@ pub struct ServerFlags {
     /// Further names and addresses for the serving certificate
     #[arg(long, value_delimiter = ',')]
     pub tls_san: Vec<String>,
+    /// The networks of pods, at most one of each family
+    #[arg(long, value_delimiter = ',', default_value = "10.42.0.0/16")]
+    pub cluster_cidr: Vec<String>,
     /// The networks of cluster IPs
     #[arg(long, value_delimiter = ',', default_value = "10.43.0.0/16")]
     pub service_cidr: Vec<String>,

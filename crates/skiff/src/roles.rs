@@ -80,7 +80,8 @@ fn apart<Work: Future<Output = anyhow::Result<()>>>(
     role: impl FnOnce(Ctx) -> Work,
 ) -> anyhow::Result<()> {
     let config = Kubeconfig::read(kubeconfig)?;
-    let settings = Settings { root_ca: String::from_utf8_lossy(&config.ca_pem).into_owned() };
+    let settings =
+        Settings { root_ca: String::from_utf8_lossy(&config.ca_pem).into_owned(), ..Settings::default() };
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
         let remote = Remote::new(&config).with_context(|| format!("cannot use {}", kubeconfig.display()))?;
         let (stop, shutdown) = watch::channel(false);

@@ -45,7 +45,11 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     let certificates = Certificates::new(&flags, advertise, kubeconfig, Timestamp::now())?;
     let serving = certificates.serving();
     let (stop, shutdown) = watch::channel(false);
-    let settings = Settings { root_ca: certificates.server_ca().to_owned() };
+    let settings = Settings {
+        root_ca: certificates.server_ca().to_owned(),
+        cluster_cidrs: flags.cluster_cidr.clone(),
+        service_cidrs: flags.service_cidr.clone(),
+    };
     let config = apiserver::Config {
         listen,
         advertise,

@@ -149,7 +149,9 @@ impl Case<'_> {
         assert!(matches!(reply.status, 200 | 202), "{}: {}", self.kind(), reply.text());
         if reply.json()["metadata"]["finalizers"].is_array() {
             let none = b"{\"metadata\":{\"finalizers\":null}}";
-            self.ok(self.send("PATCH", &self.one(), "application/merge-patch+json", none));
+            let reply = self.send("PATCH", &self.one(), "application/merge-patch+json", none);
+            // Whoever put the finalizer there may have been faster.
+            assert!(matches!(reply.status, 200 | 404), "{}: {}", self.kind(), reply.text());
         }
         while !watch.next_line().unwrap().unwrap().contains("\"type\":\"DELETED\"") {}
         assert_eq!(self.http.get(&self.one()).unwrap().status, 404, "{}", self.kind());

@@ -15,7 +15,7 @@ const START: Duration = Duration::from_secs(60);
 const STOP: Duration = Duration::from_secs(30);
 /// The controllers without which namespaces are not what tests of the API expect; the others would change the
 /// objects of a test while it looks at them. A test that wants more says `--controllers` itself.
-const CONTROLLERS: &str = "--controllers=clusterrole-aggregation-controller,namespace-controller,root-ca-certificate-publisher-controller,serviceaccount-controller";
+const CONTROLLERS: &str = "--controllers=clusterrole-aggregation-controller,namespace-controller,persistentvolume-protection-controller,persistentvolumeclaim-protection-controller,root-ca-certificate-publisher-controller,serviceaccount-controller";
 /// What Rust writes when a thread or a task panics.
 const PANIC: &str = "' panicked at ";
 

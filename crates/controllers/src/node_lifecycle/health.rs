@@ -1,0 +1,77 @@
+//! When a node counts as silent. Pure.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Node, NodeCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::node::condition;
+
+/// How long a node may say nothing.
+const GRACE: SignedDuration = SignedDuration::from_secs(50);
+/// How long a new node may take to say something.
+const STARTUP_GRACE: SignedDuration = SignedDuration::from_secs(60);
+/// What nobody knows of a silent node.
+const CONDITIONS: [&str; 4] = ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
+
+/// When a node was last heard of, by our own clock: nodes' clocks may be wrong.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Health {
+    pub heard: Timestamp,
+    /// The last signs of life, to tell new ones from old.
+    heartbeat: Option<Option<Time>>,
+    renewed: Option<Timestamp>,
+}
+
+impl Health {
+    /// What is known after a look at the node and its lease.
+    pub fn observe(before: Option<Health>, node: &Node, lease: Option<&Lease>, now: Timestamp) -> Health {
+        let heartbeat = condition(node, "Ready").map(|ready| ready.last_heartbeat_time.clone());
+        let created = node.metadata.creation_timestamp.as_ref().map_or(now, |time| time.0);
+        let mut health = match before {
+            None if heartbeat.is_none() => Health { heard: created, heartbeat: None, renewed: None },
+            None => Health { heard: now, heartbeat: heartbeat.clone(), renewed: None },
+            Some(before) if before.heartbeat == heartbeat => before,
+            Some(before) => Health { heard: now, heartbeat: heartbeat.clone(), renewed: before.renewed },
+        };
+        let renewed = lease.and_then(|lease| lease.spec.as_ref()?.renew_time.as_ref()).map(|time| time.0);
+        if renewed > health.renewed {
+            health.renewed = renewed;
+            health.heard = now;
+        }
+        health
+    }
+
+    /// When the node counts as silent unless it is heard of before.
+    pub fn silent_at(&self) -> Timestamp {
+        let grace = if self.heartbeat.is_some() { GRACE } else { STARTUP_GRACE };
+        self.heard.checked_add(grace).unwrap_or(Timestamp::MAX)
+    }
+}
+
+/// The conditions of a node that is silent, where it has others.
+pub fn unknown(node: &Node, now: Timestamp) -> Option<Vec<NodeCondition>> {
+    let status = node.status.as_ref();
+    let before = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let mut after = before.to_vec();
+    for type_ in CONDITIONS {
+        match after.iter_mut().find(|condition| condition.type_ == type_) {
+            Some(condition) if condition.status == "Unknown" => {}
+            Some(condition) => {
+                condition.status = "Unknown".into();
+                condition.reason = Some("NodeStatusUnknown".into());
+                condition.message = Some("Kubelet stopped posting node status.".into());
+                condition.last_transition_time = Some(Time(now));
+            }
+            None => after.push(NodeCondition {
+                type_: type_.into(),
+                status: "Unknown".into(),
+                reason: Some("NodeStatusNeverUpdated".into()),
+                message: Some("Kubelet never posted node status.".into()),
+                last_heartbeat_time: node.metadata.creation_timestamp.clone(),
+                last_transition_time: Some(Time(now)),
+            }),
+        }
+    }
+    (after != before).then_some(after)
+}

@@ -1,0 +1,92 @@
+//! Which taints and labels a node should have. Pure.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, NodeCondition, Taint};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use reconcile::Object;
+
+pub const NOT_READY: &str = "node.kubernetes.io/not-ready";
+pub const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
+const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
+const NO_SCHEDULE: &str = "NoSchedule";
+pub const NO_EXECUTE: &str = "NoExecute";
+
+/// The taints that keep new pods away while a condition has a status.
+const BY_CONDITION: &[(&str, &str, &str)] = &[
+    ("Ready", "False", NOT_READY),
+    ("Ready", "Unknown", UNREACHABLE),
+    ("MemoryPressure", "True", "node.kubernetes.io/memory-pressure"),
+    ("DiskPressure", "True", "node.kubernetes.io/disk-pressure"),
+    ("NetworkUnavailable", "True", "node.kubernetes.io/network-unavailable"),
+    ("PIDPressure", "True", "node.kubernetes.io/pid-pressure"),
+];
+
+/// Labels and the older ones that say the same.
+const SAME_LABELS: &[(&str, &str)] =
+    &[("kubernetes.io/os", "beta.kubernetes.io/os"), ("kubernetes.io/arch", "beta.kubernetes.io/arch")];
+
+/// What happens to the taints for which pods leave.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Leaving {
+    /// They stay as they are.
+    Keep,
+    None,
+    /// This one of the two, and not the other.
+    For(&'static str),
+}
+
+fn spec_taints(node: &Node) -> &[Taint] {
+    node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default()
+}
+
+pub fn has_taint(node: &Node, key: &str, effect: &str) -> bool {
+    spec_taints(node).iter().any(|taint| taint.key == key && taint.effect == effect)
+}
+
+/// The taints of a node, where it should have others.
+pub fn taints(node: &Node, leaving: Leaving, now: Timestamp) -> Option<Vec<Taint>> {
+    let conditions: &[NodeCondition] =
+        node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let of_condition = |condition: &NodeCondition| {
+        let row = BY_CONDITION.iter().find(|row| row.0 == condition.type_ && row.1 == condition.status);
+        row.map(|row| (row.2, NO_SCHEDULE))
+    };
+    let mut wanted: Vec<(&str, &str)> = conditions.iter().filter_map(of_condition).collect();
+    if node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true)) {
+        wanted.push((UNSCHEDULABLE, NO_SCHEDULE));
+    }
+    if let Leaving::For(key) = leaving {
+        wanted.push((key, NO_EXECUTE));
+    }
+    let is_ours = |taint: &Taint| match taint.effect.as_str() {
+        NO_SCHEDULE => taint.key == UNSCHEDULABLE || BY_CONDITION.iter().any(|row| row.2 == taint.key),
+        NO_EXECUTE => leaving != Leaving::Keep && [NOT_READY, UNREACHABLE].contains(&taint.key.as_str()),
+        _ => false,
+    };
+    let before = spec_taints(node);
+    let kept =
+        |taint: &&Taint| !is_ours(taint) || wanted.contains(&(taint.key.as_str(), taint.effect.as_str()));
+    let mut after: Vec<Taint> = before.iter().filter(kept).cloned().collect();
+    for (key, effect) in wanted {
+        if !after.iter().any(|taint| taint.key == key && taint.effect == effect) {
+            after.push(Taint {
+                key: key.into(),
+                effect: effect.into(),
+                value: None,
+                time_added: Some(Time(now)),
+            });
+        }
+    }
+    (after != before).then_some(after)
+}
+
+/// The labels a node lacks or has wrong.
+pub fn labels(node: &Node) -> BTreeMap<&'static str, String> {
+    let rows = SAME_LABELS.iter().filter_map(|(label, older)| {
+        let value = node.label(label)?;
+        (node.label(older) != Some(value)).then(|| (*older, value.to_owned()))
+    });
+    rows.collect()
+}

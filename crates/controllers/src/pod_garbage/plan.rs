@@ -1,0 +1,131 @@
+//! Which pods nobody will ever finish. Pure.
+
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use reconcile::Object;
+
+use crate::{node, pod};
+
+/// How long a pod's node must have been away before the pod is given up.
+const QUARANTINE: SignedDuration = SignedDuration::from_secs(40);
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+
+#[derive(Debug, PartialEq)]
+pub enum Action {
+    Nothing,
+    /// It goes at once, since nobody is there to end it.
+    Delete,
+    /// It goes at once if its node is really gone.
+    DeleteWithNode,
+    RecheckAt(Timestamp),
+}
+
+/// `node` is the pod's node; where there is none, it is missed since `missed`.
+pub fn plan(pod: &Pod, node: Option<&Node>, missed: Timestamp, now: Timestamp) -> Action {
+    let going = pod.is_deleting();
+    match node {
+        _ if pod::node(pod).is_empty() => {
+            if going {
+                Action::Delete
+            } else {
+                Action::Nothing
+            }
+        }
+        Some(node) => {
+            let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
+            let out_of_service = taints.iter().any(|taint| taint.key == OUT_OF_SERVICE);
+            let lost = going && out_of_service && !node::is_ready(node);
+            if lost { Action::Delete } else { Action::Nothing }
+        }
+        None => match missed.checked_add(QUARANTINE).unwrap_or(now) {
+            end if end > now => Action::RecheckAt(end),
+            _ => Action::DeleteWithNode,
+        },
+    }
+}
+
+/// The pods that are over and too many, those that were evicted and the oldest first.
+pub fn surplus(pods: &[Arc<Pod>], most: usize) -> Vec<Arc<Pod>> {
+    let mut over: Vec<&Arc<Pod>> = pods.iter().filter(|pod| pod::is_terminal(pod)).collect();
+    let surplus = over.len().saturating_sub(most);
+    if surplus == 0 {
+        return Vec::new();
+    }
+    let evicted = |pod: &Pod| {
+        let reason = pod.status.as_ref().and_then(|status| status.reason.as_deref());
+        pod::phase(pod) == "Failed" && reason == Some("Evicted")
+    };
+    over.sort_by_key(|pod| {
+        let created = pod.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        (!evicted(pod), created, pod.name().to_owned())
+    });
+    over.into_iter().take(surplus).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(pod: &str, node: Option<&str>, missed: i64, expected: &str) {
+        let mut value = json!({"metadata": {"name": "p"}, "spec": {"containers": []}});
+        for word in pod.split_whitespace() {
+            match word {
+                "deleted" => value["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"),
+                _ => value["spec"]["nodeName"] = json!("n"),
+            }
+        }
+        let pod: Pod = serde_json::from_value(value).expect("a pod");
+        let node: Option<Node> = node.map(|words| {
+            let ready = if words.contains("unready") { "False" } else { "True" };
+            let taints = if words.contains("out") { json!([{"key": OUT_OF_SERVICE, "effect": "NoExecute"}]) } else { json!([]) };
+            serde_json::from_value(json!({"metadata": {"name": "n"}, "spec": {"taints": taints}, "status": {"conditions": [{"type": "Ready", "status": ready}]}})).expect("a node")
+        });
+        let now = Timestamp::from_second(1000).expect("a time");
+        let missed = Timestamp::from_second(1000 - missed).expect("a time");
+        let found = match plan(&pod, node.as_ref(), missed, now) {
+            Action::Nothing => "nothing".to_owned(),
+            Action::Delete => "delete".to_owned(),
+            Action::DeleteWithNode => "delete with node".to_owned(),
+            Action::RecheckAt(at) => format!("in {}", at.as_second() - 1000),
+        };
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn pods_go_where_nobody_is_left_to_end_them() {
+        check("", None, 100, "nothing");
+        check("deleted", None, 0, "delete");
+        check("bound", Some("ready"), 0, "nothing");
+        check("bound deleted", Some("unready"), 0, "nothing");
+        check("bound deleted", Some("ready out"), 0, "nothing");
+        check("bound", Some("unready out"), 0, "nothing");
+        check("bound deleted", Some("unready out"), 0, "delete");
+        check("bound", None, 0, "in 40");
+        check("bound", None, 39, "in 1");
+        check("bound", None, 40, "delete with node");
+    }
+
+    #[test]
+    fn the_oldest_of_those_that_are_over_go_first() {
+        let pod = |name: &str, phase: &str, second: i64, reason: &str| {
+            let created = Timestamp::from_second(second).expect("a time").to_string();
+            let value = json!({"metadata": {"name": name, "creationTimestamp": created}, "status": {"phase": phase, "reason": reason}});
+            Arc::new(serde_json::from_value::<Pod>(value).expect("a pod"))
+        };
+        let pods = [
+            pod("a", "Succeeded", 3, ""),
+            pod("b", "Failed", 2, ""),
+            pod("c", "Running", 1, ""),
+            pod("d", "Failed", 9, "Evicted"),
+        ];
+        let names = |most: usize| {
+            surplus(&pods, most).iter().map(|pod| pod.name().to_owned()).collect::<Vec<_>>().join(",")
+        };
+        assert_eq!([names(3), names(2), names(1), names(0)].join(" "), " d d,b d,b,a");
+    }
+}

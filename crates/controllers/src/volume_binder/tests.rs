@@ -1,0 +1,330 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use expect_test::{Expect, expect};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
+use proptest::prelude::*;
+use reconcile::{Delete, Key, Object};
+use serde_json::{Value, json};
+
+use super::bound;
+use super::plan::{self, ClaimAction, Surroundings, VolumeAction};
+use crate::rig::{Rig, until};
+
+/// `name 5Gi class=fast modes=ReadWriteOnce,ReadOnlyMany ref=claim uid=u phase=Available policy=Delete`
+fn volume(text: &str) -> Arc<PersistentVolume> {
+    let mut words = text.split_whitespace();
+    let name = words.next().unwrap_or_default();
+    let mut value = json!({
+        "metadata": {"name": name, "uid": name, "annotations": {}},
+        "spec": {"accessModes": ["ReadWriteOnce"], "persistentVolumeReclaimPolicy": "Retain"},
+        "status": {"phase": "Available"},
+    });
+    for word in words {
+        match word.split_once('=') {
+            Some(("class", class)) => value["spec"]["storageClassName"] = json!(class),
+            Some(("modes", modes)) => {
+                value["spec"]["accessModes"] = json!(modes.split(',').collect::<Vec<_>>())
+            }
+            Some(("ref", claim)) => value["spec"]["claimRef"] = json!({"namespace": "ns", "name": claim}),
+            Some(("uid", uid)) => value["spec"]["claimRef"]["uid"] = json!(uid),
+            Some(("phase", phase)) => value["status"]["phase"] = json!(phase),
+            Some(("policy", policy)) => value["spec"]["persistentVolumeReclaimPolicy"] = json!(policy),
+            Some(("by", by)) => {
+                value["metadata"]["annotations"]["pv.kubernetes.io/provisioned-by"] = json!(by)
+            }
+            Some(("mode", mode)) => value["spec"]["volumeMode"] = json!(mode),
+            _ => value["spec"]["capacity"] = json!({"storage": word}),
+        }
+    }
+    Arc::new(serde_json::from_value(value).expect("a volume"))
+}
+
+/// `name 5Gi class=fast volume=v done node=n`; the uid is the name.
+fn claim(text: &str) -> PersistentVolumeClaim {
+    let mut words = text.split_whitespace();
+    let name = words.next().unwrap_or_default();
+    let mut value = json!({
+        "metadata": {"name": name, "namespace": "ns", "uid": name, "annotations": {}},
+        "spec": {"accessModes": ["ReadWriteOnce"]}, "status": {"phase": "Pending"},
+    });
+    for word in words {
+        match word.split_once('=') {
+            Some(("class", class)) => value["spec"]["storageClassName"] = json!(class),
+            Some(("volume", volume)) => value["spec"]["volumeName"] = json!(volume),
+            Some(("mode", mode)) => value["spec"]["volumeMode"] = json!(mode),
+            Some(("node", node)) => {
+                value["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] = json!(node)
+            }
+            _ if word == "done" => {
+                value["metadata"]["annotations"]["pv.kubernetes.io/bind-completed"] = json!("yes")
+            }
+            _ => value["spec"]["resources"] = json!({"requests": {"storage": word}}),
+        }
+    }
+    serde_json::from_value(value).expect("a claim")
+}
+
+/// `name provisioner [wait] [default]`
+fn class(text: &str) -> Arc<StorageClass> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let mode = if words.contains(&"wait") { "WaitForFirstConsumer" } else { "Immediate" };
+    let default = words.contains(&"default").to_string();
+    let value = json!({
+        "metadata": {"name": words[0], "annotations": {"storageclass.kubernetes.io/is-default-class": default}},
+        "provisioner": words[1], "volumeBindingMode": mode,
+    });
+    Arc::new(serde_json::from_value(value).expect("a class"))
+}
+
+#[track_caller]
+fn check(text: &str, volumes: &[&str], classes: &[&str], pods: &[&str], expected: Expect) {
+    let around = Surroundings {
+        volumes: &volumes.iter().map(|text| volume(text)).collect::<Vec<_>>(),
+        classes: &classes.iter().map(|text| class(text)).collect::<Vec<_>>(),
+        waiting_pods: &pods.iter().map(|pod| (*pod).to_owned()).collect::<Vec<_>>(),
+    };
+    let shown: Vec<String> = plan::claim(&claim(text), &around)
+        .iter()
+        .map(|action| match action {
+            ClaimAction::Bind(volume) => format!("bind {}", volume.name()),
+            ClaimAction::Pending => "pending".into(),
+            ClaimAction::Lost { reason, message } => format!("lost {reason} {message}"),
+            ClaimAction::AssignClass(class) => format!("class {class}"),
+            ClaimAction::AskProvisioner(name) => format!("ask {name}"),
+            ClaimAction::Tell { reason, message, .. } => format!("tell {reason} {message}"),
+        })
+        .collect();
+    expected.assert_eq(&shown.join("\n"));
+}
+
+#[test]
+fn claims_get_the_smallest_volume_that_suits() {
+    check("c 2Gi", &["a 1Gi", "b 5Gi", "d 3Gi"], &[], &[], expect!["bind d"]);
+    check("c 2Gi", &["a 5Gi modes=ReadWriteOnce,ReadOnlyMany", "b 9Gi"], &[], &[], expect!["bind b"]);
+    check("c 2Gi", &["a 2Gi", "b 9Gi ref=c"], &[], &[], expect!["bind b"]);
+    check("c 2Gi class=x", &["a 2Gi", "b 9Gi class=x"], &[], &[], expect!["bind b"]);
+    check(
+        "c 2Gi",
+        &["a 2Gi ref=other uid=o", "b 2Gi phase=Released"],
+        &[],
+        &[],
+        expect![[r#"
+        tell FailedBinding no persistent volumes available for this claim and no storage class is set
+        pending"#]],
+    );
+    check("c 2Gi", &["a 9Gi mode=Block"], &["fast x.io/p default"], &[], expect!["class fast"]);
+    check(
+        "c 2Gi class=fast",
+        &[],
+        &[],
+        &[],
+        expect![[r#"tell ProvisioningFailed storageclass.storage.k8s.io "fast" not found"#]],
+    );
+    check(
+        "c 2Gi class=fast",
+        &[],
+        &["fast x.io/p"],
+        &[],
+        expect![[r#"
+        ask x.io/p
+        tell ExternalProvisioning Waiting for a volume to be created either by the external provisioner 'x.io/p' or manually by the system administrator. If volume creation is delayed, please verify that the provisioner is running and correctly registered."#]],
+    );
+    check(
+        "c 2Gi class=no",
+        &[],
+        &["no kubernetes.io/no-provisioner"],
+        &[],
+        expect!["tell ProvisioningFailed no volume plugin matched name: kubernetes.io/no-provisioner"],
+    );
+}
+
+#[test]
+fn some_claims_wait_for_their_pods() {
+    let classes = &["late x.io/p wait"];
+    check(
+        "c 2Gi class=late",
+        &["a 2Gi class=late"],
+        classes,
+        &[],
+        expect![[r#"
+        tell WaitForFirstConsumer waiting for first consumer to be created before binding
+        pending"#]],
+    );
+    check(
+        "c 2Gi class=late",
+        &[],
+        classes,
+        &["p", "q"],
+        expect![[r#"
+        tell WaitForPodScheduled waiting for pods p,q to be scheduled
+        pending"#]],
+    );
+    check("c 2Gi class=late", &["a 2Gi class=late ref=c uid=c"], classes, &["p"], expect!["bind a"]);
+    check(
+        "c 2Gi class=late node=n",
+        &[],
+        classes,
+        &[],
+        expect![[r#"
+        ask x.io/p
+        tell ExternalProvisioning Waiting for a volume to be created either by the external provisioner 'x.io/p' or manually by the system administrator. If volume creation is delayed, please verify that the provisioner is running and correctly registered."#]],
+    );
+}
+
+#[test]
+fn claims_that_name_a_volume_get_that_or_none() {
+    check("c 2Gi volume=a", &[], &[], &[], expect!["pending"]);
+    check("c 2Gi volume=a", &["a 2Gi"], &[], &[], expect!["bind a"]);
+    check(
+        "c 2Gi volume=a",
+        &["a 1Gi"],
+        &[],
+        &[],
+        expect![[r#"
+        tell VolumeMismatch Cannot bind to requested volume "a": requested PV is too small
+        pending"#]],
+    );
+    check(
+        "c 2Gi volume=a",
+        &["a 2Gi ref=other uid=o"],
+        &[],
+        &[],
+        expect![[r#"
+        tell FailedBinding volume "a" already bound to a different claim.
+        pending"#]],
+    );
+    check(
+        "c 2Gi done",
+        &["a 2Gi"],
+        &[],
+        &[],
+        expect![
+            "lost ClaimLost Bound claim has lost reference to PersistentVolume. Data on the volume is lost!"
+        ],
+    );
+    check(
+        "c 2Gi volume=a done",
+        &[],
+        &[],
+        &[],
+        expect!["lost ClaimLost Bound claim has lost its PersistentVolume. Data on the volume is lost!"],
+    );
+    check("c 2Gi volume=a done", &["a 2Gi ref=c uid=c"], &[], &[], expect!["bind a"]);
+    check(
+        "c 2Gi volume=a done",
+        &["a 2Gi ref=c uid=old"],
+        &[],
+        &[],
+        expect!["lost ClaimMisbound Two claims are bound to the same volume, this one is bound incorrectly"],
+    );
+}
+
+#[test]
+fn volumes_follow_their_claims() {
+    let check = |text: &str, named: Option<&str>, expected: VolumeAction| {
+        let named = named.map(claim);
+        assert_eq!(plan::volume(&volume(text), named.as_ref()), expected, "{text}");
+    };
+    check("a 1Gi phase=Pending", None, VolumeAction::Phase("Available"));
+    check("a 1Gi", None, VolumeAction::Nothing);
+    check("a 1Gi ref=c", None, VolumeAction::Nothing);
+    check("a 1Gi ref=c uid=c", Some("c 1Gi"), VolumeAction::WakeClaim);
+    check("a 1Gi ref=c uid=c mode=Block", Some("c 1Gi"), VolumeAction::Mismatch);
+    check("a 1Gi ref=c uid=c", Some("c 1Gi volume=a"), VolumeAction::Phase("Bound"));
+    check("a 1Gi ref=c uid=c", Some("c 1Gi volume=b"), VolumeAction::Unbind);
+    check("a 1Gi ref=c uid=c phase=Bound", None, VolumeAction::Release);
+    check("a 1Gi ref=c uid=c phase=Released", None, VolumeAction::Nothing);
+    check("a 1Gi ref=c uid=c phase=Released policy=Delete by=x.io/p", None, VolumeAction::Nothing);
+    let message =
+        "error getting deleter volume plugin for volume \"a\": no deletable volume plugin matched".to_owned();
+    check(
+        "a 1Gi ref=c uid=c phase=Released policy=Delete",
+        None,
+        VolumeAction::Fail { reason: "VolumeFailedDelete", message },
+    );
+}
+
+proptest! {
+    /// However claims and volumes are, binding until nothing is left to bind leaves no volume with two claims, no
+    /// claim with a volume that is too small, and no claim waiting that a free volume would suit.
+    #[test]
+    fn no_volume_is_bound_twice(sizes in prop::collection::vec(1..6u32, 0..6), wishes in prop::collection::vec(1..6u32, 0..6)) {
+        let mut volumes: Vec<Arc<PersistentVolume>> = sizes.iter().enumerate().map(|(i, size)| volume(&format!("v{i} {size}Gi"))).collect();
+        let mut claims: Vec<PersistentVolumeClaim> = wishes.iter().enumerate().map(|(i, size)| claim(&format!("c{i} {size}Gi class="))).collect();
+        for claim in &mut claims {
+            let around = Surroundings { volumes: &volumes, classes: &[], waiting_pods: &[] };
+            if let Some(ClaimAction::Bind(chosen)) = plan::claim(claim, &around).into_iter().next() {
+                let mut taken = bound::volume(&chosen, claim).expect("a new binding");
+                taken.status.get_or_insert_default().phase = Some("Bound".into());
+                *claim = bound::claim(claim, &taken).expect("a new binding");
+                let slot = volumes.iter_mut().find(|volume| volume.name() == taken.name()).expect("the volume");
+                *slot = Arc::new(taken);
+            }
+        }
+        let mut by_volume: BTreeMap<String, u32> = BTreeMap::new();
+        for (claim, wish) in claims.iter().zip(&wishes) {
+            let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.clone());
+            match name {
+                Some(name) => {
+                    let index: usize = name[1..].parse().expect("a number");
+                    prop_assert!(sizes[index] >= *wish);
+                    *by_volume.entry(name).or_default() += 1;
+                }
+                None => prop_assert!(volumes.iter().enumerate().all(|(i, volume)| sizes[i] < *wish || super::matching::claim_ref(volume).is_some())),
+            }
+            let around = Surroundings { volumes: &volumes, classes: &[], waiting_pods: &[] };
+            for action in plan::claim(claim, &around) {
+                if let ClaimAction::Bind(volume) = action {
+                    prop_assert_eq!(bound::volume(&volume, claim), None);
+                    prop_assert_eq!(bound::claim(claim, &volume), None);
+                }
+            }
+        }
+        prop_assert!(by_volume.values().all(|count| *count == 1));
+    }
+}
+
+async fn make(rig: &Rig, path: &str, value: Value) {
+    rig.client.request(http::Method::POST, path, Some(&value)).await.expect("an object");
+}
+
+#[tokio::test]
+async fn claims_are_bound_and_volumes_released() {
+    let rig =
+        Rig::start(&["persistentvolume-binder-controller", "persistentvolumeclaim-protection-controller"])
+            .await;
+    let spec = json!({"storageClassName": "", "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}});
+    make(
+        &rig,
+        "/api/v1/namespaces/default/persistentvolumeclaims",
+        json!({"metadata": {"name": "c"}, "spec": spec}),
+    )
+    .await;
+    let spec = json!({
+        "capacity": {"storage": "2Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/x"},
+        "persistentVolumeReclaimPolicy": "Retain",
+    });
+    make(&rig, "/api/v1/persistentvolumes", json!({"metadata": {"name": "v"}, "spec": spec})).await;
+    let key = Key::new("default", "c");
+    let bound = || async {
+        let claim: PersistentVolumeClaim = rig.client.get(&key).await.ok()?;
+        let status = claim.status.as_ref()?;
+        (status.phase.as_deref() == Some("Bound")).then_some(claim)
+    };
+    let claim = until("the claim being bound", bound).await;
+    assert_eq!(claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()), Some("v"));
+    assert_eq!(json!(claim.status)["capacity"], json!({"storage": "2Gi"}));
+    assert_eq!(claim.annotation("pv.kubernetes.io/bind-completed"), Some("yes"));
+    let phase = |wanted: &'static str| {
+        let rig = &rig;
+        async move {
+            let volume: PersistentVolume = rig.client.get(&Key::new("", "v")).await.ok()?;
+            (super::matching::phase(&volume) == wanted).then_some(())
+        }
+    };
+    until("the volume being bound", || phase("Bound")).await;
+    rig.client.delete::<PersistentVolumeClaim>(&key, &Delete::default()).await.expect("a deletion");
+    until("the volume being released", || phase("Released")).await;
+}
