@@ -14,7 +14,8 @@ use crate::{Http, Process};
 const START: Duration = Duration::from_secs(60);
 const STOP: Duration = Duration::from_secs(30);
 /// The controllers without which namespaces are not what tests of the API expect; the others would change the
-/// objects of a test while it looks at them. A test that wants more says `--controllers` itself.
+/// objects of a test while it looks at them, and so would the scheduler. A test that wants more says
+/// `--controllers` itself.
 const CONTROLLERS: &str = "--controllers=clusterrole-aggregation-controller,namespace-controller,persistentvolume-protection-controller,persistentvolumeclaim-protection-controller,root-ca-certificate-publisher-controller,serviceaccount-controller";
 /// What Rust writes when a thread or a task panics.
 const PANIC: &str = "' panicked at ";
@@ -154,7 +155,7 @@ impl Server {
             .args(["--bind-address", "127.0.0.1", "--https-listen-port", &self.port.to_string()])
             .args(&self.flags);
         if !self.flags.iter().any(|flag| flag.starts_with("--controllers")) {
-            command.arg(CONTROLLERS);
+            command.args([CONTROLLERS, "--disable-scheduler"]);
         }
         let process = self.process.insert(Process::spawn(&mut command)?);
         let kubeconfig = self.dir.path().join("kubeconfig.yaml");
