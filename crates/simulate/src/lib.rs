@@ -24,6 +24,9 @@ pub const SIMULATED: &str = "simulate.skiff/node";
 /// An annotation on a simulated node that makes it fall silent, as if its machine had died.
 pub const DOWN: &str = "simulate.skiff/down";
 
+/// An annotation on a simulated node: images, separated by commas, that it cannot get.
+pub const MISSING: &str = "simulate.skiff/missing-images";
+
 /// Plays nodes and their pods until the context's shutdown.
 pub async fn run(ctx: Ctx, config: Config) {
     let ctx = Ctx { events: ctx.events.from("kubelet"), ..ctx };

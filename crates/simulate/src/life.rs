@@ -26,6 +26,18 @@ pub struct Moment {
 pub struct Place<'a> {
     pub node_ip: &'a str,
     pub pod_ip: &'a str,
+    /// Images that cannot be had here, separated by commas.
+    pub missing: &'a str,
+}
+
+impl Place<'_> {
+    /// Why a container cannot be made here.
+    fn lacks(&self, container: &Container) -> Option<&'static str> {
+        let image = container.image.as_deref().unwrap_or_default();
+        let is_missing = self.missing.split(',').any(|missing| missing == image);
+        let never = container.image_pull_policy.as_deref() == Some("Never");
+        is_missing.then_some(if never { "ErrImageNeverPull" } else { "ImagePullBackOff" })
+    }
 }
 
 /// The status of `pod` at `now`; its life began at `status.startTime`, or begins now.
@@ -34,6 +46,10 @@ pub fn at(pod: &Pod, place: &Place<'_>, now: Timestamp) -> Moment {
     let before = pod.status.clone().unwrap_or_default();
     let begun = before.start_time.clone().map_or(now, |time| time.0);
     let policy = spec.restart_policy.as_deref().unwrap_or("Always");
+    let live = |container: &Container, policy: &str, from: Timestamp| match place.lacks(container) {
+        Some(why) => Life::waiting(why),
+        None => Life::of(container, pod, policy, from, now),
+    };
     let mut from = begun;
     let mut inits = Vec::new();
     let mut initialized = true;
@@ -46,7 +62,7 @@ pub fn at(pod: &Pod, place: &Place<'_>, now: Timestamp) -> Moment {
             _ => "OnFailure",
         };
         let mut life = if initialized && !failed_init {
-            Life::of(container, pod, policy, from, now)
+            live(container, policy, from)
         } else {
             Life::waiting("PodInitializing")
         };
@@ -66,7 +82,7 @@ pub fn at(pod: &Pod, place: &Place<'_>, now: Timestamp) -> Moment {
         .containers
         .iter()
         .map(|container| match started {
-            true => (container, Life::of(container, pod, policy, from, now)),
+            true => (container, live(container, policy, from)),
             false => (container, Life::waiting("PodInitializing")),
         })
         .collect();
@@ -134,7 +150,8 @@ fn phase(started: bool, failed_init: bool, mains: &[(&Container, Life)]) -> &'st
     if failed_init {
         return "Failed";
     }
-    if !started {
+    let never_begun = |life: &Life| life.state.waiting.is_some() && life.last_state.is_none();
+    if !started || mains.iter().any(|(_, life)| never_begun(life)) {
         return "Pending";
     }
     if mains.iter().any(|(_, life)| life.ended.is_none()) {

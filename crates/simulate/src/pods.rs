@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use k8s_openapi::api::core::v1::{Node, Pod, PodStatus};
 use reconcile::{Controller, Ctx, Delete, Error, Key, Next, Object as _};
 
+use crate::MISSING;
 use crate::life::{self, Place};
 use crate::nodes::is_alive;
 
@@ -52,7 +53,8 @@ async fn reconcile(ctx: &Ctx, key: &Key, addresses: &AtomicU32, events: bool) ->
         return Ok(Next::Change);
     }
     let pod_ip = status.pod_ip.clone().unwrap_or_else(|| next_address(addresses));
-    let place = Place { node_ip: address_of(&node), pod_ip: &pod_ip };
+    let missing = node.annotation(MISSING).unwrap_or_default();
+    let place = Place { node_ip: address_of(&node), pod_ip: &pod_ip, missing };
     let moment = life::at(&pod, &place, ctx.clock.now());
     if moment.status != status {
         if events {

@@ -16,7 +16,7 @@ fn time(second: i64) -> Timestamp {
 }
 
 fn place() -> Place<'static> {
-    Place { node_ip: "198.18.0.0", pod_ip: "10.128.1.1" }
+    Place { node_ip: "198.18.0.0", pod_ip: "10.128.1.1", missing: "no/such:v1" }
 }
 
 fn shown(second: i64, moment: &Moment) -> String {
@@ -133,4 +133,17 @@ proptest! {
         prop_assert_eq!(a.status.container_statuses, b.status.container_statuses);
         prop_assert_eq!(a.until, b.until);
     }
+}
+
+#[test]
+fn what_cannot_be_pulled_does_not_start() {
+    let container =
+        |image: &str, policy: &str| json!({"name": "c", "image": image, "imagePullPolicy": policy});
+    let check = |container, expected| {
+        let moment = at(&pod(json!({"containers": [container]})), &place(), time(0));
+        assert_eq!(shown(0, &moment), expected);
+    };
+    check(container("no/such:v1", "Always"), "0: Pending [c ImagePullBackOff restarts=0]\n");
+    check(container("no/such:v1", "Never"), "0: Pending [c ErrImageNeverPull restarts=0]\n");
+    check(container("no/such:v2", "Never"), "0: Running [c running ready restarts=0]\n");
 }
