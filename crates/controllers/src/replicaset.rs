@@ -78,18 +78,28 @@ async fn reconcile<T: Replicated>(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
     let selector = selector(&set);
     let candidates = || ownership::candidates(owner.as_ref(), ctx.caches.pods());
 
-    let claim = plan::claim(&set, &selector, &candidates());
+    let all = candidates();
+    let claim = plan::claim(&set, &selector, &all);
     ownership::settle(ctx, owner.as_ref(), &claim).await?;
+    // An adopted pod is judged as it was found: it may have come to life since, and is the newest all the same.
+    let adopted = claim.adopt.into_iter().filter(|pod| is_ours(ctx, owner.as_ref(), pod));
+    let active: Vec<Arc<Pod>> = claim.owned.into_iter().chain(adopted).collect();
 
-    let pods = plan::own(&set, &selector, &candidates());
     let related = || owner.related_pods(ctx);
-    let failure = match plan::change(&set, &pods.active, related, ctx.clock.now()) {
-        Change::None => None,
-        Change::Create(count) => create(ctx, owner.as_ref(), &set, count).await,
-        Change::Delete(pods) => delete(ctx, owner.as_ref(), &pods).await,
+    let change = plan::change(&set, &active, related, ctx.clock.now());
+    let (pods, failure) = match change {
+        Change::None => (plan::Pods { active, terminating: plan::terminating(&set, &selector, &all) }, None),
+        Change::Create(count) => {
+            let failure = create(ctx, owner.as_ref(), &set, count).await;
+            (plan::own(&set, &selector, &candidates()), failure)
+        }
+        Change::Delete(pods) => {
+            let failure = delete(ctx, owner.as_ref(), &pods).await;
+            (plan::own(&set, &selector, &candidates()), failure)
+        }
     };
 
-    let (pods, now) = (plan::own(&set, &selector, &candidates()), ctx.clock.now());
+    let now = ctx.clock.now();
     let told = failure.as_ref().map(|(_, message)| message.as_str());
     if let Some(updated) = owner.with_status(plan::status(&set, &pods, told, now)) {
         ctx.replace_status(&updated).await?;
@@ -98,6 +108,11 @@ async fn reconcile<T: Replicated>(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
         return Err(error);
     }
     Ok(plan::next_look(&set, &pods, now).map_or(Next::Change, Next::At))
+}
+
+fn is_ours<T: Replicated>(ctx: &Ctx, owner: &T, pod: &Pod) -> bool {
+    let pod = ctx.caches.pods().get_exactly(&pod.key(), pod.uid());
+    pod.is_some_and(|pod| pod.controller().is_some_and(|controller| controller.uid == owner.uid()))
 }
 
 async fn create<T: Replicated>(

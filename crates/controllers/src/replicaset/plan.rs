@@ -40,11 +40,13 @@ pub fn claim(set: &ReplicaSet, selector: &LabelSelector, pods: &[Arc<Pod>]) -> C
 
 /// The set's own pods.
 pub fn own(set: &ReplicaSet, selector: &LabelSelector, pods: &[Arc<Pod>]) -> Pods {
+    Pods { active: claim(set, selector, pods).owned, terminating: terminating(set, selector, pods) }
+}
+
+/// How many of the set's own pods are on their way out.
+pub fn terminating(set: &ReplicaSet, selector: &LabelSelector, pods: &[Arc<Pod>]) -> usize {
     let terminating = pods.iter().filter(|pod| pod::is_terminating(pod)).cloned();
-    Pods {
-        active: claim(set, selector, pods).owned,
-        terminating: ownership::claim(set, selector, terminating).owned.len(),
-    }
+    ownership::claim(set, selector, terminating).owned.len()
 }
 
 /// Pods to create or to delete. `related` are those of all sets of the same owner, which spread the set's
