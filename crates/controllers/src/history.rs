@@ -61,7 +61,6 @@ pub fn data(template: &PodTemplateSpec) -> Value {
     json!({"spec": {"template": template}})
 }
 
-#[allow(dead_code, reason = "for StatefulSets")]
 /// The template that a revision brings back.
 pub fn template(revision: &ControllerRevision) -> Option<PodTemplateSpec> {
     let RawExtension(data) = revision.data.as_ref()?;

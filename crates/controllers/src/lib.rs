@@ -39,6 +39,7 @@ mod root_ca;
 mod scale;
 mod selector;
 mod service_accounts;
+mod statefulset;
 mod taint_eviction;
 pub mod template;
 mod ttl;
@@ -89,6 +90,7 @@ pub const CONTROLLERS: &[Loop] = &[
     Loop { name: "replicationcontroller-controller", run: |ctx| Box::pin(replicationcontroller::run(ctx)) },
     Loop { name: "root-ca-certificate-publisher-controller", run: |ctx| Box::pin(root_ca::run(ctx)) },
     Loop { name: "serviceaccount-controller", run: |ctx| Box::pin(service_accounts::run(ctx)) },
+    Loop { name: "statefulset-controller", run: |ctx| Box::pin(statefulset::run(ctx)) },
     Loop { name: "taint-eviction-controller", run: |ctx| Box::pin(taint_eviction::run(ctx)) },
     Loop { name: "ttl-after-finished-controller", run: |ctx| Box::pin(ttl_after_finished::run(ctx)) },
     Loop { name: "ttl-controller", run: |ctx| Box::pin(ttl::run(ctx)) },

@@ -1,0 +1,208 @@
+//! StatefulSets: pods with names and volumes of their own, one after another.
+//!
+//! Each step [`plan`] asks for is carried out and then looked at afresh: first the history of templates, then
+//! claims and pods, then the status, which tells what is there after that.
+
+mod claims;
+pub mod plan;
+mod pods;
+
+use futures_util::future::join_all;
+use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetStatus};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use reconcile::{Controller, Ctx, Delete, Error, Key, Next, Object as _, Patch, keys};
+use serde_json::json;
+
+use crate::batches::slow_start;
+use crate::history::{self, History};
+use crate::ownership;
+use plan::{Action, Plan, Sight, Step, plan};
+
+const WORKERS: usize = 5;
+/// What the hash of a revision is written under.
+const HASH: &str = "controller.kubernetes.io/hash";
+
+pub async fn run(ctx: Ctx) {
+    let controller = Controller::new("statefulset", &ctx);
+    let sets = ctx.caches.stateful_sets();
+    controller.on(sets, keys::own);
+    controller.on(ctx.caches.pods(), keys::owner_of_kind("StatefulSet"));
+    controller.on(ctx.caches.controller_revisions(), keys::owner_of_kind("StatefulSet"));
+    let adopters = keys::in_namespace(sets, |pod: &Pod, set: &StatefulSet| {
+        let selector = reconcile::selector(set.spec.as_ref().map(|spec| &spec.selector));
+        pods::ordinal(set, pod).is_some() && selector.matches(|name| pod.label(name))
+    });
+    controller.on(ctx.caches.pods(), move |changed, enqueue| {
+        if changed.after.is_none_or(|pod| pod.controller().is_none()) {
+            adopters(changed, enqueue);
+        }
+    });
+    let claimants = keys::in_namespace(sets, claims::is_claim_of);
+    controller.on(ctx.caches.persistent_volume_claims(), claimants);
+    let shared = ctx.clone();
+    controller
+        .run(&ctx, WORKERS, move |key| {
+            let ctx = shared.clone();
+            async move { reconcile(&ctx, &key).await }
+        })
+        .await;
+}
+
+async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
+    let Some(set) = ctx.caches.stateful_sets().get(key) else { return Ok(Next::Change) };
+    let Some(spec) = &set.spec else { return Ok(Next::Change) };
+    let selector = reconcile::selector(Some(&spec.selector));
+    let mut candidates = ownership::candidates(&*set, ctx.caches.pods());
+    candidates.retain(|pod| pods::ordinal(&set, pod).is_some());
+    ownership::settle(ctx, &*set, &ownership::claim(&*set, &selector, candidates)).await?;
+    let revisions = ownership::candidates(&*set, ctx.caches.controller_revisions());
+    ownership::settle(ctx, &*set, &ownership::claim(&*set, &selector, revisions)).await?;
+    let (mut manage, mut failure) = (true, None);
+    loop {
+        let Some(set) = ctx.caches.stateful_sets().get_exactly(key, set.uid()) else {
+            return Ok(Next::Change);
+        };
+        let Some(spec) = &set.spec else { return Ok(Next::Change) };
+        let pods = ctx.caches.pods().owned_by(set.uid());
+        let mut claims = Vec::new();
+        if spec.volume_claim_templates.is_some() {
+            claims = ctx.caches.persistent_volume_claims().in_namespace(set.namespace());
+            claims.retain(|claim| claims::is_claim_of(claim, &set));
+        }
+        let history = History::of(&spec.template, ctx.caches.controller_revisions().owned_by(set.uid()));
+        let now = ctx.clock.now();
+        let sight = Sight { set: &set, spec, pods: &pods, claims: &claims, history: &history, now };
+        let Plan { step, recheck } = plan(&sight, manage);
+        match step {
+            Step::Rest => {
+                return match failure {
+                    Some(error) => Err(error),
+                    None => Ok(recheck.map_or(Next::Change, Next::At)),
+                };
+            }
+            Step::Remember { number } => remember(ctx, &set, number).await?,
+            Step::Renumber { revision, number } => history::renumber(ctx, &revision, number).await?,
+            Step::Act(actions) => {
+                manage = false;
+                failure = act(ctx, &set, actions).await.err();
+            }
+            Step::Trim(old) => {
+                for revision in old {
+                    ctx.delete(&*revision).await?;
+                }
+            }
+            Step::Status(status) => write_status(ctx, &set, status).await?,
+        }
+    }
+}
+
+async fn write_status(ctx: &Ctx, set: &StatefulSet, status: StatefulSetStatus) -> Result<(), Error> {
+    ctx.replace_status(&StatefulSet { status: Some(status), ..set.clone() }).await.map(drop)
+}
+
+async fn remember(ctx: &Ctx, set: &StatefulSet, number: i64) -> Result<(), Error> {
+    let template = set.spec.as_ref().map(|spec| spec.template.clone()).unwrap_or_default();
+    let mut status = set.status.clone().unwrap_or_default();
+    let collisions = status.collision_count.filter(|count| *count > 0);
+    let made = history::revision(set, &template, HASH, number, collisions);
+    if !history::create(ctx, &made).await? {
+        status.collision_count = Some(status.collision_count.unwrap_or(0).saturating_add(1));
+        write_status(ctx, set, status).await?;
+    }
+    Ok(())
+}
+
+/// Claims come first, one after another; then pods are made and at last deleted, each many at once.
+async fn act(ctx: &Ctx, set: &StatefulSet, actions: Vec<Action>) -> Result<(), Error> {
+    let (mut create, mut delete) = (Vec::new(), Vec::new());
+    for action in actions {
+        match action {
+            Action::CreateClaim { claim, pod } => create_claim(ctx, set, &claim, &pod).await?,
+            Action::OwnClaim(claim) => ctx.replace(&claim).await.map(drop)?,
+            Action::LabelPod { pod, ordinal } => label(ctx, set, &pod, ordinal).await?,
+            Action::Wait { pod, message } => tell(ctx, set, "Create", &pod, Some(&message)),
+            Action::CreatePod(pod) => create.push(pod),
+            Action::DeletePod(pod) => delete.push(pod),
+        }
+    }
+    let create = &create;
+    let births = slow_start(create.len(), |i| async move {
+        let created = ctx.create::<Pod>(&create[i]).await;
+        match &created {
+            // It is there, or another one is, or none can be.
+            Err(Error::NotSeen(_)) => {}
+            Err(error) if error.is_already_exists() || error.is_namespace_terminating() => {}
+            Err(error) => tell(ctx, set, "Create", create[i].name(), Some(&error.to_string())),
+            Ok(_) => tell(ctx, set, "Create", create[i].name(), None),
+        }
+        created.map(drop)
+    });
+    let (_, failure) = births.await;
+    let deletions = join_all(delete.iter().map(|pod| remove(ctx, set, pod))).await;
+    deletions.into_iter().collect::<Result<(), Error>>()?;
+    match failure {
+        Some(error) if !error.is_namespace_terminating() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+async fn create_claim(
+    ctx: &Ctx,
+    set: &StatefulSet,
+    claim: &PersistentVolumeClaim,
+    pod: &str,
+) -> Result<(), Error> {
+    let created = ctx.create(claim).await;
+    let (name, set_name) = (claim.name(), set.name());
+    match &created {
+        Ok(_) => {
+            let message = format!("Create Claim {name} Pod {pod} in StatefulSet {set_name} success");
+            ctx.events.normal(set, "SuccessfulCreate", message);
+        }
+        Err(error) if error.is_already_exists() => {}
+        Err(error) => {
+            let message =
+                format!("Create Claim {name} for Pod {pod} in StatefulSet {set_name} failed error: {error}");
+            ctx.events.warning(set, "FailedCreate", message);
+            tell(ctx, set, "Create", pod, Some(&format!("failed to create PVC {name}: {error}")));
+        }
+    }
+    created.map(drop)
+}
+
+async fn remove(ctx: &Ctx, set: &StatefulSet, pod: &Pod) -> Result<(), Error> {
+    let deleted = ctx.client.delete::<Pod>(&pod.key(), &Delete::uid(pod.uid())).await;
+    match deleted {
+        Ok(()) => tell(ctx, set, "Delete", pod.name(), None),
+        // Gone, or another pod has its name.
+        Err(error) if error.is_not_found() || error.is_conflict() => {}
+        Err(error) => {
+            tell(ctx, set, "Delete", pod.name(), Some(&error.to_string()));
+            return Err(error);
+        }
+    }
+    ctx.caches.pods().seen_deleted(&pod.key(), pod.uid()).await
+}
+
+async fn label(ctx: &Ctx, set: &StatefulSet, pod: &Pod, ordinal: i32) -> Result<(), Error> {
+    let labels: serde_json::Map<_, _> = pods::identity(pod.name(), ordinal)
+        .into_iter()
+        .map(|(key, value)| (key.to_owned(), value.into()))
+        .collect();
+    let patch = Patch::Merge(json!({"metadata": {"labels": labels, "uid": pod.uid()}}));
+    let labelled = ctx.patch::<Pod>(&pod.key(), &patch).await;
+    let why = labelled.as_ref().err().map(Error::to_string);
+    tell(ctx, set, "Update", pod.name(), why.as_deref());
+    labelled.map(drop)
+}
+
+fn tell(ctx: &Ctx, set: &StatefulSet, verb: &str, pod: &str, failure: Option<&str>) {
+    let what = format!("{verb} Pod {pod} in StatefulSet {}", set.name());
+    match failure {
+        None => ctx.events.normal(set, &format!("Successful{verb}"), format!("{what} successful")),
+        Some(why) => ctx.events.warning(set, &format!("Failed{verb}"), format!("{what} failed error: {why}")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

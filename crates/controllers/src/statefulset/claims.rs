@@ -1,0 +1,92 @@
+//! The volume claims of a StatefulSet's pods: their names, and who owns them so that they go when they should.
+
+use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use reconcile::Object as _;
+
+use crate::template::controlled_by;
+
+/// The claims a pod of this ordinal needs.
+pub fn claims(set: &StatefulSet, spec: &StatefulSetSpec, ordinal: i32) -> Vec<PersistentVolumeClaim> {
+    let templates = spec.volume_claim_templates.iter().flatten();
+    let named = templates.map(|template| {
+        let mut claim = template.clone();
+        claim.metadata.name = Some(claim_name(set, template, ordinal));
+        claim.metadata.namespace = Some(set.namespace().to_owned());
+        let labels = claim.metadata.labels.get_or_insert_default();
+        labels.extend(spec.selector.match_labels.clone().unwrap_or_default());
+        claim.status = None;
+        claim
+    });
+    named.collect()
+}
+
+pub fn claim_name(set: &StatefulSet, template: &PersistentVolumeClaim, ordinal: i32) -> String {
+    format!("{}-{}-{ordinal}", template.name(), set.name())
+}
+
+/// Whether a claim belongs to one of the set's pods, by its name.
+pub fn is_claim_of(claim: &PersistentVolumeClaim, set: &StatefulSet) -> bool {
+    let templates = set.spec.iter().flat_map(|spec| spec.volume_claim_templates.iter().flatten());
+    templates.into_iter().any(|template| {
+        let rest = claim.name().strip_prefix(template.name()).and_then(|rest| rest.strip_prefix('-'));
+        let ordinal = rest.and_then(|rest| rest.strip_prefix(set.name())?.strip_prefix('-'));
+        ordinal.is_some_and(|ordinal| ordinal.parse::<u32>().is_ok())
+    })
+}
+
+/// Whether claims go with pods that are scaled away, and with the set.
+fn policy(spec: &StatefulSetSpec) -> (bool, bool) {
+    let policy = spec.persistent_volume_claim_retention_policy.as_ref();
+    let deletes = |when: Option<&String>| when.is_some_and(|when| when == "Delete");
+    let scaled = policy.and_then(|policy| policy.when_scaled.as_ref());
+    let deleted = policy.and_then(|policy| policy.when_deleted.as_ref());
+    (deletes(scaled), deletes(deleted))
+}
+
+/// A claim that still belongs to a former pod of this name and will go with it: no new pod may use it.
+pub fn is_stale(claim: &PersistentVolumeClaim, spec: &StatefulSetSpec, pod: &str) -> bool {
+    let owners = claim.metadata.owner_references.iter().flatten();
+    policy(spec).0
+        && owners
+            .into_iter()
+            .any(|owner| owner.kind == "Pod" && owner.api_version == "v1" && owner.name == pod)
+}
+
+/// The owners a claim should have, if they are not those it has. `stays` is whether the pod's ordinal is one
+/// the set wants.
+pub fn owners(
+    claim: &PersistentVolumeClaim,
+    set: &StatefulSet,
+    spec: &StatefulSetSpec,
+    pod: &Pod,
+    stays: bool,
+) -> Option<Vec<OwnerReference>> {
+    let (scaled, deleted) = policy(spec);
+    let now = claim.metadata.owner_references.clone().unwrap_or_default();
+    let (by_set, by_pod) = (controlled_by(set), controlled_by(pod));
+    let names = |owner: &OwnerReference, wanted: &OwnerReference| {
+        owner.api_version == wanted.api_version && owner.kind == wanted.kind && owner.name == wanted.name
+    };
+    let ours = |owner: &OwnerReference| names(owner, &by_set) || names(owner, &by_pod);
+    let is_former = |owner: &OwnerReference| {
+        names(owner, &by_set) && owner.uid != by_set.uid || names(owner, &by_pod) && owner.uid != by_pod.uid
+    };
+    // What belongs to a former set or pod is left to whoever collects garbage.
+    if now.iter().any(is_former) {
+        return None;
+    }
+    let taken = (scaled || deleted) && now.iter().any(|owner| !ours(owner) && owner.controller == Some(true));
+    let mut wanted: Vec<OwnerReference> = now.iter().filter(|owner| !ours(owner)).cloned().collect();
+    if !taken {
+        wanted.extend((deleted && (stays || !scaled)).then_some(by_set.clone()));
+        wanted.extend((scaled && !stays).then_some(by_pod.clone()));
+    }
+    let has = |list: &[OwnerReference], owner: &OwnerReference| {
+        list.iter().any(|known| known.uid == owner.uid && known.controller == Some(true))
+    };
+    let same = [&by_set, &by_pod].into_iter().all(|owner| has(&now, owner) == has(&wanted, owner))
+        && now.iter().filter(|owner| ours(owner)).all(|owner| owner.controller == Some(true));
+    (!same).then_some(wanted)
+}

@@ -1,0 +1,215 @@
+//! A StatefulSet, its pods and a controller that may be stopped between any two actions.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::pod::{is_ready, is_terminal};
+
+/// What happens next; the numbers choose among what is there.
+#[derive(Clone, Copy, Debug)]
+enum Happens {
+    /// The controller looks, and is stopped after so many of its actions.
+    Look(usize),
+    /// A pod gets a step further: it becomes ready unless its image is broken, or is gone if it goes away.
+    Run(usize),
+    Fail(usize),
+    /// Somebody deletes a pod.
+    Delete(usize),
+    /// Another image; 0 is broken.
+    Image(u8),
+    Scale(i32),
+    Partition(i32),
+}
+
+fn happens() -> impl Strategy<Value = Happens> {
+    prop_oneof![
+        8 => (0usize..4).prop_map(Happens::Look),
+        8 => (0usize..9).prop_map(Happens::Run),
+        1 => (0usize..9).prop_map(Happens::Fail),
+        1 => (0usize..9).prop_map(Happens::Delete),
+        1 => (0u8..4).prop_map(Happens::Image),
+        1 => (0i32..5).prop_map(Happens::Scale),
+        1 => (0i32..4).prop_map(Happens::Partition),
+    ]
+}
+
+struct Model {
+    set: StatefulSet,
+    pods: BTreeMap<String, Pod>,
+    claims: BTreeMap<String, PersistentVolumeClaim>,
+    revisions: Vec<Arc<ControllerRevision>>,
+    born: usize,
+}
+
+impl Model {
+    fn spec(&mut self) -> &mut k8s_openapi::api::apps::v1::StatefulSetSpec {
+        self.set.spec.as_mut().expect("a spec")
+    }
+
+    fn replicas(&self) -> i32 {
+        self.set.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1)
+    }
+
+    fn is_ordered(&self) -> bool {
+        let spec = self.set.spec.as_ref().expect("a spec");
+        spec.pod_management_policy.as_deref() != Some("Parallel")
+    }
+
+    fn plan(&self) -> Plan {
+        let pods: Vec<Arc<Pod>> = self.pods.values().cloned().map(Arc::new).collect();
+        let claims: Vec<_> = self.claims.values().cloned().map(Arc::new).collect();
+        let spec = self.set.spec.as_ref().expect("a spec");
+        let history = History::of(&spec.template, self.revisions.clone());
+        plan(
+            &Sight { set: &self.set, spec, pods: &pods, claims: &claims, history: &history, now: now() },
+            true,
+        )
+    }
+
+    /// One look, of which the first `limit` actions happen. Tells whether there was anything to do.
+    fn look(&mut self, limit: usize) -> bool {
+        match self.plan().step {
+            Step::Rest => return false,
+            _ if limit == 0 => {}
+            Step::Remember { number } => self.revisions.push(revision(&self.set, number)),
+            Step::Renumber { revision, number } => {
+                self.revisions.retain(|known| known.name() != revision.name());
+                self.revisions.push(Arc::new(ControllerRevision { revision: number, ..(*revision).clone() }));
+            }
+            Step::Trim(old) => self.revisions.retain(|known| !old.contains(known)),
+            Step::Status(status) => self.set.status = Some(status),
+            Step::Act(actions) => actions.into_iter().take(limit).for_each(|action| self.act(action)),
+        }
+        true
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::CreateClaim { claim, .. } => {
+                assert!(self.claims.insert(claim.name().to_owned(), claim).is_none(), "a claim is made once");
+            }
+            Action::OwnClaim(claim) => _ = self.claims.insert(claim.name().to_owned(), claim),
+            Action::CreatePod(mut pod) => {
+                let ordinal = pods::ordinal(&self.set, &pod).expect("an ordinal");
+                assert!(ordinal < self.replicas(), "{ordinal} is not wanted");
+                for lower in (0..ordinal).filter(|_| self.is_ordered()) {
+                    let below = self.pods.get(&pods::pod_name(&self.set, lower));
+                    assert!(below.is_some_and(is_ready), "{ordinal} comes before {lower} is well");
+                }
+                assert!(self.claims.contains_key(&format!("data-{}", pod.name())), "a pod needs its claim");
+                self.born += 1;
+                pod.metadata.uid = Some(format!("uid-{}", self.born));
+                pod.status = serde_json::from_value(json!({"phase": "Pending"})).expect("a status");
+                let former = self.pods.insert(pod.name().to_owned(), *pod);
+                assert!(former.is_none(), "two pods of one ordinal");
+            }
+            Action::DeletePod(pod) => {
+                let ordinal = pods::ordinal(&self.set, &pod).expect("an ordinal");
+                let higher = self.pods.keys().any(|name| *name > pods::pod_name(&self.set, ordinal));
+                let surplus = ordinal >= self.replicas();
+                assert!(!(surplus && higher && self.is_ordered()), "{ordinal} goes before those above");
+                self.delete(pod.name());
+            }
+            Action::LabelPod { .. } | Action::Wait { .. } => {}
+        }
+    }
+
+    fn delete(&mut self, name: &str) {
+        if let Some(pod) = self.pods.get_mut(name) {
+            pod.metadata.deletion_timestamp = serde_json::from_value(json!(NOW)).expect("a time");
+        }
+    }
+
+    fn chosen(&self, choice: usize) -> Option<String> {
+        self.pods.keys().nth(choice % self.pods.len().max(1)).cloned()
+    }
+
+    fn run(&mut self, name: &str) {
+        let Some(pod) = self.pods.get_mut(name) else { return };
+        let image = pod.spec.as_ref().and_then(|spec| spec.containers[0].image.clone());
+        if pod.is_deleting() {
+            self.pods.remove(name);
+        } else if !is_terminal(pod) && image.as_deref() != Some("image-0") {
+            let ready = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"}]});
+            pod.status = serde_json::from_value(ready).expect("a status");
+        }
+    }
+
+    fn happen(&mut self, what: Happens) {
+        match what {
+            Happens::Look(limit) => _ = self.look(limit),
+            Happens::Run(choice) => {
+                if let Some(name) = self.chosen(choice) {
+                    self.run(&name);
+                }
+            }
+            Happens::Fail(choice) => {
+                let name = self.chosen(choice);
+                if let Some(pod) = name.and_then(|name| self.pods.get_mut(&name)) {
+                    pod.status = serde_json::from_value(json!({"phase": "Failed"})).expect("a status");
+                }
+            }
+            Happens::Delete(choice) => {
+                if let Some(name) = self.chosen(choice) {
+                    self.delete(&name);
+                }
+            }
+            Happens::Image(image) => {
+                let template = self.spec().template.spec.as_mut().expect("a pod");
+                template.containers[0].image = Some(format!("image-{image}"));
+            }
+            Happens::Scale(replicas) => self.spec().replicas = Some(replicas),
+            Happens::Partition(partition) => {
+                let strategy = self.spec().update_strategy.as_mut().expect("a strategy");
+                strategy.rolling_update.get_or_insert_default().partition = Some(partition);
+            }
+        }
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..300 {
+            while self.look(usize::MAX) {}
+            let names: Vec<String> = self.pods.keys().cloned().collect();
+            let waiting = |pod: &Pod| pod.is_deleting() || !is_ready(pod);
+            if !self.pods.values().any(waiting) {
+                return;
+            }
+            names.iter().for_each(|name| self.run(name));
+        }
+        panic!("does not come to rest: {} {:?}", told(&self.plan()), self.pods.keys());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Whatever happens and wherever the controller is stopped, there is never a second pod of an ordinal, pods
+    /// come and go in order, and once the template is one that works all of them are made from it.
+    #[test]
+    fn sets_recover(parallel in any::<bool>(), story in prop::collection::vec(happens(), 0..80)) {
+        let policy = if parallel { "Parallel" } else { "OrderedReady" };
+        let spec = json!({"replicas": 3, "podManagementPolicy": policy,
+            "volumeClaimTemplates": [{"metadata": {"name": "data"}}], "revisionHistoryLimit": 2,
+            "persistentVolumeClaimRetentionPolicy": {"whenScaled": "Retain", "whenDeleted": "Delete"}});
+        let set = set(spec, "image-1");
+        let mut model = Model { set, pods: BTreeMap::new(), claims: BTreeMap::new(), revisions: vec![], born: 0 };
+        for what in story {
+            model.happen(what);
+        }
+        model.happen(Happens::Image(9));
+        model.happen(Happens::Partition(0));
+        model.settle();
+        prop_assert_eq!(told(&model.plan()), "rest\n");
+        let replicas = usize::try_from(model.replicas()).expect("a count");
+        prop_assert_eq!(model.pods.len(), replicas);
+        for pod in model.pods.values() {
+            prop_assert_eq!(pod.spec.as_ref().and_then(|spec| spec.containers[0].image.as_deref()), Some("image-9"));
+        }
+        let status = model.set.status.clone().unwrap_or_default();
+        prop_assert_eq!(status.current_revision, status.update_revision);
+        prop_assert!(model.revisions.len() <= 3, "{} revisions", model.revisions.len());
+    }
+}
