@@ -279,32 +279,4 @@ fn go_duration(text: &str) -> Option<SignedDuration> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_are_read_as_go_writes_them() {
-        let read = |text| go_duration(text).map(|duration| duration.as_millis());
-        assert_eq!(read("30s"), Some(30_000));
-        assert_eq!(read("1m30.5s"), Some(90_500));
-        assert_eq!(read("1h0m0s"), Some(3_600_000));
-        assert_eq!(read("250ms"), Some(250));
-        assert_eq!(read("3x"), None);
-        assert_eq!(read("3"), None);
-    }
-
-    #[test]
-    fn selectors_go_into_queries() {
-        let selector = serde_json::from_value(
-            serde_json::json!({"matchLabels": {"a": "b"}, "matchExpressions": [
-            {"key": "c", "operator": "In", "values": ["d", "e"]}, {"key": "f", "operator": "DoesNotExist"}]}),
-        );
-        let text = metric_selector(selector.ok().as_ref());
-        assert_eq!(text, "a=b,c in (d,e),!f");
-        assert_eq!(
-            query(&[("x", ""), ("labelSelector", &text)]),
-            "?labelSelector=a%3Db%2Cc%20in%20%28d%2Ce%29%2C%21f"
-        );
-        assert_eq!(query(&[]), "");
-    }
-}
+mod tests;

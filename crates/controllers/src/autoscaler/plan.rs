@@ -2,6 +2,7 @@
 
 mod behavior;
 mod replicas;
+mod usage;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
