@@ -64,6 +64,9 @@ pub async fn settle_with<O: Object, T: Cached>(
     claim: &Claim<T>,
     finalizers: &[&str],
 ) -> Result<(), Error> {
+    if claim.is_settled() {
+        return Ok(());
+    }
     for object in &claim.release {
         release(ctx, owner, object.as_ref(), finalizers).await?;
     }
