@@ -34,7 +34,7 @@ pub enum Failure {
     /// There are no nodes.
     NoNodes,
     /// No node will do. With what was found to make room.
-    Unfit { error: FitError, rescue: Option<(Arc<str>, Vec<Arc<crate::state::PodInfo>>)>, clear: bool },
+    Unfit { error: Box<FitError>, rescue: Option<(Arc<str>, Vec<Arc<crate::state::PodInfo>>)>, clear: bool },
     /// Something went wrong.
     Error(String),
 }
@@ -338,7 +338,7 @@ impl<'c> Search<'_, 'c> {
         }
         self.diagnosis.post_filter_message = reasons.join(", ");
         let nodes = self.cycle.state.order().len();
-        Failure::Unfit { error: FitError { nodes, diagnosis: self.diagnosis }, rescue, clear }
+        Failure::Unfit { error: Box::new(FitError { nodes, diagnosis: self.diagnosis }), rescue, clear }
     }
 }
 

@@ -21,11 +21,10 @@ use crate::framework::registry::{BUILT_IN, Row};
 
 /// How many calls to the API run at once.
 const AT_ONCE: usize = 256;
+/// How often, at most, it is looked whose time has come.
+const EVERY: SignedDuration = SignedDuration::from_millis(250);
 /// Pods tried before other tasks get a turn.
 const TURN: usize = 32;
-
-/// Who the scheduler is.
-pub const SCHEDULER: &str = "kube-scheduler";
 
 /// What everyone who acts has at hand.
 #[derive(Clone)]
@@ -51,13 +50,16 @@ pub async fn run(ctx: Ctx, config: Config, own: &[Row]) -> Result<(), ConfigErro
     let at_once = Arc::new(Semaphore::new(AT_ONCE));
     let hands = Hands { ctx: ctx.clone(), bind, extenders, at_once, events };
     let mut shutdown = ctx.shutdown.clone();
-    let mut tried = 0;
+    let (mut tried, mut next_tick) = (0, Timestamp::MIN);
     loop {
         let now = ctx.clock.now();
         while let Ok(event) = happened.try_recv() {
             engine.handle(event, now);
         }
-        engine.tick(now);
+        if now >= next_tick {
+            engine.tick(now);
+            next_tick = now.checked_add(EVERY).unwrap_or(Timestamp::MAX);
+        }
         let begun = std::time::Instant::now();
         let stepped = engine.step(now);
         for action in engine.actions() {
@@ -84,5 +86,5 @@ pub async fn run(ctx: Ctx, config: Config, own: &[Row]) -> Result<(), ConfigErro
 }
 
 fn wait(deadline: Timestamp, now: Timestamp) -> std::time::Duration {
-    deadline.duration_since(now).max(SignedDuration::from_millis(1)).unsigned_abs()
+    deadline.duration_since(now).max(EVERY).unsigned_abs()
 }

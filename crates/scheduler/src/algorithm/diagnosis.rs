@@ -19,6 +19,8 @@ pub struct Diagnosis {
     pub pre_filter_message: String,
     /// What the post-filters said.
     pub post_filter_message: String,
+    /// Who was blamed last.
+    last: &'static str,
 }
 
 impl Default for Diagnosis {
@@ -30,11 +32,17 @@ impl Default for Diagnosis {
             pending_on: BTreeSet::new(),
             pre_filter_message: String::new(),
             post_filter_message: String::new(),
+            last: "",
         }
     }
 }
 
 impl Diagnosis {
+    /// What is said of some nodes, and of all others.
+    pub fn new(nodes: Vec<(NodeId, Status)>, absent: Status) -> Diagnosis {
+        Diagnosis { nodes, absent, ..Diagnosis::default() }
+    }
+
     /// A node will not do.
     pub fn add(&mut self, node: NodeId, status: Status) {
         self.blame(&status);
@@ -49,9 +57,11 @@ impl Diagnosis {
     }
 
     fn blame(&mut self, status: &Status) {
-        if status.plugin.is_empty() {
+        // Of thousands of nodes most are turned away by the same plugin.
+        if status.plugin.is_empty() || (self.last == status.plugin && status.code != Code::Pending) {
             return;
         }
+        self.last = status.plugin;
         if status.is_rejected() {
             self.rejected_by.insert(status.plugin);
         }

@@ -70,8 +70,7 @@ impl PostFilter for DefaultPreemption {
         let state = attempt.cycle.state;
         let Some(best) = least_hurt(&candidates) else {
             let absent = Status::unresolvable("Preemption is not helpful for scheduling");
-            let diagnosis = Diagnosis { nodes: statuses, absent, ..Diagnosis::default() };
-            let error = FitError { nodes: state.order().len(), diagnosis };
+            let error = FitError { nodes: state.order().len(), diagnosis: Diagnosis::new(statuses, absent) };
             return nothing(error.to_string(), true);
         };
         Rescue::Nominate { node: state.node(best.node).name.clone(), victims: best.victims.clone() }

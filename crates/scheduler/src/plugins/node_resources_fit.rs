@@ -131,16 +131,13 @@ fn read_shape(points: &[Point]) -> Result<Vec<(i64, i64)>, String> {
 impl PreFilter for Fit {
     fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> Prepared<'c> {
         let wanted = &cycle.pod.requests.exact;
-        let classes = &cycle.state.objects;
-        let delegated = move |name: &str| super::dynamic_resources::class_for(classes, name).is_some();
-        Prepared::Filter(Box::new(Plain(move |node: &NodeInfo| self.fits(wanted, node, &delegated))))
+        Prepared::Filter(Box::new(Plain(move |node: &NodeInfo| self.fits(wanted, node))))
     }
 }
 
 impl Fit {
-    /// What the node lacks. Resources that no node has but a device class provides are left to
-    /// DynamicResources.
-    fn fits(&self, wanted: &Resources, node: &NodeInfo, delegated: &dyn Fn(&str) -> bool) -> Status {
+    /// What the node lacks.
+    fn fits(&self, wanted: &Resources, node: &NodeInfo) -> Status {
         let mut short = Shortage::default();
         let (has, used) = (&node.allocatable, &node.requested);
         if node.pods.len() as i64 + 1 > has.pods {
@@ -164,7 +161,7 @@ impl Fit {
                 continue;
             }
             let (has, used) = (has.scalar(name), used.scalar(name));
-            if lacks(*amount, has, used) && !(has == 0 && delegated(name)) {
+            if lacks(*amount, has, used) {
                 short.add(format!("Insufficient {name}"), *amount > has);
             }
         }
@@ -285,20 +282,18 @@ impl Score for Allocation<'_> {
 }
 
 impl Requeue for Fit {
-    fn helps(&self, pod: &PodInfo, change: &Change<'_>, state: &State) -> bool {
+    fn helps(&self, pod: &PodInfo, change: &Change<'_>, _: &State) -> bool {
         let wanted = &pod.requests.exact;
         match change {
             Change::Node(pair) => {
                 let Some(new) = pair.new else { return false };
-                let delegated =
-                    |name: &str| super::dynamic_resources::class_for(&state.objects, name).is_some();
                 let empty = NodeInfo {
                     pods: Vec::new(),
                     requested: Resources::default(),
                     allocatable: new.allocatable.clone(),
                     ..NodeInfo::named(new.id, new.name.clone())
                 };
-                if !self.fits(wanted, &empty, &delegated).is_success() {
+                if !self.fits(wanted, &empty).is_success() {
                     return false;
                 }
                 pair.old.is_none_or(|old| grew(wanted, &old.allocatable, &new.allocatable))
@@ -309,12 +304,6 @@ impl Requeue for Fit {
                 (Some(old), Some(new)) => new.node_name.is_some() && shrank(wanted, old, new),
                 _ => false,
             },
-            Change::DeviceClass(pair) => pair.new.is_some_and(|class| {
-                let name = class.metadata.name.as_deref().unwrap_or_default();
-                let named = class.spec.extended_resource_name.as_deref();
-                let implied = format!("deviceclass.resource.kubernetes.io/{name}");
-                wanted.has_scalar(&implied) || named.is_some_and(|named| wanted.has_scalar(named))
-            }),
             _ => false,
         }
     }
