@@ -11,6 +11,7 @@ mod load;
 mod micro;
 mod objects;
 mod report;
+mod schedule;
 mod server;
 mod watch;
 mod wire;
@@ -47,6 +48,7 @@ struct Plan {
     micro: micro::Effort,
     entries: usize,
     wire: wire::Sizes,
+    schedule: schedule::Sizes,
 }
 
 const FULL: Plan = Plan {
@@ -62,6 +64,7 @@ const FULL: Plan = Plan {
         rounds: 5,
         round: Duration::from_millis(700),
     },
+    schedule: schedule::Sizes { nodes: &[100, 1_000, 5_000], pods: 10_000, harder: (5_000, 4_000) },
 };
 
 const QUICK: Plan = Plan {
@@ -77,6 +80,7 @@ const QUICK: Plan = Plan {
         rounds: 1,
         round: Duration::from_millis(50),
     },
+    schedule: schedule::Sizes { nodes: &[5], pods: 20, harder: (10, 10) },
 };
 
 fn main() -> Result<()> {
@@ -102,7 +106,8 @@ fn main() -> Result<()> {
         let scratch = tempfile::Builder::new().prefix("skiff-bench-").tempdir_in(&dir)?;
         disk::run(&mut report, scratch.path(), plan.wire.round, plan.wire.rounds, plan.entries).await?;
         drop(scratch);
-        wire::run(&mut report, &binary, &dir, plan.wire).await
+        wire::run(&mut report, &binary, &dir, plan.wire).await?;
+        schedule::run(&mut report, &binary, &dir, &plan.schedule).await
     })?;
     let about = json!({
         "build": if cfg!(debug_assertions) { "debug" } else { "release" },

@@ -25,11 +25,16 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts on empty data.
+    /// Starts on empty data, without a scheduler: pods stay as they were written.
     pub async fn start(binary: &Path, dir: &Path) -> Result<Server> {
+        Server::start_with(binary, dir, &["--disable-scheduler"]).await
+    }
+
+    /// Starts on empty data with further flags.
+    pub async fn start_with(binary: &Path, dir: &Path, flags: &[&str]) -> Result<Server> {
         let mut tries = 0;
         loop {
-            match Server::try_start(binary, dir).await {
+            match Server::try_start(binary, dir, flags).await {
                 // Somebody else took the port between our looking and the server's binding it.
                 Err(error) if tries < 3 && error.to_string().contains("in use") => tries += 1,
                 other => return other,
@@ -37,7 +42,7 @@ impl Server {
         }
     }
 
-    async fn try_start(binary: &Path, dir: &Path) -> Result<Server> {
+    async fn try_start(binary: &Path, dir: &Path, flags: &[&str]) -> Result<Server> {
         let dir = tempfile::Builder::new().prefix("skiff-bench-").tempdir_in(dir)?;
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let kubeconfig = dir.path().join("kubeconfig.yaml");
@@ -48,7 +53,8 @@ impl Server {
             .arg("--data-dir")
             .arg(dir.path().join("data"))
             .arg("--write-kubeconfig")
-            .arg(&kubeconfig);
+            .arg(&kubeconfig)
+            .args(flags);
         let start = Instant::now();
         let mut process = Process::spawn(&mut command)?;
         while start.elapsed() < START {

@@ -108,6 +108,14 @@ fn a_quick_run_prints_every_figure() {
         watch/burst/events
         watch/burst/p99
         watch/burst/cpu-per-event
+        schedule/basic-5-nodes/rate
+        schedule/basic-5-nodes/cpu
+        schedule/spread-10-nodes/rate
+        schedule/spread-10-nodes/cpu
+        schedule/anti-affinity-10-nodes/rate
+        schedule/anti-affinity-10-nodes/cpu
+        schedule/preemption-10-nodes/rate
+        schedule/preemption-10-nodes/cpu
     "#]]
     .assert_eq(&(names.join("\n") + "\n"));
 }
