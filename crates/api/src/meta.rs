@@ -23,6 +23,9 @@ pub struct SelectorOptions {
     pub allow_unknown_operators: bool,
 }
 
+/// Finalizers that belong to nobody in particular.
+const STANDARD_FINALIZERS: [&str; 3] = ["kubernetes", "orphan", "foregroundDeletion"];
+
 /// Checks a new object's `metadata`, after its name was generated. `path` is that of the metadata.
 pub fn validate_object_meta(
     meta: &Value,
@@ -237,6 +240,16 @@ pub fn finalizers(finalizers: &Value, path: &Path, errors: &mut Errors) {
             finalizers.clone(),
             "finalizer orphan and foregroundDeletion cannot be both set",
         );
+    }
+}
+
+/// Of Kubernetes' own kinds, finalizers are standard ones or name who they belong to.
+pub fn own_finalizers(meta: &Value, path: &Path, errors: &mut Errors) {
+    for (i, finalizer) in meta.items("finalizers").iter().filter_map(Value::as_str).enumerate() {
+        if !finalizer.contains('/') && !STANDARD_FINALIZERS.contains(&finalizer) {
+            let detail = "name is neither a standard finalizer name nor is it fully qualified";
+            errors.invalid(&path.at("finalizers").index(i), finalizer, detail);
+        }
     }
 }
 

@@ -200,6 +200,9 @@ fn validate_new(stored: &Resource, value: &Value) -> Result<(), Status> {
         &Path::new("metadata"),
         &mut errors,
     );
+    if crate::strategy::own_finalizers(stored) {
+        api::meta::own_finalizers(value.at("metadata"), &Path::new("metadata"), &mut errors);
+    }
     stored.rules.validate(value, &mut errors);
     stored.rules.validate_create(value, &mut errors);
     invalid(stored, value.path("metadata.name").as_str().unwrap_or(""), &errors)

@@ -73,6 +73,21 @@ const STATUS_ALONE: Kinds = &[
 /// versions of the kinds.
 const ORPHANING: Kinds = &[("", "replicationcontrollers"), ("batch", "jobs")];
 
+/// Groups whose objects may have finalizers that name nobody.
+const FREE_FINALIZERS: &[&str] = &[
+    "admissionregistration.k8s.io",
+    "apiextensions.k8s.io",
+    "apiregistration.k8s.io",
+    "coordination.k8s.io",
+    "node.k8s.io",
+    "policy",
+];
+
+/// Finalizers have to be standard ones or name who they belong to.
+pub fn own_finalizers(stored: &Resource) -> bool {
+    !FREE_FINALIZERS.contains(&stored.group)
+}
+
 fn among(kinds: Kinds, row: &Resource) -> bool {
     kinds.contains(&(row.group, row.plural))
 }

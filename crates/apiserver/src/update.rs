@@ -210,6 +210,9 @@ fn validate_change(target: &Target, value: &Value, before: &Value) -> Result<Vec
     let rule = stored.rules.name_rule();
     api::meta::validate_object_meta(value.at("metadata"), stored.namespaced, rule, &path, &mut errors);
     api::meta::validate_object_meta_update(value.at("metadata"), before.at("metadata"), &path, &mut errors);
+    if crate::strategy::own_finalizers(stored) {
+        api::meta::own_finalizers(value.at("metadata"), &path, &mut errors);
+    }
     match target.subresource.as_str() {
         "status" => stored.rules.validate_status(value, before, &mut errors),
         "" | "scale" => {

@@ -39,6 +39,7 @@ mod root_ca;
 mod scale;
 mod selector;
 mod service_accounts;
+mod signing_requests;
 mod statefulset;
 mod taint_eviction;
 mod template;
@@ -63,6 +64,18 @@ pub struct Loop {
 
 /// All control loops, by name.
 pub const CONTROLLERS: &[Loop] = &[
+    Loop {
+        name: "certificatesigningrequest-approving-controller",
+        run: |ctx| Box::pin(signing_requests::approve(ctx)),
+    },
+    Loop {
+        name: "certificatesigningrequest-cleaner-controller",
+        run: |ctx| Box::pin(signing_requests::clean(ctx)),
+    },
+    Loop {
+        name: "certificatesigningrequest-signing-controller",
+        run: |ctx| Box::pin(signing_requests::sign(ctx)),
+    },
     Loop { name: "clusterrole-aggregation-controller", run: |ctx| Box::pin(cluster_roles::run(ctx)) },
     Loop { name: "cronjob-controller", run: |ctx| Box::pin(cronjob::run(ctx)) },
     Loop { name: "daemonset-controller", run: |ctx| Box::pin(daemonset::run(ctx)) },

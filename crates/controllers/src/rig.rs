@@ -4,7 +4,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ServiceAccount;
-use reconcile::{Client, Clock, Ctx, Key, Settings};
+use reconcile::{Client, Clock, Ctx, Key, Settings, Signers};
 use tokio::sync::watch;
 
 use crate::CONTROLLERS;
@@ -34,6 +34,7 @@ impl Rig {
             root_ca: "certificate".into(),
             cluster_cidrs: vec!["10.42.0.0/16".into(), "2001:db8:42::/56".into()],
             service_cidrs: vec!["10.43.0.0/16".into()],
+            signers: signers(directory.path()),
         });
         let rig = Rig { ctx, client, stop, _server: server, _directory: directory };
         let accounts = "serviceaccount-controller";
@@ -58,6 +59,15 @@ impl Drop for Rig {
     fn drop(&mut self) {
         self.stop.send_replace(true);
     }
+}
+
+/// One authority behind all signers.
+fn signers(directory: &std::path::Path) -> Signers {
+    let authority = pki::Authority::load_or_create(directory, "signer", jiff::Timestamp::now());
+    let authority = std::sync::Arc::new(authority.expect("an authority"));
+    let names =
+        ["kube-apiserver-client", "kube-apiserver-client-kubelet", "kubelet-serving", "legacy-unknown"];
+    Signers(names.map(|name| (format!("kubernetes.io/{name}"), authority.clone())).into())
 }
 
 /// Waits until `check` finds something.

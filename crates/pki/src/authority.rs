@@ -59,6 +59,14 @@ impl Authority {
         &self.pem
     }
 
+    pub(crate) fn der(&self) -> &[u8] {
+        &self.der
+    }
+
+    pub(crate) fn key(&self) -> &KeyPair {
+        self.issuer.key()
+    }
+
     /// Whether this authority's key made the certificate's signature.
     pub(crate) fn signed(&self, certificate: &X509Certificate<'_>) -> bool {
         X509Certificate::from_der(&self.der)

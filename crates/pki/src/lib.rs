@@ -1,16 +1,18 @@
 //! The cluster's certificates: authorities, the leaves they sign, and what both look like on disk and on
-//! the wire; and the keys that sign service accounts' tokens ([`token`]).
+//! the wire; certificates for keys of others, by their requests ([`Request`]); and the keys that sign service accounts' tokens ([`token`]).
 //!
 //! Owns key material and nothing else: it knows no API objects, opens no sockets and reads no clock (the
 //! time is an argument). Every key is ECDSA P-256; every file is written whole, mode 0600, in a directory
 //! of mode 0700. Read [`Authority`] and [`load_or_issue`] first.
 
 mod authority;
+mod der;
 mod file;
 mod identity;
 pub mod jwk;
 mod kubeconfig;
 mod leaf;
+mod request;
 mod tls;
 pub mod token;
 
@@ -21,6 +23,7 @@ pub use file::write_file;
 pub use identity::{Identity, identity_of};
 pub use kubeconfig::kubeconfig;
 pub use leaf::{Issued, Leaf, Usage, ends, load_or_issue};
+pub use request::Request;
 pub use tls::{ClientAuthority, Serving, server_config};
 
 /// Why a certificate could not be made, read or used.

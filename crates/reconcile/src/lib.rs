@@ -33,7 +33,7 @@ pub use events::{Note, Recorder, Severity, reference};
 pub use leader::{Election, lead};
 pub use metrics::Metrics;
 pub use queue::Queue;
-pub use settings::Settings;
+pub use settings::{Settings, Signers};
 
 pub use client::{Client, Delete, Discovered, Error, Key, News, Object, Patch, Raw, Served};
 

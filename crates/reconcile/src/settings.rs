@@ -1,5 +1,10 @@
 //! What control loops are told about the cluster besides what they can see of it.
 
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
 /// How the cluster was set up. What is not told is empty, and the loops that need it do without.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
@@ -9,4 +14,25 @@ pub struct Settings {
     pub cluster_cidrs: Vec<String>,
     /// The networks of Services.
     pub service_cidrs: Vec<String>,
+    /// Who signs certificates.
+    pub signers: Signers,
+}
+
+/// Authorities by the names of the signers they stand behind.
+#[derive(Clone, Default)]
+pub struct Signers(pub BTreeMap<String, Arc<pki::Authority>>);
+
+impl Deref for Signers {
+    type Target = BTreeMap<String, Arc<pki::Authority>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+/// Their names: keys are nobody's business.
+impl fmt::Debug for Signers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use pki::{Authority, Issued, Leaf, Serving, Usage};
+use reconcile::Signers;
 
 use crate::flags::ServerFlags;
 use crate::server::reachable;
@@ -28,8 +29,8 @@ pub struct Kubeconfig {
 
 pub struct Certificates {
     dir: PathBuf,
-    server_ca: Authority,
-    client_ca: Authority,
+    server_ca: Arc<Authority>,
+    client_ca: Arc<Authority>,
     request_header_ca: Authority,
     server: Leaf,
     admin: Leaf,
@@ -47,11 +48,11 @@ impl Certificates {
         now: Timestamp,
     ) -> Result<Certificates, pki::Error> {
         let dir = flags.data_dir.join("tls");
-        let server_ca = Authority::load_or_create(&dir, "server-ca", now)?;
+        let server_ca = Arc::new(Authority::load_or_create(&dir, "server-ca", now)?);
         let server = server_leaf(flags, advertise);
         let issued = pki::load_or_issue(&dir, "serving", &server_ca, &server, now)?;
         let mut certificates = Certificates {
-            client_ca: Authority::load_or_create(&dir, "client-ca", now)?,
+            client_ca: Arc::new(Authority::load_or_create(&dir, "client-ca", now)?),
             request_header_ca: Authority::load_or_create(&dir, "request-header-ca", now)?,
             server_ca,
             server,
@@ -72,6 +73,17 @@ impl Certificates {
 
     pub fn server_ca(&self) -> &str {
         self.server_ca.pem()
+    }
+
+    /// Who signs which requests for certificates: clients are known by one authority, servers by the other.
+    pub fn signers(&self) -> Signers {
+        let rows = [
+            ("kubernetes.io/kube-apiserver-client", &self.client_ca),
+            ("kubernetes.io/kube-apiserver-client-kubelet", &self.client_ca),
+            ("kubernetes.io/kubelet-serving", &self.server_ca),
+            ("kubernetes.io/legacy-unknown", &self.client_ca),
+        ];
+        Signers(rows.map(|(name, authority)| (name.to_owned(), authority.clone())).into())
     }
 
     pub fn client_ca(&self) -> &str {

@@ -49,6 +49,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         root_ca: certificates.server_ca().to_owned(),
         cluster_cidrs: flags.cluster_cidr.clone(),
         service_cidrs: flags.service_cidr.clone(),
+        signers: certificates.signers(),
     };
     let config = apiserver::Config {
         listen,

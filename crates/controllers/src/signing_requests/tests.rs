@@ -1,0 +1,112 @@
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use pki::Request;
+use reconcile::Key;
+use serde_json::{Value, json};
+
+use super::plan::{check, condition, kept_until, lifetime, recognized};
+use crate::rig::{Rig, until};
+
+/// A request for a certificate of `system:node:n` with a P-256 key, made with openssl; it asks for no names.
+const NODE_REQUEST: &str = include_str!("node.csr");
+
+fn usages(text: &str) -> Vec<String> {
+    text.split(',').map(str::to_owned).collect()
+}
+
+fn csr(signer: &str, user: &str, conditions: Value) -> CertificateSigningRequest {
+    let mut request: CertificateSigningRequest = serde_json::from_value(json!({
+        "metadata": {"name": "r", "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"signerName": signer, "username": user, "usages": ["digital signature", "client auth"], "request": ""},
+        "status": {"conditions": conditions},
+    }))
+    .expect("a request");
+    request.spec.request = ByteString(NODE_REQUEST.as_bytes().to_vec());
+    request
+}
+
+#[test]
+fn kubelets_are_recognized() {
+    let parsed = Request::parse(NODE_REQUEST.as_bytes()).expect("a request");
+    let ways = |request: &CertificateSigningRequest| {
+        recognized(request, &parsed).iter().map(|way| way.subresource).collect::<Vec<_>>().join(" ")
+    };
+    let kubelet = "kubernetes.io/kube-apiserver-client-kubelet";
+    assert_eq!(ways(&csr(kubelet, "system:node:n", json!([]))), "selfnodeclient nodeclient");
+    assert_eq!(ways(&csr(kubelet, "system:bootstrap:x", json!([]))), "nodeclient");
+    assert_eq!(ways(&csr("kubernetes.io/kube-apiserver-client", "system:node:n", json!([]))), "");
+    assert_eq!(ways(&csr(kubelet, "system:node:n", json!([{"type": "Denied", "status": "True"}]))), "");
+}
+
+#[test]
+fn signers_look_at_what_they_sign() {
+    let parsed = Request::parse(NODE_REQUEST.as_bytes()).expect("a request");
+    let check = |signer: &str, asked: &str| {
+        check(&format!("kubernetes.io/{signer}"), &parsed, &usages(asked)).err().unwrap_or_default()
+    };
+    assert_eq!(check("kube-apiserver-client-kubelet", "client auth,digital signature"), "");
+    assert_eq!(
+        check("kube-apiserver-client-kubelet", "client auth,server auth"),
+        "usages did not match [client auth digital signature key encipherment]"
+    );
+    assert_eq!(
+        check("kubelet-serving", "server auth,digital signature"),
+        "DNS or IP subjectAltName is required"
+    );
+    assert_eq!(check("kube-apiserver-client", "client auth"), "");
+    assert_eq!(
+        check("kube-apiserver-client", "server auth"),
+        "invalid usage for client certificate: server auth"
+    );
+    assert_eq!(
+        check("kube-apiserver-client", "digital signature"),
+        "missing required usage for client certificate: client auth"
+    );
+}
+
+#[test]
+fn requests_are_kept_for_a_while() {
+    let at = |text: &str| -> Option<Timestamp> { Some(text.parse().expect("a time")) };
+    let condition =
+        |kind: &str| json!([{"type": kind, "status": "True", "lastUpdateTime": "2026-01-01T02:00:00Z"}]);
+    assert_eq!(kept_until(&csr("s", "u", json!([])), None), at("2026-01-02T00:00:00Z"));
+    assert_eq!(kept_until(&csr("s", "u", condition("Denied")), None), at("2026-01-01T03:00:00Z"));
+    assert_eq!(kept_until(&csr("s", "u", condition("Failed")), None), at("2026-01-01T03:00:00Z"));
+    assert_eq!(kept_until(&csr("s", "u", condition("Approved")), None), at("2026-01-02T02:00:00Z"));
+    let mut issued = csr("s", "u", condition("Approved"));
+    issued.status.get_or_insert_default().certificate = Some(ByteString(b"x".to_vec()));
+    assert_eq!(kept_until(&issued, None), at("2026-01-01T03:00:00Z"));
+    assert_eq!(kept_until(&issued, at("2026-01-01T02:10:00Z")), at("2026-01-01T02:10:00Z"));
+    issued.spec.expiration_seconds = Some(5);
+    assert_eq!(lifetime(&issued).as_secs(), 600);
+}
+
+#[tokio::test]
+async fn requests_of_kubelets_are_approved_and_signed() {
+    let rig = Rig::start(&[
+        "certificatesigningrequest-approving-controller",
+        "certificatesigningrequest-cleaner-controller",
+        "certificatesigningrequest-signing-controller",
+    ])
+    .await;
+    let mut request = csr("kubernetes.io/kube-apiserver-client-kubelet", "", json!([]));
+    request.metadata.creation_timestamp = None;
+    request.status = None;
+    rig.client.create(&request).await.expect("a request");
+    let key = Key::new("", "r");
+    let signed = || async {
+        let request: CertificateSigningRequest = rig.client.get(&key).await.ok()?;
+        let certificate = request.status.as_ref()?.certificate.clone()?;
+        Some((request, certificate))
+    };
+    let (request, certificate) = until("a certificate", signed).await;
+    let reason = condition(&request, "Approved").and_then(|condition| condition.reason.clone());
+    assert_eq!(reason.as_deref(), Some("AutoApproved"));
+    let pem = String::from_utf8(certificate.0).expect("text");
+    let authority: &Arc<pki::Authority> =
+        &rig.ctx.settings.signers["kubernetes.io/kube-apiserver-client-kubelet"];
+    assert!(pki::ends(&pem) <= pki::ends(authority.pem()));
+}

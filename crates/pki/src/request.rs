@@ -1,0 +1,295 @@
+//! Certificates for keys of others, by their requests (PKCS #10).
+//!
+//! Subject, key and alternative names are taken over byte by byte: a name may say more than a structure of ours
+//! would hold, several organizations for instance, and a certificate must not say less than was asked for.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use jiff::Timestamp;
+use rcgen::SigningKey as _;
+use ring::rand::SecureRandom as _;
+use x509_parser::certification_request::X509CertificationRequest;
+use x509_parser::cri_attributes::ParsedCriAttribute;
+use x509_parser::der_parser::{Oid, oid};
+use x509_parser::extensions::{GeneralName, ParsedExtension};
+use x509_parser::pem::Pem;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+use crate::authority::{Authority, validity};
+use crate::{Error, der};
+
+const ALTERNATIVE_NAMES: Oid<'static> = oid!(2.5.29.17);
+/// Certificates begin a little in the past, for machines whose clocks lag behind.
+const BACKDATE: Duration = Duration::from_secs(5 * 60);
+/// Shorter ones last as long as was asked for from now on, since a little is much of theirs.
+const SHORT: Duration = Duration::from_secs(8 * 60 * 60);
+
+/// Usages by the name Kubernetes gives them, and their bit.
+const KEY_USAGES: &[(&str, u8)] = &[
+    ("signing", 0),
+    ("digital signature", 0),
+    ("content commitment", 1),
+    ("key encipherment", 2),
+    ("data encipherment", 3),
+    ("key agreement", 4),
+    ("cert sign", 5),
+    ("crl sign", 6),
+    ("encipher only", 7),
+    ("decipher only", 8),
+];
+/// Extended usages and the numbers of their names, as they are encoded.
+const EXTENDED_USAGES: &[(&str, &[u8])] = &[
+    ("any", &[0x55, 0x1d, 0x25, 0x00]),
+    ("server auth", &[0x2b, 6, 1, 5, 5, 7, 3, 1]),
+    ("client auth", &[0x2b, 6, 1, 5, 5, 7, 3, 2]),
+    ("code signing", &[0x2b, 6, 1, 5, 5, 7, 3, 3]),
+    ("email protection", &[0x2b, 6, 1, 5, 5, 7, 3, 4]),
+    ("s/mime", &[0x2b, 6, 1, 5, 5, 7, 3, 4]),
+    ("ipsec end system", &[0x2b, 6, 1, 5, 5, 7, 3, 5]),
+    ("ipsec tunnel", &[0x2b, 6, 1, 5, 5, 7, 3, 6]),
+    ("ipsec user", &[0x2b, 6, 1, 5, 5, 7, 3, 7]),
+    ("timestamping", &[0x2b, 6, 1, 5, 5, 7, 3, 8]),
+    ("ocsp signing", &[0x2b, 6, 1, 5, 5, 7, 3, 9]),
+    ("microsoft sgc", &[0x2b, 6, 1, 4, 1, 0x82, 0x37, 0x0a, 3, 3]),
+    ("netscape sgc", &[0x60, 0x86, 0x48, 1, 0x86, 0xf8, 0x42, 4, 1]),
+];
+
+/// A request whose maker has the key.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    pub common_name: String,
+    pub organizations: Vec<String>,
+    pub dns_names: Vec<String>,
+    pub ips: Vec<IpAddr>,
+    pub emails: usize,
+    pub uris: usize,
+    subject: Vec<u8>,
+    key: Vec<u8>,
+    /// The alternative names, as they are encoded.
+    names: Option<Vec<u8>>,
+}
+
+impl Request {
+    pub fn parse(pem: &[u8]) -> Result<Request, Error> {
+        let malformed = || Error::Malformed { what: "the certificate request".to_owned() };
+        let (_, pem) = x509_parser::pem::parse_x509_pem(pem).map_err(|_| malformed())?;
+        let Pem { label, contents } = pem;
+        if label != "CERTIFICATE REQUEST" {
+            return Err(malformed());
+        }
+        let (_, request) = X509CertificationRequest::from_der(&contents).map_err(|_| malformed())?;
+        request.verify_signature().map_err(|_| malformed())?;
+        let info = &request.certification_request_info;
+        let texts = |values: &mut dyn Iterator<Item = &x509_parser::x509::AttributeTypeAndValue<'_>>| {
+            values.map(|value| value.as_str().unwrap_or_default().to_owned()).collect::<Vec<String>>()
+        };
+        let mut parsed = Request {
+            common_name: texts(&mut info.subject.iter_common_name()).pop().unwrap_or_default(),
+            organizations: texts(&mut info.subject.iter_organization()),
+            dns_names: Vec::new(),
+            ips: Vec::new(),
+            emails: 0,
+            uris: 0,
+            subject: info.subject.as_raw().to_vec(),
+            key: info.subject_pki.raw.to_vec(),
+            names: None,
+        };
+        for attribute in info.iter_attributes() {
+            let ParsedCriAttribute::ExtensionRequest(asked) = attribute.parsed_attribute() else { continue };
+            for extension in asked.extensions.iter().filter(|extension| extension.oid == ALTERNATIVE_NAMES) {
+                parsed.names = Some(extension.value.to_vec());
+                let ParsedExtension::SubjectAlternativeName(names) = extension.parsed_extension() else {
+                    return Err(malformed());
+                };
+                names.general_names.iter().for_each(|name| parsed.note(name));
+            }
+        }
+        Ok(parsed)
+    }
+
+    fn note(&mut self, name: &GeneralName<'_>) {
+        match name {
+            GeneralName::DNSName(name) => self.dns_names.push((*name).to_owned()),
+            GeneralName::RFC822Name(_) => self.emails += 1,
+            GeneralName::URI(_) => self.uris += 1,
+            GeneralName::IPAddress(bytes) => {
+                let v4 = <[u8; 4]>::try_from(*bytes).map(IpAddr::from);
+                let v6 = <[u8; 16]>::try_from(*bytes).map(IpAddr::from);
+                self.ips.extend(v4.or(v6));
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Authority {
+    /// A certificate for the key of a request, for these of Kubernetes' usages. It never outlives the authority.
+    pub fn sign_request(
+        &self,
+        request: &Request,
+        usages: &[String],
+        lifetime: Duration,
+        now: Timestamp,
+    ) -> Result<String, Error> {
+        let malformed = || Error::Malformed { what: "the certificate authority".to_owned() };
+        let (_, own) = X509Certificate::from_der(self.der()).map_err(|_| malformed())?;
+        let algorithm = signature_algorithm(self.key().algorithm()).ok_or_else(malformed)?;
+        let begin = now.checked_sub(BACKDATE).unwrap_or(now);
+        let from = if lifetime < SHORT { now } else { begin };
+        let end = from.checked_add(lifetime).unwrap_or(now).min(validity(&own).1);
+        let mut serial = [0; 16];
+        ring::rand::SystemRandom::new().fill(&mut serial).map_err(|_| Error::Randomness)?;
+        // Positive, and no shorter than it looks.
+        serial[0] = serial[0] & 0x7f | 0x40;
+        let to_sign = der::sequence(&[
+            der::tagged(0xa0, &der::tagged(0x02, &[2])),
+            der::tagged(0x02, &serial),
+            algorithm.to_vec(),
+            own.subject().as_raw().to_vec(),
+            der::sequence(&[der::time(begin), der::time(end)]),
+            request.subject.clone(),
+            request.key.clone(),
+            der::tagged(0xa3, &der::sequence(&extensions(request, usages, &own))),
+        ]);
+        let sign = |source| Error::Sign { common_name: request.common_name.clone(), source };
+        let signature = self.key().sign(&to_sign).map_err(sign)?;
+        let signature = der::tagged(0x03, &[&[0], signature.as_slice()].concat());
+        Ok(to_pem(&der::sequence(&[to_sign, algorithm.to_vec(), signature])))
+    }
+}
+
+fn extensions(request: &Request, usages: &[String], authority: &X509Certificate<'_>) -> Vec<Vec<u8>> {
+    let extension = |oid: &[u8], critical: bool, value: &[u8]| {
+        let critical = if critical { der::tagged(0x01, &[0xff]) } else { Vec::new() };
+        der::sequence(&[der::tagged(0x06, oid), critical, der::tagged(0x04, value)])
+    };
+    let asked = |name: &&str| usages.iter().any(|usage| usage == name);
+    let mut all = Vec::new();
+    let bits =
+        KEY_USAGES.iter().filter(|(name, _)| asked(name)).fold(0u16, |bits, (_, bit)| bits | 0x8000 >> bit);
+    if bits != 0 {
+        all.push(extension(&[0x55, 0x1d, 0x0f], true, &der::bits(bits)));
+    }
+    let mut extended: Vec<Vec<u8>> = Vec::new();
+    for (_, oid) in EXTENDED_USAGES.iter().filter(|(name, _)| asked(name)) {
+        let encoded = der::tagged(0x06, oid);
+        if !extended.contains(&encoded) {
+            extended.push(encoded);
+        }
+    }
+    if !extended.is_empty() {
+        all.push(extension(&[0x55, 0x1d, 0x25], false, &der::sequence(&extended)));
+    }
+    // No authority.
+    all.push(extension(&[0x55, 0x1d, 0x13], true, &der::sequence(&[])));
+    let key = authority.extensions().iter().find_map(|extension| match extension.parsed_extension() {
+        ParsedExtension::SubjectKeyIdentifier(key) => Some(key.0),
+        _ => None,
+    });
+    if let Some(key) = key {
+        all.push(extension(&[0x55, 0x1d, 0x23], false, &der::sequence(&[der::tagged(0x80, key)])));
+    }
+    if let Some(names) = &request.names {
+        // Where there is no other name, nobody may overlook these.
+        let only = request.subject.len() <= 2;
+        all.push(extension(&[0x55, 0x1d, 0x11], only, names));
+    }
+    all
+}
+
+/// How a signature by a key of this kind is called, as it is encoded.
+fn signature_algorithm(algorithm: &rcgen::SignatureAlgorithm) -> Option<&'static [u8]> {
+    let known: [(&rcgen::SignatureAlgorithm, &'static [u8]); 4] = [
+        (&rcgen::PKCS_ECDSA_P256_SHA256, &[0x30, 10, 6, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3, 2]),
+        (&rcgen::PKCS_ECDSA_P384_SHA384, &[0x30, 10, 6, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3, 3]),
+        (&rcgen::PKCS_ED25519, &[0x30, 5, 6, 3, 0x2b, 0x65, 0x70]),
+        (&rcgen::PKCS_RSA_SHA256, &[0x30, 13, 6, 9, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, 11, 5, 0]),
+    ];
+    known.into_iter().find(|(known, _)| *known == algorithm).map(|(_, encoded)| encoded)
+}
+
+fn to_pem(der: &[u8]) -> String {
+    let text = STANDARD.encode(der);
+    let lines: Vec<&str> =
+        text.as_bytes().chunks(64).map(|line| std::str::from_utf8(line).unwrap_or_default()).collect();
+    format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", lines.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, DnType, KeyPair, SanType};
+    use rustls::pki_types::{CertificateDer, pem::PemObject as _};
+
+    use super::*;
+
+    fn authority(now: Timestamp) -> Authority {
+        let dir = tempfile::tempdir().unwrap();
+        Authority::load_or_create(dir.path(), "ca", now).unwrap()
+    }
+
+    fn request(names: Vec<SanType>) -> String {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
+        params.distinguished_name.push(DnType::CommonName, "system:node:n");
+        params.subject_alt_names = names;
+        params.serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap()
+    }
+
+    #[test]
+    fn what_is_asked_for_is_what_is_signed() {
+        let now: Timestamp = "2026-11-15T12:00:00Z".parse().unwrap();
+        let ca = authority(now);
+        let names =
+            vec![SanType::DnsName("n.example".try_into().unwrap()), SanType::IpAddress([10, 0, 0, 1].into())];
+        let parsed = Request::parse(request(names).as_bytes()).unwrap();
+        assert_eq!(
+            (parsed.common_name.as_str(), parsed.organizations.as_slice()),
+            ("system:node:n", &["system:nodes".to_owned()][..])
+        );
+        assert_eq!((parsed.dns_names.len(), parsed.ips.len(), parsed.emails, parsed.uris), (1, 1, 0, 0));
+        let usages = ["digital signature", "key encipherment", "server auth"].map(str::to_owned);
+        let day = Duration::from_secs(24 * 3600);
+        let pem = ca.sign_request(&parsed, &usages, day, now).unwrap();
+        let der = CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
+        let (rest, cert) = X509Certificate::from_der(&der).unwrap();
+        assert!(rest.is_empty() && ca.signed(&cert));
+        assert_eq!(
+            validity(&cert),
+            ("2026-11-15T11:55:00Z".parse().unwrap(), "2026-11-16T11:55:00Z".parse().unwrap())
+        );
+        let usage = cert.key_usage().unwrap().unwrap().value;
+        assert!(usage.digital_signature() && usage.key_encipherment() && !usage.key_cert_sign());
+        let extended = cert.extended_key_usage().unwrap().unwrap().value;
+        assert!(extended.server_auth && !extended.client_auth);
+        assert!(!cert.basic_constraints().unwrap().unwrap().value.ca);
+        assert_eq!(cert.subject_alternative_name().unwrap().unwrap().value.general_names.len(), 2);
+        assert_eq!(crate::identity_of(&der).unwrap().groups, ["system:nodes"]);
+    }
+
+    #[test]
+    fn certificates_never_outlive_their_authority() {
+        let now: Timestamp = "2026-11-15T12:00:00Z".parse().unwrap();
+        let ca = authority(now);
+        let parsed = Request::parse(request(Vec::new()).as_bytes()).unwrap();
+        let century = Duration::from_secs(100 * 365 * 24 * 3600);
+        let pem = ca.sign_request(&parsed, &["client auth".to_owned()], century, now).unwrap();
+        assert_eq!(crate::ends(&pem), crate::ends(ca.pem()));
+        let minutes = Duration::from_secs(600);
+        let pem = ca.sign_request(&parsed, &["client auth".to_owned()], minutes, now).unwrap();
+        assert_eq!(crate::ends(&pem), Some("2026-11-15T12:10:00Z".parse().unwrap()));
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused() {
+        for text in
+            ["", "x", "-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n"]
+        {
+            assert!(Request::parse(text.as_bytes()).is_err());
+        }
+        let wrong = request(Vec::new()).replace("CERTIFICATE REQUEST", "CERTIFICATE");
+        assert!(Request::parse(wrong.as_bytes()).is_err());
+    }
+}
