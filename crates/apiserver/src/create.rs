@@ -79,7 +79,6 @@ impl Server {
         let user = options.user.as_ref();
         self.admit(&Request::new(target, Operation::Create, &value, None, user), &mut value).await?;
         fill_in(&mut value, stored, options);
-        crate::special::before_create(stored, &mut value, call);
         let prefixed = !value.at("metadata").text("generateName").is_empty();
         let generated = prefixed && value.at("metadata").text("name").is_empty();
         let mut tries = 0;
@@ -91,6 +90,7 @@ impl Server {
             }
             let claim = self.allocations.claim(self, stored, &mut attempt, None).await?;
             stored.rules.prepare_create(&mut attempt);
+            crate::special::before_create(stored, &mut attempt, call);
             crate::special::stamp(stored, &mut attempt, &options.timestamp());
             complete_status(stored, &mut attempt)?;
             validate_new(stored, &attempt)?;

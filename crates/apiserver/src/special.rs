@@ -10,15 +10,12 @@ use serde_json::{Map, Value};
 use crate::server::Call;
 use crate::strategy;
 
-/// Fills in what only the request knows.
+/// Fills in what only the request knows, after the kind's own rules have prepared the object.
 pub fn before_create(stored: &Resource, value: &mut Value, call: Option<&Call>) {
     if (stored.group, stored.plural) == ("certificates.k8s.io", "certificatesigningrequests")
         && let Some(call) = call
     {
-        // Who asks for a certificate is not for them to say; `prepare_create` has not run yet, which drops
-        // what the client said, so it is dropped here.
-        let spec = value.object_mut("spec");
-        ["username", "groups", "uid", "extra"].iter().for_each(|name| drop(spec.remove(*name)));
+        // Who asks for a certificate is not for them to say; `prepare_create` has dropped what the client said.
         certificate_signing_request::set_requester(
             value,
             &call.user.name,

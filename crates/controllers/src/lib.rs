@@ -5,8 +5,9 @@
 //! [`run`].
 
 mod autoscaler;
-pub mod backends;
+mod backends;
 mod batches;
+mod bootstrap_tokens;
 mod cluster_roles;
 mod cronjob;
 mod daemonset;
@@ -22,7 +23,7 @@ mod history;
 mod job;
 mod mirroring;
 mod namespace;
-pub mod node;
+mod node;
 mod node_ipam;
 mod node_lifecycle;
 mod ownership;
@@ -39,6 +40,7 @@ mod root_ca;
 mod scale;
 mod selector;
 mod service_accounts;
+mod service_cidrs;
 mod signing_requests;
 mod statefulset;
 mod taint_eviction;
@@ -64,6 +66,7 @@ pub struct Loop {
 
 /// All control loops, by name.
 pub const CONTROLLERS: &[Loop] = &[
+    Loop { name: "bootstrap-signer-controller", run: |ctx| Box::pin(bootstrap_tokens::sign(ctx)) },
     Loop {
         name: "certificatesigningrequest-approving-controller",
         run: |ctx| Box::pin(signing_requests::approve(ctx)),
@@ -102,11 +105,17 @@ pub const CONTROLLERS: &[Loop] = &[
     Loop { name: "replicaset-controller", run: |ctx| Box::pin(replicaset::run(ctx)) },
     Loop { name: "replicationcontroller-controller", run: |ctx| Box::pin(replicationcontroller::run(ctx)) },
     Loop { name: "root-ca-certificate-publisher-controller", run: |ctx| Box::pin(root_ca::run(ctx)) },
+    Loop { name: "service-cidr-controller", run: |ctx| Box::pin(service_cidrs::run(ctx)) },
     Loop { name: "serviceaccount-controller", run: |ctx| Box::pin(service_accounts::run(ctx)) },
     Loop { name: "statefulset-controller", run: |ctx| Box::pin(statefulset::run(ctx)) },
     Loop { name: "taint-eviction-controller", run: |ctx| Box::pin(taint_eviction::run(ctx)) },
+    Loop { name: "token-cleaner-controller", run: |ctx| Box::pin(bootstrap_tokens::clean(ctx)) },
     Loop { name: "ttl-after-finished-controller", run: |ctx| Box::pin(ttl_after_finished::run(ctx)) },
     Loop { name: "ttl-controller", run: |ctx| Box::pin(ttl::run(ctx)) },
+    Loop {
+        name: "volumeattributesclass-protection-controller",
+        run: |ctx| Box::pin(protection::attributes_classes(ctx)),
+    },
 ];
 
 /// Which control loops run: upstream's `--controllers`, where `*` is all and `-name` is all but.

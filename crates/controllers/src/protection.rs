@@ -1,14 +1,16 @@
-//! Keeps PersistentVolumes and their claims that are in use from going, by a finalizer.
+//! Keeps PersistentVolumes, their claims and their attribute classes that are in use from going, by a finalizer.
 
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use reconcile::{Changed, Controller, Ctx, Error, Key, Next, Object, keys};
 
 use crate::pod;
 
 const CLAIM: &str = "kubernetes.io/pvc-protection";
 const VOLUME: &str = "kubernetes.io/pv-protection";
+const ATTRIBUTES_CLASS: &str = "kubernetes.io/vac-protection";
 const WORKERS: usize = 5;
 
 /// What happens to an object's finalizer.
@@ -132,6 +134,65 @@ async fn volume(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
         Action::Add => drop(ctx.replace(&with(&*volume, VOLUME)).await?),
         Action::Remove if !bound => gone_is_fine(ctx.replace(&without(&*volume, VOLUME)).await)?,
         _ => {}
+    }
+    Ok(Next::Change)
+}
+
+/// Attribute classes are in use while a claim or a volume names them.
+pub async fn attributes_classes(ctx: Ctx) {
+    let ctx = Ctx { client: ctx.client.acting_as("volumeattributesclass-protection-controller"), ..ctx };
+    let controller = Controller::new("vacprotection", &ctx);
+    controller.on(ctx.caches.volume_attributes_classes(), keys::own::<VolumeAttributesClass>);
+    controller.on(
+        ctx.caches.persistent_volume_claims(),
+        |changed: &Changed<'_, PersistentVolumeClaim>, enqueue| {
+            let before = changed.before.into_iter().flat_map(|claim| classes_of_claim(claim));
+            before.for_each(|name| enqueue(Key::new("", name)));
+        },
+    );
+    controller.on(ctx.caches.persistent_volumes(), |changed: &Changed<'_, PersistentVolume>, enqueue| {
+        let before = changed.before.and_then(|volume| class_of_volume(volume));
+        before.into_iter().for_each(|name| enqueue(Key::new("", name)));
+    });
+    let work = ctx.clone();
+    let reconcile = move |key: Key| {
+        let ctx = work.clone();
+        async move { attributes_class(&ctx, &key).await }
+    };
+    controller.run(&ctx, WORKERS, reconcile).await
+}
+
+fn classes_of_claim(claim: &PersistentVolumeClaim) -> impl Iterator<Item = &str> {
+    let wanted = claim.spec.as_ref().and_then(|spec| spec.volume_attributes_class_name.as_deref());
+    let status = claim.status.as_ref();
+    let current = status.and_then(|status| status.current_volume_attributes_class_name.as_deref());
+    let modifying = status.and_then(|status| status.modify_volume_status.as_ref());
+    let target = modifying.and_then(|status| status.target_volume_attributes_class_name.as_deref());
+    [wanted, current, target].into_iter().flatten()
+}
+
+fn class_of_volume(volume: &PersistentVolume) -> Option<&str> {
+    volume.spec.as_ref()?.volume_attributes_class_name.as_deref()
+}
+
+async fn attributes_class(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
+    let Some(class) = ctx.caches.volume_attributes_classes().get(key) else { return Ok(Next::Change) };
+    match plan(&*class, ATTRIBUTES_CLASS) {
+        Action::Nothing => {}
+        Action::Add => drop(ctx.replace(&with(&*class, ATTRIBUTES_CLASS)).await?),
+        Action::Remove => {
+            let name = class.name();
+            let claimed = |claim: &PersistentVolumeClaim| classes_of_claim(claim).any(|used| used == name);
+            let bound = |volume: &PersistentVolume| class_of_volume(volume) == Some(name);
+            // Asked anew, as with claims.
+            let used = ctx.caches.persistent_volume_claims().all().iter().any(|claim| claimed(claim))
+                || ctx.caches.persistent_volumes().all().iter().any(|volume| bound(volume))
+                || ctx.client.list::<PersistentVolumeClaim>("").await?.iter().any(claimed)
+                || ctx.client.list::<PersistentVolume>("").await?.iter().any(bound);
+            if !used {
+                gone_is_fine(ctx.replace(&without(&*class, ATTRIBUTES_CLASS)).await)?;
+            }
+        }
     }
     Ok(Next::Change)
 }

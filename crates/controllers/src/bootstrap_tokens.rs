@@ -1,0 +1,248 @@
+//! Tokens by which new nodes join: those that have expired are taken away, and what a node must know of the cluster
+//! before it trusts anybody is signed with each of them.
+//!
+//! Only Secrets that are such tokens are kept in memory; there may be many others.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use parking_lot::Mutex;
+use reconcile::{Controller, Ctx, Delete, Enqueue, Error, Key, News, Next, Object, Raw};
+
+const TYPE: &str = "bootstrap.kubernetes.io/token";
+const NAMESPACE: &str = "kube-system";
+const PREFIX: &str = "bootstrap-token-";
+const SIGNATURE: &str = "jws-kubeconfig-";
+/// How long to wait after the Secrets could not be followed.
+const PAUSE: Duration = Duration::from_secs(1);
+
+fn info() -> Key {
+    Key::new("kube-public", "cluster-info")
+}
+
+/// The tokens there are.
+#[derive(Default)]
+struct Tokens(Mutex<BTreeMap<Key, Arc<Secret>>>);
+
+impl Tokens {
+    /// Follows the Secrets until dropped, and asks for a look at what `asked` names for each token that changes.
+    async fn follow(&self, ctx: &Ctx, enqueue: Enqueue, asked: fn(&Key) -> Key) {
+        loop {
+            if let Ok(mut feed) = ctx.client.connection().follow("/api/v1/secrets").await {
+                while let Ok(news) = feed.next().await {
+                    let changed = self.take_in(news);
+                    changed.iter().for_each(|key| enqueue.now(asked(key)));
+                }
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    fn take_in(&self, news: News) -> Vec<Key> {
+        let mut known = self.0.lock();
+        let mut changed = Vec::new();
+        let mut put = |known: &mut BTreeMap<Key, Arc<Secret>>, raw: &Raw, deleted: bool| {
+            let Some(secret) = token(raw) else { return };
+            let key = secret.key();
+            changed.push(key.clone());
+            match deleted {
+                true => known.remove(&key),
+                false => known.insert(key, Arc::new(secret)),
+            };
+        };
+        match news {
+            News::Everything { objects, .. } => {
+                let before = std::mem::take(&mut *known);
+                objects.iter().for_each(|raw| put(&mut known, raw, false));
+                changed.extend(before.into_keys());
+            }
+            News::Changes { changes, .. } => {
+                changes.iter().for_each(|change| put(&mut known, &change.object, change.deleted));
+            }
+        }
+        changed
+    }
+}
+
+fn token(raw: &Raw) -> Option<Secret> {
+    #[derive(serde::Deserialize)]
+    struct Typed {
+        #[serde(rename = "type")]
+        type_: Option<String>,
+    }
+    let typed: Typed = serde_json::from_slice(&raw.bytes).ok()?;
+    if typed.type_.as_deref() != Some(TYPE) {
+        return None;
+    }
+    let secret: Secret = serde_json::from_slice(&raw.bytes).ok()?;
+    (secret.namespace() == NAMESPACE).then_some(secret)
+}
+
+fn data(secret: &Secret, name: &str) -> String {
+    let value = secret.data.as_ref().and_then(|data| data.get(name));
+    value.map(|value| String::from_utf8_lossy(&value.0).into_owned()).unwrap_or_default()
+}
+
+/// When a token expires; one whose time cannot be read has expired, one without lasts.
+fn expires(secret: &Secret) -> Option<Timestamp> {
+    let text = data(secret, "expiration");
+    (!text.is_empty()).then(|| text.parse().unwrap_or(Timestamp::MIN))
+}
+
+pub async fn clean(ctx: Ctx) {
+    let ctx = Ctx { client: ctx.client.acting_as("token-cleaner"), ..ctx };
+    let tokens = Arc::new(Tokens::default());
+    let controller = Controller::new("token_cleaner", &ctx);
+    let follow = tokens.follow(&ctx, controller.enqueue(), Key::clone);
+    let (work, known) = (ctx.clone(), tokens.clone());
+    let reconcile = move |key: Key| {
+        let (ctx, token) = (work.clone(), known.0.lock().get(&key).cloned());
+        async move {
+            let Some(token) = token else { return Ok(Next::Change) };
+            match expires(&token) {
+                Some(at) if at <= ctx.clock.now() => {
+                    let deleted = ctx.client.delete::<Secret>(&key, &Delete::uid(token.uid())).await;
+                    match deleted {
+                        Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),
+                        _ => Ok(Next::Change),
+                    }
+                }
+                Some(at) => Ok(Next::At(at)),
+                None => Ok(Next::Change),
+            }
+        }
+    };
+    tokio::select! {
+        () = follow => {}
+        () = controller.run(&ctx, 1, reconcile) => {}
+    }
+}
+
+pub async fn sign(ctx: Ctx) {
+    let ctx = Ctx { client: ctx.client.acting_as("bootstrap-signer"), ..ctx };
+    let tokens = Arc::new(Tokens::default());
+    let controller = Controller::new("bootstrap_signer_queue", &ctx);
+    controller.on(ctx.caches.config_maps(), |changed, enqueue| {
+        if changed.newest().key() == info() {
+            enqueue(info());
+        }
+    });
+    let follow = tokens.follow(&ctx, controller.enqueue(), |_| info());
+    let (work, known) = (ctx.clone(), tokens.clone());
+    let reconcile = move |key: Key| {
+        let (ctx, tokens) = (work.clone(), known.clone());
+        async move { sign_info(&ctx, &tokens, &key).await }
+    };
+    tokio::select! {
+        () = follow => {}
+        () = controller.run(&ctx, 1, reconcile) => {}
+    }
+}
+
+async fn sign_info(ctx: &Ctx, tokens: &Tokens, key: &Key) -> Result<Next, Error> {
+    let Some(map) = ctx.caches.config_maps().get(key) else { return Ok(Next::Change) };
+    let tokens: Vec<Arc<Secret>> = tokens.0.lock().values().cloned().collect();
+    let now = ctx.clock.now();
+    if let Some(signed) = plan(&map, &tokens, now) {
+        ctx.replace(&signed).await?;
+    }
+    let next = tokens.iter().filter_map(|token| expires(token)).filter(|at| *at > now).min();
+    Ok(next.map_or(Next::Change, Next::At))
+}
+
+/// The map with the signatures it should have, where it has others.
+fn plan(map: &ConfigMap, tokens: &[Arc<Secret>], now: Timestamp) -> Option<ConfigMap> {
+    let content = map.data.as_ref()?.get("kubeconfig")?;
+    let mut signed = map.clone();
+    let data = signed.data.get_or_insert_default();
+    data.retain(|name, _| !name.starts_with(SIGNATURE));
+    for (id, secret) in tokens.iter().filter_map(|token| for_signing(token, now)) {
+        data.entry(format!("{SIGNATURE}{id}")).or_insert_with(|| signature(content, &id, &secret));
+    }
+    (signed.data != map.data).then_some(signed)
+}
+
+/// Id and secret of a token that may be used to sign.
+fn for_signing(token: &Secret, now: Timestamp) -> Option<(String, String)> {
+    let id = token.name().strip_prefix(PREFIX)?.to_owned();
+    let form = id.len() == 6 && id.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+    let secret = data(token, "token-secret");
+    let usable = form
+        && data(token, "token-id") == id
+        && !secret.is_empty()
+        && data(token, "usage-bootstrap-signing") == "true"
+        && expires(token).is_none_or(|at| at > now);
+    usable.then_some((id, secret))
+}
+
+/// A JSON web signature without what it signs.
+fn signature(content: &str, id: &str, secret: &str) -> String {
+    let header = URL_SAFE_NO_PAD.encode(serde_json::json!({"alg": "HS256", "kid": id}).to_string());
+    let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, secret.as_bytes());
+    let text = format!("{header}.{}", URL_SAFE_NO_PAD.encode(content));
+    let tag = ring::hmac::sign(&key, text.as_bytes());
+    format!("{header}..{}", URL_SAFE_NO_PAD.encode(tag.as_ref()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::rig::{Rig, until};
+
+    fn secret(id: &str, more: serde_json::Value) -> serde_json::Value {
+        let mut data =
+            json!({"token-id": id, "token-secret": "0123456789abcdef", "usage-bootstrap-signing": "true"});
+        for (name, value) in more.as_object().into_iter().flatten() {
+            data[name] = value.clone();
+        }
+        json!({"metadata": {"name": format!("{PREFIX}{id}"), "namespace": NAMESPACE}, "type": TYPE, "stringData": data})
+    }
+
+    #[test]
+    fn signatures_are_detached() {
+        // As in RFC 7515, A.1, but for the key and the header.
+        let signed = signature("payload", "abcdef", "secret");
+        let parts: Vec<&str> = signed.split('.').collect();
+        assert_eq!(parts[0], URL_SAFE_NO_PAD.encode(r#"{"alg":"HS256","kid":"abcdef"}"#));
+        assert_eq!((parts[1], parts.len()), ("", 3));
+        assert_ne!(signed, signature("payload", "abcdef", "other"));
+        assert_ne!(signed, signature("other", "abcdef", "secret"));
+    }
+
+    #[tokio::test]
+    async fn the_clusters_description_is_signed_with_every_good_token() {
+        let rig = Rig::start(&["bootstrap-signer-controller", "token-cleaner-controller"]).await;
+        let path = "/api/v1/namespaces/kube-system/secrets";
+        let make = async |path: &str, value: serde_json::Value| {
+            rig.client.request(http::Method::POST, path, Some(&value)).await.expect("an object");
+        };
+        make(
+            "/api/v1/namespaces/kube-public/configmaps",
+            json!({"metadata": {"name": "cluster-info"}, "data": {"kubeconfig": "x"}}),
+        )
+        .await;
+        make(path, secret("aaaaaa", json!({}))).await;
+        make(path, secret("bbbbbb", json!({"usage-bootstrap-signing": "false"}))).await;
+        make(path, secret("cccccc", json!({"expiration": "2020-01-01T00:00:00Z"}))).await;
+        let signed = || async {
+            let map: ConfigMap = rig.client.get(&info()).await.ok()?;
+            let names: Vec<String> =
+                map.data?.into_keys().filter(|name| name.starts_with(SIGNATURE)).collect();
+            (names == ["jws-kubeconfig-aaaaaa"]).then_some(())
+        };
+        until("one signature", signed).await;
+        let gone = || async {
+            let key = Key::new(NAMESPACE, "bootstrap-token-cccccc");
+            rig.client.get::<Secret>(&key).await.is_err().then_some(())
+        };
+        until("the end of the expired token", gone).await;
+        assert!(rig.client.get::<Secret>(&Key::new(NAMESPACE, "bootstrap-token-bbbbbb")).await.is_ok());
+    }
+}
