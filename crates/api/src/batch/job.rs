@@ -33,10 +33,12 @@ impl Kind for Job {
         if !new.at("spec").flag("manualSelector") {
             generate_selector(new);
         }
+        inherit_labels(new);
         workload::prepare_template(new, &["spec", "template"]);
     }
 
     fn prepare_update(&self, new: &mut Value, _old: &Value) {
+        inherit_labels(new);
         workload::prepare_template(new, &["spec", "template"]);
     }
 
@@ -124,12 +126,16 @@ fn generate_selector(job: &mut Value) {
     for (key, value) in labels {
         template["metadata"].object_mut("labels").entry(key).or_insert_with(|| Value::String(value.clone()));
     }
-    let labels = template["metadata"]["labels"].clone();
     spec.object_mut("selector");
     let matched = spec["selector"].object_mut("matchLabels");
     matched.entry(UID_LABEL).or_insert_with(|| Value::String(uid));
-    // A Job without labels has its template's, the generated ones among them.
-    if job.path("metadata.labels").as_object().is_none_or(serde_json::Map::is_empty) {
+}
+
+/// A Job without labels has its template's, the generated ones among them.
+fn inherit_labels(job: &mut Value) {
+    let labels = job.path("spec.template.metadata.labels").clone();
+    let is_empty = |labels: &Value| labels.as_object().is_none_or(serde_json::Map::is_empty);
+    if is_empty(job.path("metadata.labels")) && !is_empty(&labels) {
         job.object_mut("metadata").insert("labels".into(), labels);
     }
 }

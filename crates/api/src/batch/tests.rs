@@ -311,3 +311,21 @@ fn next_runs() {
         expect!["04-25 00:00:00+03:00, 04-26 00:00:00+03:00, 04-27 00:00:00+03:00"],
     );
 }
+
+#[test]
+fn jobs_without_labels_have_those_of_their_pods() {
+    #[track_caller]
+    fn check(labels: Value, manual: bool, expected: Expect) {
+        let template = json!({"metadata": {"labels": {"app": "a"}}});
+        let mut job = json!({"metadata": {"name": "x", "uid": "u", "labels": labels},
+            "spec": {"manualSelector": manual, "template": template}});
+        Job.prepare_create(&mut job);
+        expected.assert_eq(&job["metadata"]["labels"].to_string());
+    }
+    let generated = expect![[
+        r#"{"app":"a","batch.kubernetes.io/controller-uid":"u","batch.kubernetes.io/job-name":"x","controller-uid":"u","job-name":"x"}"#
+    ]];
+    check(json!({}), false, generated);
+    check(json!({}), true, expect![[r#"{"app":"a"}"#]]);
+    check(json!({"my": "own"}), false, expect![[r#"{"my":"own"}"#]]);
+}

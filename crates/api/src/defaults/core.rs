@@ -40,7 +40,7 @@ fn replication_controller(rc: &mut Value) {
 }
 
 /// An object without labels gets those of its template.
-pub(super) fn inherit_labels(object: &mut Value, labels: Value) {
+fn inherit_labels(object: &mut Value, labels: Value) {
     let has_labels = object.path("metadata.labels").as_object().is_some_and(|labels| !labels.is_empty());
     if !has_labels && labels.as_object().is_some_and(|labels| !labels.is_empty()) {
         object.object_mut("metadata").insert("labels".to_owned(), labels);

@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 use super::Constant::{Flag, Int, Struct, Text};
 use super::Row;
 use super::Rule::{Fill, Set};
-use super::core::inherit_labels;
 use crate::json::Json;
 
 pub(super) const ROWS: &[Row] = &[
@@ -95,7 +94,6 @@ fn stateful_set_strategy(strategy: &mut Value) {
 
 fn job(job: &mut Value) {
     job.object_mut("spec");
-    inherit_labels(job, job.path("spec.template.metadata.labels").clone());
     let spec = &mut job["spec"];
     if !spec.has("parallelism") {
         spec.default_to("completions", 1);
