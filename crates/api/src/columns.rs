@@ -10,6 +10,7 @@ mod batch;
 mod cluster;
 mod network;
 mod pod;
+mod row;
 mod storage;
 mod table;
 mod text;
@@ -18,6 +19,9 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::json::Json as _;
+
+pub use row::Row;
+use row::Told;
 
 /// A column of a Table, with the fields of `TableColumnDefinition`.
 pub struct Column {
@@ -49,7 +53,7 @@ enum Cell {
     Since(&'static str),
     Number(fn(&Value) -> i64),
     Made(fn(&Value) -> String),
-    Timed(fn(&Value, Timestamp) -> String),
+    Timed(fn(&Value) -> Told),
 }
 
 /// The columns of a resource; a resource without columns of its own shows its name and when it was created.
@@ -95,10 +99,10 @@ impl Cell {
                 Value::Object(entries) => entries.len().into(),
                 _ => 0.into(),
             },
-            Cell::Since(path) => text::since(obj.path(path), now).into(),
+            Cell::Since(path) => text::since(obj.path(path)).at(now).into(),
             Cell::Number(count) => count(obj).into(),
             Cell::Made(make) => make(obj).into(),
-            Cell::Timed(make) => make(obj, now).into(),
+            Cell::Timed(tell) => tell(obj).at(now).into(),
         }
     }
 }

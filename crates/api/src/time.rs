@@ -144,14 +144,6 @@ pub fn human_duration(duration: SignedDuration) -> String {
     }
 }
 
-/// The age of something that began at `since`, a field's text; `<unknown>` if it is not there.
-pub fn age(since: &str, now: Timestamp) -> String {
-    match parse_rfc3339(since) {
-        Some(since) => human_duration(now.duration_since(since)),
-        None => "<unknown>".to_owned(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

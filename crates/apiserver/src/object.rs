@@ -26,6 +26,8 @@ pub struct Object {
     /// What is between the braces of `metadata.labels`; empty where there are none.
     labels: Span,
     fields: OnceLock<Fields>,
+    /// Only there once somebody has listed the object in a table.
+    row: OnceLock<Box<api::columns::Row>>,
 }
 
 /// A part of an object's bytes. Objects are far smaller than 4 GiB, and there are many of them.
@@ -57,9 +59,15 @@ pub enum Place {
 impl Object {
     pub fn new(key: Arc<str>, bytes: Bytes, revision: Revision) -> Result<Object, NotAnObject> {
         match metadata_of(&bytes) {
-            Some((metadata, labels)) => {
-                Ok(Object { key, revision, bytes, metadata, labels, fields: OnceLock::new() })
-            }
+            Some((metadata, labels)) => Ok(Object {
+                key,
+                revision,
+                bytes,
+                metadata,
+                labels,
+                fields: OnceLock::new(),
+                row: OnceLock::new(),
+            }),
             None => Err(NotAnObject { key }),
         }
     }
@@ -154,6 +162,13 @@ impl Object {
         self.fields.get_or_init(|| {
             let fields = rules.selectable(&self.value());
             fields.into_iter().map(|(name, value)| (name, value.into())).collect()
+        })
+    }
+
+    /// The object's row in a table of its kind, worked out once.
+    pub fn row(&self, stored: &api::Resource) -> &api::columns::Row {
+        self.row.get_or_init(|| {
+            Box::new(api::columns::Row::of(stored.group, stored.plural, &self.value_to_show()))
         })
     }
 

@@ -1,8 +1,8 @@
 //! The cells of jobs, cron jobs and the other workloads.
 
-use jiff::Timestamp;
 use serde_json::Value;
 
+use super::row::Told;
 use super::text::{is_deleting, is_true, qualified, selector, since, timestamp};
 use crate::json::Json as _;
 use crate::time::human_duration;
@@ -44,11 +44,11 @@ pub fn completions(job: &Value) -> String {
 }
 
 /// How long the job took, or has taken so far.
-pub fn duration(job: &Value, now: Timestamp) -> String {
+pub fn duration(job: &Value) -> Told {
     let status = job.at("status");
     match (timestamp(status.at("startTime")), timestamp(status.at("completionTime"))) {
-        (None, _) => String::new(),
-        (Some(start), end) => human_duration(start.duration_until(end.unwrap_or(now))),
+        (Some(start), Some(end)) => human_duration(start.duration_until(end)).into(),
+        (since, _) => Told { since, ..Told::default() },
     }
 }
 
@@ -61,10 +61,10 @@ pub fn suspend(cron_job: &Value) -> String {
     .to_owned()
 }
 
-pub fn last_schedule(cron_job: &Value, now: Timestamp) -> String {
+pub fn last_schedule(cron_job: &Value) -> Told {
     match cron_job.path("status.lastScheduleTime") {
-        Value::Null => "<none>".to_owned(),
-        time => since(time, now),
+        Value::Null => "<none>".to_owned().into(),
+        time => since(time),
     }
 }
 

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use jiff::Timestamp;
 use serde_json::Value;
 
+use super::row::Told;
 use super::text::{condition, joined, or, since, timestamp};
 use crate::json::Json as _;
 
@@ -47,17 +47,17 @@ pub fn kernel(node: &Value) -> String {
     }
 }
 
-pub fn event_last_seen(event: &Value, now: Timestamp) -> String {
+pub fn event_last_seen(event: &Value) -> Told {
     if event.has("series") {
-        return since(event.path("series.lastObservedTime"), now);
+        return since(event.path("series.lastObservedTime"));
     }
     let last = first_of(event, ["lastTimestamp", "deprecatedLastTimestamp"]);
-    if timestamp(last).is_some() { since(last, now) } else { event_first_seen(event, now) }
+    if timestamp(last).is_some() { since(last) } else { event_first_seen(event) }
 }
 
-pub fn event_first_seen(event: &Value, now: Timestamp) -> String {
+pub fn event_first_seen(event: &Value) -> Told {
     let first = first_of(event, ["firstTimestamp", "deprecatedFirstTimestamp"]);
-    since(if timestamp(first).is_some() { first } else { event.at("eventTime") }, now)
+    since(if timestamp(first).is_some() { first } else { event.at("eventTime") })
 }
 
 pub fn event_object(event: &Value) -> String {

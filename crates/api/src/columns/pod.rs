@@ -3,7 +3,8 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::text::{is_deleting, is_true, or, since, timestamp};
+use super::row::Told;
+use super::text::{is_deleting, is_true, or, timestamp};
 use crate::json::Json;
 
 pub fn ready(pod: &Value) -> String {
@@ -25,11 +26,11 @@ pub fn status(pod: &Value) -> String {
     Summary::of(pod).reason
 }
 
-pub fn restarts(pod: &Value, now: Timestamp) -> String {
+pub fn restarts(pod: &Value) -> Told {
     let Restarts { count, last } = Summary::of(pod).restarts;
     match last {
-        Some((_, finished)) if count != 0 => format!("{count} ({} ago)", since(finished, now)),
-        _ => count.to_string(),
+        Some(_) if count != 0 => Told { before: format!("{count} ("), since: last, after: " ago)" },
+        _ => count.to_string().into(),
     }
 }
 
@@ -48,15 +49,15 @@ pub fn readiness_gates(pod: &Value) -> String {
     format!("{open}/{}", gates.len())
 }
 
-struct Summary<'a> {
+struct Summary {
     ready: usize,
     total: usize,
     reason: String,
-    restarts: Restarts<'a>,
+    restarts: Restarts,
 }
 
-impl Summary<'_> {
-    fn of(pod: &Value) -> Summary<'_> {
+impl Summary {
+    fn of(pod: &Value) -> Summary {
         let (spec, status) = (pod.at("spec"), pod.at("status"));
         let sidecars = spec.items("initContainers").iter().filter(|container| is_sidecar(container)).count();
         let mut summary = Summary {
@@ -74,10 +75,10 @@ impl Summary<'_> {
     }
 }
 
-impl<'a> Summary<'a> {
+impl Summary {
     /// Counts the init containers up to the first that is not done. Once all are, the restarts of those that
     /// keep running are what counts, and they come back.
-    fn add_init_containers(&mut self, spec: &'a Value, status: &'a Value) -> Option<Restarts<'a>> {
+    fn add_init_containers(&mut self, spec: &Value, status: &Value) -> Option<Restarts> {
         let mut sidecar_restarts = Restarts::default();
         let mut waiting = false;
         for (i, container) in status.items("initContainerStatuses").iter().enumerate() {
@@ -115,7 +116,7 @@ impl<'a> Summary<'a> {
         (!waiting || initialized).then_some(sidecar_restarts)
     }
 
-    fn add_containers(&mut self, pod: &Value, status: &'a Value) {
+    fn add_containers(&mut self, pod: &Value, status: &Value) {
         let mut running = false;
         let mut failure = None;
         // Backwards, so that the first container has the last word.
@@ -150,20 +151,15 @@ impl<'a> Summary<'a> {
 
 /// How often containers were restarted, and when the last one before that ended.
 #[derive(Default)]
-struct Restarts<'a> {
+struct Restarts {
     count: i64,
-    last: Option<(Timestamp, &'a Value)>,
+    last: Option<Timestamp>,
 }
 
-impl<'a> Restarts<'a> {
-    fn add(&mut self, container: &'a Value) {
+impl Restarts {
+    fn add(&mut self, container: &Value) {
         self.count = self.count.saturating_add(container.int("restartCount").unwrap_or(0));
-        let finished = container.path("lastState.terminated.finishedAt");
-        if let Some(time) = timestamp(finished)
-            && self.last.is_none_or(|(last, _)| last < time)
-        {
-            self.last = Some((time, finished));
-        }
+        self.last = self.last.max(timestamp(container.path("lastState.terminated.finishedAt")));
     }
 }
 

@@ -86,8 +86,15 @@ proptest! {
     fn nothing_a_client_sends_makes_a_cell_panic(obj in anything(), seconds in any::<i64>()) {
         let now = Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX);
         for (group, plural, columns) in table::TABLES {
-            prop_assert_eq!(cells(group, plural, &obj, now).len(), columns.len());
-            conditions(group, plural, &obj);
+            let cells = cells(group, plural, &obj, now);
+            prop_assert_eq!(cells.len(), columns.len());
+            let mut row = b"{".to_vec();
+            Row::of(group, plural, &obj).write(now, &mut row);
+            row.push(b'}');
+            let row: Value = serde_json::from_slice(&row).unwrap();
+            prop_assert_eq!(&row["cells"], &Value::Array(cells));
+            let conditions = conditions(group, plural, &obj);
+            prop_assert_eq!(row.items("conditions"), conditions);
         }
     }
 }

@@ -3,13 +3,17 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
+use super::row::Told;
 use crate::json::Json as _;
 use crate::selector::LabelSelector;
-use crate::time::{age, parse_rfc3339};
+use crate::time::parse_rfc3339;
 
 /// How long ago, or `<unknown>` for no time at all.
-pub fn since(time: &Value, now: Timestamp) -> String {
-    age(time.as_str().unwrap_or(""), now)
+pub fn since(time: &Value) -> Told {
+    match timestamp(time) {
+        Some(since) => Told { since: Some(since), ..Told::default() },
+        None => "<unknown>".to_owned().into(),
+    }
 }
 
 pub fn timestamp(time: &Value) -> Option<Timestamp> {

@@ -136,21 +136,11 @@ impl Renderer {
         }
     }
 
-    /// The same row as `row` makes, decoding no more than the cells need.
+    /// The same row as `row` makes, from cells that are worked out once.
     fn write_row(&self, object: &Object, out: &mut Vec<u8>) {
         let stored = stored_as(self.resource);
-        let value = object.value_to_show();
-        // Writing into a Vec cannot fail.
-        out.extend_from_slice(b"{\"cells\":");
-        let _ = serde_json::to_writer(
-            &mut *out,
-            &api::columns::cells(stored.group, stored.plural, &value, self.now),
-        );
-        let conditions = api::columns::conditions(stored.group, stored.plural, &value);
-        if !conditions.is_empty() {
-            out.extend_from_slice(b",\"conditions\":");
-            let _ = serde_json::to_writer(&mut *out, &conditions);
-        }
+        out.push(b'{');
+        object.row(stored).write(self.now, out);
         out.extend_from_slice(b",\"object\":");
         match self.include {
             Include::Nothing => out.extend_from_slice(b"null"),
