@@ -4,8 +4,9 @@
 //! be; watchers read the shard's ring of events at their own pace, so a slow one costs the others nothing.
 
 mod followed;
+mod postings;
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque, btree_map};
 use std::ops::Bound;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -18,6 +19,8 @@ use tokio::sync::watch;
 use crate::object::{Object, Place};
 
 pub use followed::{Followed, View};
+pub use postings::Labels;
+use postings::{Postings, Questions};
 
 /// Events kept per kind for watchers that resume or lag; whichever limit is met first.
 const RING_EVENTS: usize = 50_000;
@@ -44,6 +47,7 @@ struct Shards {
 /// The objects of one stored kind.
 pub struct Shard {
     state: RwLock<State>,
+    questions: Questions,
     /// The sequence number of the newest event, plus one.
     newest: watch::Sender<u64>,
 }
@@ -52,6 +56,7 @@ pub struct Shard {
 struct State {
     objects: Objects,
     objects_bytes: usize,
+    postings: Postings,
     ring: VecDeque<Arc<Event>>,
     ring_bytes: usize,
     /// How many of the newest events may hold a line, and the size of their objects.
@@ -66,6 +71,14 @@ struct State {
 }
 
 type Objects = BTreeMap<Arc<str>, Slot>;
+
+/// What stands under the keys that begin with `prefix`. Only the two ends are looked for: a look at every key
+/// on the way would cost more than all the rest.
+fn below<'a, T>(map: &'a BTreeMap<Arc<str>, T>, prefix: &str) -> btree_map::Range<'a, Arc<str>, T> {
+    // No name has the last of all characters in it.
+    let end = format!("{prefix}{}", char::MAX);
+    map.range::<str, _>((Bound::Included(prefix), Bound::Excluded(end.as_str())))
+}
 
 /// An object, and the bits of its labels at hand: a list by label then looks at few objects it does not want.
 struct Slot {
@@ -305,6 +318,7 @@ impl Shard {
     fn new(floor: Revision) -> Shard {
         Shard {
             state: RwLock::new(State { floor, last: floor, ..State::default() }),
+            questions: Questions::default(),
             newest: watch::Sender::new(0),
         }
     }
@@ -325,19 +339,34 @@ impl Shard {
 
     /// All objects whose key starts with `prefix`; `known` is a revision the cache had reached before.
     pub fn snapshot(&self, prefix: &str, known: Revision) -> Snapshot {
-        self.snapshot_with(prefix, known, 0)
+        let state = self.state.read();
+        Snapshot { objects: state.under(prefix), revision: known.max(state.last) }
     }
 
-    /// The same without most of the objects whose labels lack some of `label_bits`.
-    pub fn snapshot_with(&self, prefix: &str, known: Revision, label_bits: u64) -> Snapshot {
+    /// The same, only of objects with these labels.
+    pub fn snapshot_with(&self, prefix: &str, known: Revision, labels: &Labels) -> Snapshot {
         let state = self.state.read();
-        Snapshot { objects: state.under(prefix, label_bits), revision: known.max(state.last) }
+        let revision = known.max(state.last);
+        if let Some(objects) = state.postings.find(prefix, labels) {
+            return Snapshot { objects, revision };
+        }
+        let mut seen = 0;
+        let slots = below(&state.objects, prefix).map(|(_, slot)| slot).inspect(|_| seen += 1);
+        let objects: Vec<_> =
+            slots.filter(|slot| labels.are_on(slot)).map(|slot| slot.object.clone()).collect();
+        drop(state);
+        if self.questions.deserve(labels, objects.len(), seen) {
+            let mut state = self.state.write();
+            let State { objects, postings, .. } = &mut *state;
+            postings.add(labels, objects.values());
+        }
+        Snapshot { objects, revision }
     }
 
     /// Like `snapshot`, with the position from which a watch continues without a gap.
     pub fn snapshot_and_position(&self, prefix: &str, known: Revision) -> (Snapshot, u64) {
         let state = self.state.read();
-        let snapshot = Snapshot { objects: state.under(prefix, 0), revision: known.max(state.last) };
+        let snapshot = Snapshot { objects: state.under(prefix), revision: known.max(state.last) };
         (snapshot, state.first + state.ring.len() as u64)
     }
 
@@ -371,6 +400,8 @@ impl Shard {
     fn put(&self, object: Arc<Object>) {
         let mut state = self.state.write();
         let slot = Slot::new(object.clone());
+        let all = state.objects.len();
+        state.postings.put(&slot, all);
         let previous = state.objects.insert(object.key.clone(), slot).map(|slot| slot.object);
         state.objects_bytes += object.size();
         state.objects_bytes -= previous.as_ref().map_or(0, |previous| previous.size());
@@ -382,6 +413,7 @@ impl Shard {
         let mut state = self.state.write();
         if let Some(Slot { object, .. }) = state.objects.remove(key) {
             state.objects_bytes -= object.size();
+            state.postings.remove(key);
             let previous = Some(object.clone());
             state.push(Event { revision, object, previous, deleted: true, line: Mutex::new(Line::Unbuilt) });
         }
@@ -416,14 +448,8 @@ impl Shard {
 }
 
 impl State {
-    fn under(&self, prefix: &str, label_bits: u64) -> Vec<Arc<Object>> {
-        let range = (Bound::Included(prefix), Bound::Unbounded);
-        self.objects
-            .range::<str, _>(range)
-            .take_while(|(key, _)| key.starts_with(prefix))
-            .filter(|(_, slot)| slot.label_bits & label_bits == label_bits)
-            .map(|(_, slot)| slot.object.clone())
-            .collect()
+    fn under(&self, prefix: &str) -> Vec<Arc<Object>> {
+        below(&self.objects, prefix).map(|(_, slot)| slot.object.clone()).collect()
     }
 
     fn push(&mut self, event: Event) {

@@ -8,7 +8,8 @@ use api::selector::{FieldSelector, LabelSelector};
 use api::{Path, Resource, Status};
 use store::Revision;
 
-use crate::object::{Object, label_bits};
+use crate::cache::Labels;
+use crate::object::Object;
 use crate::request::{Query, Target};
 
 pub struct ListOptions {
@@ -173,11 +174,12 @@ impl Selection {
         if self.name.is_empty() { self.fields.exact("metadata.name") } else { Some(&self.name) }
     }
 
-    /// Bits that the labels of every selected object have (`Object::label_bits`).
-    pub fn label_bits(&self) -> u64 {
+    /// Labels that every selected object has.
+    pub fn exact_labels(&self) -> Labels {
         let required = self.labels.requirements().iter();
-        let exact = required.filter_map(|term| Some((&term.key, self.labels.exact(&term.key)?)));
-        exact.fold(0, |bits, (name, value)| bits | label_bits(name.as_bytes(), value.as_bytes()))
+        let exact =
+            required.filter_map(|term| Some((term.key.clone(), self.labels.exact(&term.key)?.into())));
+        Labels::new(exact.collect())
     }
 
     pub fn is_everything(&self) -> bool {

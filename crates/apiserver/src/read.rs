@@ -85,7 +85,8 @@ fn present(
 ) -> (Vec<Arc<Object>>, ListMeta) {
     let known = server.cache.revision();
     let scope = target.scope(&options.selection);
-    let snapshot = server.shard(target.resource).snapshot_with(&scope, known, options.selection.label_bits());
+    let snapshot =
+        server.shard(target.resource).snapshot_with(&scope, known, &options.selection.exact_labels());
     let mut objects = snapshot.objects;
     if let Some(start) = after {
         let start = format!("{}{start}", prefix(target.resource));

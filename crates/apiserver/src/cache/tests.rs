@@ -171,3 +171,63 @@ fn a_reload_sends_watchers_away() {
     shard.put(object("/registry/configmaps/ns/b", 10, 1));
     assert_eq!(revisions(shard.events_from(position, 9)), Some(vec![10]));
 }
+
+#[test]
+fn lists_by_label_are_the_same_with_and_without_a_posting_list() {
+    let shard = Shard::new(0);
+    let put = |i: usize, revision: usize, labels: serde_json::Value| {
+        let value = serde_json::json!({"kind": "K", "apiVersion": "v1", "metadata": {"labels": labels}});
+        let (key, bytes) = (format!("{PREFIX}ns{}/{i}", i % 2), crate::object::to_stored(value));
+        shard.put(Arc::new(Object::new(key.into(), bytes, revision as u64).unwrap()));
+    };
+    let lists = || shard.state.read().postings.len();
+    let labels = |pairs: &[(&str, &str)]| {
+        Labels::new(pairs.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect())
+    };
+    let check = |pairs: &[(&str, &str)], expected: usize| {
+        for prefix in [PREFIX.to_owned(), format!("{PREFIX}ns1/")] {
+            let found = shard.snapshot_with(&prefix, 0, &labels(pairs)).objects;
+            let mut all = shard.snapshot(&prefix, 0).objects;
+            all.retain(|object| pairs.iter().all(|(name, value)| object.label(name) == Some(value)));
+            assert_eq!(found.len(), all.len(), "{pairs:?} {prefix}");
+            assert!(found.iter().zip(&all).all(|(a, b)| Arc::ptr_eq(a, b)), "{pairs:?} {prefix}");
+        }
+        assert_eq!(lists(), expected, "{pairs:?}");
+    };
+    for i in 0..3_000 {
+        put(i, i + 1, serde_json::json!({"app": format!("a{}", i % 100), "tier": format!("t{}", i % 3)}));
+    }
+    // The first question is answered by looking, and noted; the second makes a list.
+    shard.snapshot_with(PREFIX, 0, &labels(&[("app", "a1")]));
+    assert_eq!(lists(), 0);
+    check(&[("app", "a1")], 1);
+    // What many objects have gets none.
+    (0..3).for_each(|_| check(&[("tier", "t1")], 1));
+    (0..2).for_each(|_| check(&[("app", "a2"), ("tier", "t1")], 2));
+    (0..2).for_each(|_| check(&[("app", "none")], 3));
+    // Labels come and go, and so do objects.
+    for i in 0..300 {
+        match i % 3 {
+            0 => put(i, 4_000 + i, serde_json::json!({"app": "a1"})),
+            1 => put(i, 4_000 + i, serde_json::json!({"app": "none", "tier": "t1"})),
+            _ => shard.delete(&format!("{PREFIX}ns{}/{i}", i % 2), 4_000 + i as u64),
+        }
+    }
+    for pairs in [&[("app", "a1")][..], &[("app", "a2"), ("tier", "t1")], &[("app", "none")]] {
+        check(pairs, 3);
+    }
+    // There are never many lists: those asked for least lately make room.
+    for i in 10..40 {
+        let app = format!("a{i}");
+        (0..2).for_each(|_| drop(shard.snapshot_with(PREFIX, 0, &labels(&[("app", &app)]))));
+        check(&[("app", "a1")], lists());
+    }
+    assert_eq!(lists(), 8);
+    assert!(shard.state.read().postings.find(PREFIX, &labels(&[("app", "a1")])).is_some());
+    assert!(shard.state.read().postings.find(PREFIX, &labels(&[("app", "none")])).is_none());
+    // What everybody has by now is no longer worth a list.
+    for i in 0..3_000 {
+        put(i, 5_000 + i, serde_json::json!({"app": "a1"}));
+    }
+    check(&[("app", "a1")], 7);
+}
