@@ -468,7 +468,7 @@ pub fn attempted(headers: &HeaderMap, query: &Query, certificate: bool) -> Strin
 fn sent(call: &Call, target: &Target, verb: &str) -> Option<Value> {
     let row = target.resource;
     if verb == "patch" {
-        let json = codec::yaml_to_json(&call.body).ok()?;
+        let json = codec::read_yaml(&call.body).ok()?.json;
         return serde_json::from_slice(&json).ok();
     }
     let media = codec::body_media(&call.headers).ok()?;
@@ -483,7 +483,7 @@ fn sent(call: &Call, target: &Target, verb: &str) -> Option<Value> {
     }
     match media {
         Media::Json => serde_json::from_slice(&call.body).ok(),
-        Media::Yaml => serde_json::from_slice(&codec::yaml_to_json(&call.body).ok()?).ok(),
+        Media::Yaml => serde_json::from_slice(&codec::read_yaml(&call.body).ok()?.json).ok(),
         Media::Protobuf => opened(&call.body),
     }
 }

@@ -10,8 +10,10 @@ use schema::TypeId;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::error::Category;
 use serde_json::{Value, json};
+use serde_saphyr::DuplicateKeyPolicy;
 
 use crate::negotiate::{Media, PROTOBUF};
+use crate::patching::strict;
 
 /// What `fieldValidation` asks to be done about fields that do not exist or stand twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,10 +97,13 @@ pub fn decode(
             schema::from_json(table, ty, body).map_err(|error| cannot(error.to_string()))?
         }
         Media::Yaml => {
-            let json = yaml_to_json(body).map_err(|status| unrecognized(kind, &status.message, body))?;
-            let said = type_meta(&json).map_err(|error| unrecognized(kind, &error, body))?;
+            let yaml = read_yaml(body).map_err(|why| unrecognized(kind, &why, body))?;
+            let said = type_meta(&yaml.json).map_err(|error| unrecognized(kind, &error, body))?;
             check_type_meta(&said, group, version, kind)?;
-            schema::from_json(table, ty, &json).map_err(|error| cannot(error.to_string()))?
+            let mut decoded =
+                schema::from_json(table, ty, &yaml.json).map_err(|error| cannot(error.to_string()))?;
+            decoded.unknown.splice(..0, yaml.duplicates);
+            decoded
         }
         Media::Protobuf => {
             let envelope = schema::protobuf::open(body).map_err(|error| cannot(error.to_string()))?;
@@ -189,11 +194,10 @@ fn type_meta(body: &[u8]) -> Result<TypeMeta, String> {
         Err(error) if error.to_string().starts_with("recursion limit") => RawTypeMeta::default(),
         Err(error) => {
             let why = match error.classify() {
-                Category::Eof => "unexpected end of JSON input".to_owned(),
                 Category::Data => {
                     format!("json: cannot unmarshal {} into Go value of type {GO_STRUCT}", first(body))
                 }
-                _ => error.to_string(),
+                _ => schema::syntax::error(body).unwrap_or_else(|| error.to_string()),
             };
             return Err(format!("couldn't get version/kind; json parse error: {why}"));
         }
@@ -293,17 +297,47 @@ pub fn from_stored(row: &'static Resource, value: Value) -> Value {
     api::convert::convert((stored.group, stored.version), (row.group, row.version), row.kind, value)
 }
 
-/// YAML as JSON bytes. Aliases are bounded by the parser's budget, so a small text cannot grow without end.
-pub fn yaml_to_json(body: &[u8]) -> Result<Vec<u8>, Status> {
+/// The first document of a YAML text, which is all that upstream reads of it.
+pub struct Yaml {
+    pub json: Vec<u8>,
+    /// The word on keys that stand twice, of which the last one counts.
+    pub duplicates: Option<String>,
+}
+
+/// Reads YAML into JSON. Aliases are bounded by the parser's budget, so a small text cannot grow without end.
+pub fn read_yaml(body: &[u8]) -> Result<Yaml, String> {
     // JSON is YAML, and read faster; YAML's own braces are not JSON.
-    if body.trim_ascii_start().starts_with(b"{") && serde_json::from_slice::<IgnoredAny>(body).is_ok() {
-        return Ok(body.to_vec());
+    if body.trim_ascii_start().starts_with(b"{")
+        && serde_json::from_slice::<IgnoredAny>(body).is_ok()
+        && strict::complaints(body, false).is_empty()
+    {
+        return Ok(Yaml { json: body.to_vec(), duplicates: None });
     }
-    let text = std::str::from_utf8(body)
-        .map_err(|error| Status::bad_request(format!("error decoding YAML: {error}")))?;
-    let value: Value = serde_saphyr::from_str(text)
-        .map_err(|error| Status::bad_request(format!("error converting YAML to JSON: {error}")))?;
-    serde_json::to_vec(&value).map_err(Status::internal)
+    let read = |duplicate_keys| {
+        let options = serde_saphyr::options! { duplicate_keys: duplicate_keys };
+        let mut text = body;
+        let first = serde_saphyr::read_with_options::<_, Value>(&mut text, options).next();
+        first.unwrap_or(Ok(Value::Null))
+    };
+    let (value, duplicates) = match read(DuplicateKeyPolicy::Error) {
+        Ok(value) => (value, None),
+        Err(error) => match error.without_snippet() {
+            serde_saphyr::Error::DuplicateMappingKey { key, location } => {
+                let key = key.as_deref().unwrap_or_default();
+                let why = format!(
+                    "yaml: unmarshal errors:\n  line {}: key {key:?} already set in map",
+                    location.line()
+                );
+                (read(DuplicateKeyPolicy::LastWins).map_err(yaml_error)?, Some(why))
+            }
+            _ => return Err(yaml_error(error)),
+        },
+    };
+    Ok(Yaml { json: serde_json::to_vec(&value).map_err(|error| error.to_string())?, duplicates })
+}
+
+fn yaml_error(error: serde_saphyr::Error) -> String {
+    format!("yaml: {}", error.without_snippet())
 }
 
 pub fn to_yaml(value: &Value) -> String {
@@ -360,6 +394,19 @@ mod tests {
         check(Media::Json, r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a"}}"#, name);
         check(Media::Yaml, "metadata: {name: a}", name);
         check(Media::Yaml, "{metadata: {name: a}}", name);
+        // Only the first document is read.
+        check(Media::Yaml, "---\nmetadata: {name: a}\n---\nmetadata: {name: b}\n", name);
+        check(Media::Yaml, "metadata: {name: a}\n---\n]", name);
+        check(
+            Media::Yaml,
+            "metadata:\n  name: a\n  name: b\n",
+            "Pod in version \"v1\" cannot be handled as a Pod: strict decoding error: yaml: unmarshal errors:\n  line 3: key \"name\" already set in map",
+        );
+        check(
+            Media::Json,
+            "{\"metadata\":{},}",
+            "the object provided is unrecognized (must be of type Pod): couldn't get version/kind; json parse error: invalid character '}' looking for beginning of object key string ({\"metadata\":{},})",
+        );
         check(
             Media::Json,
             "",

@@ -184,7 +184,7 @@ fn decode(call: &Call) -> Result<Value, Status> {
             schema::from_json(table, ty, &call.body).map_err(|error| bad(error.to_string()))?.value
         }
         Media::Yaml => {
-            let json = codec::yaml_to_json(&call.body)?;
+            let json = codec::read_yaml(&call.body).map_err(bad)?.json;
             schema::from_json(table, ty, &json).map_err(|error| bad(error.to_string()))?.value
         }
         Media::Protobuf => {

@@ -1,5 +1,7 @@
 //! PATCH: the four kinds of patch, server-side apply among them.
 
+pub mod strict;
+
 use api::json::Json as _;
 use api::status::{Cause, Details};
 use api::{Errors, Path, Status};
@@ -10,7 +12,7 @@ use serde_json::{Map, Value};
 
 use crate::access;
 use crate::body::Body;
-use crate::codec::{self, FieldValidation, type_of};
+use crate::codec::{self, FieldValidation, Yaml, type_of};
 use crate::create::defaulted;
 use crate::door::Door;
 use crate::registry::stored_as;
@@ -51,11 +53,15 @@ pub async fn patch(
     }
     let patch = read_patch(kind, &call.body)?;
     let row = target.resource;
+    let complaints = match options.validation {
+        FieldValidation::Ignore => Vec::new(),
+        _ => strict::complaints(&call.body, kind == Kind::Json),
+    };
     let warnings = parking_lot::Mutex::new(Vec::new());
     let make = |before: &Value| {
         let mut value = door.view(row, before.clone());
         run(kind, door.kind(row), &mut value, &patch)?;
-        *warnings.lock() = shape(kind, door.kind(row), &mut value, &patch, options.validation)?;
+        *warnings.lock() = shape(kind, door.kind(row), &mut value, &patch, &complaints, options.validation)?;
         check_name(&mut value, target)?;
         warnings.lock().extend(dedup_owners(&mut value, AFTER_ADMISSION));
         // The patched object carries the version it was made of; one that the patch itself sets is wrong
@@ -115,10 +121,8 @@ fn unprocessable() -> Status {
 fn read_patch(kind: Kind, body: &[u8]) -> Result<Value, Status> {
     let prefix = if kind == Kind::Strategic { "" } else { "error decoding patch: " };
     let bad = |why: &str| Status::bad_request(format!("{prefix}{why}"));
-    let patch: Value = serde_json::from_slice(body).map_err(|error| match error.is_eof() {
-        true => bad("unexpected end of JSON input"),
-        false => bad(&error.to_string()),
-    })?;
+    let patch: Value = serde_json::from_slice(body)
+        .map_err(|error| bad(&schema::syntax::error(body).unwrap_or_else(|| error.to_string())))?;
     let shape = match &patch {
         Value::Null if kind == Kind::Json => return Ok(Value::Array(Vec::new())),
         Value::Null => return Ok(Value::Object(Map::new())),
@@ -140,6 +144,7 @@ fn shape(
     gvk: (&str, &str, &str),
     value: &mut Value,
     patch: &Value,
+    complaints: &[String],
     validation: FieldValidation,
 ) -> Result<Vec<String>, Status> {
     let ty = type_of(gvk.0, gvk.1, gvk.2)?;
@@ -151,10 +156,11 @@ fn shape(
         errors.invalid(&Path::new("patch"), shown, why);
         Status::invalid("", "", "", &errors)
     };
-    let complaints = schema::normalize(schema::kubernetes(), ty, value).map_err(|error| match kind {
+    let more = schema::normalize(schema::kubernetes(), ty, value).map_err(|error| match kind {
         Kind::Strategic => refused(&unstructured(&error.to_string())),
         _ => refused(&error.to_string()),
     })?;
+    let complaints = [complaints, &more].concat();
     codec::set_type_meta(value, gvk.0, gvk.1, gvk.2);
     match validation {
         FieldValidation::Ignore => Ok(Vec::new()),
@@ -198,7 +204,7 @@ async fn apply(
     let row = target.resource;
     let stored = stored_as(row);
     let force = call.query.flag("force").unwrap_or(false);
-    let config = read_config(call, target)?;
+    let (config, duplicates) = read_config(call, target)?;
     let mut warnings = Vec::new();
     let now = options.timestamp();
     let api_version = codec::api_version(stored.group, stored.version);
@@ -216,7 +222,14 @@ async fn apply(
             patch::apply::apply(table, ty, live, &config, &writer, force).map_err(apply_failed)?;
         // What was applied has only the fields that were sent; defaults go by the whole shape.
         schema::normalize(table, ty, &mut value).map_err(|error| Status::bad_request(error.to_string()))?;
-        Ok::<Value, Status>(value)
+        // Only said once everything else is found good, as upstream does.
+        match &duplicates {
+            Some(why) if options.validation == FieldValidation::Strict => {
+                let why = format!("error strict decoding YAML: error converting YAML to JSON: {why}");
+                Err(Status::bad_request(why))
+            }
+            _ => Ok::<Value, Status>(value),
+        }
     };
     if server.current(target).await?.is_none() {
         if door != Door::Main {
@@ -249,12 +262,14 @@ async fn apply(
     Ok(with_warnings(door.rendered(renderer, StatusCode::OK, outcome), &warnings))
 }
 
-/// The applied configuration, in the stored version. Fields that no schema knows are for `apply` to refuse.
-fn read_config(call: &Call, target: &Target) -> Result<Value, Status> {
+/// The applied configuration, in the stored version, and what strict decoding has against it. Fields that no
+/// schema knows are for `apply` to refuse.
+fn read_config(call: &Call, target: &Target) -> Result<(Value, Option<String>), Status> {
     let row = target.resource;
-    let json = codec::yaml_to_json(&call.body)?;
-    let mut value: Value = serde_json::from_slice(&json)
-        .map_err(|error| Status::bad_request(format!("error decoding YAML: {error}")))?;
+    let undecodable = |why: String| Status::bad_request(format!("error decoding YAML: {why}"));
+    let Yaml { json, duplicates } = codec::read_yaml(&call.body)
+        .map_err(|why| undecodable(format!("error converting YAML to JSON: {why}")))?;
+    let mut value: Value = serde_json::from_slice(&json).map_err(|error| undecodable(error.to_string()))?;
     let (said, kind) = (value.text("apiVersion"), value.text("kind"));
     if kind != row.kind || said != codec::api_version(row.group, row.version) {
         let slash = if said.contains('/') { "" } else { "/" };
@@ -269,7 +284,7 @@ fn read_config(call: &Call, target: &Target) -> Result<Value, Status> {
         value = codec::to_stored_version(row, value);
         codec::set_type_meta(&mut value, stored.group, stored.version, stored.kind);
     }
-    Ok(value)
+    Ok((value, duplicates))
 }
 
 fn apply_failed(error: ApplyError) -> Status {

@@ -81,41 +81,7 @@ fn syntax(error: &serde_json::Error, text: &[u8]) -> DecodeError {
     if message.starts_with("recursion limit exceeded") {
         return DecodeError::Depth;
     }
-    if error.is_eof() {
-        return DecodeError::Syntax("unexpected end of JSON input".to_owned());
-    }
-    let place = GO_PLACES.iter().find(|(ours, _)| message.starts_with(ours)).map(|(_, place)| place);
-    let line = text.split(|byte| *byte == b'\n').nth(error.line().saturating_sub(1)).unwrap_or_default();
-    let byte = error.column().checked_sub(1).and_then(|at| line.get(at));
-    match (place, byte) {
-        (Some(place), Some(byte)) => {
-            DecodeError::Syntax(format!("invalid character {} {place}", quoted(*byte)))
-        }
-        _ => DecodeError::Syntax(message),
-    }
-}
-
-/// What the parser calls a mistake, and where Go says it is.
-const GO_PLACES: &[(&str, &str)] = &[
-    ("expected value", "looking for beginning of value"),
-    ("trailing characters", "after top-level value"),
-    ("key must be a string", "looking for beginning of object key string"),
-    ("trailing comma", "looking for beginning of object key string"),
-    ("expected `,` or `}`", "after object key:value pair"),
-    ("expected `,` or `]`", "after array element"),
-    ("expected `:`", "after object key"),
-    ("control character", "in string literal"),
-    ("invalid escape", "in string escape code"),
-    ("invalid number", "in numeric literal"),
-];
-
-/// A byte as Go quotes it.
-fn quoted(byte: u8) -> String {
-    match byte {
-        b'\'' => r"'\''".to_owned(),
-        b'"' => "'\"'".to_owned(),
-        byte => format!("'{}'", char::from(byte).escape_default()),
-    }
+    DecodeError::Syntax(crate::syntax::error(text).unwrap_or(message))
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ pub mod openapi;
 pub mod protobuf;
 pub mod quantity;
 mod read;
+pub mod syntax;
 pub mod table;
 pub mod time;
 pub mod walk;

@@ -249,7 +249,7 @@ fn text_that_is_no_json() {
     check_text("Pod", r#"{"spec": {"nodeName": 5}"#, expect!["unexpected end of JSON input"]);
     check_text("Pod", "", expect!["unexpected end of JSON input"]);
     check_text("Pod", "{} {}", expect!["invalid character '{' after top-level value"]);
-    check_text("Pod", "nonsense", expect!["expected ident at line 1 column 2"]);
+    check_text("Pod", "nonsense", expect!["invalid character 'o' in literal null (expecting 'u')"]);
     check_text("Pod", "apiVersion: v1", expect!["invalid character 'a' looking for beginning of value"]);
     check_text("Pod", "{\n\"a\" 1}", expect!["invalid character '1' after object key"]);
     check_text("Pod", "{a: 1}", expect!["invalid character 'a' looking for beginning of object key string"]);
