@@ -51,7 +51,7 @@ pub async fn first_objects(server: &Server, cluster: &Cluster) -> Result<(), Sta
         },
     });
     set(server, row("", "services"), service, &["/spec/ports"]).await?;
-    crate::services::repair(server).await;
+    crate::services::repair(server, Timestamp::now()).await;
     publish_endpoints(server, cluster).await
 }
 

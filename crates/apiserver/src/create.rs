@@ -83,12 +83,13 @@ impl Server {
         let generated = prefixed && value.at("metadata").text("name").is_empty();
         let mut tries = 0;
         loop {
-            // Only a generated name may need another try.
-            let mut attempt = if generated { value.clone() } else { std::mem::take(&mut value) };
+            // Only a generated name, or what is allocated, may need another try.
+            let again = generated || stored.plural == "services";
+            let mut attempt = if again { value.clone() } else { std::mem::take(&mut value) };
             if generated {
                 generate_name(&mut attempt, || self.random());
             }
-            let claim = self.allocations.claim(self, stored, &mut attempt, None).await?;
+            let mut claim = self.allocations.claim(self, stored, &mut attempt, None).await?;
             stored.rules.prepare_create(&mut attempt);
             crate::special::before_create(stored, &mut attempt, call);
             crate::special::stamp(stored, &mut attempt, &options.timestamp());
@@ -107,6 +108,13 @@ impl Server {
                     Some(_) => Err(already_exists(row, &name, prefixed)),
                     None => Ok((Outcome::Imagined(attempt), warnings)),
                 };
+            }
+            if !claim.lock(self, &attempt).await? {
+                if tries >= NAME_TRIES {
+                    return Err(Status::internal("other servers were always faster to allocate"));
+                }
+                tries += 1;
+                continue;
             }
             match self.put(row, attempt, None).await? {
                 Some(object) => {

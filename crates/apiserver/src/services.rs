@@ -1,43 +1,56 @@
 //! Cluster IPs and node ports: what is taken, and the claims of Services on the rest.
 //!
-//! One lock spans the choice and the write of a Service, so two can never get the same address. Each
-//! cluster IP is also shown as an IPAddress object, as upstream shows it.
+//! Several servers may share a store, so what is taken is decided there: a cluster IP by its IPAddress object,
+//! as upstream does it, and a node port by a key of its own. Both are made before the Service is stored and
+//! removed after it is gone; whoever finds one there already chooses again. Within one server a lock spans the
+//! choice and the write, so that its own Services never get in each other's way.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::core::service::alloc::{self, Changes, Failure, Pools, Ranges};
 use api::json::Json as _;
 use api::{Resource, Status};
-use jiff::Timestamp;
+use bytes::Bytes;
+use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
-use tokio::sync::{Mutex, OwnedMutexGuard};
+use store::{Entry, Expect, Revision, Store, Write};
+use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 
+use crate::cache::stopped;
 use crate::object::Object;
+use crate::options::Version;
 use crate::request::Target;
 use crate::server::Server;
-use crate::write::WriteOptions;
+use crate::write::{Outcome, WriteOptions};
+
+/// Where the store says which Service has a node port.
+const PORTS: &str = "/skiff/nodeports/";
+/// What has no Service after this long was left behind by a server that stopped in between.
+const GRACE: SignedDuration = SignedDuration::from_secs(60);
 
 pub struct Allocations {
     ranges: Ranges,
-    /// `None` until the first Service asks, when the cache tells what is taken.
-    used: Arc<Mutex<Option<Used>>>,
-}
-
-#[derive(Default)]
-struct Used {
-    ips: HashSet<IpAddr>,
-    ports: HashSet<u16>,
+    one_at_a_time: Arc<Mutex<()>>,
 }
 
 /// What a write will take and give back; dropped without `keep`, nothing happens.
 #[derive(Default)]
-pub struct Claim(Option<(OwnedMutexGuard<Option<Used>>, Changes)>);
+pub struct Claim(Option<Held>);
+
+struct Held {
+    guard: Option<OwnedMutexGuard<()>>,
+    store: Arc<dyn Store>,
+    changes: Changes,
+    /// What was put into the store to hold what is taken.
+    locks: Vec<(Arc<str>, Revision)>,
+}
 
 impl Allocations {
     pub fn new(ranges: Ranges) -> Allocations {
-        Allocations { ranges, used: Arc::default() }
+        Allocations { ranges, one_at_a_time: Arc::default() }
     }
 
     /// Fills in the allocated fields of a Service; other kinds claim nothing.
@@ -51,11 +64,15 @@ impl Allocations {
         if !is_service(stored) {
             return Ok(Claim::default());
         }
-        let mut guard = self.used.clone().lock_owned().await;
-        let used = guard.get_or_insert_with(|| taken(server));
-        let mut pools = View { used, server };
-        match alloc::allocate(new, old, &self.ranges, &mut pools) {
-            Ok(changes) => Ok(Claim(Some((guard, changes)))),
+        let guard = self.one_at_a_time.clone().lock_owned().await;
+        // What was given back a moment ago may be had again.
+        server.fresh(Version::MostRecent).await?;
+        let ports = match new.at("spec").text("type") {
+            "NodePort" | "LoadBalancer" => taken_ports(server).await?.into_keys().collect(),
+            _ => BTreeSet::new(),
+        };
+        match alloc::allocate(new, old, &self.ranges, &mut View { ports, server }) {
+            Ok(changes) => Ok(Claim::new(server, guard, changes)),
             Err(Failure::Invalid(errors)) => {
                 let name = new.path("metadata.name").as_str().unwrap_or("");
                 Err(Status::invalid(stored.group, stored.kind, name, &errors))
@@ -65,43 +82,79 @@ impl Allocations {
     }
 
     /// Everything a Service holds, to be given back once it is removed. Claimed before that, so that nobody
-    /// sees the Service gone and its addresses still taken.
+    /// here sees the Service gone and its addresses still taken.
     pub async fn giving_back(&self, server: &Server, stored: &Resource, service: &Value) -> Claim {
         if !is_service(stored) {
             return Claim::default();
         }
-        let mut guard = self.used.clone().lock_owned().await;
-        guard.get_or_insert_with(|| taken(server));
+        let guard = self.one_at_a_time.clone().lock_owned().await;
         let (ips, ports) = alloc::held(service);
-        Claim(Some((guard, Changes { freed_ips: ips, freed_ports: ports, ..Changes::default() })))
+        Claim::new(server, guard, Changes { freed_ips: ips, freed_ports: ports, ..Changes::default() })
     }
 }
 
 impl Claim {
+    fn new(server: &Server, guard: OwnedMutexGuard<()>, changes: Changes) -> Claim {
+        Claim(Some(Held { guard: Some(guard), store: server.store.clone(), changes, locks: Vec::new() }))
+    }
+
+    /// Holds what is claimed in the store, just before the Service is written. `false`: another server was
+    /// faster, and the cache knows by now.
+    pub async fn lock(&mut self, server: &Server, service: &Value) -> Result<bool, Status> {
+        let Some(held) = &mut self.0 else { return Ok(true) };
+        for port in held.changes.taken_ports.clone() {
+            match take_port(server, port, service).await {
+                Ok(lock) => held.locks.push(lock),
+                Err(store::Error::Exists { .. }) => return Ok(false),
+                Err(error) => return Err(Status::internal(error)),
+            }
+        }
+        for ip in held.changes.taken_ips.clone() {
+            // Boxed, since this itself creates an object.
+            match Box::pin(take_ip(server, ip, service)).await {
+                Ok(lock) => held.locks.push(lock),
+                Err(status) if status.reason == "AlreadyExists" => return Ok(false),
+                Err(status) => return Err(status),
+            }
+        }
+        Ok(true)
+    }
+
     /// The Service has been stored; kinds that claim nothing are not even decoded.
     pub async fn keep_for(self, server: &Server, stored: &Object) {
         if self.0.is_some() {
-            // Boxed, since keeping a claim may itself create an object.
-            Box::pin(self.keep(server, &stored.value())).await;
+            self.keep(server, &stored.value()).await;
         }
     }
 
     /// The write has happened.
     pub async fn keep(self, server: &Server, service: &Value) {
-        let Some((mut guard, changes)) = self.0 else { return };
-        if let Some(used) = guard.as_mut() {
-            used.ips.extend(&changes.taken_ips);
-            used.ports.extend(&changes.taken_ports);
-            used.ips.retain(|ip| !changes.freed_ips.contains(ip));
-            used.ports.retain(|port| !changes.freed_ports.contains(port));
+        let Some(mut held) = self.0 else { return };
+        held.locks.clear();
+        // Still under the lock, so that the next one to hold an address does not find the last one's.
+        for ip in held.changes.freed_ips.clone() {
+            give_back_ip(server, ip).await;
         }
-        // Still under the lock, so that the next one to hold an address does not find the last one's IPAddress.
-        for ip in &changes.taken_ips {
-            show(server, *ip, service).await;
+        for port in held.changes.freed_ports.clone() {
+            give_back_port(server, port, &owner(service)).await;
         }
-        for ip in &changes.freed_ips {
-            hide(server, *ip).await;
+    }
+}
+
+/// A write that did not happen takes nothing; nobody else here chooses before that is so.
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.locks.is_empty() {
+            return;
         }
+        let (guard, store, locks) = (self.guard.take(), self.store.clone(), std::mem::take(&mut self.locks));
+        tokio::spawn(async move {
+            for (key, revision) in locks {
+                // Whatever remains is found when a server starts.
+                let _ = store.write(removal(key, revision)).await;
+            }
+            drop(guard);
+        });
     }
 }
 
@@ -109,29 +162,59 @@ fn is_service(stored: &Resource) -> bool {
     stored.group.is_empty() && stored.plural == "services"
 }
 
-fn taken(server: &Server) -> Used {
-    let services = api::table::find("", "v1", "services").expect("services are in the table");
-    let mut used = Used::default();
-    for service in server.shard(services).snapshot(&crate::registry::prefix(services), 0).objects {
-        let (ips, ports) = alloc::held(&service.value());
-        used.ips.extend(ips);
-        used.ports.extend(ports);
+fn removal(key: Arc<str>, revision: Revision) -> Write {
+    Write { key, value: None, expect: Expect::Revision(revision), ttl: None, lazy: false }
+}
+
+/// `namespace/name`.
+fn owner(service: &Value) -> String {
+    let metadata = service.at("metadata");
+    format!("{}/{}", metadata.text("namespace"), metadata.text("name"))
+}
+
+/// What stands under a node port's key.
+fn port_value(owner: &str, now: Timestamp) -> Bytes {
+    json!({"service": owner, "since": now.as_second()}).to_string().into()
+}
+
+async fn taken_ports(server: &Server) -> Result<HashMap<u16, Entry>, Status> {
+    let page = server.store.list(PORTS, None, 0, None).await.map_err(Status::internal)?;
+    let port = |entry: &Entry| entry.key.strip_prefix(PORTS)?.parse().ok();
+    Ok(page.entries.into_iter().filter_map(|entry| Some((port(&entry)?, entry))).collect())
+}
+
+async fn take_port(
+    server: &Server,
+    port: u16,
+    service: &Value,
+) -> Result<(Arc<str>, Revision), store::Error> {
+    let key: Arc<str> = format!("{PORTS}{port}").into();
+    let value = Some(port_value(&owner(service), Timestamp::now()));
+    let write = Write { key: key.clone(), value, expect: Expect::Absent, ttl: None, lazy: false };
+    Ok((key, server.store.write(write).await?))
+}
+
+async fn give_back_port(server: &Server, port: u16, owner: &str) {
+    let Ok(Some(entry)) = server.store.get(&format!("{PORTS}{port}")).await else { return };
+    let value: Value = serde_json::from_slice(&entry.value).unwrap_or_default();
+    if value.text("service") == owner {
+        // If it changed meanwhile, it is no longer ours.
+        let _ = server.store.write(removal(entry.key, entry.revision)).await;
     }
-    used
 }
 
 struct View<'a> {
-    used: &'a Used,
+    ports: BTreeSet<u16>,
     server: &'a Server,
 }
 
 impl Pools for View<'_> {
     fn ip_in_use(&self, ip: IpAddr) -> bool {
-        self.used.ips.contains(&ip)
+        self.server.find(&address(ip)).is_some()
     }
 
     fn port_in_use(&self, port: u16) -> bool {
-        self.used.ports.contains(&port)
+        self.ports.contains(&port)
     }
 
     fn random(&mut self, bound: u64) -> u64 {
@@ -145,7 +228,7 @@ fn address(ip: IpAddr) -> Target {
     Target { name: ip.to_string(), ..Target::collection(resource, "") }
 }
 
-async fn show(server: &Server, ip: IpAddr, service: &Value) {
+async fn take_ip(server: &Server, ip: IpAddr, service: &Value) -> Result<(Arc<str>, Revision), Status> {
     let target = address(ip);
     let metadata = service.at("metadata");
     let value = json!({
@@ -163,12 +246,13 @@ async fn show(server: &Server, ip: IpAddr, service: &Value) {
     });
     let collection = Target::collection(target.resource, "");
     let options = WriteOptions::internal(Timestamp::now());
-    if let Err(status) = server.create_object(&collection, value, &options, None).await {
-        tracing::warn!(%ip, error = status.message, "cannot show a cluster IP as an IPAddress");
+    match server.create_object(&collection, value, &options, None).await? {
+        (Outcome::Stored(object), _) => Ok((object.key.clone(), object.revision)),
+        (Outcome::Imagined(_), _) => Err(Status::internal("an IPAddress was not stored")),
     }
 }
 
-async fn hide(server: &Server, ip: IpAddr) {
+async fn give_back_ip(server: &Server, ip: IpAddr) {
     let target = address(ip);
     for _ in 0..TRIES {
         let Ok(Some(object)) = server.current(&target).await else { return };
@@ -181,26 +265,61 @@ async fn hide(server: &Server, ip: IpAddr) {
 /// How often an IPAddress may change while it is being removed.
 const TRIES: usize = 20;
 
-/// Shows what is taken and hides what is not, in case the server stopped between a Service and its address.
-pub async fn repair(server: &Server) {
+/// Holds what Services have and gives back what none has, in case a server stopped in between. What is new is
+/// left alone: its Service may be about to be written.
+pub async fn repair(server: &Server, now: Timestamp) {
+    let is_old = |since: Timestamp| now.duration_since(since) > GRACE;
     let row = api::table::find("", "v1", "services").expect("services are in the table");
-    let mut held = HashMap::new();
+    let (mut ips, mut ports) = (HashMap::new(), HashMap::new());
     for service in server.shard(row).snapshot(&crate::registry::prefix(row), 0).objects {
-        let service = service.value();
-        held.extend(alloc::held(&service).0.into_iter().map(|ip| (ip, service.clone())));
+        let service = Arc::new(service.value());
+        let held = alloc::held(&service);
+        ips.extend(held.0.into_iter().map(|ip| (ip, service.clone())));
+        ports.extend(held.1.into_iter().map(|port| (port, service.clone())));
     }
-    for (ip, service) in &held {
-        if server.find(&address(*ip)).is_none() {
-            show(server, *ip, service).await;
+    for (ip, service) in &ips {
+        if server.find(&address(*ip)).is_none()
+            && let Err(status) = take_ip(server, *ip, service).await
+        {
+            tracing::warn!(%ip, error = status.message, "cannot hold a cluster IP by an IPAddress");
         }
     }
     let addresses = address(IpAddr::from([0, 0, 0, 0])).resource;
     for object in server.shard(addresses).snapshot(&crate::registry::prefix(addresses), 0).objects {
         let ours = object.label(MANAGED_BY) == Some(MANAGER);
+        let made = api::time::parse_rfc3339(object.value().at("metadata").text("creationTimestamp"));
         match object.name().parse() {
-            Ok(ip) if ours && !held.contains_key(&ip) => hide(server, ip).await,
+            Ok(ip) if ours && !ips.contains_key(&ip) && made.is_none_or(is_old) => {
+                give_back_ip(server, ip).await;
+            }
             _ => {}
         }
+    }
+    let Ok(taken) = taken_ports(server).await else { return };
+    for (port, service) in &ports {
+        if !taken.contains_key(port)
+            && let Err(error) = take_port(server, *port, service).await
+        {
+            tracing::warn!(port, %error, "cannot hold a node port");
+        }
+    }
+    for (port, entry) in taken.into_iter().filter(|(port, _)| !ports.contains_key(port)) {
+        let value: Value = serde_json::from_slice(&entry.value).unwrap_or_default();
+        let since = value.int("since").and_then(|since| Timestamp::from_second(since).ok());
+        if since.is_none_or(is_old) {
+            tracing::info!(port, "a node port was left behind");
+            let _ = server.store.write(removal(entry.key, entry.revision)).await;
+        }
+    }
+}
+
+/// Looks once more when everything that was left behind before the start is old enough.
+pub async fn repair_later(server: Arc<Server>, mut shutdown: watch::Receiver<bool>) {
+    tokio::select! {
+        () = tokio::time::sleep(GRACE.unsigned_abs() + Duration::from_secs(1)) => {
+            repair(&server, Timestamp::now()).await;
+        }
+        () = stopped(&mut shutdown) => {}
     }
 }
 

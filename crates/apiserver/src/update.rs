@@ -129,7 +129,7 @@ impl Server {
             let mut request = Request::new(target, Operation::Update, &value, Some(&before), user);
             request.dry_run = options.dry_run;
             self.admit(&request, &mut value).await?;
-            let claim = match target.subresource.as_str() {
+            let mut claim = match target.subresource.as_str() {
                 "" => self.allocations.claim(self, stored, &mut value, Some(&before)).await?,
                 _ => Claim::default(),
             };
@@ -153,6 +153,9 @@ impl Server {
             } else if value == before && !self.store.is_stale(&old.key) {
                 // Nothing changed, so nothing is written and nobody is told.
                 return Ok((Outcome::Stored(old), warnings));
+            } else if !claim.lock(self, &value).await? {
+                // Another server gave it away at the same moment; something else is chosen.
+                continue;
             } else if let Some(object) = self.put(row, value, Some(&old)).await? {
                 grant.keep();
                 claim.keep_for(self, &object).await;
