@@ -73,6 +73,15 @@ pub struct ServerFlags {
     /// etcd endpoints, separated by commas, instead of the embedded store
     #[arg(long, value_delimiter = ',', env = "SKIFF_DATASTORE_ENDPOINT")]
     pub datastore_endpoint: Vec<String>,
+    /// The authority of etcd's certificates, in PEM
+    #[arg(long, value_name = "FILE", env = "SKIFF_DATASTORE_CAFILE")]
+    pub datastore_cafile: Option<PathBuf>,
+    /// The certificate shown to etcd, in PEM
+    #[arg(long, value_name = "FILE", env = "SKIFF_DATASTORE_CERTFILE", requires = "datastore_keyfile")]
+    pub datastore_certfile: Option<PathBuf>,
+    /// Its key, in PEM
+    #[arg(long, value_name = "FILE", env = "SKIFF_DATASTORE_KEYFILE", requires = "datastore_certfile")]
+    pub datastore_keyfile: Option<PathBuf>,
     /// Groups and versions to switch, as `batch/v1=false`
     #[arg(long, value_delimiter = ',')]
     pub runtime_config: Vec<String>,

@@ -1,7 +1,7 @@
 //! `skiff server`: certificates, store and API server, and the administrator's kubeconfig.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -121,11 +121,28 @@ async fn open_store(flags: &ServerFlags) -> anyhow::Result<Arc<dyn Store>> {
         let dir = flags.data_dir.join("store");
         return Ok(Arc::new(LogStore::open(&dir, store::log::Config::default())?));
     }
-    let options = store::etcd::Options::default();
+    let options = store::etcd::Options { tls: etcd_tls(flags)?, ..store::etcd::Options::default() };
     let store = EtcdStore::connect(&flags.datastore_endpoint, options).await;
     Ok(Arc::new(
         store.with_context(|| format!("cannot reach etcd at {}", flags.datastore_endpoint.join(",")))?,
     ))
+}
+
+/// What `https` endpoints need.
+fn etcd_tls(flags: &ServerFlags) -> anyhow::Result<Option<store::etcd::Tls>> {
+    let read =
+        |path: &PathBuf| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+    let Some(ca) = &flags.datastore_cafile else {
+        let encrypted = flags.datastore_endpoint.iter().any(|url| url.starts_with("https://"));
+        let needless = !encrypted && flags.datastore_certfile.is_none();
+        anyhow::ensure!(needless, "etcd over TLS needs --datastore-cafile");
+        return Ok(None);
+    };
+    let identity = match (&flags.datastore_certfile, &flags.datastore_keyfile) {
+        (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
+        _ => None,
+    };
+    Ok(Some(store::etcd::Tls { ca: read(ca)?, identity }))
 }
 
 /// Copies a stopped server's data into one file.

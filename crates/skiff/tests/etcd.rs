@@ -1,36 +1,23 @@
-//! A server that keeps its objects in a real etcd.
+//! Servers that keep their objects in a real etcd.
 
-use std::net::TcpListener;
+use std::collections::HashSet;
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use jiff::Timestamp;
+use pki::{Authority, Leaf, Usage};
 use serde_json::{Value, json};
 use testkit::{Http, Process, Server};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const SERVICES: &str = "/api/v1/namespaces/default/services";
 
 #[test]
 fn objects_live_in_etcd() {
-    if Command::new("etcd").arg("--version").output().is_err() {
-        println!("skipped: no etcd");
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let ports: Vec<u16> =
-        [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap()).iter().map(port).collect();
-    let (client, peer) = (format!("http://127.0.0.1:{}", ports[0]), format!("http://127.0.0.1:{}", ports[1]));
-    let mut command = Command::new("etcd");
-    command.arg("--data-dir").arg(folder.path()).args(["--unsafe-no-fsync", "--name=t"]);
-    command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
-    command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
-    command.args(["--initial-cluster", &format!("t={peer}")]);
-    let mut etcd = Process::spawn(&mut command).unwrap();
-    etcd.wait_until_log(Duration::from_secs(60), |log| {
-        log.contains("ready to serve client requests").then_some(())
-    })
-    .unwrap();
-
-    let mut server = Server::start_with(&["--datastore-endpoint", &client]);
+    let Some(etcd) = Etcd::start(false) else { return };
+    let mut server = Server::start_with(&etcd.flags());
     let http = server.http();
     let mut watch = http.open(&format!("{MAPS}?watch=1&fieldSelector=metadata.name%3Da")).unwrap();
     let made = ok(&http, "POST", MAPS, &json!({"metadata": {"name": "a"}, "data": {"k": "1"}}));
@@ -55,6 +42,148 @@ fn objects_live_in_etcd() {
     assert!(!server.data_dir().join("store").exists(), "nothing is stored twice");
 }
 
+/// Two servers on one etcd, over TLS, give away addresses and ports at the same time: none twice.
+#[test]
+fn two_servers_never_give_the_same_address_or_port() {
+    const EACH: usize = 25;
+    let Some(etcd) = Etcd::start(true) else { return };
+    // So few ports that most choices meet.
+    let few = ["--service-node-port-range", "30000-30060"];
+    let flags = [&etcd.flags()[..], &few].concat();
+    let servers = [Server::start_with(&flags), Server::start_with(&flags)];
+    let service = |name: &str, extra: Value| {
+        let mut spec = json!({"type": "NodePort", "ports": [{"port": 80}]});
+        spec.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        json!({"metadata": {"name": name}, "spec": spec})
+    };
+    std::thread::scope(|scope| {
+        for (i, server) in servers.iter().enumerate() {
+            let http = server.http();
+            scope.spawn(move || {
+                for n in 0..EACH {
+                    ok(&http, "POST", SERVICES, &service(&format!("s{i}-{n}"), json!({})));
+                }
+            });
+        }
+    });
+    let http = servers[0].http();
+    let services = http.get(SERVICES).unwrap().json();
+    let services: Vec<&Value> = services["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|item| item["spec"]["type"] == "NodePort")
+        .collect();
+    assert_eq!(services.len(), 2 * EACH);
+    let ips: HashSet<&str> = services.iter().filter_map(|s| s["spec"]["clusterIP"].as_str()).collect();
+    let ports: HashSet<i64> =
+        services.iter().filter_map(|s| s["spec"]["ports"][0]["nodePort"].as_i64()).collect();
+    assert_eq!((ips.len(), ports.len()), (2 * EACH, 2 * EACH));
+
+    // What one server has given away the other one refuses, until it is given back.
+    let (ip, port) =
+        (services[0]["spec"]["clusterIP"].clone(), services[0]["spec"]["ports"][0]["nodePort"].clone());
+    let holder = format!("{SERVICES}/{}", services[0]["metadata"]["name"].as_str().unwrap());
+    let wanted = service("wanted", json!({"clusterIP": ip, "ports": [{"port": 80, "nodePort": port}]}));
+    let other = servers[1].http();
+    let send = |http: &Http| http.send("POST", SERVICES, &JSON, wanted.to_string().as_bytes()).unwrap();
+    for http in [&http, &other] {
+        let reply = send(http);
+        assert_eq!(reply.status, 422, "{}", reply.text());
+        assert!(reply.text().contains("provided IP is already allocated"), "{}", reply.text());
+    }
+    assert_eq!(http.send("DELETE", &holder, &[], b"").unwrap().status, 200);
+    let reply = send(&other);
+    assert_eq!(reply.status, 201, "{}", reply.text());
+}
+
+#[test]
+fn etcd_over_tls_wants_the_right_certificates() {
+    let Some(etcd) = Etcd::start(true) else { return };
+    let stranger = tempfile::tempdir().unwrap();
+    Authority::load_or_create(stranger.path(), "ca", Timestamp::now()).unwrap();
+    let other_ca = stranger.path().join("ca.crt").display().to_string();
+    let mut flags = etcd.flags();
+    flags[3] = &other_ca;
+    for (flags, why) in
+        [(flags, "cannot reach etcd"), (etcd.flags()[..2].to_vec(), "needs --datastore-cafile")]
+    {
+        let data = tempfile::tempdir().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_skiff"));
+        command.args(["server", "--disable-agent", "--https-listen-port", "0", "--data-dir"]);
+        let output = command.arg(data.path()).args(&flags).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(why), "{said}");
+    }
+}
+
+struct Etcd {
+    _process: Process,
+    _folder: tempfile::TempDir,
+    flags: Vec<String>,
+}
+
+impl Etcd {
+    /// Where etcd is installed.
+    fn start(tls: bool) -> Option<Etcd> {
+        if Command::new("etcd").arg("--version").output().is_err() {
+            println!("skipped: no etcd");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let [client, peer] =
+            ports.map(|listener| format!("127.0.0.1:{}", listener.local_addr().unwrap().port()));
+        let client = format!("{}://{client}", if tls { "https" } else { "http" });
+        let peer = format!("http://{peer}");
+        let mut command = Command::new("etcd");
+        command.arg("--data-dir").arg(folder.path().join("data")).args(["--unsafe-no-fsync", "--name=t"]);
+        command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+        command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+        command.args(["--initial-cluster", &format!("t={peer}")]);
+        let mut flags = vec!["--datastore-endpoint".to_owned(), client];
+        if tls {
+            let [ca, server, client] = certificates(&folder);
+            command.arg("--client-cert-auth").arg("--trusted-ca-file").arg(&ca[0]);
+            command.arg("--cert-file").arg(&server[0]).arg("--key-file").arg(&server[1]);
+            for (flag, path) in [("ca", &ca[0]), ("cert", &client[0]), ("key", &client[1])] {
+                flags.extend([format!("--datastore-{flag}file"), path.display().to_string()]);
+            }
+        }
+        let mut process = Process::spawn(&mut command).unwrap();
+        process
+            .wait_until_log(Duration::from_secs(60), |log| {
+                let ready =
+                    log.contains("ready to serve client requests") || log.contains("serving client traffic");
+                ready.then_some(())
+            })
+            .unwrap();
+        Some(Etcd { _process: process, _folder: folder, flags })
+    }
+
+    fn flags(&self) -> Vec<&str> {
+        self.flags.iter().map(String::as_str).collect()
+    }
+}
+
+/// An authority, a certificate for etcd and one for its clients: each as the files of certificate and key.
+fn certificates(folder: &tempfile::TempDir) -> [[PathBuf; 2]; 3] {
+    let (dir, now) = (folder.path().join("tls"), Timestamp::now());
+    let authority = Authority::load_or_create(&dir, "ca", now).unwrap();
+    for (name, usage) in [("server", Usage::Server), ("client", Usage::Client)] {
+        let leaf = Leaf {
+            common_name: name.to_owned(),
+            organizations: Vec::new(),
+            dns_names: Vec::new(),
+            ips: vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
+            usage,
+            lifetime: Duration::from_secs(3600),
+        };
+        pki::load_or_issue(&dir, name, &authority, &leaf, now).unwrap();
+    }
+    ["ca", "server", "client"].map(|name| ["crt", "key"].map(|end| dir.join(format!("{name}.{end}"))))
+}
+
 const JSON: [(&str, &str); 1] = [("content-type", "application/json")];
 
 #[track_caller]
@@ -62,8 +191,4 @@ fn ok(http: &Http, method: &str, path: &str, body: &Value) -> Value {
     let reply = http.send(method, path, &JSON, body.to_string().as_bytes()).unwrap();
     assert!(matches!(reply.status, 200 | 201), "{method} {path}: {}", reply.text());
     reply.json()
-}
-
-fn port(listener: &TcpListener) -> u16 {
-    listener.local_addr().unwrap().port()
 }
