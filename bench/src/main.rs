@@ -11,6 +11,7 @@ mod load;
 mod micro;
 mod objects;
 mod report;
+mod rollout;
 mod schedule;
 mod server;
 mod watch;
@@ -32,6 +33,9 @@ struct Flags {
     /// A few hundred objects and a few seconds: whether it works, not how fast
     #[arg(long)]
     quick: bool,
+    /// Nothing but the rollout of a large Deployment
+    #[arg(long)]
+    only_rollout: bool,
     /// The program to measure [default: the one built beside this one]
     #[arg(long, env = "SKIFF_BIN")]
     skiff: Option<PathBuf>,
@@ -49,6 +53,7 @@ struct Plan {
     entries: usize,
     wire: wire::Sizes,
     schedule: schedule::Sizes,
+    rollout: rollout::Sizes,
 }
 
 const FULL: Plan = Plan {
@@ -65,6 +70,7 @@ const FULL: Plan = Plan {
         round: Duration::from_millis(700),
     },
     schedule: schedule::Sizes { nodes: &[100, 1_000, 5_000], pods: 10_000, harder: (5_000, 4_000) },
+    rollout: rollout::Sizes { nodes: 500, pods: 5_000 },
 };
 
 const QUICK: Plan = Plan {
@@ -81,6 +87,7 @@ const QUICK: Plan = Plan {
         round: Duration::from_millis(50),
     },
     schedule: schedule::Sizes { nodes: &[5], pods: 20, harder: (10, 10) },
+    rollout: rollout::Sizes { nodes: 3, pods: 20 },
 };
 
 fn main() -> Result<()> {
@@ -100,6 +107,9 @@ fn main() -> Result<()> {
     let before = load_average();
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
+        if flags.only_rollout {
+            return rollout::run(&mut report, &dir, plan.rollout).await;
+        }
         // First, while the heap has no holes that would hide what is measured.
         access::run(&mut report, plan.decisions)?;
         micro::run(&mut report, plan.micro, plan.entries)?;
@@ -107,7 +117,8 @@ fn main() -> Result<()> {
         disk::run(&mut report, scratch.path(), plan.wire.round, plan.wire.rounds, plan.entries).await?;
         drop(scratch);
         wire::run(&mut report, &binary, &dir, plan.wire).await?;
-        schedule::run(&mut report, &binary, &dir, &plan.schedule).await
+        schedule::run(&mut report, &binary, &dir, &plan.schedule).await?;
+        rollout::run(&mut report, &dir, plan.rollout).await
     })?;
     let about = json!({
         "build": if cfg!(debug_assertions) { "debug" } else { "release" },

@@ -14,6 +14,8 @@ pub enum Unit {
     Megabytes,
     /// Of the server's CPU, per operation.
     CpuMicros,
+    /// Asked of the API server.
+    Requests,
 }
 
 impl Unit {
@@ -25,6 +27,7 @@ impl Unit {
             Unit::MegabytesPerSecond => "MB/s",
             Unit::Megabytes => "MB",
             Unit::CpuMicros => "us-cpu",
+            Unit::Requests => "requests",
         }
     }
 }

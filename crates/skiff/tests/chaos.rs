@@ -1,0 +1,230 @@
+//! Control loops under fire: requests, answers and watches are lost, the loops are killed between two acts,
+//! others write to the same objects, and the clock jumps. In the end everything is as if nothing had been.
+//!
+//! `CHAOS_SEED` replays a run's dice; the seed is printed with every failure.
+
+#[path = "chaos/unreliable.rs"]
+mod unreliable;
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::{Client, Key, Patch};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use reconcile::{Clock, Ctx, Object as _};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use unreliable::{Dice, Unreliable};
+
+const DEADLINE: Duration = Duration::from_secs(90);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_is_the_same_whatever_goes_wrong() {
+    let seed = std::env::var("CHAOS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_116);
+    let calm = play(seed, 0).await;
+    expect_test::expect![[r#"
+        web: web:3 Running, web:3 Running, web:3 Running, web:3 Running
+        db: db:20 Running, db:21 Running
+        agent: agent:2 Running, agent:2 Running, agent:2 Running
+        sums: sums Succeeded, sums Succeeded, sums Succeeded, sums Succeeded, sums Succeeded, sums Succeeded, sums Succeeded, sums Succeeded, sums Succeeded, sums Succeeded, sums Succeeded, sums Succeeded
+        web replicas, updated, available: [4, 4, 4]
+        db replicas, ready: [2, 2]
+        agents ready: 3 of 3
+        sums succeeded Some(12) failed None
+        replica sets in use: 1
+        settled
+    "#]].assert_eq(&calm);
+    for seed in seed..seed + 2 {
+        assert_eq!(calm, play(seed, 15).await, "CHAOS_SEED={seed}");
+    }
+}
+
+/// Runs the story of a small cluster and answers with its end.
+async fn play(seed: u64, rate: u64) -> String {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let (stop, shutdown) = watch::channel(false);
+    let server = apiserver::start_in(directory.path(), shutdown.clone()).await.expect("a server");
+    let client = Client::new(server.local(), "test");
+    let clock = Clock::default();
+    let dice = Dice::new(seed, rate);
+    let nodes = Ctx::new(client.clone(), clock.clone(), shutdown.clone());
+    tokio::spawn(simulate::run(nodes, simulate::Config { nodes: 3, events: false }));
+    let unreliable = Arc::new(Unreliable { inner: server.local(), dice: dice.clone() });
+    let loops = tokio::spawn(keep_running(unreliable, clock.clone(), dice.clone(), shutdown));
+    let meddler = tokio::spawn(meddle(client.clone(), clock, dice.clone(), rate > 0));
+    tell_the_story(&client, &dice, rate > 0).await;
+    meddler.abort();
+    dice.calm();
+    let end = settle(&client, seed).await;
+    stop.send_replace(true);
+    let _ = loops.await;
+    end
+}
+
+/// Runs the control loops, and runs them anew whenever they are killed.
+async fn keep_running(
+    connection: Arc<Unreliable>,
+    clock: Clock,
+    dice: Arc<Dice>,
+    mut shutdown: watch::Receiver<bool>,
+) {
+    loop {
+        let (end, ended) = watch::channel(false);
+        let ctx = Ctx::new(Client::new(connection.clone(), "kube-controller-manager"), clock.clone(), ended);
+        let chosen = controllers::Chosen::parse(&[]).expect("all of them");
+        let work = tokio::spawn(controllers::run(ctx.clone(), chosen));
+        let scheduling = tokio::spawn(async move {
+            let config = scheduler::config::Config::standard();
+            scheduler::run::run(ctx, config, &[]).await.expect("upstream's own configuration");
+        });
+        let stop = tokio::select! {
+            () = dice.kill.notified() => false,
+            _ = shutdown.wait_for(|stop| *stop) => true,
+        };
+        work.abort();
+        scheduling.abort();
+        end.send_replace(true);
+        if stop {
+            return;
+        }
+    }
+}
+
+/// Writes to objects that the loops write to as well, and moves the clock.
+async fn meddle(client: Client, clock: Clock, dice: Arc<Dice>, at_all: bool) {
+    while at_all {
+        tokio::time::sleep(Duration::from_millis(20 + dice.below(50))).await;
+        let note =
+            Patch::Merge(json!({"metadata": {"annotations": {"meddled": dice.below(1_000).to_string()}}}));
+        for set in client.list::<ReplicaSet>("default").await.unwrap_or_default() {
+            let _ = client.patch::<ReplicaSet>(&set.key(), &note).await;
+        }
+        let _ = client.patch::<Deployment>(&Key::new("default", "web"), &note).await;
+        let _ = client.patch::<Job>(&Key::new("default", "sums"), &note).await;
+        clock.jump(i64::try_from(dice.below(7)).unwrap_or(0) - 3);
+    }
+}
+
+async fn tell_the_story(client: &Client, dice: &Dice, slowly: bool) {
+    let pause = async || {
+        if slowly {
+            tokio::time::sleep(Duration::from_millis(500 + dice.below(1_000))).await;
+        }
+    };
+    let template = |app: &str, container: Value| json!({"metadata": {"labels": {"app": app}}, "spec": {"containers": [container]}});
+    let workload = |kind: &str, name: &str, mut spec: Value, image: &str| {
+        spec["selector"] = json!({"matchLabels": {"app": name}});
+        spec["template"] = template(name, json!({"name": "main", "image": image}));
+        json!({"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name, "namespace": "default"}, "spec": spec})
+    };
+    make::<Deployment>(client, workload("Deployment", "web", json!({"replicas": 6}), "web:1")).await;
+    make::<StatefulSet>(
+        client,
+        workload("StatefulSet", "db", json!({"replicas": 3, "serviceName": "db"}), "db:1"),
+    )
+    .await;
+    make::<DaemonSet>(client, workload("DaemonSet", "agent", json!({}), "agent:1")).await;
+    let mut job = template("sums", json!({"name": "main", "image": "sums", "command": ["sleep", "1"]}));
+    job["spec"]["restartPolicy"] = json!("Never");
+    let spec = json!({"completions": 12, "parallelism": 4, "template": job});
+    let metadata = json!({"name": "sums", "namespace": "default"});
+    make::<Job>(client, json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}))
+        .await;
+    pause().await;
+    let image = |image: &str| json!({"spec": {"template": {"spec": {"containers": [{"name": "main", "image": image}]}}}});
+    change::<Deployment>(client, "web", image("web:2")).await;
+    change::<StatefulSet>(client, "db", image("db:2")).await;
+    pause().await;
+    change::<Deployment>(client, "web", json!({"spec": {"replicas": 9}})).await;
+    change::<StatefulSet>(client, "db", json!({"spec": {"replicas": 5}})).await;
+    pause().await;
+    change::<Deployment>(client, "web", image("web:3")).await;
+    pause().await;
+    change::<Deployment>(client, "web", json!({"spec": {"replicas": 4}})).await;
+    change::<StatefulSet>(client, "db", json!({"spec": {"replicas": 2}})).await;
+    change::<DaemonSet>(client, "agent", image("agent:2")).await;
+    pause().await;
+}
+
+async fn make<T: client::Object>(client: &Client, value: Value) {
+    let object: T = serde_json::from_value(value).expect("an object of this kind");
+    client.create(&object).await.expect("created");
+}
+
+async fn change<T: client::Object>(client: &Client, name: &str, patch: Value) {
+    client.patch::<T>(&Key::new("default", name), &Patch::Strategic(patch)).await.expect("changed");
+}
+
+/// Waits until nothing is left to do and nothing changes any more.
+async fn settle(client: &Client, seed: u64) -> String {
+    let begun = Instant::now();
+    let mut last = (String::new(), Instant::now());
+    loop {
+        let state = describe(client).await;
+        if state != last.0 {
+            last = (state, Instant::now());
+        }
+        let quiet = last.1.elapsed() > Duration::from_secs(2);
+        if quiet && last.0.ends_with("settled\n") {
+            return last.0;
+        }
+        assert!(begun.elapsed() < DEADLINE, "CHAOS_SEED={seed} does not settle:\n{}", last.0);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// What counts about the cluster, without names and times that differ from run to run.
+async fn describe(client: &Client) -> String {
+    let pods: Vec<Pod> = client.list("default").await.expect("pods");
+    let nodes = client.list::<Node>("").await.expect("nodes").len();
+    let mut text = String::new();
+    let mut settled = true;
+    for app in ["web", "db", "agent", "sums"] {
+        let mut mine: Vec<String> =
+            pods.iter().filter(|pod| pod.label("app") == Some(app)).map(shown).collect();
+        mine.sort();
+        settled &= !mine.iter().any(|pod| pod.contains("Pending") || pod.contains("deleting"));
+        let _ = writeln!(text, "{app}: {}", mine.join(", "));
+    }
+    let web: Deployment = client.get(&Key::new("default", "web")).await.expect("web");
+    let status = web.status.clone().unwrap_or_default();
+    let numbers =
+        [status.replicas, status.updated_replicas, status.available_replicas].map(Option::unwrap_or_default);
+    settled &= numbers == [4, 4, 4] && status.observed_generation == web.metadata.generation;
+    let _ = writeln!(text, "web replicas, updated, available: {numbers:?}");
+    let db: StatefulSet = client.get(&Key::new("default", "db")).await.expect("db");
+    let status = db.status.clone().unwrap_or_default();
+    let numbers = [Some(status.replicas), status.ready_replicas, status.updated_replicas]
+        .map(Option::unwrap_or_default);
+    settled &= numbers[..2] == [2, 2] && status.current_revision == status.update_revision;
+    let _ = writeln!(text, "db replicas, ready: {:?}", &numbers[..2]);
+    let agent: DaemonSet = client.get(&Key::new("default", "agent")).await.expect("agent");
+    let status = agent.status.unwrap_or_default();
+    settled &= usize::try_from(status.number_ready) == Ok(nodes)
+        && status.updated_number_scheduled == Some(status.number_ready);
+    let _ = writeln!(text, "agents ready: {} of {nodes}", status.number_ready);
+    let sums: Job = client.get(&Key::new("default", "sums")).await.expect("sums");
+    let status = sums.status.unwrap_or_default();
+    settled &= status.completion_time.is_some();
+    let _ = writeln!(text, "sums succeeded {:?} failed {:?}", status.succeeded, status.failed);
+    let sets: Vec<ReplicaSet> = client.list("default").await.expect("replica sets");
+    let current =
+        sets.iter().filter(|set| set.spec.as_ref().and_then(|spec| spec.replicas) != Some(0)).count();
+    let _ = writeln!(text, "replica sets in use: {current}");
+    if settled {
+        text += "settled\n";
+    }
+    text
+}
+
+fn shown(pod: &Pod) -> String {
+    let image = pod.spec.as_ref().and_then(|spec| spec.containers.first()?.image.clone()).unwrap_or_default();
+    let phase = pod.status.as_ref().and_then(|status| status.phase.clone()).unwrap_or_default();
+    let ordinal = pod.label("apps.kubernetes.io/pod-index").unwrap_or_default();
+    let deleting = if pod.is_deleting() { " deleting" } else { "" };
+    format!("{image}{ordinal} {phase}{deleting}")
+}
