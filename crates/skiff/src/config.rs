@@ -6,7 +6,12 @@ use anyhow::{Context as _, bail};
 use serde_json::Value;
 
 /// Puts the options of the file that `--config` names before the other flags, so that those win.
+///
+/// The scheduler's `--config` is of upstream's form and not made of flags.
 pub fn expand(arguments: Vec<String>) -> anyhow::Result<Vec<String>> {
+    if arguments.get(1).is_some_and(|command| command == "scheduler") {
+        return Ok(arguments);
+    }
     let Some(path) = config_path(&arguments) else { return Ok(arguments) };
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
     let from_file = options(&text, Path::new(&path))?;
