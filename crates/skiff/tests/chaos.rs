@@ -96,7 +96,10 @@ async fn keep_running(
 
 /// Writes to objects that the loops write to as well, and moves the clock.
 async fn meddle(client: Client, clock: Clock, dice: Arc<Dice>, at_all: bool) {
-    while at_all {
+    if !at_all {
+        return;
+    }
+    loop {
         tokio::time::sleep(Duration::from_millis(20 + dice.below(50))).await;
         let note =
             Patch::Merge(json!({"metadata": {"annotations": {"meddled": dice.below(1_000).to_string()}}}));
