@@ -9,8 +9,8 @@ use anyhow::{Context as _, Result, bail};
 /// The layers, lowest first. A crate may depend on crates of lower layers only.
 const LAYERS: &[(&str, &[&str])] = &[
     ("pure", &["api", "schema", "patch", "cel", "nft"]),
-    ("outside", &["store", "sys", "pki", "client"]),
-    ("engines", &["apiserver", "reconcile", "stream", "image", "runtime", "podnet"]),
+    ("outside", &["store", "sys", "pki", "client", "stream"]),
+    ("engines", &["apiserver", "reconcile", "image", "runtime", "podnet"]),
     ("roles", &["scheduler", "controllers", "kubelet", "proxy", "dns", "kubectl", "dashboard", "simulate"]),
     ("program", &["skiff"]),
 ];

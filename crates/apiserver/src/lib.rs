@@ -22,6 +22,7 @@ mod encryption;
 mod eviction;
 mod flow;
 mod https;
+mod kubelets;
 mod local;
 pub mod measured;
 mod metrics;
@@ -97,6 +98,8 @@ pub struct Config {
     pub seats: u64,
     pub authorization: Authorization,
     pub tokens: ServiceAccountTokens,
+    /// How kubelets are spoken to; `None` has no logs and streams.
+    pub dialing: Option<Arc<pki::Dialing>>,
 }
 
 /// How service accounts' tokens are made and taken.
@@ -166,6 +169,7 @@ pub async fn start(
     );
     server.admission = admission::Chain::new(&config.admission)?;
     server.authenticators = authenticators;
+    server.dialing = config.dialing;
     server.audit = audit::Audit::new(&config.audit)?;
     server.flow = flow::Flow::new(config.seats);
     server.rbac.chain = authorization::Chain::new(&config.authorization)?;
@@ -214,6 +218,7 @@ pub async fn start_in(
             audiences: Vec::new(),
             key_set_url: None,
         },
+        dialing: None,
     };
     start(config, Arc::new(store), shutdown).await
 }

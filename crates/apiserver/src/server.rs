@@ -11,6 +11,7 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use http::{Method, Request, Response, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::upgrade::OnUpgrade;
 use jiff::Timestamp;
 use store::Store;
 use tokio::sync::watch;
@@ -55,6 +56,8 @@ pub struct Server {
     pub audit: Option<Arc<Audit>>,
     pub shutdown: watch::Receiver<bool>,
     pub tokens: Tokens,
+    /// How kubelets are spoken to.
+    pub dialing: Option<Arc<pki::Dialing>>,
     /// `true` once the first objects are there.
     pub ready: watch::Receiver<bool>,
     seed: AtomicU64,
@@ -94,6 +97,8 @@ pub struct Call {
     pub now: Timestamp,
     /// What the audit log says about it beyond that.
     pub annotations: Arc<Annotations>,
+    /// The connection, for another protocol than HTTP.
+    pub upgrade: Option<OnUpgrade>,
 }
 
 impl Call {
@@ -134,6 +139,7 @@ impl Server {
             audit: None,
             shutdown,
             tokens,
+            dialing: None,
             ready,
             seed,
         }
@@ -271,6 +277,7 @@ impl Server {
         let body = read(body).await?;
         let now = Timestamp::now();
         let call = Call {
+            upgrade: parts.extensions.remove(),
             method: parts.method,
             path,
             query,

@@ -1,5 +1,7 @@
 //! Subresources: the doors that are views of the object, and those that do something with it.
 
+use std::sync::Arc;
+
 use api::json::Json as _;
 use api::{Errors, Status};
 use http::{Response, StatusCode};
@@ -8,6 +10,7 @@ use serde_json::{Value, json};
 use crate::body::Body;
 use crate::codec;
 use crate::door::Door;
+use crate::kubelets::{self, Stream};
 use crate::options::{Version, parse_version};
 use crate::render::encoded;
 use crate::request::Target;
@@ -15,14 +18,18 @@ use crate::server::{Call, Server, method_not_allowed};
 use crate::update::{Change, check_uid};
 use crate::write::{Outcome, WriteOptions};
 
-pub async fn answer(server: &Server, call: &Call, target: &Target) -> Result<Response<Body>, Status> {
+pub async fn answer(server: &Arc<Server>, call: &Call, target: &Target) -> Result<Response<Body>, Status> {
     if let Some(door) = Door::named(&target.subresource) {
         return through(server, call, target, door).await;
     }
     match (target.subresource.as_str(), call.method.as_str()) {
         ("binding", "POST") => bind(server, call, target).await,
         ("eviction", "POST") => crate::eviction::evict(server, call, target).await,
-        ("log" | "exec" | "attach" | "portforward" | "proxy", _) => Err(no_node(server, target).await),
+        ("log", _) => kubelets::log(server, call, target).await,
+        ("exec", _) => kubelets::stream(server, call, target, Stream::Exec).await,
+        ("attach", _) => kubelets::stream(server, call, target, Stream::Attach).await,
+        ("portforward", _) => kubelets::stream(server, call, target, Stream::PortForward).await,
+        ("proxy", _) => Err(no_node(server, target).await),
         ("token", "POST") => crate::tokens::issue(server, call, target).await,
         _ => Err(method_not_allowed()),
     }
@@ -135,7 +142,7 @@ pub fn set_condition(object: &mut Value, mut condition: Value, now: &str) {
     }
 }
 
-/// What logs, exec and the like answer while nothing runs pods.
+/// What proxies answer while nothing runs pods.
 async fn no_node(server: &Server, target: &Target) -> Status {
     match server.current(&Target { subresource: String::new(), ..target.clone() }).await {
         Err(status) => status,

@@ -104,6 +104,7 @@ impl Rig {
             body: body.to_owned().into(),
             user,
             now: jiff::Timestamp::now(),
+            upgrade: None,
             annotations: Arc::default(),
         };
         let answer = match route(&self.server.registry, path) {

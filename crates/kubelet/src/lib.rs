@@ -14,6 +14,7 @@ mod payload;
 mod pod;
 mod pull_secrets;
 mod registration;
+mod server;
 mod sources;
 mod start;
 mod volumes;
@@ -26,13 +27,15 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use reconcile::{Controller, Ctx, Enqueue, Key, Object as _};
 use runtime::{Runtime, cri};
+use tokio::sync::watch;
 
 pub use config::Settings;
 pub use k8s_openapi::api::core::v1::Taint;
 pub use registration::Presentation;
+pub use server::Api;
 
 use memory::Memory;
-use observed::{POD_NAME, POD_NAMESPACE, POD_UID};
+use observed::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID};
 
 /// Pods looked after at once; most of the time is spent waiting for the runtime.
 const WORKERS: usize = 32;
@@ -43,6 +46,8 @@ const RELIST: Duration = Duration::from_secs(1);
 pub struct Config {
     pub settings: Settings,
     pub presentation: Presentation,
+    /// `None`: nobody can ask this node for logs and the like.
+    pub api: Option<Api>,
 }
 
 /// A node at work.
@@ -58,6 +63,8 @@ struct Node {
     /// By the uid of the pod.
     memories: Mutex<HashMap<String, Memory>>,
     queue: Enqueue,
+    /// Counts the times when the runtime was seen to have changed.
+    news: watch::Sender<u64>,
 }
 
 impl Node {
@@ -89,6 +96,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         presentation: config.presentation,
         memories: Mutex::default(),
         queue: controller.enqueue(),
+        news: watch::Sender::new(0),
         ctx,
     });
     let own = node.settings.node_name.clone();
@@ -121,6 +129,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         () = controller.run(&ctx, WORKERS, reconcile) => {}
         () = registration::run(&node) => {}
         () = relist(&node) => {}
+        () = server::run(&node, config.api) => {}
         _ = shutdown.wait_for(|stop| *stop) => {}
     }
 }
@@ -171,6 +180,9 @@ async fn relist(node: &Arc<Node>) {
                     Some(_) => node.look_at(key.clone()),
                     None => drop(tokio::spawn(remove_unknown(node.clone(), key.clone(), uid.clone()))),
                 }
+            }
+            if known != now {
+                node.news.send_modify(|count| *count += 1);
             }
             known = now;
         }

@@ -73,6 +73,7 @@ impl Cluster {
                 memory: 8 << 30,
             },
             presentation: kubelet::Presentation { max_pods: 110, port: 10250, ..Default::default() },
+            api: None,
         };
         let task = tokio::spawn(kubelet::run(ctx, Arc::new(self.runtime.clone()), config));
         Running { stop, task }

@@ -16,7 +16,8 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use rustls::{
-    DigitallySignedStruct, DistinguishedName, Error as TlsError, RootCertStore, ServerConfig, SignatureScheme,
+    ClientConfig, DigitallySignedStruct, DistinguishedName, Error as TlsError, RootCertStore, ServerConfig,
+    SignatureScheme,
 };
 
 use crate::{Error, Issued};
@@ -44,6 +45,52 @@ impl Serving {
         *self.key.write() = key;
         Ok(())
     }
+}
+
+/// How we connect to servers of the cluster: whom we trust, and the certificate that says who we are.
+/// Connections made after a [`Dialing::replace`] show the new one.
+pub struct Dialing {
+    roots: Arc<RootCertStore>,
+    config: RwLock<Arc<ClientConfig>>,
+}
+
+impl Dialing {
+    /// Trusts the authorities in `pem` and nobody else.
+    pub fn new(pem: &str, issued: &Issued) -> Result<Arc<Dialing>, Error> {
+        let mut roots = RootCertStore::empty();
+        for root in certificates(pem, "the cluster's authority")? {
+            roots.add(root).map_err(|source| Error::Tls { source })?;
+        }
+        let roots = Arc::new(roots);
+        let config = RwLock::new(client_config(&roots, issued)?);
+        Ok(Arc::new(Dialing { roots, config }))
+    }
+
+    pub fn config(&self) -> Arc<ClientConfig> {
+        self.config.read().clone()
+    }
+
+    /// Keeps the old certificate where the new one is no good.
+    pub fn replace(&self, issued: &Issued) -> Result<(), Error> {
+        let config = client_config(&self.roots, issued)?;
+        *self.config.write() = config;
+        Ok(())
+    }
+}
+
+/// HTTP/1.1 only, since HTTP/2 cannot change to another protocol.
+fn client_config(roots: &Arc<RootCertStore>, issued: &Issued) -> Result<Arc<ClientConfig>, Error> {
+    let chain = certificates(&issued.cert_pem, "the client's certificate")?;
+    let key = PrivateKeyDer::from_pem_slice(issued.key_pem.as_bytes())
+        .map_err(|_| Error::Malformed { what: "the client's key".to_owned() })?;
+    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|source| Error::Tls { source })?
+        .with_root_certificates(roots.clone())
+        .with_client_auth_cert(chain, key)
+        .map_err(|source| Error::Tls { source })?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
 }
 
 impl ResolvesServerCert for Serving {

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use pki::{Authority, Issued, Leaf, Serving, Usage};
+use pki::{Authority, ClientAuthority, Dialing, Issued, Leaf, Serving, Usage};
 use reconcile::Signers;
 
 use crate::flags::ServerFlags;
+use crate::node;
 use crate::server::reachable;
 
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -19,6 +20,9 @@ const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
 /// How soon a renewal that failed (a full disk) is tried again.
 const RETRY: Duration = Duration::from_secs(3600);
+
+/// Who the API server is to kubelets.
+pub const KUBELET_CLIENT: &str = "system:kube-apiserver";
 
 /// The administrator's file, and where it leads.
 pub struct Kubeconfig {
@@ -36,6 +40,10 @@ pub struct Certificates {
     admin: Leaf,
     kubeconfig: Kubeconfig,
     serving: Arc<Serving>,
+    kubelet: Leaf,
+    kubelet_serving: Arc<Serving>,
+    kubelet_client: Leaf,
+    dialing: Arc<Dialing>,
     /// When to look again.
     due: Timestamp,
 }
@@ -51,12 +59,21 @@ impl Certificates {
         let server_ca = Arc::new(Authority::load_or_create(&dir, "server-ca", now)?);
         let server = server_leaf(flags, advertise);
         let issued = pki::load_or_issue(&dir, "serving", &server_ca, &server, now)?;
+        let client_ca = Arc::new(Authority::load_or_create(&dir, "client-ca", now)?);
+        let kubelet = kubelet_leaf(flags, advertise);
+        let kubelet_issued = pki::load_or_issue(&dir, "kubelet", &server_ca, &kubelet, now)?;
+        let kubelet_client = client_leaf(KUBELET_CLIENT, &[]);
+        let client_issued = pki::load_or_issue(&dir, "kubelet-client", &client_ca, &kubelet_client, now)?;
         let mut certificates = Certificates {
-            client_ca: Arc::new(Authority::load_or_create(&dir, "client-ca", now)?),
+            kubelet,
+            kubelet_serving: Serving::new(&kubelet_issued)?,
+            kubelet_client,
+            dialing: Dialing::new(server_ca.pem(), &client_issued)?,
+            client_ca,
             request_header_ca: Authority::load_or_create(&dir, "request-header-ca", now)?,
             server_ca,
             server,
-            admin: admin_leaf(),
+            admin: client_leaf("system:admin", &["system:masters"]),
             kubeconfig,
             serving: Serving::new(&issued)?,
             due: now,
@@ -69,6 +86,21 @@ impl Certificates {
     /// What the server shows; follows renewals.
     pub fn serving(&self) -> Arc<Serving> {
         self.serving.clone()
+    }
+
+    /// What the node of this process shows; follows renewals.
+    pub fn kubelet_serving(&self) -> Arc<Serving> {
+        self.kubelet_serving.clone()
+    }
+
+    /// How the API server speaks to kubelets; follows renewals.
+    pub fn dialing(&self) -> Arc<Dialing> {
+        self.dialing.clone()
+    }
+
+    /// Who vouches for clients.
+    pub fn client_authority(&self) -> Result<ClientAuthority, pki::Error> {
+        ClientAuthority::new(self.client_ca.pem(), "the authority for clients")
     }
 
     pub fn server_ca(&self) -> &str {
@@ -115,7 +147,12 @@ impl Certificates {
         self.serving.replace(&server)?;
         let admin = pki::load_or_issue(&self.dir, "admin", &self.client_ca, &self.admin, now)?;
         self.write_kubeconfig(&admin)?;
-        let due = [&server, &admin].into_iter().map(|issued| issued.renewal_due()).min();
+        let kubelet = pki::load_or_issue(&self.dir, "kubelet", &self.server_ca, &self.kubelet, now)?;
+        self.kubelet_serving.replace(&kubelet)?;
+        let client =
+            pki::load_or_issue(&self.dir, "kubelet-client", &self.client_ca, &self.kubelet_client, now)?;
+        self.dialing.replace(&client)?;
+        let due = [&server, &admin, &kubelet, &client].into_iter().map(|issued| issued.renewal_due()).min();
         self.due = due.unwrap_or(now);
         tracing::debug!(due = %self.due, "certificates are good");
         Ok(())
@@ -154,10 +191,25 @@ fn server_leaf(flags: &ServerFlags, advertise: Option<IpAddr>) -> Leaf {
     }
 }
 
-fn admin_leaf() -> Leaf {
+/// The node of this process as a server.
+fn kubelet_leaf(flags: &ServerFlags, advertise: Option<IpAddr>) -> Leaf {
+    let name = node::name(flags);
+    let mut ips = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+    ips.extend(advertise);
     Leaf {
-        common_name: "system:admin".into(),
-        organizations: vec!["system:masters".into()],
+        common_name: format!("system:node:{name}"),
+        organizations: vec!["system:nodes".into()],
+        dns_names: vec![name, "localhost".into()],
+        ips,
+        usage: Usage::Server,
+        lifetime: YEAR,
+    }
+}
+
+fn client_leaf(name: &str, groups: &[&str]) -> Leaf {
+    Leaf {
+        common_name: name.into(),
+        organizations: groups.iter().map(ToString::to_string).collect(),
         dns_names: Vec::new(),
         ips: Vec::new(),
         usage: Usage::Client,

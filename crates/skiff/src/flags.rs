@@ -95,6 +95,12 @@ pub struct ServerFlags {
     /// The socket of a CRI runtime, such as /run/containerd/containerd.sock; pods are run on this machine then
     #[arg(long)]
     pub container_runtime_endpoint: Option<String>,
+    /// The address this node serves logs and streams of its containers on
+    #[arg(long, default_value = "0.0.0.0")]
+    pub kubelet_address: IpAddr,
+    /// The port for that; 0 takes a free one
+    #[arg(long, default_value_t = 10250)]
+    pub kubelet_port: u16,
     /// This node's name [default: the host's]
     #[arg(long, env = "SKIFF_NODE_NAME")]
     pub node_name: Option<String>,

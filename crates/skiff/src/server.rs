@@ -63,6 +63,11 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         seats: arguments.seats()?,
         authorization: arguments.authorization()?,
         tokens: arguments.tokens(&flags)?,
+        dialing: Some(certificates.dialing()),
+    };
+    let credentials = node::Credentials {
+        serving: certificates.kubelet_serving(),
+        authority: certificates.client_authority()?,
     };
     tokio::spawn(certificates.keep_renewed(Timestamp::now));
     if !flags.disable_agent && flags.simulate == 0 && flags.container_runtime_endpoint.is_none() {
@@ -99,7 +104,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         tokio::spawn(simulate::run(ctx.clone(), simulate::Config { nodes: flags.simulate, events: true }));
     }
     if let Some(socket) = flags.container_runtime_endpoint.as_deref().filter(|_| !flags.disable_agent) {
-        let config = node::config(&flags, advertise)?;
+        let config = node::config(&flags, advertise, credentials)?;
         let name = format!("system:node:{}", config.settings.node_name);
         let client = Client::new(started.local(), "kubelet").acting_as(&name);
         let ctx = Ctx { client, ..ctx.clone() };

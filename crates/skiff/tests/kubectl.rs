@@ -322,8 +322,6 @@ fn manifests_are_applied_and_workloads_changed() {
             NAME   READY   STATUS    RESTARTS   AGE
             one    0/1     Pending   0          AGE
             $ kubectl logs one
-            Error from server (BadRequest): pod one does not have a host assigned
-            ? 1
             $ kubectl exec one -- ls
             Error from server (BadRequest): pod one does not have a host assigned
             ? 1

@@ -27,7 +27,9 @@ impl Containerd {
         // Namespaces of its own: mounts of containers must propagate and must not outlive this, and neither
         // must the bridge its pods are on.
         let mut command = Command::new("unshare");
-        command.args(["--net", "--mount", "--propagation", "shared", "containerd", "--config"]).arg(&config);
+        command.args(["--net", "--mount", "--propagation", "shared", "sh", "-c"]);
+        // Its streams are served on the loopback of that network.
+        command.args(["ip link set lo up && exec containerd --config \"$0\""]).arg(&config);
         let mut process = Process::spawn(&mut command)?;
         let socket = dir.join("containerd.sock");
         process.wait_until(START, || ctr(&socket, &["version"]).is_ok().then_some(()))?;
@@ -40,6 +42,11 @@ impl Containerd {
 
     pub fn socket(&self) -> PathBuf {
         self.dir.join("containerd.sock")
+    }
+
+    /// Where its network is: a program must be there to reach its pods and its streams.
+    pub fn network(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/ns/net", self.process.id()))
     }
 
     pub fn import(&self, archive: &Path) -> Result<()> {
@@ -116,7 +123,7 @@ fn busybox_image(dir: &Path, name: &str) -> Result<PathBuf> {
     std::fs::copy("/bin/busybox", root.join("bin/busybox")).context("busybox-static is not installed")?;
     for applet in [
         "sh", "sleep", "cat", "echo", "ls", "env", "wget", "nc", "true", "false", "test", "touch", "rm",
-        "id", "hostname",
+        "id", "hostname", "tar", "mkdir", "dirname",
     ] {
         let link = root.join("bin").join(applet);
         if !link.is_symlink() {

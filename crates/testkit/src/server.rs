@@ -1,5 +1,6 @@
 //! The server under test.
 
+use std::ffi::OsStr;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use tempfile::TempDir;
 
-use crate::{Http, Process};
+use crate::{Containerd, Http, Process};
 
 /// A cold start takes about a second; a busy machine may take its time.
 const START: Duration = Duration::from_secs(60);
@@ -25,6 +26,8 @@ pub struct Server {
     dir: TempDir,
     port: u16,
     flags: Vec<String>,
+    /// The network it is in, where it is not this process's.
+    network: Option<PathBuf>,
     /// `None` between a kill and a restart.
     process: Option<Process>,
 }
@@ -53,10 +56,25 @@ impl Server {
     /// The same with more flags.
     #[track_caller]
     pub fn start_with(flags: &[&str]) -> Server {
+        Server::start_in(None, flags)
+    }
+
+    /// A server with a node that runs pods on this containerd; both are in a network of their own, into which
+    /// only [`Server::kubectl`] and [`Server::command`] reach.
+    #[track_caller]
+    pub fn start_with_node(containerd: &Containerd, flags: &[&str]) -> Server {
+        let socket = containerd.socket().display().to_string();
+        let node = ["--container-runtime-endpoint", &socket, "--kubelet-port", "0"];
+        Server::start_in(Some(containerd.network()), &[&node, flags].concat())
+    }
+
+    #[track_caller]
+    fn start_in(network: Option<PathBuf>, flags: &[&str]) -> Server {
         let flags: Vec<String> = flags.iter().map(ToString::to_string).collect();
         let mut tries = 0;
         loop {
-            let mut server = Server::unstarted(flags.clone()).unwrap_or_else(|error| panic!("{error:#}"));
+            let mut server =
+                Server::unstarted(network.clone(), flags.clone()).unwrap_or_else(|error| panic!("{error:#}"));
             match server.run() {
                 Ok(()) => return server,
                 // Somebody else took the port between our looking and the server's binding it.
@@ -109,10 +127,18 @@ impl Server {
     /// kubectl with this on its standard input, for `-f -`.
     #[track_caller]
     pub fn kubectl_with(&self, args: &[&str], stdin: &str) -> Output {
-        let mut command = Command::new("kubectl");
+        let mut command = self.command("kubectl");
         // A home of its own, so that no cache or configuration of the user's plays in.
         command.args(args).env("KUBECONFIG", self.kubeconfig()).env("HOME", self.dir.path());
         output(&mut command, stdin).unwrap_or_else(|error| panic!("kubectl {}: {error:#}", args.join(" ")))
+    }
+
+    /// A command where the server is.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let Some(network) = &self.network else { return Command::new(program) };
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", network.display())).arg("--").arg(program);
+        command
     }
 
     /// SIGKILL: what was answered must survive this.
@@ -139,16 +165,20 @@ impl Server {
         self.run().unwrap_or_else(|error| panic!("{error:#}"));
     }
 
-    fn unstarted(flags: Vec<String>) -> Result<Server> {
+    fn unstarted(network: Option<PathBuf>, flags: Vec<String>) -> Result<Server> {
         let dir =
             tempfile::Builder::new().prefix("skiff-test-").tempdir().context("cannot make a directory")?;
-        Ok(Server { dir, port: free_port()?, flags, process: None })
+        Ok(Server { dir, port: free_port()?, flags, network, process: None })
     }
 
     fn run(&mut self) -> Result<()> {
-        let mut command = Command::new(binary()?);
+        let mut command = self.command(binary()?);
+        command.arg("server");
+        if self.network.is_none() {
+            command.arg("--disable-agent");
+        }
         command
-            .args(["server", "--disable-agent", "--data-dir"])
+            .arg("--data-dir")
             .arg(self.data_dir())
             .arg("--write-kubeconfig")
             .arg(self.kubeconfig())
@@ -156,6 +186,13 @@ impl Server {
             .args(&self.flags);
         if !self.flags.iter().any(|flag| flag.starts_with("--controllers")) {
             command.args([CONTROLLERS, "--disable-scheduler"]);
+        }
+        if self.network.is_some() {
+            let mut process = Process::spawn(&mut command)?;
+            let ready = |log: &str| log.contains("kubeconfig=").then_some(());
+            process.wait_until_log(START, ready)?;
+            self.process = Some(process);
+            return Ok(());
         }
         let process = self.process.insert(Process::spawn(&mut command)?);
         let kubeconfig = self.dir.path().join("kubeconfig.yaml");

@@ -1,0 +1,242 @@
+//! What only a pod's node can answer: logs, commands in containers, attached terminals and forwarded ports.
+//!
+//! The API server checks who asks and what for, finds the kubelet of the pod's node and hands the request on
+//! over TLS, as itself. The kubelet's certificate must be the cluster's, and nothing turns that check off.
+
+mod options;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::Status;
+use api::json::Json as _;
+use futures_util::StreamExt as _;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Method, Response, StatusCode};
+use http_body_util::{BodyExt as _, BodyStream, Limited};
+use hyper::body::Incoming;
+use rustls::pki_types::ServerName;
+use serde_json::Value;
+use stream::Ask;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::access::authorize_creation;
+use crate::body::Body;
+use crate::request::Target;
+use crate::server::{Call, Server, method_not_allowed};
+pub use options::Stream;
+
+/// How long a node may take to take our call.
+const DIAL: Duration = Duration::from_secs(30);
+/// What is read of a kubelet's complaint.
+const COMPLAINT: usize = 50_000;
+/// Where a node can be reached, the best first.
+const ADDRESSES: [&str; 5] = ["InternalIP", "ExternalIP", "InternalDNS", "ExternalDNS", "Hostname"];
+const PORT: u64 = 10250;
+
+/// A kubelet's address.
+#[derive(Debug, PartialEq)]
+struct Place {
+    host: String,
+    port: u16,
+}
+
+/// `pods/log`.
+pub async fn log(server: &Arc<Server>, call: &Call, target: &Target) -> Result<Response<Body>, Status> {
+    if call.method != Method::GET {
+        return Err(method_not_allowed());
+    }
+    let query = options::log(&call.query, &target.name)?;
+    let pod = pod(server, target).await?;
+    let container = container(call.query.get("container"), &pod)?;
+    let Some(place) = place(server, &pod)? else {
+        // Nothing has been said yet, which is no error.
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        return Ok(response);
+    };
+    let path = format!("/containerLogs/{}/{}/{container}{query}", target.namespace, target.name);
+    let failed = |why: String| plain(format!("Get \"https://{}{path}\": {why}", place.shown()));
+    let connection = dial(server, &place).await.map_err(failed)?;
+    let ask = Ask { method: Method::GET, path: &path, host: &place.shown(), headers: &call.headers };
+    let answer = stream::forward(connection, ask, None).await.map_err(|error| failed(error.to_string()))?;
+    if !answer.status().is_success() {
+        return Err(complaint(answer, target).await);
+    }
+    let mut response = Response::new(streamed(server, answer.into_body()));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+    Ok(response)
+}
+
+/// `pods/exec`, `pods/attach` and `pods/portforward`.
+pub async fn stream(
+    server: &Arc<Server>,
+    call: &Call,
+    target: &Target,
+    what: Stream,
+) -> Result<Response<Body>, Status> {
+    if !matches!(call.method, Method::GET | Method::POST) {
+        return Err(method_not_allowed());
+    }
+    // A WebSocket begins with a GET, yet a command does more than read.
+    authorize_creation(&server.rbac, &call.user, target).await?;
+    let query = what.query(&call.query)?;
+    let pod = pod(server, target).await?;
+    let (namespace, name) = (&target.namespace, &target.name);
+    let path = match what {
+        Stream::PortForward => format!("/portForward/{namespace}/{name}{query}"),
+        Stream::Exec | Stream::Attach => {
+            let container = container(call.query.get("container"), &pod)?;
+            format!("/{}/{namespace}/{name}/{container}{query}", target.subresource)
+        }
+    };
+    let Some(place) = place(server, &pod)? else {
+        return Err(Status::bad_request(format!("pod {name} does not have a host assigned")));
+    };
+    let Some(upgrade) = call.upgrade.clone().filter(|_| stream::wants_upgrade(&call.headers)) else {
+        return Err(Status::bad_request("Upgrade request required"));
+    };
+    if !options::is_spoken(&call.headers) {
+        return Err(Status::bad_request("unable to upgrade: none of the offered protocols is spoken here"));
+    }
+    let failed = |why: String| plain(format!("error dialing backend: {why}"));
+    let connection = dial(server, &place).await.map_err(failed)?;
+    let ask = Ask { method: call.method.clone(), path: &path, host: &place.shown(), headers: &call.headers };
+    let answer =
+        stream::forward(connection, ask, Some(upgrade)).await.map_err(|error| failed(error.to_string()))?;
+    if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+        return Ok(answer.map(|_| Body::empty()));
+    }
+    let (mut parts, body) = answer.into_parts();
+    // How the body comes to us says nothing about how it goes on.
+    for name in [http::header::TRANSFER_ENCODING, http::header::CONNECTION] {
+        parts.headers.remove(name);
+    }
+    Ok(Response::from_parts(parts, streamed(server, body)))
+}
+
+async fn pod(server: &Server, target: &Target) -> Result<Value, Status> {
+    let pod = Target { subresource: String::new(), ..target.clone() };
+    Ok(server.current(&pod).await?.ok_or_else(|| target.not_found())?.value())
+}
+
+/// The container that is meant, which must be one of the pod's.
+fn container(named: &str, pod: &Value) -> Result<String, Status> {
+    let (name, spec) = (pod.at("metadata").text("name"), pod.at("spec"));
+    let names = |field| spec.items(field).iter().map(|container| container.text("name"));
+    let all = names("initContainers").chain(names("containers")).chain(names("ephemeralContainers"));
+    let all: Vec<&str> = all.collect();
+    if !named.is_empty() {
+        return match all.contains(&named) {
+            true => Ok(named.to_owned()),
+            false => Err(Status::bad_request(format!("container {named} is not valid for pod {name}"))),
+        };
+    }
+    match spec.items("containers") {
+        [only] => Ok(only.text("name").to_owned()),
+        [] => Err(Status::bad_request(format!("a container name must be specified for pod {name}"))),
+        _ => Err(Status::bad_request(format!(
+            "a container name must be specified for pod {name}, choose one of: [{}]",
+            all.join(" ")
+        ))),
+    }
+}
+
+/// Where the pod's kubelet is; `None` for a pod that has no node yet.
+fn place(server: &Server, pod: &Value) -> Result<Option<Place>, Status> {
+    let name = pod.at("spec").text("nodeName");
+    if name.is_empty() {
+        return Ok(None);
+    }
+    let nodes = api::table::find("", "v1", "nodes").expect("nodes are in the table");
+    let target = Target { name: name.to_owned(), ..Target::collection(nodes, "") };
+    let node = server.find(&target).ok_or_else(|| target.not_found())?.value();
+    Place::of(&node).map(Some)
+}
+
+impl Place {
+    fn of(node: &Value) -> Result<Place, Status> {
+        let status = node.at("status");
+        let known = status.items("addresses");
+        let best = ADDRESSES.iter().find_map(|kind| known.iter().find(|known| known.text("type") == *kind));
+        let Some(best) = best else {
+            return Err(plain("no preferred addresses found; known addresses: []".to_owned()));
+        };
+        let port = status.at("daemonEndpoints").at("kubeletEndpoint").at("Port").as_u64();
+        let port = port.filter(|port| *port != 0).unwrap_or(PORT);
+        let Ok(port) = u16::try_from(port) else {
+            return Err(plain(format!("node {} has no port {port}", node.at("metadata").text("name"))));
+        };
+        Ok(Place { host: best.text("address").to_owned(), port })
+    }
+
+    fn shown(&self) -> String {
+        match self.host.contains(':') {
+            true => format!("[{}]:{}", self.host, self.port),
+            false => format!("{}:{}", self.host, self.port),
+        }
+    }
+}
+
+async fn dial(server: &Server, place: &Place) -> Result<TlsStream<TcpStream>, String> {
+    let Some(dialing) = &server.dialing else {
+        return Err("this server has no certificate to show to nodes".to_owned());
+    };
+    let name =
+        ServerName::try_from(place.host.clone()).map_err(|_| format!("{:?} is no address", place.host))?;
+    let connect = async {
+        let stream = TcpStream::connect((place.host.as_str(), place.port)).await?;
+        stream.set_nodelay(true)?;
+        TlsConnector::from(dialing.config()).connect(name, stream).await
+    };
+    let why = match tokio::time::timeout(DIAL, connect).await {
+        Ok(Ok(stream)) => return Ok(stream),
+        Ok(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+            "connect: connection refused".to_owned()
+        }
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "i/o timeout".to_owned(),
+    };
+    Err(format!("dial tcp {}: {why}", place.shown()))
+}
+
+/// A failure that has no reason in the API's words.
+fn plain(message: String) -> Status {
+    Status::failure(500, "", message)
+}
+
+/// What the kubelet says against it, in the API's words.
+async fn complaint(answer: Response<Incoming>, target: &Target) -> Status {
+    let code = answer.status().as_u16();
+    let text = match Limited::new(answer.into_body(), COMPLAINT).collect().await {
+        Ok(collected) => String::from_utf8_lossy(&collected.to_bytes()).into_owned(),
+        Err(error) => return Status::internal(error),
+    };
+    match code {
+        400 => Status::bad_request(text),
+        404 => {
+            let message =
+                format!("the server could not find the requested resource ( pods/log {})", target.name);
+            Status::failure(404, "NotFound", message).about("", "pods/log", &target.name)
+        }
+        500 => Status::internal(text),
+        code => Status::failure(
+            502,
+            "InternalError",
+            format!("the node of pod {} answered with HTTP {code}: {text}", target.name),
+        ),
+    }
+}
+
+/// What comes from a node as it comes, until the server stops.
+fn streamed(server: &Server, body: Incoming) -> Body {
+    let mut shutdown = server.shutdown.clone();
+    let whole = BodyStream::new(body).take_while(|frame| futures_util::future::ready(frame.is_ok()));
+    let chunks = whole.filter_map(|frame| async { frame.ok()?.into_data().ok() });
+    let stopped = async move { crate::cache::stopped(&mut shutdown).await };
+    Body::Stream(Box::pin(chunks.take_until(Box::pin(stopped))))
+}

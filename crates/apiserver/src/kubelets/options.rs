@@ -1,0 +1,120 @@
+//! The options of logs and streams: those of the API, checked, as the kubelet's own.
+
+use api::field::Path;
+use api::{Errors, Status};
+use http::HeaderMap;
+use http::header::{SEC_WEBSOCKET_PROTOCOL, UPGRADE};
+
+use crate::request::Query;
+
+/// The connections that change their protocol.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Stream {
+    Exec,
+    Attach,
+    PortForward,
+}
+
+impl Stream {
+    /// The kubelet's query for the API's.
+    pub fn query(self, query: &Query) -> Result<String, Status> {
+        let mut out = Out::default();
+        if self == Stream::PortForward {
+            let mut ports = Vec::new();
+            for text in query.all("ports").flat_map(|text| text.split(',')) {
+                let port: Option<u16> = text.parse().ok().filter(|port| *port > 0);
+                let port = port.ok_or_else(|| Status::bad_request(format!("{text:?} is no port")))?;
+                ports.push(port.to_string());
+            }
+            if !ports.is_empty() {
+                out.add("port", &ports.join(","));
+            }
+            return Ok(out.0);
+        }
+        let tty = query.flag("tty") == Some(true);
+        let wanted = [
+            ("input", query.flag("stdin").unwrap_or(false)),
+            ("output", query.flag("stdout").unwrap_or(true)),
+            ("error", query.flag("stderr").unwrap_or(!tty)),
+            ("tty", tty),
+        ];
+        wanted.iter().filter(|(_, wanted)| *wanted).for_each(|(name, _)| out.add(name, "1"));
+        if self == Stream::Exec {
+            query.all("command").for_each(|word| out.add("command", word));
+        }
+        Ok(out.0)
+    }
+}
+
+/// The kubelet's query for the options of a log.
+pub fn log(query: &Query, pod: &str) -> Result<String, Status> {
+    let mut out = Out::default();
+    for name in ["follow", "previous", "timestamps"] {
+        if query.flag(name) == Some(true) {
+            out.add(name, "true");
+        }
+    }
+    let (tail, limit, seconds) =
+        (query.int("tailLines")?, query.int("limitBytes")?, query.int("sinceSeconds")?);
+    let time = query.get("sinceTime");
+    let mut errors = Errors::default();
+    if let Some(tail) = tail.filter(|tail| *tail < 0) {
+        errors.invalid(&Path::new("tailLines"), tail, "must be greater than or equal to 0");
+    }
+    if let Some(limit) = limit.filter(|limit| *limit < 1) {
+        errors.invalid(&Path::new("limitBytes"), limit, "must be greater than 0");
+    }
+    if seconds.is_some() && !time.is_empty() {
+        errors.forbidden(&Path::root(), "at most one of `sinceTime` or `sinceSeconds` may be specified");
+    } else if let Some(seconds) = seconds.filter(|seconds| *seconds < 1) {
+        errors.invalid(&Path::new("sinceSeconds"), seconds, "must be greater than 0");
+    }
+    if query.has("stream") {
+        errors.forbidden(&Path::new("stream"), "may not be specified");
+    }
+    if !errors.is_empty() {
+        return Err(Status::invalid("", "PodLogOptions", pod, &errors));
+    }
+    if !time.is_empty() {
+        let parsed: Result<jiff::Timestamp, _> = time.parse();
+        let parsed = parsed.map_err(|_| Status::bad_request(format!("{time:?} is no time of RFC 3339")))?;
+        out.add("sinceTime", &parsed.to_string());
+    }
+    let numbers = [("tailLines", tail), ("limitBytes", limit), ("sinceSeconds", seconds)];
+    for (name, number) in numbers {
+        if let Some(number) = number {
+            out.add(name, &number.to_string());
+        }
+    }
+    Ok(out.0)
+}
+
+/// Whether runtimes speak what the client offers. Those that speak WebSocket lack the newest protocols in it;
+/// clients that offer these go on with SPDY when told so.
+pub fn is_spoken(headers: &HeaderMap) -> bool {
+    let websocket =
+        headers.get(UPGRADE).is_some_and(|name| name.as_bytes().eq_ignore_ascii_case(b"websocket"));
+    let offered = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
+    let mut offered = offered.flat_map(|text| text.split(',')).map(str::trim);
+    !websocket || offered.any(|name| name != "v5.channel.k8s.io" && name != "SPDY/3.1+portforward.k8s.io")
+}
+
+/// A query being made.
+#[derive(Default)]
+struct Out(String);
+
+impl Out {
+    fn add(&mut self, name: &str, value: &str) {
+        self.0.push(if self.0.is_empty() { '?' } else { '&' });
+        self.0.push_str(name);
+        self.0.push('=');
+        for byte in value.bytes() {
+            match byte {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                    self.0.push(byte.into())
+                }
+                _ => self.0.push_str(&format!("%{byte:02X}")),
+            }
+        }
+    }
+}

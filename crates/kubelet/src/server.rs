@@ -1,0 +1,330 @@
+//! The node's HTTPS API: what the API server asks a node for, mostly in the name of users.
+//!
+//! Whoever connects shows a certificate of the cluster's authority for clients; only administrators and the
+//! API server itself are let in. Pods and containers are looked up by name among this node's and paths are made
+//! from what is found, never from what was asked. Streams are the runtime's own: it is asked for an address,
+//! and the connection is tied to it. Read [`run`], then [`answer`].
+
+mod log;
+mod request;
+mod status;
+
+use std::convert::Infallible;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use pki::{ClientAuthority, Serving};
+use reconcile::{Key, Object as _};
+use runtime::cri;
+use serde_json::json;
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+
+use crate::Node;
+use request::{Flags, Route, Streams};
+
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// To send a request's headers, the pause before them included.
+const HEADERS: Duration = Duration::from_secs(90);
+const MAX_CONNECTIONS: usize = 4096;
+/// Who may do everything, whatever roles say.
+const MASTERS: &str = "system:masters";
+/// To reach the runtime's own server, which is on this machine.
+const DIAL: Duration = Duration::from_secs(10);
+
+/// Where the node's API is served, and to whom.
+pub struct Api {
+    pub listener: TcpListener,
+    /// The certificate to show.
+    pub serving: Arc<Serving>,
+    /// Who vouches for clients.
+    pub authority: ClientAuthority,
+    /// The name of the API server.
+    pub user: String,
+}
+
+type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// Serves until the node ends; what is being served then ends with the connections' tasks.
+pub(crate) async fn run(node: &Arc<Node>, api: Option<Api>) {
+    let Some(api) = api else { return std::future::pending().await };
+    let tls = pki::server_config(api.serving.clone(), std::slice::from_ref(&api.authority));
+    let prepared = tls.map_err(told).and_then(|mut tls| {
+        // Streams need a connection of their own.
+        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+        api.listener.set_nonblocking(true).map_err(told)?;
+        let listener = api.listener.try_clone().map_err(told)?;
+        Ok((tls, tokio::net::TcpListener::from_std(listener).map_err(told)?))
+    });
+    let (tls, listener) = match prepared {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            tracing::error!(error, "the node's API cannot be served");
+            return std::future::pending().await;
+        }
+    };
+    let acceptor = TlsAcceptor::from(Arc::new(tls));
+    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let api = Arc::new(api);
+    let mut connections = tokio::task::JoinSet::new();
+    loop {
+        while connections.try_join_next().is_some() {}
+        let place = room.clone().acquire_owned().await.expect("never closed");
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let serving = connection(node.clone(), api.clone(), acceptor.clone(), stream);
+                connections.spawn(async move {
+                    serving.await;
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+fn told(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+async fn connection(node: Arc<Node>, api: Arc<Api>, acceptor: TlsAcceptor, stream: TcpStream) {
+    let _ = stream.set_nodelay(true);
+    let stream = match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake failed"),
+        Err(_) => return tracing::debug!("TLS handshake took too long"),
+    };
+    let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
+    let access = Access::of(&api, shown, Timestamp::now());
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (node, access) = (node.clone(), access.clone());
+        async move {
+            Ok::<_, Infallible>(match access.refusal(request.method()) {
+                Some((code, why)) => text(code, why),
+                None => answer(&node, request).await,
+            })
+        }
+    });
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEADERS);
+    let connection = builder.serve_connection(TokioIo::new(stream), service).with_upgrades();
+    if let Err(error) = connection.await {
+        tracing::debug!(%error, "connection ended");
+    }
+}
+
+/// What whoever connected may do: everything or nothing.
+#[derive(Clone, Debug, PartialEq)]
+enum Access {
+    Full,
+    Unknown,
+    Other { user: String },
+}
+
+impl Access {
+    fn of(api: &Api, chain: &[rustls::pki_types::CertificateDer<'_>], now: Timestamp) -> Access {
+        if !api.authority.vouches_for(chain, now) {
+            return Access::Unknown;
+        }
+        let identity = chain.first().map(|leaf| pki::identity_of(leaf));
+        match identity {
+            Some(Ok(known))
+                if known.user == api.user || known.groups.iter().any(|group| group == MASTERS) =>
+            {
+                Access::Full
+            }
+            Some(Ok(known)) => Access::Other { user: known.user },
+            _ => Access::Unknown,
+        }
+    }
+
+    fn refusal(&self, method: &Method) -> Option<(StatusCode, String)> {
+        match self {
+            Access::Full => None,
+            Access::Unknown => Some((StatusCode::UNAUTHORIZED, "Unauthorized".to_owned())),
+            Access::Other { user } => {
+                let verb = if *method == Method::GET { "get" } else { "create" };
+                let why =
+                    format!("Forbidden (user={user}, verb={verb}, resource=nodes, subresource(s)=[proxy])");
+                Some((StatusCode::FORBIDDEN, why))
+            }
+        }
+    }
+}
+
+/// A refusal in the kubelet's words.
+type Refused = (StatusCode, String);
+
+async fn answer(node: &Arc<Node>, request: Request<Incoming>) -> Response<Body> {
+    let route = Route::of(request.uri().path());
+    let done = match (route, request.method()) {
+        (Route::Health, &Method::GET) => Ok(text(StatusCode::OK, "ok".to_owned())),
+        (Route::Pods, &Method::GET) => Ok(pods(node)),
+        (Route::Metrics, &Method::GET) => Ok(metrics(node)),
+        (Route::Logs { pod, container }, &Method::GET) => {
+            log::answer(node, &pod, &container, request.uri().query().unwrap_or("")).await
+        }
+        (Route::Exec { pod, container }, &Method::GET | &Method::POST) => {
+            exec(node, &pod, &container, request).await
+        }
+        (Route::Attach { pod, container }, &Method::GET | &Method::POST) => {
+            attach(node, &pod, &container, request).await
+        }
+        (Route::PortForward { pod }, &Method::GET | &Method::POST) => port_forward(node, &pod, request).await,
+        (Route::Unknown, _) => Err((StatusCode::NOT_FOUND, "404: Page Not Found".to_owned())),
+        _ => Err((StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed".to_owned())),
+    };
+    done.unwrap_or_else(|(code, why)| text(code, why))
+}
+
+async fn exec(
+    node: &Node,
+    pod: &Key,
+    container: &str,
+    mut request: Request<Incoming>,
+) -> Result<Response<Body>, Refused> {
+    let Streams { stdin, stdout, stderr, tty } = Streams::of(&request)?;
+    let flags = Flags::of(request.uri().query().unwrap_or(""));
+    let container_id = running(node, pod, container).await?;
+    let cmd: Vec<String> = flags.all("command").map(str::to_owned).collect();
+    let asked = cri::ExecRequest { container_id, cmd, tty, stdin, stdout, stderr };
+    let url = node.runtime.exec(&asked).await.map_err(failed)?;
+    tunnel(&url, &mut request).await
+}
+
+async fn attach(
+    node: &Node,
+    pod: &Key,
+    container: &str,
+    mut request: Request<Incoming>,
+) -> Result<Response<Body>, Refused> {
+    let Streams { stdin, stdout, stderr, tty } = Streams::of(&request)?;
+    let container_id = running(node, pod, container).await?;
+    let asked = cri::AttachRequest { container_id, stdin, tty, stdout, stderr };
+    let url = node.runtime.attach(&asked).await.map_err(failed)?;
+    tunnel(&url, &mut request).await
+}
+
+async fn port_forward(
+    node: &Node,
+    pod: &Key,
+    mut request: Request<Incoming>,
+) -> Result<Response<Body>, Refused> {
+    let flags = Flags::of(request.uri().query().unwrap_or(""));
+    let ports: Vec<i32> =
+        flags.all("port").flat_map(|text| text.split(',')).filter_map(|port| port.parse().ok()).collect();
+    let pod = find(node, pod)?;
+    let sandboxes = node.runtime.sandboxes(&[(crate::POD_UID, pod.uid())]).await.map_err(failed)?;
+    let ready = sandboxes.iter().find(|sandbox| sandbox.state() == cri::PodSandboxState::Ready);
+    let Some(sandbox) = ready else {
+        return Err((StatusCode::INTERNAL_SERVER_ERROR, format!("not found (\"{}\")", pod.key())));
+    };
+    let url = node.runtime.port_forward(&sandbox.id, &ports).await.map_err(failed)?;
+    tunnel(&url, &mut request).await
+}
+
+/// Ties the client to what the runtime serves at `url`.
+async fn tunnel(url: &str, request: &mut Request<Incoming>) -> Result<Response<Body>, Refused> {
+    if !stream::wants_upgrade(request.headers()) {
+        return Err((StatusCode::BAD_REQUEST, "Upgrade request required".to_owned()));
+    }
+    let bad =
+        || (StatusCode::INTERNAL_SERVER_ERROR, "the container runtime gave no usable address".to_owned());
+    let url: http::Uri = url.parse().map_err(|_| bad())?;
+    let authority = url.authority().filter(|_| url.scheme_str() == Some("http")).ok_or_else(bad)?;
+    let address = (authority.host().trim_matches(['[', ']']), authority.port_u16().unwrap_or(80));
+    let lost = |why: &dyn std::fmt::Display| {
+        (
+            StatusCode::INTERNAL_SERVER_ERROR,
+            format!("the container runtime's streams cannot be reached: {why}"),
+        )
+    };
+    let connected = tokio::time::timeout(DIAL, TcpStream::connect(address)).await;
+    let runtime = connected.map_err(|error| lost(&error))?.map_err(|error| lost(&error))?;
+    let _ = runtime.set_nodelay(true);
+    let upgrade = hyper::upgrade::on(&mut *request);
+    let ask = stream::Ask {
+        method: request.method().clone(),
+        path: url.path_and_query().map_or("/", |path| path.as_str()),
+        host: authority.as_str(),
+        headers: request.headers(),
+    };
+    let answer = stream::forward(runtime, ask, Some(upgrade)).await.map_err(|error| lost(&error))?;
+    if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+        return Ok(answer.map(|_| Full::default().boxed_unsync()));
+    }
+    let (parts, body) = answer.into_parts();
+    let whole = body.collect().await.map_err(|error| lost(&error))?.to_bytes();
+    let mut response = Response::new(Full::new(whole).boxed_unsync());
+    *response.status_mut() = parts.status;
+    Ok(response)
+}
+
+/// One of this node's pods.
+fn find(node: &Node, key: &Key) -> Result<Arc<Pod>, Refused> {
+    let pod = node.ctx.caches.pods().get(key);
+    let mine = pod.filter(|pod| {
+        pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&node.settings.node_name)
+    });
+    mine.ok_or_else(|| (StatusCode::NOT_FOUND, format!("pod {:?} does not exist", key.name)))
+}
+
+/// The id of the container's present run.
+async fn running(node: &Node, pod: &Key, container: &str) -> Result<String, Refused> {
+    let pod = find(node, pod)?;
+    let labels = [(crate::POD_UID, pod.uid()), (crate::CONTAINER_NAME, container)];
+    let runs = node.runtime.containers(&labels).await.map_err(failed)?;
+    let run = runs.into_iter().find(|run| run.state() == cri::ContainerState::Running);
+    run.map(|run| run.id)
+        .ok_or_else(|| (StatusCode::INTERNAL_SERVER_ERROR, format!("container not found ({container:?})")))
+}
+
+fn failed(error: runtime::Error) -> Refused {
+    (StatusCode::INTERNAL_SERVER_ERROR, error.message())
+}
+
+fn pods(node: &Node) -> Response<Body> {
+    let mine = node.ctx.caches.pods().indexed("node", &node.settings.node_name);
+    let items: Vec<_> = mine.iter().map(|pod| json!(**pod)).collect();
+    let list = json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items});
+    let mut response = text(StatusCode::OK, list.to_string());
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+fn metrics(node: &Node) -> Response<Body> {
+    let name = &node.settings.node_name;
+    let pods = node.ctx.caches.pods().indexed("node", name).len();
+    let lines = [
+        "# HELP kubelet_node_name The node's name. The count is always 1.".to_owned(),
+        "# TYPE kubelet_node_name gauge".to_owned(),
+        format!("kubelet_node_name{{node={name:?}}} 1"),
+        "# HELP kubelet_desired_pods The number of pods the kubelet is being instructed to run.".to_owned(),
+        "# TYPE kubelet_desired_pods gauge".to_owned(),
+        format!("kubelet_desired_pods{{static=\"\"}} {pods}\n"),
+    ];
+    text(StatusCode::OK, lines.join("\n"))
+}
+
+fn text(code: StatusCode, text: String) -> Response<Body> {
+    let mut response = Response::new(Full::new(Bytes::from(text)).boxed_unsync());
+    *response.status_mut() = code;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+    response
+}

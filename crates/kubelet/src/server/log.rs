@@ -1,0 +1,263 @@
+//! `/containerLogs`: a container's log, as far as it goes or for as long as the container runs.
+//!
+//! The file is read in pieces as the client takes them. Following waits for the directory to change and for
+//! news from the runtime, and ends with the container or with the client.
+
+mod lines;
+
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::stream::unfold;
+use http::{Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Pod;
+use reconcile::{Key, Object as _};
+use runtime::cri;
+use rustix::fs::inotify;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{mpsc, watch};
+
+use super::request::Flags;
+use super::status::run_to_show;
+use super::{Body, Refused, find, text};
+use crate::Node;
+use lines::{Lines, tail};
+
+/// How much is read at once.
+const PIECE: usize = 64 << 10;
+/// Pieces read ahead of the client.
+const AHEAD: usize = 2;
+
+/// What is wanted of a log.
+#[derive(Debug, Default, PartialEq)]
+pub struct Options {
+    follow: bool,
+    previous: bool,
+    timestamps: bool,
+    since: Option<Timestamp>,
+    tail: Option<u64>,
+    limit: Option<u64>,
+}
+
+impl Options {
+    fn parse(query: &str, now: Timestamp) -> Result<Options, Refused> {
+        let bad = || (StatusCode::BAD_REQUEST, r#"{"message": "Unable to decode query."}"#.to_owned());
+        let invalid = || (StatusCode::UNPROCESSABLE_ENTITY, r#"{"message": "Invalid request."}"#.to_owned());
+        let flags = Flags::of(query);
+        let number = |name: &str| match flags.get(name) {
+            "" => Ok(None),
+            text => text.parse::<i64>().map_err(|_| bad()).map(Some),
+        };
+        let count = |name: &str, least: i64| match number(name)? {
+            Some(number) if number < least => Err(invalid()),
+            number => Ok(number.map(i64::unsigned_abs)),
+        };
+        let since = match (count("sinceSeconds", 1)?, flags.get("sinceTime")) {
+            (None, "") => None,
+            (Some(_), time) if !time.is_empty() => return Err(invalid()),
+            (Some(seconds), _) => {
+                let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
+                now.checked_sub(SignedDuration::from_secs(seconds)).ok()
+            }
+            (None, time) => Some(time.parse().map_err(|_| bad())?),
+        };
+        Ok(Options {
+            follow: flags.is_set("follow"),
+            previous: flags.is_set("previous"),
+            timestamps: flags.is_set("timestamps"),
+            since,
+            tail: count("tailLines", 0)?,
+            limit: count("limitBytes", 1)?,
+        })
+    }
+}
+
+pub async fn answer(
+    node: &Arc<Node>,
+    pod: &Key,
+    container: &str,
+    query: &str,
+) -> Result<Response<Body>, Refused> {
+    let options = Options::parse(query, node.ctx.clock.now())?;
+    let pod = find(node, pod)?;
+    if !has_container(&pod, container) {
+        let why = format!("container {container:?} not found in pod {:?}", pod.name());
+        return Err((StatusCode::NOT_FOUND, why));
+    }
+    let shown =
+        run_to_show(&pod, container, options.previous).map_err(|why| (StatusCode::BAD_REQUEST, why))?;
+    let id = shown.split_once("://").map_or(shown.as_str(), |(_, id)| id).to_owned();
+    // News from before the look at the container must not be missed.
+    let news = node.news.subscribe();
+    let Ok(status) = node.runtime.container_status(&id).await else {
+        return Ok(text(StatusCode::OK, format!("unable to retrieve container logs for {shown}")));
+    };
+    let attempt = status.metadata.as_ref().map_or(0, |metadata| metadata.attempt);
+    let dir = node.settings.log_dir(&pod.key(), pod.uid());
+    let path = dir.join(crate::config::log_path(container, attempt));
+    let mut log = match Log::open(path.clone(), &options) {
+        Ok(log) => log,
+        Err(error) => {
+            let why = format!("failed to try resolving symlinks in path {:?}: {error}", path.display());
+            return Ok(text(StatusCode::OK, why));
+        }
+    };
+    let running = is_running(&status);
+    let (pieces, taken) = mpsc::channel(AHEAD);
+    let node = node.clone();
+    tokio::spawn(async move {
+        let sent = match options.follow && running {
+            true => follow(&node, &id, news, &mut log, &pieces).await,
+            false => send(&mut log, &pieces).await,
+        };
+        if let Err(error) = sent {
+            tracing::debug!(%error, path = %log.path.display(), "a log could not be read to its end");
+        }
+    });
+    let frames = unfold(taken, |mut taken| async {
+        let piece: Bytes = taken.recv().await?;
+        Some((Ok(Frame::data(piece)), taken))
+    });
+    Ok(Response::new(StreamBody::new(frames).boxed_unsync()))
+}
+
+fn has_container(pod: &Pod, name: &str) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    let ephemeral = spec.ephemeral_containers.iter().flatten().map(|container| container.name.as_str());
+    let all = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    all.map(|container| container.name.as_str()).chain(ephemeral).any(|known| known == name)
+}
+
+fn is_running(status: &cri::ContainerStatus) -> bool {
+    matches!(status.state(), cri::ContainerState::Running | cri::ContainerState::Created)
+}
+
+/// Sends what there is. `Ok(false)` when there is no more to be sent, ever.
+async fn send(log: &mut Log, pieces: &mpsc::Sender<Bytes>) -> io::Result<bool> {
+    loop {
+        match log.read()? {
+            Piece::None => return Ok(!log.lines.is_done()),
+            Piece::Read(bytes) if bytes.is_empty() => {}
+            Piece::Read(bytes) => {
+                if pieces.send(bytes).await.is_err() {
+                    return Ok(false);
+                }
+            }
+        }
+    }
+}
+
+/// Sends what there is and what comes, until the container is over or nobody listens.
+async fn follow(
+    node: &Node,
+    id: &str,
+    mut news: watch::Receiver<u64>,
+    log: &mut Log,
+    pieces: &mpsc::Sender<Bytes>,
+) -> io::Result<bool> {
+    let changes = Changes::of(log.path.parent().unwrap_or(Path::new("/")))?;
+    loop {
+        if !send(log, pieces).await? {
+            return Ok(false);
+        }
+        if log.reopen()? {
+            continue;
+        }
+        tokio::select! {
+            changed = changes.next() => changed?,
+            () = pieces.closed() => return Ok(false),
+            changed = news.changed() => {
+                let status = node.runtime.container_status(id).await;
+                if changed.is_err() || !status.is_ok_and(|status| is_running(&status)) {
+                    // What it said last is in the file before the runtime says that it is over.
+                    return send(log, pieces).await;
+                }
+            }
+        }
+    }
+}
+
+/// A log being read.
+struct Log {
+    path: PathBuf,
+    file: File,
+    lines: Lines,
+    buffer: Vec<u8>,
+}
+
+enum Piece {
+    Read(Bytes),
+    None,
+}
+
+impl Log {
+    fn open(path: PathBuf, options: &Options) -> io::Result<Log> {
+        let mut file = File::open(&path)?;
+        if let Some(count) = options.tail {
+            let start = tail(&mut file, count)?;
+            file.seek(SeekFrom::Start(start))?;
+        }
+        let lines = Lines::new(options.since, options.timestamps, options.limit);
+        Ok(Log { path, file, lines, buffer: vec![0; PIECE] })
+    }
+
+    fn read(&mut self) -> io::Result<Piece> {
+        if self.lines.is_done() {
+            return Ok(Piece::None);
+        }
+        let count = self.file.read(&mut self.buffer)?;
+        if count == 0 {
+            return Ok(Piece::None);
+        }
+        Ok(Piece::Read(self.lines.take(&self.buffer[..count]).into()))
+    }
+
+    /// Goes on with the new file where the log has been rotated.
+    fn reopen(&mut self) -> io::Result<bool> {
+        let Ok(now) = std::fs::metadata(&self.path) else { return Ok(false) };
+        let known = self.file.metadata()?;
+        let rotated = (now.ino(), now.dev()) != (known.ino(), known.dev());
+        if rotated {
+            self.file = File::open(&self.path)?;
+        }
+        Ok(rotated)
+    }
+}
+
+/// Tells when something in a directory is written to, made or moved.
+struct Changes(AsyncFd<rustix::fd::OwnedFd>);
+
+impl Changes {
+    fn of(dir: &Path) -> io::Result<Changes> {
+        let inotify = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC)?;
+        let what = inotify::WatchFlags::MODIFY | inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO;
+        inotify::add_watch(&inotify, dir, what)?;
+        #[expect(
+            deprecated,
+            reason = "its danger is in types that change their descriptor; an OwnedFd keeps it"
+        )]
+        let inotify = AsyncFd::new(inotify)?;
+        Ok(Changes(inotify))
+    }
+
+    async fn next(&self) -> io::Result<()> {
+        let mut told = [0u8; 4096];
+        loop {
+            let mut ready = self.0.readable().await?;
+            let read = ready.try_io(|inner| rustix::io::read(inner, &mut told).map_err(io::Error::from));
+            if let Ok(read) = read {
+                return read.map(drop);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

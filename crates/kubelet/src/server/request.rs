@@ -1,0 +1,178 @@
+//! What a request asks for, read from its path and query.
+
+use http::{Request, StatusCode};
+use reconcile::Key;
+
+use super::Refused;
+
+/// Where a request goes.
+#[derive(Debug, PartialEq)]
+pub enum Route {
+    Health,
+    Pods,
+    Metrics,
+    Logs { pod: Key, container: String },
+    Exec { pod: Key, container: String },
+    Attach { pod: Key, container: String },
+    PortForward { pod: Key },
+    Unknown,
+}
+
+impl Route {
+    pub fn of(path: &str) -> Route {
+        let parts: Vec<&str> = path.split('/').skip(1).collect();
+        let named = parts.get(1..).unwrap_or_default();
+        // Names of objects need no escapes; one that has any, or a dot alone, is no name.
+        if named.iter().any(|name| !is_name(name)) {
+            return Route::Unknown;
+        }
+        let pod = |namespace: &str, name: &str| Key::new(namespace, name);
+        match parts.as_slice() {
+            ["healthz"] | ["healthz", "ping"] => Route::Health,
+            ["pods"] => Route::Pods,
+            ["metrics"] => Route::Metrics,
+            ["containerLogs", namespace, name, container] => {
+                Route::Logs { pod: pod(namespace, name), container: (*container).to_owned() }
+            }
+            ["exec", namespace, name, container] | ["exec", namespace, name, _, container] => {
+                Route::Exec { pod: pod(namespace, name), container: (*container).to_owned() }
+            }
+            ["attach", namespace, name, container] | ["attach", namespace, name, _, container] => {
+                Route::Attach { pod: pod(namespace, name), container: (*container).to_owned() }
+            }
+            ["portForward", namespace, name] | ["portForward", namespace, name, _] => {
+                Route::PortForward { pod: pod(namespace, name) }
+            }
+            _ => Route::Unknown,
+        }
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    let plain = text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.'));
+    plain && !text.starts_with('.') && !text.is_empty()
+}
+
+/// A query's pairs, unescaped.
+pub struct Flags(Vec<(String, String)>);
+
+impl Flags {
+    pub fn of(query: &str) -> Flags {
+        let pairs = query.split('&').filter(|pair| !pair.is_empty());
+        Flags(pairs.map(|pair| pair.split_once('=').unwrap_or((pair, ""))).map(unescaped).collect())
+    }
+
+    pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        self.0.iter().filter(move |(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    /// The first value, or `""`.
+    pub fn get<'a>(&'a self, name: &'a str) -> &'a str {
+        self.all(name).next().unwrap_or("")
+    }
+
+    pub fn is_set(&self, name: &str) -> bool {
+        matches!(self.get(name), "1" | "true")
+    }
+}
+
+fn unescaped((name, value): (&str, &str)) -> (String, String) {
+    (decoded(name), decoded(value))
+}
+
+/// Undoes `%20` and `+`; what is not a valid escape stands for itself.
+fn decoded(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut i = 0;
+    while i < bytes.len() {
+        let escape = bytes.get(i + 1..i + 3).and_then(|pair| std::str::from_utf8(pair).ok());
+        match (bytes[i], escape.and_then(|pair| u8::from_str_radix(pair, 16).ok())) {
+            (b'%', Some(byte)) => {
+                out.push(byte);
+                i += 2;
+            }
+            (b'+', _) => out.push(b' '),
+            (byte, _) => out.push(byte),
+        }
+        i += 1;
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// Which streams a client wants.
+#[derive(Debug, PartialEq)]
+pub struct Streams {
+    pub stdin: bool,
+    pub stdout: bool,
+    pub stderr: bool,
+    pub tty: bool,
+}
+
+impl Streams {
+    pub fn of<B>(request: &Request<B>) -> Result<Streams, Refused> {
+        let flags = Flags::of(request.uri().query().unwrap_or(""));
+        let tty = flags.is_set("tty");
+        let streams = Streams {
+            stdin: flags.is_set("input"),
+            stdout: flags.is_set("output"),
+            // A terminal has one way out.
+            stderr: flags.is_set("error") && !tty,
+            tty,
+        };
+        if !streams.stdin && !streams.stdout && !streams.stderr {
+            let why = "you must specify at least 1 of stdin, stdout, stderr";
+            return Err((StatusCode::BAD_REQUEST, why.to_owned()));
+        }
+        Ok(streams)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(path: &str, expected: Route) {
+        assert_eq!(Route::of(path), expected, "{path}");
+    }
+
+    #[test]
+    fn paths() {
+        let pod = || Key::new("default", "web");
+        let container = || "main".to_owned();
+        check("/healthz", Route::Health);
+        check("/pods", Route::Pods);
+        check("/containerLogs/default/web/main", Route::Logs { pod: pod(), container: container() });
+        check("/exec/default/web/main", Route::Exec { pod: pod(), container: container() });
+        check("/exec/default/web/some-uid/main", Route::Exec { pod: pod(), container: container() });
+        check("/attach/default/web/main", Route::Attach { pod: pod(), container: container() });
+        check("/portForward/default/web", Route::PortForward { pod: pod() });
+        check("/", Route::Unknown);
+        check("/containerLogs/default/web", Route::Unknown);
+    }
+
+    #[test]
+    fn no_path_leads_out_of_the_logs() {
+        for path in [
+            "/containerLogs/default/web/..",
+            "/containerLogs/default/../main",
+            "/containerLogs/../../etc",
+            "/containerLogs/default/web/..%2f..%2fetc%2fpasswd",
+            "/containerLogs/default/web/%2e%2e",
+            "/containerLogs/default//main",
+            "/containerLogs/default/web/main\\..",
+            "/containerLogs/default/web/main/../../x",
+        ] {
+            check(path, Route::Unknown);
+        }
+    }
+
+    #[test]
+    fn queries() {
+        let flags = Flags::of("command=sh&command=echo%20a%26b+c&tty=1&none&x=%zz");
+        assert_eq!(flags.all("command").collect::<Vec<_>>(), ["sh", "echo a&b c"]);
+        assert!(flags.is_set("tty") && !flags.is_set("none"));
+        assert_eq!(flags.get("x"), "%zz");
+    }
+}

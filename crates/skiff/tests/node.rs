@@ -1,0 +1,252 @@
+//! A node as its users see it: logs of real containers, commands in them, files and ports, by the real kubectl.
+//!
+//! Needs root, containerd and kubectl; says so and passes where these are missing.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use testkit::{Containerd, Server};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+struct Cluster {
+    server: Server,
+    _containerd: Containerd,
+    dir: tempfile::TempDir,
+}
+
+fn start() -> Option<Cluster> {
+    let has = |program: &str| Command::new(program).arg("--version").output().is_ok();
+    if !testkit::has_kubectl() || !has("containerd") || !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root, containerd and kubectl");
+        return None;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let containerd = Containerd::start(&dir.path().join("containerd")).expect("a containerd");
+    let server = Server::start_with_node(&containerd, &["--controllers=*", "--node-name=here"]);
+    let cluster = Cluster { server, _containerd: containerd, dir };
+    cluster.until("the default service account", || {
+        cluster.server.kubectl(&["get", "serviceaccount", "default"]).code == 0
+    });
+    Some(cluster)
+}
+
+impl Cluster {
+    #[track_caller]
+    fn until(&self, what: &str, mut look: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !look() {
+            if begun.elapsed() > DEADLINE {
+                let pods = self.server.kubectl(&["get", "pods,events", "-A", "-o", "wide"]).stdout;
+                panic!("not in time: {what}\n{pods}\n{}", self.server.log());
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// A pod with one container that runs this script.
+    #[track_caller]
+    fn run(&self, name: &str, script: &str, restart: &str) {
+        let pod = serde_json::json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+            "spec": {
+                "restartPolicy": restart, "terminationGracePeriodSeconds": 1,
+                "containers": [{"name": "main", "image": "busybox:1.36", "command": ["sh", "-c", script]}]
+            }
+        });
+        self.server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
+    }
+
+    #[track_caller]
+    fn wait(&self, name: &str, condition: &str) {
+        let wait = ["wait", &format!("pod/{name}"), &format!("--for={condition}"), "--timeout=60s"];
+        let waited = self.server.kubectl(&wait);
+        assert_eq!(waited.code, 0, "{}\n{}", waited.stderr, self.server.log());
+    }
+
+    #[track_caller]
+    fn logs(&self, arguments: &[&str]) -> String {
+        self.server.kubectl(&[&["logs"], arguments].concat()).ok()
+    }
+
+    #[track_caller]
+    fn fails(&self, arguments: &[&str], expected: &str) {
+        let output = self.server.kubectl(arguments);
+        assert_eq!((output.code, output.stderr.trim_end()), (1, expected), "{}", self.server.log());
+    }
+
+    /// A kubectl that goes on by itself.
+    fn background(&self, arguments: &[&str]) -> Background {
+        let mut command = self.server.command("kubectl");
+        command.args(arguments).env("KUBECONFIG", self.server.kubeconfig()).env("HOME", self.dir.path());
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("kubectl");
+        Background(child)
+    }
+
+    /// Connections that are open in the node's network.
+    fn connections(&self) -> usize {
+        let listed = self.server.command("cat").arg("/proc/net/tcp").output().expect("connections");
+        let text = String::from_utf8_lossy(&listed.stdout).into_owned();
+        text.lines().filter(|line| line.split_whitespace().nth(3) == Some("01")).count()
+    }
+}
+
+/// Ends when it is dropped.
+struct Background(Child);
+
+impl Background {
+    fn lines(&mut self) -> impl Iterator<Item = String> + use<> {
+        BufReader::new(self.0.stdout.take().expect("a pipe")).lines().map_while(Result::ok)
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn logs_exec_cp_attach_and_port_forward() {
+    let Some(cluster) = start() else { return };
+    let talk = "echo one; echo two; echo three; while ! test -e /go; do sleep 0.1; done; echo four";
+    cluster.run("talker", talk, "Never");
+    cluster.run("web", "while true; do echo hello from web | nc -l -p 8080; done", "Always");
+    cluster.run("ticker", "while true; do echo tick; sleep 0.1; done", "Always");
+    cluster.run("crasher", "echo run; test -e /x || exit 3", "Always");
+    cluster.wait("talker", "condition=Ready");
+    logs(&cluster);
+    cluster.wait("web", "condition=Ready");
+    exec(&cluster);
+    copy(&cluster);
+    port_forward(&cluster);
+    attach(&cluster);
+    strangers_are_refused(&cluster);
+    previous_logs(&cluster);
+}
+
+fn logs(cluster: &Cluster) {
+    cluster.until("the first lines", || cluster.logs(&["talker"]) == "one\ntwo\nthree\n");
+    assert_eq!(cluster.logs(&["talker", "--tail=1"]), "three\n");
+    assert_eq!(cluster.logs(&["talker", "--limit-bytes=6"]), "one\ntw");
+    assert_eq!(cluster.logs(&["talker", "--since=1h", "-c", "main"]), "one\ntwo\nthree\n");
+    let stamped = cluster.logs(&["talker", "--timestamps"]);
+    let times: Vec<_> = stamped.lines().filter_map(|line| line.split_once(' ')).collect();
+    assert_eq!(times.iter().map(|(_, text)| *text).collect::<Vec<_>>(), ["one", "two", "three"], "{stamped}");
+    assert!(times.iter().all(|(time, _)| time.parse::<jiff::Timestamp>().is_ok()), "{stamped}");
+    cluster.fails(&["logs", "talker", "-c", "nope"], "error: container nope is not valid for pod talker");
+    cluster.fails(
+        &["logs", "talker", "--previous"],
+        "Error from server (BadRequest): previous terminated container \"main\" in pod \"talker\" not found",
+    );
+
+    // One that goes away leaves nothing open.
+    let before = cluster.connections();
+    let mut gone = cluster.background(&["logs", "-f", "talker"]);
+    assert_eq!(gone.lines().next().as_deref(), Some("one"));
+    drop(gone);
+    cluster.until("the connections are closed", || cluster.connections() <= before);
+
+    // One that stays hears everything, and ends with the container.
+    let mut follower = cluster.background(&["logs", "-f", "talker", "--tail=2"]);
+    let mut lines = follower.lines();
+    assert_eq!((lines.next().as_deref(), lines.next().as_deref()), (Some("two"), Some("three")));
+    cluster.server.kubectl(&["exec", "talker", "--", "touch", "/go"]).ok();
+    assert_eq!((lines.next().as_deref(), lines.next()), (Some("four"), None));
+    assert!(follower.0.wait().expect("an end").success());
+    assert_eq!(cluster.logs(&["talker", "--tail=1", "-f"]), "four\n");
+}
+
+fn exec(cluster: &Cluster) {
+    let server = &cluster.server;
+    let said = server.kubectl(&["exec", "web", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]);
+    assert_eq!((said.stdout.as_str(), said.code), ("out\n", 7), "{}", said.stderr);
+    assert!(said.stderr.starts_with("err\n"), "{}", said.stderr);
+    let long = "a line of text\n".repeat(20_000);
+    let echoed = server.kubectl_with(&["exec", "-i", "web", "--", "cat"], &long).ok();
+    assert!(echoed == long, "{} bytes of {}", echoed.len(), long.len());
+    cluster.fails(
+        &["exec", "web", "-c", "nope", "--", "true"],
+        "Error from server (BadRequest): container nope is not valid for pod web",
+    );
+
+    let before = cluster.connections();
+    let mut gone = cluster.background(&["exec", "web", "--", "sh", "-c", "echo on; sleep 1000"]);
+    assert_eq!(gone.lines().next().as_deref(), Some("on"));
+    drop(gone);
+    cluster.until("the connections are closed", || cluster.connections() <= before);
+    let echo = |i: usize| cluster.background(&["exec", "web", "--", "echo", &i.to_string()]);
+    let many: Vec<_> = (0..10).map(echo).collect();
+    for (i, mut one) in many.into_iter().enumerate() {
+        let mut said = String::new();
+        one.0.stdout.take().expect("a pipe").read_to_string(&mut said).expect("text");
+        assert_eq!(said, format!("{i}\n"));
+        assert!(one.0.wait().expect("an end").success());
+    }
+}
+
+fn copy(cluster: &Cluster) {
+    let (there, back) = (cluster.dir.path().join("there"), cluster.dir.path().join("back"));
+    let bytes: Vec<u8> = (0..3_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    std::fs::write(&there, &bytes).expect("written");
+    cluster.server.kubectl(&["cp", &there.display().to_string(), "web:/tmp/file"]).ok();
+    cluster.server.kubectl(&["cp", "web:/tmp/file", &back.display().to_string()]).ok();
+    assert!(std::fs::read(&back).expect("a copy") == bytes);
+}
+
+fn port_forward(cluster: &Cluster) {
+    let mut forwarding = cluster.background(&["port-forward", "pod/web", ":8080"]);
+    let mut lines = forwarding.lines();
+    let line = lines.next().expect("a port");
+    let port = line.split_once("127.0.0.1:").and_then(|(_, rest)| rest.split_whitespace().next());
+    for _ in 0..3 {
+        let mut heard = cluster.server.command("/bin/busybox");
+        heard.args(["nc", "127.0.0.1", port.expect("a port")]).stdin(Stdio::null());
+        let heard = heard.output().expect("an answer");
+        assert_eq!(String::from_utf8_lossy(&heard.stdout), "hello from web\n");
+    }
+}
+
+fn attach(cluster: &Cluster) {
+    cluster.wait("ticker", "condition=Ready");
+    let before = cluster.connections();
+    let mut attached = cluster.background(&["attach", "ticker"]);
+    assert_eq!(attached.lines().next().as_deref(), Some("tick"));
+    drop(attached);
+    cluster.until("the connections are closed", || cluster.connections() <= before);
+}
+
+/// Only the API server and administrators may ask the node, whatever they ask for.
+fn strangers_are_refused(cluster: &Cluster) {
+    let path = "jsonpath={.status.daemonEndpoints.kubeletEndpoint.Port}";
+    let port = cluster.server.kubectl(&["get", "node", "here", "-o", path]).ok();
+    let tls = cluster.server.data_dir().join("tls");
+    let ask = |certificate: Option<&str>, path: &str| {
+        let mut curl = cluster.server.command("curl");
+        curl.args(["-s", "-w", " %{http_code}", "--path-as-is", "--cacert"]).arg(tls.join("server-ca.crt"));
+        if let Some(name) = certificate {
+            curl.arg("--cert").arg(tls.join(format!("{name}.crt")));
+            curl.arg("--key").arg(tls.join(format!("{name}.key")));
+        }
+        let output = curl.arg(format!("https://127.0.0.1:{port}{path}")).output().expect("curl");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    assert_eq!(ask(None, "/pods"), "Unauthorized 401");
+    assert_eq!(ask(None, "/containerLogs/default/talker/main"), "Unauthorized 401");
+    // A certificate of another authority is none.
+    assert_eq!(ask(Some("kubelet"), "/pods"), "Unauthorized 401");
+    assert_eq!(ask(Some("admin"), "/healthz"), "ok 200");
+    assert_eq!(ask(Some("kubelet-client"), "/containerLogs/default/talker/main?tailLines=1"), "four\n 200");
+    let out = "/containerLogs/default/talker/..%2f..%2f..%2fetc%2fpasswd";
+    assert_eq!(ask(Some("admin"), out), "404: Page Not Found 404");
+}
+
+fn previous_logs(cluster: &Cluster) {
+    cluster.until("a second run", || {
+        let path = "jsonpath={.status.containerStatuses[0].restartCount}";
+        cluster.server.kubectl(&["get", "pod", "crasher", "-o", path]).stdout.parse().unwrap_or(0) >= 1
+    });
+    assert_eq!(cluster.logs(&["crasher", "--previous"]), "run\n");
+}

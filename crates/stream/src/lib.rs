@@ -1,0 +1,113 @@
+//! Handing a request on to somebody else: its answer comes back, and where both ends agree to speak something
+//! else than HTTP (SPDY, WebSocket), bytes go to and fro until one of them has had enough.
+//!
+//! Knows nothing of what is said over such a connection, so that whatever the far end speaks works. Read
+//! [`forward`].
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONNECTION, HeaderMap, HeaderName, UPGRADE};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+
+/// How long an end that is told goodbye may take to hear it.
+const GOODBYE: Duration = Duration::from_secs(5);
+
+/// What makes a request for another protocol one; everything else is between the two next to each other.
+const UPGRADE_HEADERS: [&str; 7] = [
+    "connection",
+    "upgrade",
+    "x-stream-protocol-version",
+    "sec-websocket-key",
+    "sec-websocket-protocol",
+    "sec-websocket-version",
+    "origin",
+];
+
+/// Why a request could not be handed on.
+#[derive(Debug, thiserror::Error)]
+#[error("the connection broke: {0}")]
+pub struct Error(#[from] hyper::Error);
+
+/// What is asked of the far end.
+pub struct Ask<'a> {
+    pub method: Method,
+    /// Path and query.
+    pub path: &'a str,
+    pub host: &'a str,
+    /// Those of the original request; only what concerns another protocol is handed on.
+    pub headers: &'a HeaderMap,
+}
+
+/// Whether the client wants to go on in another protocol.
+pub fn wants_upgrade(headers: &HeaderMap) -> bool {
+    let connection = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    let named =
+        connection.flat_map(|text| text.split(',')).any(|word| word.trim().eq_ignore_ascii_case("upgrade"));
+    named && headers.contains_key(UPGRADE)
+}
+
+/// Asks over a fresh connection. Where the far end changes the protocol, `client` is tied to it as soon as the
+/// client has been given the answer. Dropping the answer's body ends the connection.
+pub async fn forward<IO>(io: IO, ask: Ask<'_>, client: Option<OnUpgrade>) -> Result<Response<Incoming>, Error>
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (mut sender, connection) = http1::handshake(TokioIo::new(io)).await?;
+    tokio::spawn(async move {
+        if let Err(error) = connection.with_upgrades().await {
+            tracing::debug!(%error, "a connection that was forwarded to ended");
+        }
+    });
+    let mut request = Request::new(Full::new(Bytes::new()));
+    *request.method_mut() = ask.method;
+    *request.uri_mut() = ask.path.parse().unwrap_or_default();
+    let headers = request.headers_mut();
+    if let Ok(host) = ask.host.parse() {
+        headers.insert(http::header::HOST, host);
+    }
+    if client.is_some() {
+        for name in UPGRADE_HEADERS.map(HeaderName::from_static) {
+            for value in ask.headers.get_all(&name) {
+                headers.append(name.clone(), value.clone());
+            }
+        }
+    }
+    let mut response = sender.send_request(request).await?;
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS
+        && let Some(client) = client
+    {
+        let far = hyper::upgrade::on(&mut response);
+        tokio::spawn(async move {
+            match tokio::try_join!(client, far) {
+                Ok((client, far)) => tie(client, far).await,
+                Err(error) => tracing::debug!(%error, "an end went away while the protocol was changed"),
+            }
+        });
+    }
+    Ok(response)
+}
+
+/// Carries bytes both ways until either end is done: then there is nobody left to talk to.
+async fn tie(client: Upgraded, far: Upgraded) {
+    let (mut from_client, mut to_client) = tokio::io::split(TokioIo::new(client));
+    let (mut from_far, mut to_far) = tokio::io::split(TokioIo::new(far));
+    let ended = tokio::select! {
+        ended = tokio::io::copy(&mut from_client, &mut to_far) => ended,
+        ended = tokio::io::copy(&mut from_far, &mut to_client) => ended,
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a tunnel broke");
+    }
+    let goodbye = async { tokio::join!(to_client.shutdown(), to_far.shutdown()) };
+    let _ = tokio::time::timeout(GOODBYE, goodbye).await;
+}
+
+#[cfg(test)]
+mod tests;
