@@ -19,6 +19,7 @@ const RENEW_EVERY: Duration = Duration::from_secs(10);
 /// How often the status is looked at; it is written when it has changed, or after five minutes.
 const STATUS_EVERY: Duration = Duration::from_secs(10);
 const REPORT_EVERY: i64 = 300;
+const LOST_RACE: Duration = Duration::from_millis(50);
 const VERSION: &str = "v1.36.4";
 const MOST_IMAGES: usize = 50;
 
@@ -39,10 +40,16 @@ pub async fn run(node: &Node) {
     tokio::join!(
         async {
             loop {
-                if let Err(error) = report(node).await {
-                    tracing::warn!(%error, "cannot report the node's status");
-                }
-                tokio::time::sleep(STATUS_EVERY).await;
+                let pause = match report(node).await {
+                    Ok(()) => STATUS_EVERY,
+                    // Others write to a new node as well; its first status must not wait for long.
+                    Err(error) if error.is_conflict() => LOST_RACE,
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot report the node's status");
+                        STATUS_EVERY
+                    }
+                };
+                tokio::time::sleep(pause).await;
             }
         },
         async {
