@@ -61,7 +61,10 @@ async fn play<T: Replicated>(rig: &Rig, set: T) {
     let relabel = Patch::Merge(json!({"metadata": {"labels": {"app": "web"}}}));
     rig.client.patch::<Pod>(&stray, &relabel).await.expect("relabelled");
     active(rig, 2).await;
-    let settled = |status: &ReplicaSetStatus| status.replicas == 2 && status.ready_replicas == Some(2);
+    let settled = |status: &ReplicaSetStatus| {
+        let terminating = status.terminating_replicas.unwrap_or(0);
+        (status.replicas, status.ready_replicas, terminating) == (2, Some(2), 0)
+    };
     let settled = status::<T>(rig, settled).await;
 
     // Nothing more is to be done, so being asked to look again writes nothing.
