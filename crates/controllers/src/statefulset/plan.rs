@@ -282,15 +282,18 @@ impl<'a> Ranks<'a> {
             actions.extend(going.map(|(_, pod)| Action::DeletePod(Arc::clone(pod))));
             return Ok(());
         }
-        let Some((_, last)) = condemned.first() else { return Ok(()) };
+        let Some((ordinal, last)) = condemned.first() else { return Ok(()) };
         if last.is_deleting() {
             return Err(Stop);
         }
-        // One that is not well goes only if none of a lower ordinal is not well either.
+        // One that is not well goes only if none of a lower ordinal is not well either, or if it can never be well
+        // again: waiting for that would be for ever.
         let mut ill = condemned.iter().rev().filter(|(_, pod)| self.is_unavailable(Some(pod)));
         let first_ill = ill.next().map(|(ordinal, _)| *ordinal);
         let well = phase(last) == "Running" && self.is_available(last);
-        if well || first_ill == condemned.first().map(|(ordinal, _)| *ordinal) {
+        let given_up = last.label(POD_REVISION) != Some(self.wanted(*ordinal).name());
+        let hopeless = is_terminal(last) || given_up && is_stuck(last);
+        if well || hopeless || first_ill == condemned.first().map(|(ordinal, _)| *ordinal) {
             actions.push(Action::DeletePod(Arc::clone(last)));
         }
         Err(Stop)
