@@ -12,7 +12,6 @@ use crate::CONTROLLERS;
 /// How long a test waits for something to become true.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-#[allow(dead_code, reason = "each test takes what it needs")]
 pub struct Rig {
     pub ctx: Ctx,
     /// The administrator.

@@ -418,8 +418,19 @@ pub fn clear(uid: &str, settings: &Settings) -> std::io::Result<()> {
         // Fails for those that are not mounts, which is fine.
         let _ = rustix::mount::unmount(entry.path(), rustix::mount::UnmountFlags::DETACH);
     }
+    remove_cgroups(uid);
     match fs::remove_dir_all(&dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
+    }
+}
+
+/// The runtime removes the cgroups of containers, not the one of their pod that they are in.
+fn remove_cgroups(uid: &str) {
+    let root = Path::new("/sys/fs/cgroup");
+    let controllers = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
+    for base in controllers.chain([root.to_owned()]) {
+        // Most of these are not there: one hierarchy for all, or one for each controller.
+        let _ = fs::remove_dir(base.join(format!("skiff/pod{uid}")));
     }
 }

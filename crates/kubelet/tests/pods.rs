@@ -233,6 +233,8 @@ async fn pods_run_and_go_and_leave_nothing() {
     let again = cluster.becomes("web", "Running main:running ready#0").await;
     assert_eq!(again.status.and_then(|status| status.container_statuses?[0].container_id.clone()), before);
 
+    let pods = cluster.client.list::<Pod>("default").await.expect("pods");
+    let uids: Vec<String> = pods.iter().map(|pod| pod.uid().to_owned()).collect();
     for name in ["web", "crash", "once", "lost"] {
         cluster
             .client
@@ -250,7 +252,15 @@ async fn pods_run_and_go_and_leave_nothing() {
         let containers = cluster.runtime.containers(&[]).await.expect("containers");
         let sandboxes = cluster.runtime.sandboxes(&[]).await.expect("sandboxes");
         let files = !is_empty(&cluster.path("pods")) || !is_empty(&cluster.path("logs"));
-        (containers.is_empty() && sandboxes.is_empty() && !files).then_some(())
+        let cgroups = ["/sys/fs/cgroup/memory/skiff", "/sys/fs/cgroup/skiff"].map(|dir| {
+            let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+            entries
+                .filter(|entry| {
+                    uids.iter().any(|uid| entry.file_name().to_string_lossy() == format!("pod{uid}"))
+                })
+                .count()
+        });
+        (containers.is_empty() && sandboxes.is_empty() && !files && cgroups == [0, 0]).then_some(())
     };
     cluster.until("nothing is left", nothing).await;
     node.end().await;

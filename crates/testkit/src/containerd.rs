@@ -28,8 +28,11 @@ impl Containerd {
         // must the bridge its pods are on.
         let mut command = Command::new("unshare");
         command.args(["--net", "--mount", "--propagation", "shared", "sh", "-c"]);
-        // Its streams are served on the loopback of that network.
-        command.args(["ip link set lo up && exec containerd --config \"$0\""]).arg(&config);
+        // Its streams are served on the loopback of that network. The names of its pods' networks are kept where
+        // they vanish with it.
+        let script = "mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns && ip link set lo up \
+            && exec containerd --config \"$0\"";
+        command.arg(script).arg(&config);
         let mut process = Process::spawn(&mut command)?;
         let socket = dir.join("containerd.sock");
         process.wait_until(START, || ctr(&socket, &["version"]).is_ok().then_some(()))?;
