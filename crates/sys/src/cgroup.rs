@@ -1,0 +1,240 @@
+//! Control groups, whichever of the two versions the host has: where they are, what they limit, who is in them, what
+//! was used.
+//!
+//! A group is named by a path such as `/skiff/pod1/main`, the same in every hierarchy. Read [`Cgroups`].
+
+mod limits;
+mod usage;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub use limits::{DeviceRule, Limits};
+pub use usage::Usage;
+
+/// The controllers that pods use.
+const CONTROLLERS: [&str; 8] =
+    ["cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "pids", "hugetlb"];
+
+/// The hierarchies of this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cgroups {
+    /// One directory for each controller; those mounted together have the same. The last is where only names count.
+    V1 {
+        /// Controller and where its hierarchy is.
+        hierarchies: Vec<(String, PathBuf)>,
+    },
+    /// One tree for all.
+    V2 {
+        /// Where it is mounted.
+        root: PathBuf,
+    },
+}
+
+impl Cgroups {
+    /// Looks where they are mounted.
+    pub fn of_host() -> io::Result<Cgroups> {
+        Cgroups::parse(&fs::read_to_string("/proc/self/mounts")?)
+    }
+
+    fn parse(mounts: &str) -> io::Result<Cgroups> {
+        let mut hierarchies = Vec::new();
+        let mut unified = None;
+        for line in mounts.lines() {
+            let mut words = line.split(' ');
+            let (Some(_), Some(place), Some(kind), Some(options)) =
+                (words.next(), words.next(), words.next(), words.next())
+            else {
+                continue;
+            };
+            if kind == "cgroup" {
+                let named = options.split(',').filter(|option| CONTROLLERS.contains(option));
+                hierarchies.extend(named.map(|name| (name.to_owned(), PathBuf::from(place))));
+            } else if kind == "cgroup2" && unified.is_none() {
+                unified = Some(PathBuf::from(place));
+            }
+        }
+        match unified {
+            _ if hierarchies.iter().any(|(name, _)| name == "memory") => Ok(Cgroups::V1 { hierarchies }),
+            Some(root) => Ok(Cgroups::V2 { root }),
+            None => Err(io::Error::new(io::ErrorKind::NotFound, "no control groups are mounted")),
+        }
+    }
+
+    /// Whether it is the second version.
+    pub fn is_v2(&self) -> bool {
+        matches!(self, Cgroups::V2 { .. })
+    }
+
+    /// The directories of a group, each once.
+    pub fn directories(&self, group: &str) -> Vec<PathBuf> {
+        let group = group.trim_matches('/');
+        match self {
+            Cgroups::V2 { root } => vec![root.join(group)],
+            Cgroups::V1 { hierarchies } => {
+                let mut places: Vec<&PathBuf> = hierarchies.iter().map(|(_, place)| place).collect();
+                places.sort();
+                places.dedup();
+                places.into_iter().map(|place| place.join(group)).collect()
+            }
+        }
+    }
+
+    /// The directory of a group for one controller, where there is one.
+    pub fn directory(&self, controller: &str, group: &str) -> Option<PathBuf> {
+        let group = group.trim_matches('/');
+        match self {
+            Cgroups::V2 { root } => Some(root.join(group)),
+            Cgroups::V1 { hierarchies } => {
+                let found = hierarchies.iter().find(|(name, _)| name == controller);
+                found.map(|(_, place)| place.join(group))
+            }
+        }
+    }
+
+    /// Makes a group and those it is in.
+    pub fn create(&self, group: &str) -> io::Result<()> {
+        match self {
+            Cgroups::V2 { root } => {
+                let mut place = root.clone();
+                for part in group.trim_matches('/').split('/') {
+                    hand_down(&place);
+                    place.push(part);
+                    make(&place)?;
+                }
+            }
+            Cgroups::V1 { .. } => {
+                for directory in self.directories(group) {
+                    fs::create_dir_all(&directory)?;
+                }
+                if let Some(directory) = self.directory("cpuset", group) {
+                    inherit_cpuset(&directory)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts this process into a group.
+    pub fn join(&self, group: &str) -> io::Result<()> {
+        for directory in self.directories(group) {
+            // Zero is whoever writes, whatever its number is in which namespace.
+            write(&directory.join("cgroup.procs"), "0")?;
+        }
+        Ok(())
+    }
+
+    /// Kills whatever is in a group and in those inside it. It takes a moment until they are gone.
+    pub fn kill(&self, group: &str) -> io::Result<()> {
+        if let Cgroups::V2 { root } = self {
+            let file = root.join(group.trim_matches('/')).join("cgroup.kill");
+            if file.exists() {
+                return write(&file, "1");
+            }
+        }
+        for pid in self.processes(group)? {
+            if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+        }
+        Ok(())
+    }
+
+    /// The processes in a group and in those inside it.
+    pub fn processes(&self, group: &str) -> io::Result<Vec<i32>> {
+        let Some(directory) = self.directory("memory", group) else { return Ok(Vec::new()) };
+        let mut found = Vec::new();
+        gather(&directory, &mut found)?;
+        Ok(found)
+    }
+
+    /// Removes an empty group and those inside it; one that is gone is no failure.
+    pub fn remove(&self, group: &str) -> io::Result<()> {
+        for directory in self.directories(group) {
+            remove(&directory)?;
+        }
+        Ok(())
+    }
+}
+
+/// Lets groups below have all the controllers that there are here.
+fn hand_down(place: &Path) {
+    let Ok(controllers) = fs::read_to_string(place.join("cgroup.controllers")) else { return };
+    for controller in controllers.split_whitespace() {
+        // One by one: a controller that cannot be handed down does not keep the others back.
+        let _ = write(&place.join("cgroup.subtree_control"), &format!("+{controller}"));
+    }
+}
+
+fn make(place: &Path) -> io::Result<()> {
+    match fs::create_dir(place) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// A new group of the first version has no processors and no memory nodes, and nobody can join it.
+fn inherit_cpuset(directory: &Path) -> io::Result<()> {
+    let Some(parent) = directory.parent() else { return Ok(()) };
+    let read = |directory: &Path, file: &str| {
+        fs::read_to_string(directory.join(file)).map(|text| text.trim().to_owned())
+    };
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        if !read(directory, file)?.is_empty() {
+            continue;
+        }
+        if read(parent, file)?.is_empty() {
+            inherit_cpuset(parent)?;
+        }
+        write(&directory.join(file), &read(parent, file)?)?;
+    }
+    Ok(())
+}
+
+fn gather(directory: &Path, found: &mut Vec<i32>) -> io::Result<()> {
+    let text = match fs::read_to_string(directory.join("cgroup.procs")) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    found.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
+    for entry in fs::read_dir(directory)?.flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            gather(&entry.path(), found)?;
+        }
+    }
+    Ok(())
+}
+
+fn remove(directory: &Path) -> io::Result<()> {
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    for entry in entries.flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove(&entry.path())?;
+        }
+    }
+    match fs::remove_dir(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Writes one of the kernel's files; the error names it.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    // Not `fs::write`, which would ask for a file to be made.
+    let done = fs::OpenOptions::new().write(true).open(path).and_then(|mut file| {
+        use io::Write as _;
+        file.write_all(text.as_bytes())
+    });
+    done.map_err(|error| {
+        io::Error::new(error.kind(), format!("write {text:?} to {}: {error}", path.display()))
+    })
+}
+
+#[cfg(test)]
+mod tests;

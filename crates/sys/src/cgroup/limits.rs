@@ -1,0 +1,158 @@
+//! What a group may use.
+
+use std::io;
+use std::path::Path;
+
+use super::{Cgroups, write};
+
+/// Limits in Kubernetes' numbers; zero is none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// The weight among others, 1024 for one processor.
+    pub cpu_shares: i64,
+    /// Microseconds of processor time in each period.
+    pub cpu_quota: i64,
+    /// Microseconds.
+    pub cpu_period: i64,
+    /// Which processors, as in `0-3`.
+    pub cpus: String,
+    /// Which memory nodes.
+    pub memory_nodes: String,
+    /// Bytes.
+    pub memory: i64,
+    /// Bytes of memory and swap together; as much as the memory where nothing is said.
+    pub memory_and_swap: i64,
+    /// Processes and threads.
+    pub pids: i64,
+    /// Page size as in `2MB`, and bytes.
+    pub huge_pages: Vec<(String, u64)>,
+    /// Further files of the second version by their names.
+    pub unified: Vec<(String, String)>,
+}
+
+/// Which devices may be used; the first version's words: `c 1:3 rwm`, `a` for all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceRule(pub String);
+
+/// The second version weighs from 1 to 10,000 what the first weighs from 2 to 262,144. The curve goes through the
+/// defaults of both, 1024 and 100.
+pub fn weight(shares: i64) -> i64 {
+    if shares <= 2 {
+        return 1;
+    }
+    if shares >= 262_144 {
+        return 10_000;
+    }
+    let log = (shares as f64).log2();
+    let exponent = (log * log + 125.0 * log) / 612.0 - 7.0 / 34.0;
+    (10f64.powf(exponent).ceil() as i64).clamp(1, 10_000)
+}
+
+impl Cgroups {
+    /// Sets the limits of a group.
+    pub fn limit(&self, group: &str, limits: &Limits) -> io::Result<()> {
+        match self {
+            Cgroups::V1 { .. } => self.limit_v1(group, limits),
+            Cgroups::V2 { root } => limit_v2(&root.join(group.trim_matches('/')), limits),
+        }
+    }
+
+    fn limit_v1(&self, group: &str, limits: &Limits) -> io::Result<()> {
+        let set = |controller: &str, file: &str, value: &dyn std::fmt::Display| {
+            match self.directory(controller, group) {
+                Some(directory) => write(&directory.join(file), &value.to_string()),
+                // Without the controller nothing is limited, as on any such host.
+                None => Ok(()),
+            }
+        };
+        if limits.cpu_shares > 0 {
+            set("cpu", "cpu.shares", &limits.cpu_shares)?;
+        }
+        if limits.cpu_period > 0 {
+            set("cpu", "cpu.cfs_period_us", &limits.cpu_period)?;
+        }
+        if limits.cpu_quota != 0 {
+            set("cpu", "cpu.cfs_quota_us", &limits.cpu_quota)?;
+        }
+        if !limits.cpus.is_empty() {
+            set("cpuset", "cpuset.cpus", &limits.cpus)?;
+        }
+        if !limits.memory_nodes.is_empty() {
+            set("cpuset", "cpuset.mems", &limits.memory_nodes)?;
+        }
+        if limits.memory > 0 {
+            let both = if limits.memory_and_swap > 0 { limits.memory_and_swap } else { limits.memory };
+            let swap = "memory.memsw.limit_in_bytes";
+            let counts_swap = self.directory("memory", group).is_some_and(|place| place.join(swap).exists());
+            // The sum may never be below its part: raise it first, lower it last.
+            let raised = counts_swap && set("memory", swap, &both).is_ok();
+            set("memory", "memory.limit_in_bytes", &limits.memory)?;
+            if counts_swap && !raised {
+                set("memory", swap, &both)?;
+            }
+        }
+        if limits.pids > 0 {
+            set("pids", "pids.max", &limits.pids)?;
+        }
+        for (size, bytes) in &limits.huge_pages {
+            set("hugetlb", &format!("hugetlb.{size}.limit_in_bytes"), bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Lets a group use only these devices. Only the first version does it by files.
+    pub fn allow_devices(&self, group: &str, rules: &[DeviceRule]) -> io::Result<()> {
+        let Cgroups::V1 { .. } = self else { return Ok(()) };
+        let Some(directory) = self.directory("devices", group) else { return Ok(()) };
+        write(&directory.join("devices.deny"), "a")?;
+        for DeviceRule(rule) in rules {
+            write(&directory.join("devices.allow"), rule)?;
+        }
+        Ok(())
+    }
+}
+
+fn limit_v2(directory: &Path, limits: &Limits) -> io::Result<()> {
+    let set = |file: &str, value: String| write(&directory.join(file), &value);
+    if limits.cpu_shares > 0 {
+        set("cpu.weight", weight(limits.cpu_shares).to_string())?;
+    }
+    if limits.cpu_quota != 0 {
+        let period = if limits.cpu_period > 0 { limits.cpu_period } else { 100_000 };
+        let quota = if limits.cpu_quota < 0 { "max".to_owned() } else { limits.cpu_quota.to_string() };
+        set("cpu.max", format!("{quota} {period}"))?;
+    }
+    if !limits.cpus.is_empty() {
+        set("cpuset.cpus", limits.cpus.clone())?;
+    }
+    if !limits.memory_nodes.is_empty() {
+        set("cpuset.mems", limits.memory_nodes.clone())?;
+    }
+    if limits.memory > 0 {
+        set("memory.max", limits.memory.to_string())?;
+        let swap = (limits.memory_and_swap - limits.memory).max(0);
+        if directory.join("memory.swap.max").exists() {
+            set("memory.swap.max", swap.to_string())?;
+        }
+        // One process of a container that ran out of memory does not go on without the others.
+        if directory.join("memory.oom.group").exists() {
+            set("memory.oom.group", "1".to_owned())?;
+        }
+    }
+    if limits.pids > 0 {
+        set("pids.max", limits.pids.to_string())?;
+    }
+    for (size, bytes) in &limits.huge_pages {
+        set(&format!("hugetlb.{size}.max"), bytes.to_string())?;
+    }
+    for (file, value) in &limits.unified {
+        if file.contains('/') {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{file} is not a file of a cgroup"),
+            ));
+        }
+        set(file, value.clone())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,62 @@
+//! Descriptors sent along with a message over a Unix socket.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+
+/// The most descriptors one message carries.
+pub const MOST: usize = 4;
+
+/// Sends `bytes`, of which there must be some, with these descriptors; answers how many were taken.
+pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    Ok(rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)?)
+}
+
+/// Receives into `bytes`, and the descriptors that came along, which close on exec.
+pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let slice = &mut [IoSliceMut::new(bytes)];
+    let received = rustix::net::recvmsg(socket, slice, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    let mut fds = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    Ok((received.bytes, fds))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_pipe_goes_through_a_socket() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let (reader, mut writer) = io::pipe().unwrap();
+        assert_eq!(send(&here, b"hello", &[reader.as_fd()]).unwrap(), 5);
+        drop(reader);
+        let mut bytes = [0; 16];
+        let (count, mut fds) = receive(&there, &mut bytes).unwrap();
+        assert_eq!((&bytes[..count], fds.len()), (&b"hello"[..], 1));
+        writer.write_all(b"through").unwrap();
+        drop(writer);
+        let mut text = String::new();
+        std::fs::File::from(fds.remove(0)).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "through");
+    }
+}

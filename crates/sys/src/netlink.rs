@@ -1,0 +1,316 @@
+//! Network links, addresses and routes of the network namespace a socket was opened in.
+//!
+//! The few requests a pod's network needs, spoken to the kernel directly. Read [`Netlink`].
+
+mod message;
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use message::{Message, attributes, text};
+
+const ACK: u16 = 0x4;
+const DUMP: u16 = 0x300;
+const CREATE: u16 = 0x400;
+const EXCLUSIVE: u16 = 0x200;
+const REPLACE: u16 = 0x100;
+
+/// A conversation with the kernel about one network namespace.
+#[derive(Debug)]
+pub struct Netlink {
+    socket: OwnedFd,
+    sequence: u32,
+}
+
+/// A network link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Its number.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Whether it is switched on.
+    pub is_up: bool,
+    /// The bridge it is a port of, or zero.
+    pub master: u32,
+    /// Its largest packet.
+    pub mtu: u32,
+}
+
+/// A pair of links of which one is the pod's.
+#[derive(Debug)]
+pub struct Veth<'a> {
+    /// The name on this side.
+    pub name: &'a str,
+    /// The name on the other.
+    pub peer: &'a str,
+    /// The network namespace of the other side.
+    pub namespace: BorrowedFd<'a>,
+    /// The address of the other side's hardware.
+    pub peer_mac: [u8; 6],
+    /// The bridge this side is a port of.
+    pub master: u32,
+    /// The largest packet, on both sides.
+    pub mtu: u32,
+}
+
+impl Netlink {
+    /// Opens one for the network namespace this thread is in.
+    pub fn open() -> io::Result<Netlink> {
+        // Routes are the first of netlink's families, number zero.
+        let socket =
+            rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+        Ok(Netlink { socket, sequence: 0 })
+    }
+
+    /// The link of this name.
+    pub fn link(&mut self, name: &str) -> io::Result<Option<Link>> {
+        let mut message = Message::link(libc::RTM_GETLINK, 0, 0, 0, 0);
+        message.attribute(libc::IFLA_IFNAME, &text(name));
+        match self.ask(message) {
+            Ok(answers) => Ok(answers.iter().find_map(|answer| parse_link(answer))),
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// All links.
+    pub fn links(&mut self) -> io::Result<Vec<Link>> {
+        let answers = self.ask(Message::link(libc::RTM_GETLINK, DUMP, 0, 0, 0))?;
+        Ok(answers.iter().filter_map(|answer| parse_link(answer)).collect())
+    }
+
+    /// Makes a bridge, or finds the one there is; answers its number.
+    pub fn ensure_bridge(&mut self, name: &str, mtu: u32) -> io::Result<u32> {
+        if let Some(link) = self.link(name)? {
+            return Ok(link.index);
+        }
+        let mut message = Message::link(libc::RTM_NEWLINK, CREATE | EXCLUSIVE | ACK, 0, 0, 0);
+        message.attribute(libc::IFLA_IFNAME, &text(name));
+        message.attribute(libc::IFLA_MTU, &mtu.to_ne_bytes());
+        message.nested(libc::IFLA_LINKINFO, |info| {
+            info.attribute(libc::IFLA_INFO_KIND, b"bridge");
+        });
+        match self.ask(message) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        self.link(name)?.map(|link| link.index).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Makes a pair of links, the far one in another namespace from the start.
+    pub fn add_veth(&mut self, veth: &Veth<'_>) -> io::Result<()> {
+        /// VETH_INFO_PEER
+        const PEER: u16 = 1;
+        let up = libc::IFF_UP as u32;
+        let mut message = Message::link(libc::RTM_NEWLINK, CREATE | EXCLUSIVE | ACK, 0, up, up);
+        message.attribute(libc::IFLA_IFNAME, &text(veth.name));
+        message.attribute(libc::IFLA_MTU, &veth.mtu.to_ne_bytes());
+        message.attribute(libc::IFLA_MASTER, &veth.master.to_ne_bytes());
+        message.nested(libc::IFLA_LINKINFO, |info| {
+            info.attribute(libc::IFLA_INFO_KIND, b"veth");
+            info.nested(libc::IFLA_INFO_DATA, |data| {
+                data.nested(PEER, |peer| {
+                    peer.link_header(0, 0, 0);
+                    peer.attribute(libc::IFLA_IFNAME, &text(veth.peer));
+                    peer.attribute(libc::IFLA_ADDRESS, &veth.peer_mac);
+                    peer.attribute(libc::IFLA_MTU, &veth.mtu.to_ne_bytes());
+                    peer.attribute(libc::IFLA_NET_NS_FD, &veth.namespace.as_raw_fd().to_ne_bytes());
+                });
+            });
+        });
+        self.ask(message).map(drop)
+    }
+
+    /// Removes a link; one that is gone already is no failure.
+    pub fn delete_link(&mut self, name: &str) -> io::Result<()> {
+        let mut message = Message::link(libc::RTM_DELLINK, ACK, 0, 0, 0);
+        message.attribute(libc::IFLA_IFNAME, &text(name));
+        match self.ask(message) {
+            Err(error) if error.raw_os_error() != Some(libc::ENODEV) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Switches a link on.
+    pub fn set_up(&mut self, index: u32) -> io::Result<()> {
+        let up = libc::IFF_UP as u32;
+        self.ask(Message::link(libc::RTM_NEWLINK, ACK, index, up, up)).map(drop)
+    }
+
+    /// Gives a link an address; one it has already is no failure.
+    pub fn add_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
+        let mut message = Message::new(libc::RTM_NEWADDR, CREATE | REPLACE | ACK);
+        // No duplicate address detection: whoever gives out addresses gives each one once.
+        let flags = if address.is_ipv6() { 0x02 } else { 0 };
+        message.raw(&[family(address), prefix, flags, 0]);
+        message.raw(&index.to_ne_bytes());
+        message.attribute(libc::IFA_LOCAL, &octets(address));
+        message.attribute(libc::IFA_ADDRESS, &octets(address));
+        self.ask(message).map(drop)
+    }
+
+    /// The addresses of a link.
+    pub fn addresses(&mut self, index: u32) -> io::Result<Vec<(IpAddr, u8)>> {
+        let mut message = Message::new(libc::RTM_GETADDR, DUMP);
+        message.raw(&[0; 8]);
+        let answers = self.ask(message)?;
+        Ok(answers.iter().filter_map(|answer| parse_address(answer, index)).collect())
+    }
+
+    /// Sends what has no better way to this gateway; the gateway need not be in the link's own network.
+    pub fn add_default_route(&mut self, index: u32, gateway: IpAddr) -> io::Result<()> {
+        let mut message = Message::new(libc::RTM_NEWROUTE, CREATE | REPLACE | ACK);
+        let scope = libc::RT_SCOPE_UNIVERSE;
+        let header =
+            [family(gateway), 0, 0, 0, libc::RT_TABLE_MAIN, libc::RTPROT_BOOT, scope, libc::RTN_UNICAST];
+        message.raw(&header);
+        // RTNH_F_ONLINK
+        message.raw(&4u32.to_ne_bytes());
+        message.attribute(libc::RTA_GATEWAY, &octets(gateway));
+        message.attribute(libc::RTA_OIF, &index.to_ne_bytes());
+        self.ask(message).map(drop)
+    }
+
+    /// Sends a request and gathers the answers to it.
+    fn ask(&mut self, message: Message) -> io::Result<Vec<Vec<u8>>> {
+        self.sequence += 1;
+        let is_dump = message.flags() & DUMP == DUMP;
+        let wants_ack = message.flags() & ACK != 0;
+        let bytes = message.finish(self.sequence);
+        let kernel = SocketAddrNetlink::new(0, 0);
+        rustix::net::sendto(self.socket.as_fd(), &bytes, SendFlags::empty(), &kernel)?;
+        let mut answers = Vec::new();
+        let mut buffer = vec![0u8; 32 * 1024];
+        loop {
+            let (count, _) = rustix::net::recv(self.socket.as_fd(), &mut buffer[..], RecvFlags::empty())?;
+            for (header, body) in message::split(&buffer[..count]) {
+                if header.sequence != self.sequence {
+                    continue;
+                }
+                match i32::from(header.kind) {
+                    libc::NLMSG_DONE => return Ok(answers),
+                    libc::NLMSG_ERROR => {
+                        let code = body.get(..4).and_then(|bytes| bytes.try_into().ok());
+                        return match code.map(i32::from_ne_bytes) {
+                            Some(0) => Ok(answers),
+                            Some(code) => Err(io::Error::from_raw_os_error(-code)),
+                            None => Err(io::ErrorKind::InvalidData.into()),
+                        };
+                    }
+                    _ => answers.push(body.to_vec()),
+                }
+                if !is_dump && !wants_ack {
+                    return Ok(answers);
+                }
+            }
+        }
+    }
+}
+
+fn family(address: IpAddr) -> u8 {
+    if address.is_ipv4() { libc::AF_INET as u8 } else { libc::AF_INET6 as u8 }
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+fn number(bytes: &[u8]) -> Option<u32> {
+    bytes.get(..4).and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes)
+}
+
+fn parse_link(body: &[u8]) -> Option<Link> {
+    let flags = number(body.get(8..)?)?;
+    let mut link = Link {
+        index: number(body.get(4..)?)?,
+        name: String::new(),
+        is_up: flags & libc::IFF_UP as u32 != 0,
+        master: 0,
+        mtu: 0,
+    };
+    for (kind, value) in attributes(body.get(16..)?) {
+        match kind {
+            libc::IFLA_IFNAME => {
+                link.name = String::from_utf8_lossy(value).trim_end_matches('\0').to_owned();
+            }
+            libc::IFLA_MASTER => link.master = number(value)?,
+            libc::IFLA_MTU => link.mtu = number(value)?,
+            _ => {}
+        }
+    }
+    Some(link)
+}
+
+fn parse_address(body: &[u8], index: u32) -> Option<(IpAddr, u8)> {
+    if number(body.get(4..)?)? != index {
+        return None;
+    }
+    let prefix = *body.get(1)?;
+    let value = attributes(body.get(8..)?).find(|(kind, _)| *kind == libc::IFA_ADDRESS)?.1;
+    let address = match value.len() {
+        4 => IpAddr::from(<[u8; 4]>::try_from(value).ok()?),
+        16 => IpAddr::from(<[u8; 16]>::try_from(value).ok()?),
+        _ => return None,
+    };
+    Some((address, prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::thread::UnshareFlags;
+
+    use super::*;
+
+    /// In network namespaces of its own, one for each side.
+    #[test]
+    fn a_pod_is_tied_to_a_bridge() {
+        let checks = || {
+            if crate::process::unshare(UnshareFlags::NEWNET).is_err() {
+                return eprintln!("skipped: needs root");
+            }
+            let pod = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
+            let mut inside = Netlink::open().unwrap();
+            crate::process::unshare(UnshareFlags::NEWNET).unwrap();
+            let mut host = Netlink::open().unwrap();
+            let bridge = host.ensure_bridge("skiff0", 1500).unwrap();
+            assert_eq!(host.ensure_bridge("skiff0", 1500).unwrap(), bridge);
+            host.add_address(bridge, "10.1.0.1".parse().unwrap(), 24).unwrap();
+            host.set_up(bridge).unwrap();
+            let veth = Veth {
+                name: "sk1",
+                peer: "eth0",
+                namespace: pod.as_fd(),
+                peer_mac: [2, 0, 10, 1, 0, 2],
+                master: bridge,
+                mtu: 1400,
+            };
+            host.add_veth(&veth).unwrap();
+            let taken = host.add_veth(&veth).unwrap_err();
+            assert_eq!(taken.kind(), io::ErrorKind::AlreadyExists);
+            let eth0 = inside.link("eth0").unwrap().unwrap();
+            assert_eq!((eth0.mtu, eth0.is_up), (1400, false));
+            for address in ["10.1.0.2", "fd00::2"] {
+                inside.add_address(eth0.index, address.parse().unwrap(), 24).unwrap();
+            }
+            inside.set_up(eth0.index).unwrap();
+            inside.add_default_route(eth0.index, "10.1.0.1".parse().unwrap()).unwrap();
+            inside.add_default_route(eth0.index, "fd00::1".parse().unwrap()).unwrap();
+            let expected = ("10.1.0.2".parse().unwrap(), 24);
+            assert!(inside.addresses(eth0.index).unwrap().contains(&expected));
+            let near = host.links().unwrap().into_iter().find(|link| link.name == "sk1").unwrap();
+            assert_eq!(near.master, bridge);
+            host.delete_link("sk1").unwrap();
+            host.delete_link("sk1").unwrap();
+            assert_eq!((host.link("sk1").unwrap(), inside.link("eth0").unwrap()), (None, None));
+        };
+        std::thread::spawn(checks).join().unwrap();
+    }
+}

@@ -1,0 +1,208 @@
+//! Processes: a copy of this one in new namespaces, and a handle by which it is never mistaken for another.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+
+/// The namespaces a new process gets for itself; those not named it shares.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct New {
+    pub pid: bool,
+    pub user: bool,
+}
+
+/// A process started by [`fork`]. Dropping the handle leaves the process alone.
+#[derive(Debug)]
+pub struct Child {
+    pid: Pid,
+    pidfd: OwnedFd,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    Exited(i32),
+    Killed(i32),
+}
+
+impl Ended {
+    /// As shells and Kubernetes write it: 128 and the signal's number for one that was killed.
+    pub fn code(self) -> i32 {
+        match self {
+            Ended::Exited(code) => code,
+            Ended::Killed(signal) => 128 + signal,
+        }
+    }
+}
+
+/// Runs `body` in a copy of this process, which ends with the number it returns.
+///
+/// Refused in a process with more than one thread: the copy would have one of them, and the locks of all.
+pub fn fork(new: New, body: impl FnOnce() -> i32) -> io::Result<Child> {
+    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(io::Error::other("a process with threads cannot be copied"));
+    }
+    let mut pidfd: libc::c_int = -1;
+    let mut flags = libc::CLONE_PIDFD as u64;
+    if new.pid {
+        flags |= libc::CLONE_NEWPID as u64;
+    }
+    if new.user {
+        flags |= libc::CLONE_NEWUSER as u64;
+    }
+    // SAFETY: all zeroes is a valid value of this structure of numbers.
+    let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
+    arguments.flags = flags;
+    arguments.pidfd = std::ptr::from_mut(&mut pidfd) as u64;
+    arguments.exit_signal = libc::SIGCHLD as u64;
+    // SAFETY: without CLONE_VM and without a stack this is fork: the child goes on with a copy of everything. There
+    // is one thread, so no lock is held by a thread that the copy lacks. `arguments` outlives the call.
+    let pid = unsafe {
+        libc::syscall(libc::SYS_clone3, &raw const arguments, std::mem::size_of::<libc::clone_args>())
+    };
+    match pid {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(70);
+            // SAFETY: ends this process at once; what belongs to the original is not flushed or dropped twice.
+            unsafe { libc::_exit(code) }
+        }
+        pid => {
+            let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
+            // SAFETY: the kernel has just made this descriptor for us (CLONE_PIDFD) and nobody else knows it.
+            let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+            Ok(Child { pid, pidfd })
+        }
+    }
+}
+
+impl Child {
+    /// Its number in this process's namespace.
+    pub fn pid(&self) -> i32 {
+        self.pid.as_raw_nonzero().get()
+    }
+
+    /// Sends a signal; one that has ended already is no failure.
+    pub fn signal(&self, signal: i32) -> io::Result<()> {
+        signal_by(self.pidfd.as_fd(), signal)
+    }
+
+    /// How it ended, if it has.
+    pub fn try_wait(&self) -> io::Result<Option<Ended>> {
+        self.wait_with(WaitIdOptions::EXITED | WaitIdOptions::NOHANG)
+    }
+
+    /// Waits for its end.
+    pub fn wait(&self) -> io::Result<Ended> {
+        loop {
+            match self.wait_with(WaitIdOptions::EXITED) {
+                Ok(Some(ended)) => return Ok(ended),
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+                _ => {}
+            }
+        }
+    }
+
+    fn wait_with(&self, options: WaitIdOptions) -> io::Result<Option<Ended>> {
+        let status = rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options)?;
+        Ok(status.map(|status| match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => Ended::Exited(code),
+            (None, signal) => Ended::Killed(signal.unwrap_or(libc::SIGKILL)),
+        }))
+    }
+}
+
+/// Readable once the process has ended.
+impl AsFd for Child {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}
+
+fn signal_by(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
+    use std::os::fd::AsRawFd as _;
+    // SAFETY: passes numbers and a null pointer; the descriptor is open for the time of the call. rustix knows no
+    // real-time signals, which images may name.
+    let sent = unsafe {
+        let none = std::ptr::null::<libc::siginfo_t>();
+        libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, none, 0)
+    };
+    match sent {
+        0 => Ok(()),
+        _ => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+            error => Err(error),
+        },
+    }
+}
+
+/// The number of a signal by its name, with or without `SIG`, or by its number.
+pub fn signal_number(name: &str) -> Option<i32> {
+    const NAMES: &[(&str, Signal)] = &[
+        ("HUP", Signal::HUP),
+        ("INT", Signal::INT),
+        ("QUIT", Signal::QUIT),
+        ("ABRT", Signal::ABORT),
+        ("KILL", Signal::KILL),
+        ("USR1", Signal::USR1),
+        ("USR2", Signal::USR2),
+        ("PIPE", Signal::PIPE),
+        ("ALRM", Signal::ALARM),
+        ("TERM", Signal::TERM),
+        ("CONT", Signal::CONT),
+        ("STOP", Signal::STOP),
+        ("TSTP", Signal::TSTP),
+        ("WINCH", Signal::WINCH),
+        ("IO", Signal::IO),
+        ("PWR", Signal::POWER),
+        ("SYS", Signal::SYS),
+    ];
+    let name = name.trim().to_ascii_uppercase();
+    let name = name.strip_prefix("SIG").unwrap_or(&name);
+    if let Ok(number) = name.parse::<i32>() {
+        return (1..=64).contains(&number).then_some(number);
+    }
+    if let Some(offset) = name.strip_prefix("RTMIN") {
+        let offset = if offset.is_empty() { 0 } else { offset.parse::<i32>().ok()? };
+        // glibc keeps the kernel's first two for itself.
+        return Some(34 + offset).filter(|number| (34..=64).contains(number));
+    }
+    NAMES.iter().find(|(known, _)| *known == name).map(|(_, signal)| signal.as_raw())
+}
+
+/// Makes every descriptor but the three standard ones close when another program is executed.
+pub fn close_the_rest_on_exec() -> io::Result<()> {
+    // SAFETY: changes a flag of this process's descriptors; none is closed.
+    let done = unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Leaves the namespaces named for new ones. For a process with one thread, or where only this thread is meant.
+pub fn unshare(flags: rustix::thread::UnshareFlags) -> io::Result<()> {
+    use rustix::thread::UnshareFlags as F;
+    if flags.contains(F::FILES) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: unsafe only for the table of descriptors, which stays shared.
+    unsafe { rustix::thread::unshare_unsafe(flags)? };
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_have_names() {
+        let numbers = ["SIGTERM", "quit", "9", "SIGRTMIN+3", "37", "nonsense", "0", "SIGRTMIN+90"];
+        let known = numbers.map(signal_number);
+        assert_eq!(known, [Some(15), Some(3), Some(9), Some(37), Some(37), None, None, None]);
+    }
+
+    #[test]
+    fn a_threaded_process_is_not_copied() {
+        let refused = fork(New::default(), || 0).map(drop).map_err(|error| error.to_string());
+        assert_eq!(refused, Err("a process with threads cannot be copied".to_owned()));
+    }
+}
