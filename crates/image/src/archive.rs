@@ -1,0 +1,260 @@
+//! Images in files: the layout of the OCI and what `docker save` writes, in one tar archive.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use crate::digest::Hashing;
+use crate::manifest::{self, Descriptor, DockerManifest, Document, Index, Manifest};
+use crate::{Digest, Error, Image, Reference, Store, on, unpack};
+
+/// Indexes may name indexes, but not for ever.
+const DEEPEST: usize = 4;
+
+/// The files of an archive that is being read.
+struct Archive<'a> {
+    store: &'a Store,
+    /// Where they are; goes with this.
+    _directory: tempfile::TempDir,
+    files: HashMap<PathBuf, PathBuf>,
+}
+
+/// Takes in all images of an archive; answers which.
+pub fn import(store: &Store, content: impl Read + 'static) -> Result<Vec<Image>, Error> {
+    let archive = Archive::read(store, content)?;
+    let tagged = archive.docker_names()?;
+    if !archive.has("index.json") {
+        return archive.import_docker();
+    }
+    let index: Index = archive.json("index.json")?;
+    // Several names of one image are several entries.
+    let mut found: Vec<(Digest, Manifest, Vec<Reference>)> = Vec::new();
+    for entry in &index.manifests {
+        let (digest, manifest) = archive.manifest(entry, DEEPEST)?;
+        let mut names: Vec<Reference> = name(entry).into_iter().collect();
+        if names.is_empty() {
+            names.extend(tagged.get(&manifest.config.digest).into_iter().flatten().cloned());
+        }
+        match found.iter_mut().find(|(known, ..)| *known == digest) {
+            Some((_, _, known)) => known.extend(names),
+            None => found.push((digest, manifest, names)),
+        }
+    }
+    let mut images = Vec::new();
+    for (digest, manifest, names) in found {
+        for piece in [&manifest.config].into_iter().chain(&manifest.layers) {
+            archive.keep(&piece.digest)?;
+        }
+        archive.keep(&digest)?;
+        images.push(store.add_image(&digest, &manifest, &names)?);
+    }
+    Ok(images)
+}
+
+fn name(entry: &Descriptor) -> Option<Reference> {
+    let full = entry.annotations.get(manifest::FULL_NAME);
+    // The short one may be a tag alone, which says nothing.
+    let short = entry.annotations.get(manifest::REF_NAME).filter(|name| name.contains([':', '/']));
+    full.or(short).and_then(|name| Reference::parse(name).ok())
+}
+
+impl<'a> Archive<'a> {
+    /// Puts the files of the archive into a directory of ours under names of ours.
+    fn read(store: &'a Store, content: impl Read + 'static) -> Result<Archive<'a>, Error> {
+        let directory =
+            tempfile::TempDir::new_in(store.temporary()).map_err(on("write in", store.temporary()))?;
+        let mut files: HashMap<PathBuf, PathBuf> = HashMap::new();
+        let mut archive = tar::Archive::new(unpack::decompressed(content).map_err(Error::Archive)?);
+        for (number, entry) in archive.entries().map_err(Error::Archive)?.enumerate() {
+            let mut entry = entry.map_err(Error::Archive)?;
+            let named = plain(&entry.path().map_err(Error::Archive)?);
+            match entry.header().entry_type() {
+                // Old archives name a layer that several images share once, and link to it.
+                tar::EntryType::Symlink | tar::EntryType::Link => {
+                    let target = entry.link_name().map_err(Error::Archive)?.unwrap_or_default().into_owned();
+                    let target = named.parent().map(|parent| plain(&parent.join(target))).unwrap_or_default();
+                    if let Some(file) = files.get(&target).cloned() {
+                        files.insert(named, file);
+                    }
+                }
+                kind if kind.is_file() => {
+                    let path = directory.path().join(number.to_string());
+                    let written =
+                        File::create_new(&path).and_then(|mut file| io::copy(&mut entry, &mut file));
+                    written.map_err(on("write", path.clone()))?;
+                    files.insert(named, path);
+                }
+                _ => {}
+            }
+        }
+        Ok(Archive { store, _directory: directory, files })
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.files.contains_key(Path::new(name))
+    }
+
+    fn open(&self, name: &str) -> Result<File, Error> {
+        let path = self.files.get(&plain(Path::new(name))).ok_or_else(|| Error::Missing(name.to_owned()))?;
+        File::open(path).map_err(on("read", path))
+    }
+
+    fn json<T: serde::de::DeserializeOwned>(&self, name: &str) -> Result<T, Error> {
+        let mut bytes = Vec::new();
+        self.open(name)?.read_to_end(&mut bytes).map_err(Error::Archive)?;
+        manifest::parse(name, &bytes)
+    }
+
+    /// The manifest a descriptor leads to, for this machine where it has a choice.
+    fn manifest(&self, entry: &Descriptor, depth: usize) -> Result<(Digest, Manifest), Error> {
+        let name = blob_name(&entry.digest);
+        let mut bytes = Vec::new();
+        self.open(&name)?.read_to_end(&mut bytes).map_err(Error::Archive)?;
+        match Document::parse(&name, &bytes)? {
+            Document::Manifest(manifest) => Ok((entry.digest.clone(), manifest)),
+            Document::Index(index) if depth > 0 => self.manifest(index.choose(&name)?, depth - 1),
+            Document::Index(_) => {
+                Err(Error::Unusable { what: name, why: "indexes of indexes without end".into() })
+            }
+        }
+    }
+
+    fn keep(&self, digest: &Digest) -> Result<(), Error> {
+        if self.store.blob(digest).exists() {
+            return Ok(());
+        }
+        self.store.add_blob(digest, self.open(&blob_name(digest))?)
+    }
+
+    /// What docker calls images, by the digests of their configurations.
+    fn docker_names(&self) -> Result<HashMap<Digest, Vec<Reference>>, Error> {
+        if !self.has("manifest.json") {
+            return Ok(HashMap::new());
+        }
+        let manifests: Vec<DockerManifest> = self.json("manifest.json")?;
+        let mut names = HashMap::new();
+        for one in manifests {
+            let hex = one.config.rsplit('/').next().unwrap_or_default().trim_end_matches(".json");
+            if let Some(digest) = Digest::parse(&format!("sha256:{hex}")) {
+                names.insert(digest, references(one.repo_tags));
+            }
+        }
+        Ok(names)
+    }
+
+    /// Docker's own form has no manifest that could be pulled by its digest: one is made.
+    fn import_docker(&self) -> Result<Vec<Image>, Error> {
+        if !self.has("manifest.json") {
+            return Err(Error::NoImage);
+        }
+        let manifests: Vec<DockerManifest> = self.json("manifest.json")?;
+        let mut images = Vec::new();
+        for one in manifests {
+            let mut layers = Vec::new();
+            for name in &one.layers {
+                layers.push(self.keep_file(name, manifest::LAYER)?);
+            }
+            let made = Manifest {
+                schema_version: 2,
+                media_type: manifest::MANIFEST.to_owned(),
+                config: self.keep_file(&one.config, manifest::CONFIG)?,
+                layers,
+            };
+            let bytes = serde_json::to_vec(&made).expect("a manifest has only strings and numbers");
+            let digest = Digest::of(&bytes);
+            self.store.add_blob(&digest, &bytes[..])?;
+            images.push(self.store.add_image(&digest, &made, &references(one.repo_tags))?);
+        }
+        Ok(images)
+    }
+
+    fn keep_file(&self, name: &str, media_type: &str) -> Result<Descriptor, Error> {
+        let (digest, size) = Hashing::new(self.open(name)?).finish().map_err(Error::Archive)?;
+        if !self.store.blob(&digest).exists() {
+            self.store.add_blob(&digest, self.open(name)?)?;
+        }
+        let (media_type, annotations) = (media_type.to_owned(), Default::default());
+        Ok(Descriptor { media_type, digest, size, annotations, platform: None })
+    }
+}
+
+fn references(tags: Option<Vec<String>>) -> Vec<Reference> {
+    tags.into_iter().flatten().filter_map(|tag| Reference::parse(&tag).ok()).collect()
+}
+
+fn blob_name(digest: &Digest) -> String {
+    format!("blobs/sha256/{}", digest.hex())
+}
+
+/// A path without dots, only for looking up.
+fn plain(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for component in path.components() {
+        match component {
+            std::path::Component::Normal(part) => plain.push(part),
+            std::path::Component::ParentDir => drop(plain.pop()),
+            _ => {}
+        }
+    }
+    plain
+}
+
+/// Writes images into one archive that this program, docker and containerd can read.
+pub fn export(store: &Store, names: &[String], output: impl Write) -> Result<(), Error> {
+    let mut archive = tar::Builder::new(output);
+    let mut written = std::collections::BTreeSet::new();
+    let (mut entries, mut docker) = (Vec::new(), Vec::new());
+    for name in names {
+        let image = store.find(name)?.ok_or_else(|| Error::NotFound(name.clone()))?;
+        let manifest = store.manifest(&image)?;
+        let pieces = manifest.layers.iter().map(|layer| &layer.digest);
+        for digest in [&image.manifest, &image.id].into_iter().chain(pieces) {
+            if written.insert(digest.clone()) {
+                let path = store.blob(digest);
+                let mut file = File::open(&path).map_err(on("read", path))?;
+                let length = file.metadata().map_err(Error::Archive)?.len();
+                append(&mut archive, &blob_name(digest), length, &mut file)?;
+            }
+        }
+        let size = std::fs::metadata(store.blob(&image.manifest)).map_or(0, |found| found.len());
+        let tags = image.tags.iter().map(Some);
+        for tag in tags.chain(image.tags.is_empty().then_some(None)) {
+            let annotations =
+                tag.map(|tag| (manifest::FULL_NAME.to_owned(), tag.clone())).into_iter().collect();
+            let media_type = manifest::MANIFEST.to_owned();
+            let digest = image.manifest.clone();
+            entries.push(Descriptor { media_type, digest, size, annotations, platform: None });
+        }
+        docker.push(serde_json::json!({
+            "Config": blob_name(&image.id),
+            "RepoTags": image.tags,
+            "Layers": manifest.layers.iter().map(|layer| blob_name(&layer.digest)).collect::<Vec<_>>(),
+        }));
+    }
+    let index = Index { schema_version: 2, media_type: manifest::INDEX.to_owned(), manifests: entries };
+    let files = [
+        ("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec()),
+        ("index.json", serde_json::to_vec(&index).expect("an index has only strings and numbers")),
+        ("manifest.json", serde_json::to_vec(&docker).expect("has only strings")),
+    ];
+    for (name, bytes) in files {
+        append(&mut archive, name, bytes.len() as u64, &mut &bytes[..])?;
+    }
+    archive.finish().map_err(Error::Archive)
+}
+
+fn append(
+    archive: &mut tar::Builder<impl Write>,
+    name: &str,
+    size: u64,
+    content: &mut dyn Read,
+) -> Result<(), Error> {
+    let mut header = tar::Header::new_ustar();
+    header.set_size(size);
+    header.set_mode(0o644);
+    archive.append_data(&mut header, name, content).map_err(Error::Archive)
+}
+
+#[cfg(test)]
+mod tests;

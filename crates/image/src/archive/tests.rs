@@ -1,0 +1,94 @@
+use super::*;
+
+fn layer() -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    append(&mut builder, "etc/motd", 5, &mut &b"hello"[..]).unwrap();
+    builder.into_inner().unwrap()
+}
+
+/// As `docker save` writes it.
+fn docker_archive(diff: &Digest) -> Vec<u8> {
+    let config = serde_json::json!({
+        "architecture": "amd64", "os": "linux", "config": {"Cmd": ["sh"], "Env": null, "User": "7:8"},
+        "rootfs": {"type": "layers", "diff_ids": [diff.to_string()]},
+    });
+    let list = serde_json::json!([{"Config": "c.json", "RepoTags": ["app:v1", "app:v2"], "Layers": ["x/layer.tar"]}]);
+    let mut builder = tar::Builder::new(Vec::new());
+    for (name, bytes) in [
+        ("c.json", config.to_string().into_bytes()),
+        ("x/layer.tar", layer()),
+        ("manifest.json", list.to_string().into_bytes()),
+    ] {
+        append(&mut builder, name, bytes.len() as u64, &mut &bytes[..]).unwrap();
+    }
+    builder.into_inner().unwrap()
+}
+
+#[test]
+fn images_come_and_go() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: needs root");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(&directory.path().join("one")).unwrap();
+    let images = import(&store, io::Cursor::new(docker_archive(&Digest::of(&layer())))).unwrap();
+    let [image] = &images[..] else { panic!("{images:?}") };
+    let tags: Vec<_> = image.tags.iter().map(String::as_str).collect();
+    assert_eq!(tags, ["docker.io/library/app:v1", "docker.io/library/app:v2"]);
+    assert_eq!(store.config(image).unwrap().config.user, "7:8");
+    let motd = store.layer(&image.layers[0]).join("etc/motd");
+    assert_eq!(std::fs::read_to_string(motd).unwrap(), "hello");
+    for name in ["app:v1", "docker.io/library/app:v2", &image.id.to_string(), image.id.hex()] {
+        assert_eq!(store.find(name).unwrap().as_ref(), Some(image), "{name}");
+    }
+
+    let mut archive = Vec::new();
+    export(&store, &["app:v1".to_owned()], &mut archive).unwrap();
+    let other = Store::open(&directory.path().join("two")).unwrap();
+    assert_eq!(import(&other, io::Cursor::new(archive)).unwrap(), images);
+
+    assert!(store.remove("app:v1").unwrap() && store.find("app:v2").unwrap().is_some());
+    assert!(store.remove("app:v2").unwrap() && !store.remove("app:v2").unwrap());
+    assert_eq!(store.images().unwrap(), []);
+    let in_use = image.layers.iter().cloned().collect();
+    store.collect(&in_use, |_| false).unwrap();
+    assert!(store.layer(&image.layers[0]).exists());
+    store.collect(&Default::default(), |_| false).unwrap();
+    let left = |name: &str| std::fs::read_dir(store.root().join(name)).unwrap().count();
+    assert_eq!((left("blobs"), left("layers"), left("tmp")), (0, 0, 0));
+}
+
+#[test]
+fn a_wrong_archive_changes_nothing() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: needs root");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    let wrong = docker_archive(&Digest::of(b"another layer"));
+    let error = import(&store, io::Cursor::new(wrong.clone())).unwrap_err();
+    assert!(matches!(error, Error::WrongDigest { .. }), "{error}");
+    let cut = import(&store, io::Cursor::new(wrong[..wrong.len() / 2].to_vec()));
+    assert!(cut.is_err());
+    let empty = import(&store, io::Cursor::new(Vec::new())).unwrap_err();
+    assert_eq!(empty.to_string(), "the archive has no image: it needs an index.json or a manifest.json");
+    assert_eq!(store.images().unwrap(), []);
+    assert_eq!(std::fs::read_dir(directory.path().join("layers")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_name_belongs_to_one_image() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: needs root");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    let old = import(&store, io::Cursor::new(docker_archive(&Digest::of(&layer())))).unwrap().remove(0);
+    // The same name for another image: the configuration differs.
+    let mut bytes = Vec::new();
+    export(&store, &["app:v1".to_owned()], &mut bytes).unwrap();
+    store.tag(&old.id, &Reference::parse("third").unwrap()).unwrap();
+    assert_eq!(store.find("third").unwrap().unwrap().id, old.id);
+    assert!(store.remove("third").unwrap());
+    assert_eq!(store.find("app:v1").unwrap().unwrap().tags.len(), 2);
+}

@@ -1,0 +1,107 @@
+//! Digests: what content is named by.
+
+use std::fmt;
+use std::io::{self, Read};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+/// `sha256:` and 64 hexadecimal digits. Never anything else, so that it can be part of a path.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Digest(String);
+
+impl Digest {
+    pub fn parse(text: &str) -> Option<Digest> {
+        let hex = text.strip_prefix("sha256:")?;
+        let fine = hex.len() == 64 && hex.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        fine.then(|| Digest(text.to_owned()))
+    }
+
+    pub fn of(bytes: &[u8]) -> Digest {
+        Digest::from_hash(Sha256::new_with_prefix(bytes))
+    }
+
+    fn from_hash(hash: Sha256) -> Digest {
+        let mut text = "sha256:".to_owned();
+        for byte in hash.finalize() {
+            text.push_str(&format!("{byte:02x}"));
+        }
+        Digest(text)
+    }
+
+    /// The digits alone.
+    pub fn hex(&self) -> &str {
+        self.0.strip_prefix("sha256:").unwrap_or(&self.0)
+    }
+
+    /// The name of a layer on top of others, as the image specification reckons it.
+    pub fn chain(below: Option<&Digest>, layer: &Digest) -> Digest {
+        match below {
+            None => layer.clone(),
+            Some(below) => Digest::of(format!("{below} {layer}").as_bytes()),
+        }
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<Digest> for String {
+    fn from(digest: Digest) -> String {
+        digest.0
+    }
+}
+
+impl TryFrom<String> for Digest {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Digest, String> {
+        Digest::parse(&text).ok_or_else(|| format!("{text:?} is not a digest"))
+    }
+}
+
+/// Reckons the digest of what passes through.
+pub struct Hashing<R> {
+    inner: R,
+    hash: Sha256,
+    length: u64,
+}
+
+impl<R: Read> Hashing<R> {
+    pub fn new(inner: R) -> Hashing<R> {
+        Hashing { inner, hash: Sha256::new(), length: 0 }
+    }
+
+    /// Reads what is left, and answers digest and length of all there was.
+    pub fn finish(mut self) -> io::Result<(Digest, u64)> {
+        io::copy(&mut self, &mut io::sink())?;
+        Ok((Digest::from_hash(self.hash), self.length))
+    }
+}
+
+impl<R: Read> Read for Hashing<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.hash.update(&buffer[..count]);
+        self.length += count as u64;
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_digests_are_any() {
+        let good = Digest::of(b"").to_string();
+        assert_eq!(good, "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+        let bad = ["", "sha256:", "sha256:../../etc/passwd", &good[..70], "sha512:00"];
+        assert!(Digest::parse(&good).is_some() && bad.iter().all(|text| Digest::parse(text).is_none()));
+        assert!(Digest::parse(&good.to_uppercase()).is_none());
+    }
+}

@@ -1,0 +1,141 @@
+//! The documents an image is described by, of the OCI and of docker, which differ in names of types only.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Digest, Error};
+
+pub const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+pub const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+pub const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+pub const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+/// The name an archive's image is to have.
+pub const FULL_NAME: &str = "io.containerd.image.name";
+pub const REF_NAME: &str = "org.opencontainers.image.ref.name";
+
+/// Which piece, and how large it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Descriptor {
+    #[serde(default)]
+    pub media_type: String,
+    pub digest: Digest,
+    #[serde(default)]
+    pub size: u64,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub platform: Option<Platform>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Platform {
+    #[serde(default)]
+    pub os: String,
+    #[serde(default)]
+    pub architecture: String,
+}
+
+/// One image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Manifest {
+    pub schema_version: u32,
+    #[serde(default)]
+    pub media_type: String,
+    pub config: Descriptor,
+    pub layers: Vec<Descriptor>,
+}
+
+/// Several, for different machines or of different names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Index {
+    pub schema_version: u32,
+    #[serde(default)]
+    pub media_type: String,
+    pub manifests: Vec<Descriptor>,
+}
+
+/// What an image says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct ImageConfig {
+    #[serde(default)]
+    pub config: Process,
+    pub rootfs: RootFs,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct RootFs {
+    /// The layers as they are unpacked, lowest first.
+    pub diff_ids: Vec<Digest>,
+}
+
+/// How it wants to be run. Lists may be written as null.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub struct Process {
+    pub user: String,
+    pub env: Option<Vec<String>>,
+    pub entrypoint: Option<Vec<String>>,
+    pub cmd: Option<Vec<String>>,
+    pub working_dir: String,
+    pub stop_signal: String,
+    pub volumes: Option<BTreeMap<String, serde_json::Value>>,
+}
+
+/// What docker's own archives have: files of the archive by their names.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct DockerManifest {
+    pub config: String,
+    #[serde(default)]
+    pub repo_tags: Option<Vec<String>>,
+    pub layers: Vec<String>,
+}
+
+/// A document that may be either, told apart by what it has.
+pub enum Document {
+    Manifest(Manifest),
+    Index(Index),
+}
+
+impl Document {
+    pub fn parse(what: &str, bytes: &[u8]) -> Result<Document, Error> {
+        #[derive(Deserialize)]
+        struct Shape {
+            manifests: Option<serde::de::IgnoredAny>,
+        }
+        let shape: Shape = parse(what, bytes)?;
+        Ok(match shape.manifests {
+            Some(_) => Document::Index(parse(what, bytes)?),
+            None => Document::Manifest(parse(what, bytes)?),
+        })
+    }
+}
+
+impl Index {
+    /// The one for this machine; the only one, where none says what it is for.
+    pub fn choose(&self, what: &str) -> Result<&Descriptor, Error> {
+        let ours = |platform: &Platform| platform.os == "linux" && platform.architecture == architecture();
+        let found = self.manifests.iter().find(|entry| entry.platform.as_ref().is_some_and(ours));
+        let only = || self.manifests.iter().find(|entry| entry.platform.is_none());
+        found.or_else(only).ok_or_else(|| Error::NoPlatform { what: what.to_owned() })
+    }
+}
+
+pub fn parse<T: serde::de::DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T, Error> {
+    serde_json::from_slice(bytes).map_err(|source| Error::Malformed { what: what.to_owned(), source })
+}
+
+/// What image makers call this machine's processor.
+pub fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "powerpc64" => "ppc64le",
+        "riscv64" => "riscv64",
+        other => other,
+    }
+}

@@ -1,0 +1,335 @@
+//! Where images are kept: `index.json` says which there are, `blobs/` has their pieces as they came, `layers/` the
+//! unpacked ones, `tmp/` what is not ready.
+//!
+//! Several processes may use a store at once; whoever changes the index holds `lock`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{self, Read, Write as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Hashing;
+use crate::manifest::{self, ImageConfig, Manifest};
+use crate::{Digest, Error, Reference, on, unpack};
+
+/// Images in a directory.
+#[derive(Clone, Debug)]
+pub struct Store {
+    root: PathBuf,
+}
+
+/// An image that is there as a whole.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Image {
+    /// The digest of its configuration, which is what CRI calls an image's id.
+    pub id: Digest,
+    /// The digest by which it can be pulled again.
+    pub manifest: Digest,
+    /// `registry/repository:tag`.
+    pub tags: BTreeSet<String>,
+    /// `registry/repository@digest`.
+    pub digests: BTreeSet<String>,
+    /// Bytes, as it came.
+    pub size: u64,
+    /// The unpacked layers by their directories' names, lowest first.
+    pub layers: Vec<String>,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Index {
+    images: BTreeMap<Digest, Image>,
+}
+
+impl Store {
+    /// Opens or makes a store.
+    pub fn open(root: &Path) -> Result<Store, Error> {
+        for name in ["blobs", "layers", "tmp"] {
+            let path = root.join(name);
+            fs::create_dir_all(&path).map_err(on("make", path))?;
+        }
+        use std::os::unix::fs::PermissionsExt as _;
+        // Files of images may be set-user-id; nobody but root is to reach them here.
+        fs::set_permissions(root, fs::Permissions::from_mode(0o700)).map_err(on("protect", root))?;
+        Ok(Store { root: root.to_owned() })
+    }
+
+    /// Removes what was left behind when this program was last killed. Only for the one process that owns the store.
+    pub fn clean(&self) {
+        for entry in fs::read_dir(self.temporary()).into_iter().flatten().flatten() {
+            let _ = fs::remove_dir_all(entry.path()).or_else(|_| fs::remove_file(entry.path()));
+        }
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(crate) fn temporary(&self) -> PathBuf {
+        self.root.join("tmp")
+    }
+
+    pub(crate) fn blob(&self, digest: &Digest) -> PathBuf {
+        self.root.join("blobs").join(digest.hex())
+    }
+
+    /// The directory of an unpacked layer.
+    pub fn layer(&self, name: &str) -> PathBuf {
+        self.root.join("layers").join(name)
+    }
+
+    /// All images.
+    pub fn images(&self) -> Result<Vec<Image>, Error> {
+        Ok(self.read()?.images.into_values().collect())
+    }
+
+    /// The image of this name, digest or id.
+    pub fn find(&self, name: &str) -> Result<Option<Image>, Error> {
+        let index = self.read()?;
+        let id = Digest::parse(name).or_else(|| Digest::parse(&format!("sha256:{name}")));
+        if let Some(image) = id.and_then(|id| index.images.get(&id).cloned()) {
+            return Ok(Some(image));
+        }
+        let Ok(reference) = Reference::parse(name) else { return Ok(None) };
+        let name = reference.to_string();
+        let called = |image: &&Image| image.tags.contains(&name) || image.digests.contains(&name);
+        Ok(index.images.values().find(called).cloned())
+    }
+
+    /// What the image says of itself.
+    pub fn config(&self, image: &Image) -> Result<ImageConfig, Error> {
+        manifest::parse(&image.id.to_string(), &self.read_blob(&image.id)?)
+    }
+
+    pub(crate) fn manifest(&self, image: &Image) -> Result<Manifest, Error> {
+        manifest::parse(&image.manifest.to_string(), &self.read_blob(&image.manifest)?)
+    }
+
+    pub(crate) fn read_blob(&self, digest: &Digest) -> Result<Vec<u8>, Error> {
+        let path = self.blob(digest);
+        fs::read(&path).map_err(on("read", path))
+    }
+
+    /// Keeps a piece, once it is certain that it is what it is called.
+    pub(crate) fn add_blob(&self, digest: &Digest, content: impl Read) -> Result<(), Error> {
+        let mut file =
+            tempfile::NamedTempFile::new_in(self.temporary()).map_err(on("write in", self.temporary()))?;
+        let mut hashing = Hashing::new(content);
+        io::copy(&mut hashing, &mut file).map_err(on("write", file.path()))?;
+        let (actual, _) = hashing.finish().map_err(Error::Archive)?;
+        if actual != *digest {
+            return Err(Error::WrongDigest { what: digest.clone(), actual });
+        }
+        self.keep(file, digest)
+    }
+
+    /// Moves a file that was checked to its place.
+    pub(crate) fn keep(&self, file: tempfile::NamedTempFile, digest: &Digest) -> Result<(), Error> {
+        let path = self.blob(digest);
+        file.as_file().sync_all().map_err(on("write", path.clone()))?;
+        file.persist(&path).map_err(|error| on("write", path)(error.error))?;
+        Ok(())
+    }
+
+    /// Unpacks the layers of an image whose pieces are all here, and gives it these names.
+    pub(crate) fn add_image(
+        &self,
+        digest: &Digest,
+        manifest: &Manifest,
+        names: &[Reference],
+    ) -> Result<Image, Error> {
+        let id = manifest.config.digest.clone();
+        let config: ImageConfig = manifest::parse(&id.to_string(), &self.read_blob(&id)?)?;
+        if config.rootfs.diff_ids.len() != manifest.layers.len() {
+            let why = format!(
+                "{} layers, but {} are described",
+                manifest.layers.len(),
+                config.rootfs.diff_ids.len()
+            );
+            return Err(Error::Unusable { what: digest.to_string(), why });
+        }
+        let mut layers: Vec<String> = Vec::new();
+        let mut chain: Option<Digest> = None;
+        for (blob, diff) in manifest.layers.iter().zip(&config.rootfs.diff_ids) {
+            let name = Digest::chain(chain.as_ref(), diff);
+            // Half of the digest is plenty to tell layers apart, and many of them must fit into a mount's options.
+            let directory = name.hex()[..32].to_owned();
+            if !self.layer(&directory).exists() {
+                self.unpack(&blob.digest, diff, &layers, &directory)?;
+            }
+            layers.push(directory);
+            chain = Some(name);
+        }
+        let sizes = manifest.layers.iter().map(|layer| layer.size);
+        let size = sizes.fold(manifest.config.size, u64::saturating_add);
+        let image = Image {
+            id,
+            manifest: digest.clone(),
+            tags: names.iter().filter(|name| name.tag.is_some()).map(ToString::to_string).collect(),
+            digests: names.iter().map(|name| name.at(digest)).collect(),
+            size,
+            layers,
+        };
+        self.record(image)
+    }
+
+    fn unpack(&self, blob: &Digest, diff: &Digest, below: &[String], name: &str) -> Result<(), Error> {
+        let path = self.blob(blob);
+        let failed = |source| Error::Unpack { layer: blob.clone(), source };
+        let directory =
+            tempfile::TempDir::new_in(self.temporary()).map_err(on("write in", self.temporary()))?;
+        let content = File::open(&path).map_err(on("read", path))?;
+        let below: Vec<PathBuf> = below.iter().rev().map(|name| self.layer(name)).collect();
+        let content = unpack::decompressed(content).map_err(|error| failed(error.into()))?;
+        let mut hashing = Hashing::new(content);
+        let root = directory.path().join("root");
+        unpack::unpack(&mut hashing, &root, &below).map_err(failed)?;
+        let (actual, _) = hashing.finish().map_err(|error| failed(error.into()))?;
+        if actual != *diff {
+            return Err(Error::WrongDigest { what: diff.clone(), actual });
+        }
+        // What is under its final name is on disk as a whole.
+        let opened = File::open(&root).map_err(on("open", root.clone()))?;
+        rustix::fs::syncfs(&opened).map_err(|error| on("write", root.clone())(error.into()))?;
+        match fs::rename(&root, self.layer(name)) {
+            // Somebody else was faster.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists
+                ) =>
+            {
+                Ok(())
+            }
+            Err(error) => Err(on("write", self.layer(name))(error)),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Writes an image down; names it takes from others are theirs no more.
+    fn record(&self, image: Image) -> Result<Image, Error> {
+        self.change(|index| {
+            for other in index.images.values_mut().filter(|other| other.id != image.id) {
+                other.tags.retain(|tag| !image.tags.contains(tag));
+            }
+            let known = index.images.entry(image.id.clone()).or_insert_with(|| image.clone());
+            known.tags.extend(image.tags);
+            known.digests.extend(image.digests);
+            known.manifest = image.manifest;
+            known.size = image.size;
+            known.clone()
+        })
+    }
+
+    /// Gives an image one more name.
+    pub fn tag(&self, image: &Digest, name: &Reference) -> Result<(), Error> {
+        let name = name.to_string();
+        self.change(|index| {
+            for (id, known) in &mut index.images {
+                if id == image {
+                    known.tags.insert(name.clone());
+                } else {
+                    known.tags.remove(&name);
+                }
+            }
+        })
+    }
+
+    /// Takes a name away, and the image with its last one; by id or digest the image with all its names. Its pieces go
+    /// with the next [`Store::collect`].
+    pub fn remove(&self, name: &str) -> Result<bool, Error> {
+        let Some(image) = self.find(name)? else { return Ok(false) };
+        let tag = Reference::parse(name).map(|reference| reference.to_string()).unwrap_or_default();
+        self.change(|index| {
+            let Some(known) = index.images.get_mut(&image.id) else { return };
+            if !known.tags.remove(&tag) || known.tags.is_empty() {
+                index.images.remove(&image.id);
+            }
+        })?;
+        Ok(true)
+    }
+
+    /// Removes images without any use and all pieces that no image needs; answers how many bytes were freed. `in_use`
+    /// are the names of layers that containers stand on.
+    pub fn collect(&self, in_use: &BTreeSet<String>, unused: impl Fn(&Image) -> bool) -> Result<u64, Error> {
+        let kept = self.change(|index| {
+            index.images.retain(|_, image| !unused(image));
+            index.images.values().cloned().collect::<Vec<_>>()
+        })?;
+        let mut layers = in_use.clone();
+        let mut blobs = BTreeSet::new();
+        for image in &kept {
+            layers.extend(image.layers.iter().cloned());
+            blobs.extend([image.id.hex().to_owned(), image.manifest.hex().to_owned()]);
+            let manifest = self.manifest(image)?;
+            blobs.extend(manifest.layers.iter().map(|layer| layer.digest.hex().to_owned()));
+        }
+        let mut freed = 0;
+        for (directory, needed) in [("blobs", &blobs), ("layers", &layers)] {
+            let path = self.root.join(directory);
+            for entry in fs::read_dir(&path).map_err(on("read", path))?.flatten() {
+                if needed.contains(entry.file_name().to_string_lossy().as_ref()) {
+                    continue;
+                }
+                freed += usage(&entry.path()).0;
+                // Out of its place first: half of a layer must never look like a layer.
+                let aside = self.temporary().join(entry.file_name());
+                fs::rename(entry.path(), &aside).map_err(on("remove", entry.path()))?;
+                let gone = if aside.is_dir() { fs::remove_dir_all(&aside) } else { fs::remove_file(&aside) };
+                gone.map_err(on("remove", aside))?;
+            }
+        }
+        Ok(freed)
+    }
+
+    /// Bytes and files in the store.
+    pub fn usage(&self) -> (u64, u64) {
+        usage(&self.root)
+    }
+
+    fn read(&self) -> Result<Index, Error> {
+        let path = self.root.join("index.json");
+        match fs::read(&path) {
+            Ok(bytes) => manifest::parse(&path.display().to_string(), &bytes),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Index::default()),
+            Err(error) => Err(on("read", path)(error)),
+        }
+    }
+
+    /// Changes the index while nobody else does. It is on disk when this returns.
+    fn change<T>(&self, change: impl FnOnce(&mut Index) -> T) -> Result<T, Error> {
+        let lock = self.root.join("lock");
+        let locked = File::create(&lock).and_then(|file| {
+            rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
+            Ok(file)
+        });
+        let _locked = locked.map_err(on("lock", lock))?;
+        let mut index = self.read()?;
+        let done = change(&mut index);
+        let path = self.root.join("index.json");
+        let bytes = serde_json::to_vec(&index).expect("an index has only strings and numbers");
+        let written = tempfile::NamedTempFile::new_in(self.temporary()).and_then(|mut file| {
+            file.write_all(&bytes)?;
+            file.as_file().sync_all()?;
+            file.persist(&path).map_err(|error| error.error)?;
+            File::open(&self.root)?.sync_all()
+        });
+        written.map_err(on("write", path))?;
+        Ok(done)
+    }
+}
+
+/// Bytes and files of what is at and below a path.
+fn usage(path: &Path) -> (u64, u64) {
+    let Ok(found) = fs::symlink_metadata(path) else { return (0, 0) };
+    let mut sum = (std::os::unix::fs::MetadataExt::blocks(&found) * 512, 1);
+    if found.is_dir() {
+        for entry in fs::read_dir(path).into_iter().flatten().flatten() {
+            let below = usage(&entry.path());
+            sum = (sum.0 + below.0, sum.1 + below.1);
+        }
+    }
+    sum
+}

@@ -1,0 +1,196 @@
+//! Layers made by hand, good and bad. Owners and devices need root.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A layer from lines such as `d bin`, `f bin/sh text`, `l bin/ash -> sh`, `h bin/hard -> bin/sh`.
+fn layer(lines: &[&str]) -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    for line in lines {
+        let (kind, rest) = line.split_at(2);
+        let mut header = tar::Header::new_gnu();
+        header.set_mode(0o644);
+        header.set_uid(7);
+        header.set_gid(8);
+        header.set_mtime(1_000_000);
+        header.set_size(0);
+        let (name, more) = rest.split_once(' ').unwrap_or((rest, ""));
+        let target = more.trim_start_matches("-> ");
+        header.set_entry_type(match kind.trim() {
+            "d" => EntryType::Directory,
+            "l" => EntryType::Symlink,
+            "h" => EntryType::Link,
+            "p" => EntryType::Fifo,
+            _ => EntryType::Regular,
+        });
+        if kind.trim() == "f" {
+            header.set_size(more.len() as u64);
+        } else if !target.is_empty() {
+            header.set_link_name_literal(target).unwrap();
+        }
+        // Names as they are, even those that a well-meaning program would not write.
+        let bytes = &mut header.as_gnu_mut().unwrap().name;
+        bytes[..name.len()].copy_from_slice(name.as_bytes());
+        header.set_cksum();
+        builder.append(&header, if kind.trim() == "f" { more.as_bytes() } else { b"" }).unwrap();
+    }
+    builder.into_inner().unwrap()
+}
+
+fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("skipped: needs root");
+    }
+    root
+}
+
+/// Unpacks layers on each other and lists the last one.
+#[track_caller]
+fn check(layers: &[&[&str]], expected: &str) {
+    if !is_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut below: Vec<PathBuf> = Vec::new();
+    let mut last = Ok(());
+    for (number, lines) in layers.iter().enumerate() {
+        let root = directory.path().join(number.to_string());
+        last = unpack(&layer(lines)[..], &root, &below);
+        below.insert(0, root);
+    }
+    let listed = match last {
+        Ok(()) => list(&below[0], &below[0]),
+        Err(error) => format!("{error}\n"),
+    };
+    assert_eq!(listed, expected);
+}
+
+fn list(root: &Path, directory: &Path) -> String {
+    let mut entries: Vec<_> = fs::read_dir(directory).unwrap().flatten().map(|entry| entry.path()).collect();
+    entries.sort();
+    let mut text = String::new();
+    for path in entries {
+        let found = fs::symlink_metadata(&path).unwrap();
+        let name = path.strip_prefix(root).unwrap().display();
+        let kind = found.file_type();
+        let owner = format!("{}:{} {:o}", found.uid(), found.gid(), found.mode() & 0o7777);
+        if kind.is_symlink() {
+            text += &format!("{name} -> {}\n", fs::read_link(&path).unwrap().display());
+        } else if kind.is_dir() {
+            let opaque = rustix::fs::lgetxattr(&path, c"trusted.overlay.opaque", &mut [0u8; 4][..]).is_ok();
+            text += &format!("{name}/ {owner}{}\n{}", if opaque { " opaque" } else { "" }, list(root, &path));
+        } else if kind.is_file() {
+            text += &format!("{name} {owner} {:?}\n", fs::read_to_string(&path).unwrap());
+        } else {
+            text += &format!("{name} special {}\n", found.rdev());
+        }
+    }
+    text
+}
+
+#[test]
+fn a_plain_layer() {
+    check(
+        &[&["d bin", "f bin/sh shell", "l bin/ash -> sh", "h bin/hard -> bin/sh", "p fifo", "f a/b/c deep"]],
+        "a/ 0:0 755\na/b/ 0:0 755\na/b/c 7:8 644 \"deep\"\nbin/ 7:8 644\nbin/ash -> sh\nbin/hard 7:8 644 \"shell\"\n\
+         bin/sh 7:8 644 \"shell\"\nfifo special 0\n",
+    );
+}
+
+#[test]
+fn what_a_layer_takes_away() {
+    check(
+        &[&["f a/x 1", "f b/y 2"], &["f a/.wh.x", "f b/.wh..wh..opq", "f b/z 3", "f .wh..wh.aufs"]],
+        "a/ 0:0 755\na/x special 0\nb/ 0:0 755 opaque\nb/z 7:8 644 \"3\"\n",
+    );
+}
+
+#[test]
+fn directories_that_are_passed_through_stay_as_they_are() {
+    check(&[&["d home"], &["f home/file x"]], "home/ 7:8 644\nhome/file 7:8 644 \"x\"\n");
+}
+
+#[test]
+fn links_to_directories_are_followed_inside() {
+    check(
+        &[&["d usr/lib", "l lib -> /usr/lib"], &["f lib/new x"]],
+        "usr/ 0:0 755\nusr/lib/ 7:8 644\nusr/lib/new 7:8 644 \"x\"\n",
+    );
+    check(&[&["l up -> ../../../..", "f up/file x"]], "file 7:8 644 \"x\"\nup -> ../../../..\n");
+    check(
+        &[&["l out -> /etc", "f out/skiff-escaped x"]],
+        "etc/ 0:0 755\netc/skiff-escaped 7:8 644 \"x\"\nout -> /etc\n",
+    );
+    assert!(!Path::new("/etc/skiff-escaped").exists());
+}
+
+#[test]
+fn nothing_leads_out() {
+    check(&[&["f ../out x"]], "../out leads out of the layer\n");
+    check(&[&["f a/../../out x"]], "a/../../out leads out of the layer\n");
+    check(&[&["f /etc/inside x"]], "etc/ 0:0 755\netc/inside 7:8 644 \"x\"\n");
+    check(&[&["h out -> ../../etc/passwd"]], "../../etc/passwd leads out of the layer\n");
+    check(&[&["h out -> /etc/passwd"]], "/etc/passwd\n");
+    check(&[&["l a -> b", "l b -> a", "f a/x y"]], "too many links on the way to a/x\n");
+    // A link of a lower layer, hidden by a directory, is no way to the host's files.
+    check(&[&["l a -> /etc"], &["d a", "h out -> a/passwd"]], "a/passwd\n");
+}
+
+#[test]
+fn later_entries_replace_earlier_ones() {
+    check(&[&["f a 1", "d a", "f a/b 2", "f c/d 3", "l c -> a"]], "a/ 7:8 644\na/b 7:8 644 \"2\"\nc -> a\n");
+    check(&[&["f a 1", "f a/b 2"]], "a/ 0:0 755\na/b 7:8 644 \"2\"\n");
+}
+
+#[test]
+fn layers_may_be_compressed() {
+    use std::io::Write as _;
+    let plain = layer(&["f a 1"]);
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(&plain).unwrap();
+    let zstd = ruzstd::encoding::compress_to_vec(&plain[..], ruzstd::encoding::CompressionLevel::Fastest);
+    let twice = [
+        zstd.clone(),
+        ruzstd::encoding::compress_to_vec(&b"more"[..], ruzstd::encoding::CompressionLevel::Fastest),
+    ]
+    .concat();
+    for (compressed, extra) in
+        [(plain.clone(), ""), (gzip.finish().unwrap(), ""), (zstd, ""), (twice, "more")]
+    {
+        let mut bytes = Vec::new();
+        decompressed(io::Cursor::new(compressed)).unwrap().read_to_end(&mut bytes).unwrap();
+        assert_eq!(bytes, [&plain[..], extra.as_bytes()].concat());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever a layer says, nothing beside its directory is touched.
+    #[test]
+    fn any_layer_stays_inside(lines in proptest::collection::vec(
+        ("[dflhp]", "(\\.\\./|/)?[a-c](/(\\.\\.|[a-c]|\\.wh\\.[a-c])){0,3}", "(\\.\\./){0,3}/?[a-c](/[a-c]){0,2}"), 0..12)
+    ) {
+        if rustix::process::geteuid().is_root() {
+            let lines: Vec<String> = lines.iter().map(|(kind, name, target)| match kind.as_str() {
+                "l" | "h" => format!("{kind} {name} -> {target}"),
+                _ => format!("{kind} {name} x"),
+            }).collect();
+            let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+            let directory = tempfile::tempdir().unwrap();
+            let _ = unpack(&layer(&lines)[..], &directory.path().join("root"), &[]);
+            let beside: Vec<_> = fs::read_dir(directory.path()).unwrap().flatten().map(|entry| entry.file_name()).collect();
+            prop_assert_eq!(beside, vec!["root"]);
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused(bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
+        let directory = tempfile::tempdir().unwrap();
+        if let Ok(content) = decompressed(io::Cursor::new(bytes)) {
+            let _ = unpack(content, &directory.path().join("root"), &[]);
+        }
+    }
+}
