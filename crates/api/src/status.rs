@@ -1,5 +1,7 @@
 //! What the API answers when it does not answer an object: reason, message, details and code together.
 
+use std::borrow::Cow;
+
 use serde::Serialize;
 
 use crate::field::{Errors, quoted};
@@ -14,8 +16,9 @@ pub struct Status {
     pub status: &'static str,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
+    /// One of the API's own words, or whatever a webhook says.
     #[serde(skip_serializing_if = "str::is_empty")]
-    pub reason: &'static str,
+    pub reason: Cow<'static, str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub details: Option<Details>,
     pub code: u16,
@@ -24,8 +27,8 @@ pub struct Status {
 /// Empty, except where a list has expired and may go on from a new token.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ListMeta {
-    #[serde(rename = "continue", skip_serializing_if = "String::is_empty")]
-    pub token: String,
+    #[serde(rename = "continue", skip_serializing_if = "str::is_empty")]
+    pub token: Box<str>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -67,7 +70,7 @@ impl Status {
             metadata: ListMeta::default(),
             status: "Failure",
             message: message.into(),
-            reason,
+            reason: Cow::Borrowed(reason),
             details: None,
             code,
         }

@@ -3,6 +3,7 @@
 //! One table of plugins in upstream's order, each a pure function of the request, the object and what the
 //! cluster holds. The changing half of a plugin runs before the kind's rules, the judging half after them.
 //! Only `quota` keeps state, since what it grants must hold until the object is stored, and `event_rates`.
+//! What others have to say is asked last, and over the network: `webhooks`.
 
 mod certificates;
 mod defaults;
@@ -23,27 +24,29 @@ mod storage;
 #[cfg(test)]
 mod tests;
 mod usage;
+mod webhooks;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::json::Json as _;
 use api::{Resource, Status};
-use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::access::User;
+use crate::delete::DeleteOptions;
 use crate::object::Object;
 use crate::options::Version;
 use crate::rbac::Ask;
 use crate::registry::stored_as;
+use crate::remarks::Remarks;
 use crate::request::Target;
-use crate::server::Server;
-use crate::write::WriteOptions;
+use crate::server::{Call, Server};
+use crate::write::{AFTER_ADMISSION, WriteOptions, dedup_owners};
 
 pub use priority::SYSTEM_CLASSES;
 pub use settings::{Settings, SettingsError};
+pub use webhooks::{PATCHES, Webhooks};
 
 /// How long a pod waits for the default account of a namespace that is still being furnished.
 const ACCOUNT_WAIT: Duration = Duration::from_secs(1);
@@ -53,34 +56,32 @@ pub enum Operation {
     Create,
     Update,
     Delete,
+    Connect,
 }
 
 /// What a plugin knows of a write besides the object.
 pub struct Request<'a> {
     /// The row of the stored version.
     pub row: &'static Resource,
+    /// The row that was asked for.
+    pub asked: &'static Resource,
     pub operation: Operation,
     pub subresource: &'a str,
     pub namespace: &'a str,
     /// As far as it is known: a name still to be generated is known by its beginning.
     pub name: String,
+    /// The name as webhooks are told it: empty where it is still to be generated, or for a whole collection.
+    pub told_name: String,
     /// What is replaced or deleted.
     pub old: Option<&'a Value>,
+    /// The options of the write or deletion, as they were given.
+    pub options: &'a Value,
     pub dry_run: bool,
     /// Whose write it is; `None` for the server itself.
     pub user: Option<&'a User>,
-    notes: Mutex<Notes>,
+    /// What plugins have to say besides yes and no.
+    pub remarks: Arc<Remarks>,
 }
-
-/// What plugins have to say besides yes and no.
-#[derive(Default)]
-struct Notes {
-    warnings: Vec<String>,
-    annotations: BTreeMap<String, String>,
-}
-
-/// What the audit log says about a request beyond who, what and when, by key.
-pub type Annotations = Mutex<BTreeMap<String, String>>;
 
 /// What plugins see of the cluster.
 pub trait Cluster {
@@ -135,9 +136,15 @@ pub const PLUGINS: &[Plugin] = &[
     plugin("DenyServiceExternalIPs", false, None, Some(optional::no_external_ips)),
     plugin("PodTopologyLabels", true, Some(defaults::topology_labels), None),
     plugin("PodResizeValidator", true, None, Some(resize::validate)),
+    // Ask others, which takes time: see `Server::admit` and `Server::judge`.
+    plugin(MUTATING, true, None, None),
+    plugin(VALIDATING, true, None, None),
     // Judges in `quota`, since it must hold on to what it grants.
     plugin("ResourceQuota", true, None, None),
 ];
+
+const MUTATING: &str = "MutatingAdmissionWebhook";
+const VALIDATING: &str = "ValidatingAdmissionWebhook";
 
 /// Which plugins to switch on and off, as `--enable-admission-plugins` and its opposite name them, and how
 /// they are set.
@@ -191,6 +198,10 @@ impl Chain {
         Ok(Chain { plugins, settings, event_rates, quotas: quota::Quotas::new(enforced) })
     }
 
+    fn has(&self, name: &str) -> bool {
+        self.plugins.iter().any(|plugin| plugin.name == name)
+    }
+
     fn admit(&self, request: &Request<'_>, object: &mut Value, cluster: &dyn Cluster) -> Result<(), Status> {
         let mut steps = self.plugins.iter().filter_map(|plugin| plugin.admit);
         steps.try_for_each(|admit| admit(request, object, cluster))
@@ -209,6 +220,7 @@ impl Operation {
             Operation::Create => "CREATE",
             Operation::Update => "UPDATE",
             Operation::Delete => "DELETE",
+            Operation::Connect => "CONNECT",
         }
     }
 }
@@ -222,28 +234,51 @@ impl<'a> Request<'a> {
         user: Option<&'a User>,
     ) -> Self {
         let metadata = object.at("metadata");
+        let told = if target.name.is_empty() { metadata.text("name") } else { &target.name };
         let known = [target.name.as_str(), metadata.text("name"), metadata.text("generateName"), "Unknown"];
         Request {
             row: stored_as(target.resource),
+            asked: target.resource,
+            told_name: told.to_owned(),
             operation,
             subresource: &target.subresource,
             namespace: &target.namespace,
             name: known.into_iter().find(|name| !name.is_empty()).unwrap_or_default().to_owned(),
             old,
+            options: &Value::Null,
             dry_run: false,
             user,
-            notes: Mutex::default(),
+            remarks: Arc::default(),
         }
+    }
+
+    /// With the options of a write.
+    pub fn writing(mut self, options: &'a WriteOptions) -> Self {
+        self.dry_run = options.dry_run;
+        self.options = &options.given;
+        self.remarks = options.remarks.clone();
+        self
+    }
+
+    /// With the options of a deletion.
+    pub fn deleting(mut self, options: &'a DeleteOptions) -> Self {
+        self.dry_run = options.dry_run;
+        self.options = &options.given;
+        self.remarks = options.remarks.clone();
+        if options.collection {
+            self.told_name.clear();
+        }
+        self
     }
 
     /// Lets the client know of something that is not wrong enough to refuse.
     fn warn(&self, text: String) {
-        self.notes.lock().warnings.push(text);
+        self.remarks.warn(text);
     }
 
     /// Leaves something for the audit log.
     fn annotate(&self, key: String, text: impl Into<String>) {
-        self.notes.lock().annotations.insert(key, text.into());
+        self.remarks.annotate(key, text);
     }
 
     /// About the kind itself, not one of its subresources.
@@ -299,7 +334,23 @@ impl Server {
                 self.default_account(request.namespace).await;
             }
         }
-        self.admission.admit(request, object, self)
+        self.admission.admit(request, object, self)?;
+        if !self.admission.has(MUTATING) {
+            return Ok(());
+        }
+        let mut rounds = webhooks::Rounds::default();
+        self.webhooks.mutate(self, request, object, &mut rounds).await?;
+        if rounds.ask_again() {
+            // What webhooks have changed, plugins and other webhooks may want to change once more.
+            self.admission.admit(request, object, self)?;
+            self.webhooks.mutate(self, request, object, &mut rounds).await?;
+        }
+        if rounds.changed()
+            && let Some(warning) = dedup_owners(object, AFTER_ADMISSION)
+        {
+            request.remarks.warn(warning);
+        }
+        Ok(())
     }
 
     /// For what is made but not stored: tokens, bindings, evictions.
@@ -307,22 +358,55 @@ impl Server {
         &self,
         target: &Target,
         object: &mut Value,
-        user: Option<&User>,
+        options: &WriteOptions,
     ) -> Result<(), Status> {
-        self.admit(&Request::new(target, Operation::Create, &Value::Null, None, user), object).await
+        let user = options.user.as_ref();
+        let request = Request::new(target, Operation::Create, &Value::Null, None, user).writing(options);
+        self.admit(&request, object).await?;
+        self.ask_validating(&request, object).await
     }
 
-    /// Runs the judging halves, and answers with what the client is to be warned of.
-    pub fn judge(
+    /// For what is asked and answered: only webhooks have a say.
+    pub async fn ask_webhooks(
         &self,
-        request: &Request<'_>,
-        object: &Value,
+        target: &Target,
+        object: &mut Value,
         options: &WriteOptions,
-    ) -> Result<Vec<String>, Status> {
-        let judged = self.admission.validate(request, object, self);
-        let notes = std::mem::take(&mut *request.notes.lock());
-        options.annotations.lock().extend(notes.annotations);
-        judged.map(|()| notes.warnings)
+    ) -> Result<(), Status> {
+        let user = options.user.as_ref();
+        let request = Request::new(target, Operation::Create, object, None, user).writing(options);
+        if self.admission.has(MUTATING) {
+            self.webhooks.mutate(self, &request, object, &mut webhooks::Rounds::default()).await?;
+        }
+        self.ask_validating(&request, object).await
+    }
+
+    /// For connections: `object` holds their options.
+    pub async fn admit_connection(&self, call: &Call, target: &Target, object: Value) -> Result<(), Status> {
+        if call.query.has("dryRun") {
+            return Err(Status::bad_request("dryRun is not supported"));
+        }
+        let mut request = Request::new(target, Operation::Connect, &Value::Null, None, Some(&call.user));
+        request.remarks = call.remarks.clone();
+        let mut object = object;
+        if self.admission.has(MUTATING) {
+            self.webhooks.mutate(self, &request, &mut object, &mut webhooks::Rounds::default()).await?;
+        }
+        self.ask_validating(&request, &object).await
+    }
+
+    /// Runs the judging halves.
+    pub async fn judge(&self, request: &Request<'_>, object: &Value) -> Result<(), Status> {
+        self.admission.validate(request, object, self)?;
+        self.ask_validating(request, object).await
+    }
+
+    /// Asks the webhooks that only judge.
+    pub async fn ask_validating(&self, request: &Request<'_>, object: &Value) -> Result<(), Status> {
+        if !self.admission.has(VALIDATING) {
+            return Ok(());
+        }
+        self.webhooks.validate(self, request, object).await
     }
 
     /// A new namespace gets its default account a moment after it is made; a pod may come in between.

@@ -27,12 +27,12 @@ use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::access::User;
-use crate::admission::Annotations;
 use crate::body::Body;
 use crate::codec;
 use crate::https;
 use crate::negotiate::Media;
 use crate::rbac::Ask;
+use crate::remarks::Remarks;
 use crate::request::{Query, Target};
 use crate::server::Call;
 
@@ -126,7 +126,7 @@ pub struct Trail {
     verdict: Verdict,
     event: Event,
     /// What others have to say about it.
-    pub annotations: Arc<Annotations>,
+    pub remarks: Arc<Remarks>,
     /// Lasts as long as its client likes, so that its beginning is told too.
     long: bool,
     /// The client could not say who it is.
@@ -212,8 +212,8 @@ impl Audit {
             stage_timestamp: now,
             annotations: Default::default(),
         };
-        let annotations = Arc::default();
-        Some(Trail { audit: self.clone(), verdict, event, annotations, long, refused: false })
+        let remarks = Arc::default();
+        Some(Trail { audit: self.clone(), verdict, event, remarks, long, refused: false })
     }
 
     /// Hands an event to everybody, waiting where the mode says so. False where it had to be written and
@@ -331,9 +331,8 @@ impl Trail {
     /// What authorization says, in its own words.
     pub fn decided(&mut self, verdict: &crate::authorization::Verdict) {
         let decision = if verdict.allowed { "allow" } else { "forbid" };
-        let mut annotations = self.annotations.lock();
-        annotations.insert("authorization.k8s.io/decision".into(), decision.into());
-        annotations.insert("authorization.k8s.io/reason".into(), verdict.reason.clone());
+        self.remarks.annotate("authorization.k8s.io/decision", decision);
+        self.remarks.annotate("authorization.k8s.io/reason", verdict.reason.clone());
     }
 
     /// What was sent: of all bodies the object's name, and the whole of it where the policy says so.
@@ -427,7 +426,11 @@ impl Trail {
             return None;
         }
         self.event.at(stage, Timestamp::now());
-        self.event.annotations = self.annotations.lock().clone();
+        self.event.annotations = self.remarks.annotations();
+        if self.verdict.level < Level::Request {
+            // What webhooks change shows what was sent.
+            self.event.annotations.retain(|key, _| !key.starts_with(crate::admission::PATCHES));
+        }
         Some(&self.event)
     }
 

@@ -77,7 +77,10 @@ impl Server {
             None => track(row, None, &mut value, options, "")?,
         }
         let user = options.user.as_ref();
-        self.admit(&Request::new(target, Operation::Create, &value, None, user), &mut value).await?;
+        let request = Request::new(target, Operation::Create, &value, None, user).writing(options);
+        self.admit(&request, &mut value).await?;
+        // A webhook may have put it elsewhere.
+        place(&mut value, target)?;
         fill_in(&mut value, stored, options);
         let prefixed = !value.at("metadata").text("generateName").is_empty();
         let generated = prefixed && value.at("metadata").text("name").is_empty();
@@ -95,10 +98,10 @@ impl Server {
             crate::special::stamp(stored, &mut attempt, &options.timestamp());
             complete_status(stored, &mut attempt)?;
             validate_new(stored, &attempt)?;
-            let mut request = Request::new(target, Operation::Create, &attempt, None, user);
+            let mut request = Request::new(target, Operation::Create, &attempt, None, user).writing(options);
             request.dry_run = options.dry_run || versioned;
-            let mut warnings = stored.rules.warnings(&attempt, None);
-            warnings.extend(self.judge(&request, &attempt, options)?);
+            let warnings = stored.rules.warnings(&attempt, None);
+            self.judge(&request, &attempt).await?;
             let grant = self.admission.quotas.grant(self, &request, &attempt).await?;
             let name = attempt.path("metadata.name").as_str().unwrap_or("").to_owned();
             if options.dry_run || versioned {

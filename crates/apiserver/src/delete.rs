@@ -1,5 +1,7 @@
 //! DELETE: now, after a grace period, or when the finalizers are done.
 
+use std::sync::Arc;
+
 use api::json::Json as _;
 use api::status::Details;
 use api::{Errors, Path, Resource, Status};
@@ -15,6 +17,7 @@ use crate::negotiate::Media;
 use crate::options::ListOptions;
 use crate::read;
 use crate::registry::stored_as;
+use crate::remarks::Remarks;
 use crate::render::{Renderer, encoded};
 use crate::request::Target;
 use crate::server::{Call, Server};
@@ -36,6 +39,12 @@ pub struct DeleteOptions {
     pub resource_version: String,
     /// Who asks; `None` for the server itself.
     pub user: Option<User>,
+    /// As they were given, for those who are asked about the deletion.
+    pub given: Value,
+    /// Everything of a collection is deleted, so that no object is named.
+    pub collection: bool,
+    /// What is told about it beyond the answer.
+    pub remarks: Arc<Remarks>,
 }
 
 /// What became of the object.
@@ -86,7 +95,7 @@ pub async fn delete_collection(
     if target.resource.verbs == api::table::Verbs::NoDeleteCollection {
         return Err(crate::server::method_not_allowed());
     }
-    let options = DeleteOptions::read(call)?;
+    let options = DeleteOptions { collection: true, ..DeleteOptions::read(call)? };
     let list = ListOptions::parse(&call.query, target)?;
     let (objects, meta) = read::select(server, target, &list).await?;
     for object in &objects {
@@ -131,7 +140,8 @@ impl DeleteOptions {
             value["dryRun"] = json!(call.query.all("dryRun").collect::<Vec<_>>());
         }
         let options = DeleteOptions::from_value(&value)?;
-        Ok(DeleteOptions { user: Some(call.user.clone()), ..options })
+        let (user, remarks) = (Some(call.user.clone()), call.remarks.clone());
+        Ok(DeleteOptions { user, remarks, ..options })
     }
 
     pub fn from_value(value: &Value) -> Result<DeleteOptions, Status> {
@@ -169,6 +179,9 @@ impl DeleteOptions {
             uid: value.path("preconditions.uid").as_str().unwrap_or("").to_owned(),
             resource_version: value.path("preconditions.resourceVersion").as_str().unwrap_or("").to_owned(),
             user: None,
+            given: value.clone(),
+            collection: false,
+            remarks: Arc::default(),
         })
     }
 }
@@ -210,7 +223,9 @@ impl Server {
             check_preconditions(stored, options, &before)?;
             let user = options.user.as_ref();
             let request = Request::new(target, Operation::Delete, &Value::Null, Some(&before), user);
+            let request = request.deleting(options);
             self.admit(&request, &mut Value::Null).await?;
+            self.ask_validating(&request, &Value::Null).await?;
             let (mark, gone) = match plan(stored, &before, options, now) {
                 // Already on its way, and no faster way was asked for.
                 Plan::Wait => return Ok(Deleted::Going(before)),

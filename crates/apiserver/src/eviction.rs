@@ -28,7 +28,7 @@ pub async fn evict(server: &Server, call: &Call, target: &Target) -> Result<Resp
     let mut eviction =
         codec::decode(media, &call.body, ("policy", "v1", "Eviction"), options.validation)?.value;
     crate::create::place(&mut eviction, target)?;
-    server.admit_only(target, &mut eviction, options.user.as_ref()).await?;
+    server.admit_only(target, &mut eviction, &options).await?;
     let dry_run: Vec<&str> = call.query.all("dryRun").collect();
     let asked = api::policy::eviction::delete_options(&eviction, &target.name, &dry_run)?;
     let delete = DeleteOptions::from_value(&asked)?;
@@ -103,7 +103,7 @@ async fn judge(
     let name = budget.at("metadata").text("name").to_owned();
     let status = Target { name, subresource: "status".into(), ..collection };
     let now = options.timestamp();
-    let options = WriteOptions { dry_run, ..options.clone() };
+    let options = WriteOptions { dry_run, user: None, ..options.clone() };
     let spend = |before: &Value| spend(before, &target.name, &now).map(Change::replace);
     server.change(&status, &options, spend).await?;
     Ok(Step::Delete)
@@ -202,7 +202,7 @@ async fn remove(
             set_condition(&mut after, condition, &now);
             Ok(Change { value: after, tracked: true, again: true })
         };
-        let options = WriteOptions { dry_run: false, ..options.clone() };
+        let options = WriteOptions { dry_run: false, user: None, ..options.clone() };
         let (outcome, _) = server.change(&status, &options, tell).await?;
         if let crate::write::Outcome::Stored(object) = outcome
             && !delete.resource_version.is_empty()

@@ -25,8 +25,8 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// What others may answer with.
-const BODY_LIMIT: usize = 3 << 20;
+/// What others may answer with: the largest object there can be, as a patch in base64.
+const BODY_LIMIT: usize = 6 << 20;
 /// How long one request may take, unless another time is said.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Connections kept for the next request.
@@ -55,6 +55,16 @@ pub struct Client {
     idle: Mutex<VecDeque<Connection>>,
     timeout: Duration,
 }
+
+/// What a server has answered.
+pub struct Reply {
+    pub status: u16,
+    pub content_type: String,
+    pub body: Bytes,
+}
+
+/// Finds where to connect to, each time that is done.
+pub type Resolve<'a> = &'a (dyn Fn() -> Result<(String, u16), String> + Sync);
 
 type Connection = SendRequest<Full<Bytes>>;
 
@@ -101,6 +111,8 @@ pub enum Error {
     Body { host: String },
     #[error("the answer of {host} is not JSON")]
     NotJson { host: String },
+    #[error("{why}")]
+    Resolve { why: String },
 }
 
 impl Error {
@@ -109,7 +121,7 @@ impl Error {
         match self {
             Error::Connect { .. } | Error::Http { .. } | Error::Timeout { .. } => true,
             Error::Status { status, .. } => *status == 429 || *status >= 500,
-            Error::Body { .. } | Error::NotJson { .. } => false,
+            Error::Body { .. } | Error::NotJson { .. } | Error::Resolve { .. } => false,
         }
     }
 }
@@ -201,8 +213,24 @@ impl Client {
     }
 
     async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, Error> {
-        let host = || self.host.clone();
-        let http = |source| Error::Http { host: host(), source };
+        let reply = self.exchange(method, path, body, None).await?;
+        if (200..300).contains(&reply.status) {
+            Ok(reply.body)
+        } else {
+            Err(Error::Status { host: self.host.clone(), status: reply.status })
+        }
+    }
+
+    /// Asks once, without a limit in time, and answers with whatever comes back. Where the URL's host is only
+    /// a name for it, `resolve` says where to connect to.
+    pub async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        resolve: Option<Resolve<'_>>,
+    ) -> Result<Reply, Error> {
+        let http = |source| Error::Http { host: self.host.clone(), source };
         // A connection that was kept may have been closed meanwhile, so that failing proves nothing.
         while let Some(mut kept) = self.kept() {
             if kept.ready().await.is_ok()
@@ -211,7 +239,11 @@ impl Client {
                 return self.read(kept, response).await;
             }
         }
-        let mut connection = self.connect().await?;
+        let (host, port) = match resolve {
+            None => (self.host.clone(), self.port),
+            Some(resolve) => resolve().map_err(|why| Error::Resolve { why })?,
+        };
+        let mut connection = self.connect(host, port).await?;
         connection.ready().await.map_err(http)?;
         let response = connection.send_request(self.request(&method, path, &body)).await.map_err(http)?;
         self.read(connection, response).await
@@ -221,20 +253,18 @@ impl Client {
         &self,
         connection: Connection,
         response: hyper::Response<hyper::body::Incoming>,
-    ) -> Result<Bytes, Error> {
-        let status = response.status();
+    ) -> Result<Reply, Error> {
+        let status = response.status().as_u16();
+        let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        let content_type = content_type.unwrap_or("").to_owned();
         let body = Limited::new(response.into_body(), BODY_LIMIT).collect().await;
-        let bytes = body.map_err(|_| Error::Body { host: self.host.clone() })?.to_bytes();
+        let body = body.map_err(|_| Error::Body { host: self.host.clone() })?.to_bytes();
         if !connection.is_closed() {
             let mut idle = self.idle.lock();
             idle.push_back(connection);
             idle.truncate(IDLE);
         }
-        if status.is_success() {
-            Ok(bytes)
-        } else {
-            Err(Error::Status { host: self.host.clone(), status: status.as_u16() })
-        }
+        Ok(Reply { status, content_type, body })
     }
 
     fn kept(&self) -> Option<Connection> {
@@ -247,9 +277,9 @@ impl Client {
         None
     }
 
-    async fn connect(&self) -> Result<Connection, Error> {
-        let failed = |source| Error::Connect { host: self.host.clone(), port: self.port, source };
-        let stream = TcpStream::connect((self.host.as_str(), self.port)).await.map_err(failed)?;
+    async fn connect(&self, host: String, port: u16) -> Result<Connection, Error> {
+        let failed = |source| Error::Connect { host: host.clone(), port, source };
+        let stream = TcpStream::connect((host.as_str(), port)).await.map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
         let stream = self.tls.connect(self.name.clone(), stream).await.map_err(failed)?;
         let http = |source| Error::Http { host: self.host.clone(), source };

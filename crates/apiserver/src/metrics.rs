@@ -138,6 +138,7 @@ impl Metrics {
             );
         }
         server.flow.print(&mut out);
+        server.webhooks.print(&mut out);
         if let Some(audit) = &server.audit {
             audit.print(&mut out);
         }

@@ -159,7 +159,8 @@ fn expired(error: store::Error, start: Option<&str>) -> Status {
             Some(start) => {
                 let mut status = Status::expired(CONTINUE_EXPIRED);
                 // The client may go on from here, at the price of consistency.
-                status.metadata.token = Token { v: VERSION.into(), rv: -1, start: start.to_owned() }.print();
+                let token = Token { v: VERSION.into(), rv: -1, start: start.to_owned() }.print();
+                status.metadata.token = token.into();
                 status
             }
             None => Status::expired("The resourceVersion for the provided list is too old."),

@@ -34,6 +34,7 @@ pub async fn answer(server: &Server, call: &Call, target: &Target) -> Result<Res
     let mut review =
         codec::decode(media, &call.body, (row.group, row.version, row.kind), options.validation)?.value;
     place(&mut review, target)?;
+    server.ask_webhooks(target, &mut review, &options).await?;
     let mut errors = Errors::default();
     row.rules.validate(&review, &mut errors);
     invalid(row, "", &errors)?;

@@ -17,7 +17,7 @@ use store::Store;
 use tokio::sync::watch;
 
 use crate::access::{self, User};
-use crate::admission::{Annotations, Chain};
+use crate::admission::{Chain, Webhooks};
 use crate::audit::{self, Arrival, Audit, Outcome, Remote, Trail};
 use crate::authentication::{self, Authenticators, Peer};
 use crate::body::Body;
@@ -29,6 +29,7 @@ use crate::negotiate::{Form, Format, negotiate};
 use crate::options::ListOptions;
 use crate::rbac::{Ask, Rbac};
 use crate::registry::Registry;
+use crate::remarks::Remarks;
 use crate::render::{Include, Renderer, failure};
 use crate::request::{Query, Route, Target, route, verb};
 use crate::services::Allocations;
@@ -51,6 +52,7 @@ pub struct Server {
     pub allocations: Allocations,
     pub flow: Flow,
     pub admission: Chain,
+    pub webhooks: Webhooks,
     pub authenticators: Authenticators,
     /// `None`: nothing is written down about requests.
     pub audit: Option<Arc<Audit>>,
@@ -83,6 +85,8 @@ struct Passage<'a> {
     entered: Option<Entered>,
     /// What is written down about it.
     trail: Option<Trail>,
+    /// What is told about it beyond the answer.
+    remarks: Arc<Remarks>,
 }
 
 /// One request, read and authenticated.
@@ -95,8 +99,8 @@ pub struct Call {
     pub user: User,
     pub format: Format,
     pub now: Timestamp,
-    /// What the audit log says about it beyond that.
-    pub annotations: Arc<Annotations>,
+    /// What is told about it beyond the answer.
+    pub remarks: Arc<Remarks>,
     /// The connection, for another protocol than HTTP.
     pub upgrade: Option<OnUpgrade>,
 }
@@ -128,6 +132,7 @@ impl Server {
         let seed = AtomicU64::new(uuid::Uuid::new_v4().as_u64_pair().0);
         Server {
             rbac: Rbac::new(&cache),
+            webhooks: Webhooks::new(&cache),
             store,
             cache,
             registry,
@@ -176,7 +181,9 @@ impl Server {
             _ => None,
         };
         let limit = time_limit(&query);
-        let mut passage = Passage { limit, audit_id: &audit_id, entered: None, trail: None };
+        let remarks = Arc::new(Remarks::default());
+        let mut passage =
+            Passage { limit, audit_id: &audit_id, entered: None, trail: None, remarks: remarks.clone() };
         let work = self.handle(request, query, route, peer, &mut passage);
         let work = AssertUnwindSafe(work).catch_unwind();
         let mut panic = None;
@@ -191,7 +198,8 @@ impl Server {
             (Err(status), _) => Outcome::Failed(Box::new(status.clone())),
             (Ok(_), _) => Outcome::Answered,
         });
-        let mut response = result.unwrap_or_else(|status| failure(&format, &status));
+        let response = result.unwrap_or_else(|status| failure(&format, &status));
+        let mut response = with_warnings(response, &remarks.warnings());
         if let Some(entered) = entered {
             response = entered.attach(response);
         }
@@ -286,7 +294,7 @@ impl Server {
             user,
             format,
             now,
-            annotations: passage.trail.as_ref().map_or_else(Arc::default, |trail| trail.annotations.clone()),
+            remarks: passage.remarks.clone(),
         };
         match route? {
             Route::Resource(target) => {
@@ -327,6 +335,9 @@ impl Server {
         match &user {
             Ok(user) => passage.trail = audit.begin(&arrival, user),
             Err(_) => passage.trail = audit.refused(&arrival, &attempted),
+        }
+        if let Some(trail) = &mut passage.trail {
+            trail.remarks = passage.remarks.clone();
         }
         if let (Ok(_), Some(trail)) = (&user, &mut passage.trail) {
             trail.receive().await?;

@@ -22,6 +22,9 @@ pub async fn answer(server: &Arc<Server>, call: &Call, target: &Target) -> Resul
     if let Some(door) = Door::named(&target.subresource) {
         return through(server, call, target, door).await;
     }
+    if matches!(target.subresource.as_str(), "exec" | "attach" | "portforward" | "proxy") {
+        crate::connect::admit(server, call, target).await?;
+    }
     match (target.subresource.as_str(), call.method.as_str()) {
         ("binding", "POST") => bind(server, call, target).await,
         ("eviction", "POST") => crate::eviction::evict(server, call, target).await,
@@ -74,7 +77,7 @@ pub async fn bind(server: &Server, call: &Call, target: &Target) -> Result<Respo
         subresource: "binding".into(),
         ..Target::collection(pods, &target.namespace)
     };
-    server.admit_only(&pod, &mut binding, options.user.as_ref()).await?;
+    server.admit_only(&pod, &mut binding, &options).await?;
     let mut errors = Errors::default();
     api::core::binding::validate_binding(&binding, &mut errors);
     if !errors.is_empty() {

@@ -20,6 +20,7 @@ use crate::bootstrap::{self, Cluster};
 use crate::cache::Cache;
 use crate::negotiate::negotiate;
 use crate::registry::Registry;
+use crate::remarks::Remarks;
 use crate::request::{Query, Route, route};
 use crate::server::{Call, Server};
 use crate::services::Allocations;
@@ -90,6 +91,18 @@ impl Rig {
 
     /// The same for any user, who is not asked whether they may.
     pub async fn call_as(&self, user: User, request: &str, content_type: &str, body: &str) -> (u16, Value) {
+        self.call_remarked(user, request, content_type, body).await.0
+    }
+
+    /// The same with what is told besides the answer.
+    pub async fn call_remarked(
+        &self,
+        user: User,
+        request: &str,
+        content_type: &str,
+        body: &str,
+    ) -> ((u16, Value), Arc<Remarks>) {
+        let remarks = Arc::new(Remarks::default());
         let (method, rest) = request.split_once(' ').expect("a method and a path");
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
         let mut headers = http::HeaderMap::new();
@@ -105,21 +118,22 @@ impl Rig {
             user,
             now: jiff::Timestamp::now(),
             upgrade: None,
-            annotations: Arc::default(),
+            remarks: remarks.clone(),
         };
         let answer = match route(&self.server.registry, path) {
             Ok(Route::Resource(target)) => self.server.resource(&call, target).await,
             Ok(_) => panic!("{path} is no resource"),
             Err(status) => Err(status),
         };
-        match answer {
+        let answer = match answer {
             Err(status) => (status.code, serde_json::to_value(&status).expect("a status")),
             Ok(response) => {
                 let code = response.status().as_u16();
                 let bytes = response.into_body().collect().await.expect("a body").to_bytes();
                 (code, serde_json::from_slice(&bytes).expect("JSON"))
             }
-        }
+        };
+        (answer, remarks)
     }
 
     pub async fn send(&self, request: &str, body: Value) -> (u16, Value) {

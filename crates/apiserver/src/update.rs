@@ -126,16 +126,16 @@ impl Server {
                 track(row, Some(&before), &mut value, options, &target.subresource)?;
             }
             let user = options.user.as_ref();
-            let mut request = Request::new(target, Operation::Update, &value, Some(&before), user);
-            request.dry_run = options.dry_run;
+            let request =
+                Request::new(target, Operation::Update, &value, Some(&before), user).writing(options);
             self.admit(&request, &mut value).await?;
             let mut claim = match target.subresource.as_str() {
                 "" => self.allocations.claim(self, stored, &mut value, Some(&before)).await?,
                 _ => Claim::default(),
             };
             prepare(stored, &mut value, &before, &target.subresource, &options.timestamp());
-            let mut warnings = validate_change(target, &value, &before)?;
-            warnings.extend(self.judge(&request, &value, options)?);
+            let warnings = validate_change(target, &value, &before)?;
+            self.judge(&request, &value).await?;
             let grant = self.admission.quotas.grant(self, &request, &value).await?;
             patch::apply::keep_times(&before, &mut value);
             if options.dry_run {

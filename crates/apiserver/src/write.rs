@@ -8,15 +8,15 @@ use api::json::Json as _;
 use api::{Errors, Path, Resource, Status};
 use http::{HeaderValue, Response};
 use jiff::Timestamp;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use store::{Expect, Write};
 
 use crate::access::User;
-use crate::admission::Annotations;
 use crate::body::Body;
 use crate::codec::FieldValidation;
 use crate::object::{Object, to_stored};
 use crate::registry::stored_as;
+use crate::remarks::Remarks;
 use crate::request::Target;
 use crate::server::{Call, Server};
 
@@ -30,11 +30,13 @@ pub struct WriteOptions {
     /// Who owns the fields this write sets.
     pub manager: String,
     pub validation: FieldValidation,
+    /// As they were given, for those who are asked about the write.
+    pub given: Value,
     pub now: Timestamp,
     /// Whose write this is; `None` for the server itself.
     pub user: Option<User>,
-    /// What is noted for the audit log on the way.
-    pub annotations: Arc<Annotations>,
+    /// What is told about it beyond the answer.
+    pub remarks: Arc<Remarks>,
 }
 
 /// What a write led to.
@@ -73,7 +75,8 @@ impl WriteOptions {
             validation,
             now: call.now,
             user: Some(call.user.clone()),
-            annotations: call.annotations.clone(),
+            given: given_options(call, &dry_run),
+            remarks: call.remarks.clone(),
         })
     }
 
@@ -85,7 +88,8 @@ impl WriteOptions {
             validation: FieldValidation::Ignore,
             now,
             user: None,
-            annotations: Arc::default(),
+            given: Value::Null,
+            remarks: Arc::default(),
         }
     }
 
@@ -108,6 +112,19 @@ fn check_manager(manager: &str, errors: &mut Errors) {
     for (i, c) in manager.char_indices().filter(|(_, c)| c.is_control()).take(128) {
         errors.invalid(&path, manager, &format!("invalid character U+{:04X} (at position {i})", c as u32));
     }
+}
+
+fn given_options(call: &Call, dry_run: &[&str]) -> Value {
+    let mut given = Map::new();
+    if !dry_run.is_empty() {
+        given.insert("dryRun".into(), dry_run.to_vec().into());
+    }
+    for name in ["fieldManager", "fieldValidation"] {
+        if !call.query.get(name).is_empty() {
+            given.insert(name.into(), call.query.get(name).into());
+        }
+    }
+    Value::Object(given)
 }
 
 /// The program's name from its user agent.

@@ -34,7 +34,7 @@ impl Asked {
 }
 
 impl Webhook {
-    /// On a free port of the loopback address. The function gives a status and a body.
+    /// On a free port of the loopback address. The function gives a status and a body; a text goes out as it is.
     pub fn start(
         mut config: ServerConfig,
         answer: impl Fn(&Asked) -> (u16, Value) + Send + Sync + 'static,
@@ -92,11 +92,11 @@ fn serve(
     let mut stream = BufReader::new(StreamOwned::new(connection, socket));
     while let Some(asked) = read(&mut stream)? {
         let (status, body) = answer(&asked);
-        let body = body.to_string();
-        let head = format!(
-            "HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {}",
-            body.len()
-        );
+        let (kind, body) = match body {
+            Value::String(text) => ("text/plain", text),
+            json => ("application/json", json.to_string()),
+        };
+        let head = format!("HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {}", body.len());
         let stream = stream.get_mut();
         stream.write_all(format!("{head}\r\n\r\n{body}").as_bytes())?;
         stream.flush()?;

@@ -96,6 +96,7 @@ impl Write<'_> {
     fn pod(&self) -> Answer {
         match self.operation() {
             Operation::Create => self.mirror(),
+            Operation::Connect => Ok(()),
             Operation::Delete if self.old().at("spec").text("nodeName") == self.node => Ok(()),
             Operation::Delete => {
                 self.refuse_node("node {} can only delete pods with spec.nodeName set to itself")
@@ -231,7 +232,7 @@ impl Write<'_> {
         let source = new.at("spec").at("configSource");
         let labels = forbidden_labels(new, old).join(", ");
         match self.operation() {
-            Operation::Delete => Ok(()),
+            Operation::Delete | Operation::Connect => Ok(()),
             Operation::Create if !source.is_null() => {
                 self.refuse_node("node {} is not allowed to create pods with a non-nil configSource")
             }
@@ -371,7 +372,7 @@ impl Write<'_> {
         let (slice, verb) = match self.operation() {
             Operation::Create => (self.object, "create"),
             Operation::Delete => (self.old(), "delete"),
-            Operation::Update => return Ok(()),
+            Operation::Update | Operation::Connect => return Ok(()),
         };
         if slice.at("spec").text("nodeName") == self.node {
             return Ok(());

@@ -174,9 +174,7 @@ const ABSENT: &[&str] = &[
     "NodeDeclaredFeatureValidator",
     "JobValidation",
     "MutatingAdmissionPolicy",
-    "MutatingAdmissionWebhook",
     "ValidatingAdmissionPolicy",
-    "ValidatingAdmissionWebhook",
 ];
 
 /// On here and off there, or the other way round; the table says why.

@@ -38,7 +38,7 @@ pub fn concerns(request: &Request<'_>) -> bool {
             (row.group, row.plural, request.subresource),
             ("", "pods", "resize") | ("", "services" | "persistentvolumeclaims", "")
         ),
-        Operation::Delete => false,
+        Operation::Delete | Operation::Connect => false,
     }
 }
 

@@ -17,7 +17,7 @@ pub fn webhook(
     let leaf = pki::Leaf {
         common_name: "webhook".into(),
         organizations: Vec::new(),
-        dns_names: Vec::new(),
+        dns_names: vec!["hook.default.svc".into()],
         ips: vec!["127.0.0.1".parse().unwrap()],
         usage: pki::Usage::Server,
         lifetime: Duration::from_secs(3600),

@@ -30,7 +30,7 @@ pub async fn issue(server: &Server, call: &Call, target: &Target) -> Result<Resp
     api::defaults::set_defaults(schema::kubernetes(), ty, &mut request);
     check_name(&request, target)?;
     crate::create::place(&mut request, target)?;
-    server.admit_only(target, &mut request, Some(&call.user)).await?;
+    server.admit_only(target, &mut request, &options).await?;
     let writer = patch::apply::Writer {
         manager: &options.manager,
         api_version: &codec::api_version(KIND.0, KIND.1),

@@ -39,9 +39,9 @@ fn run(cluster: &Fake, kind: (&str, &str), subresource: &str, new: Value, old: O
     let user = User { name: "jo".into(), ..User::default() };
     let request = Request::new(&target, operation, &new, old, Some(&user));
     let answer = validate(&request, &new, cluster).map_or_else(|status| status.message, |()| "fine".into());
-    let notes = request.notes.lock();
-    let warnings = notes.warnings.iter().map(|text| format!("warning: {text}"));
-    let audit = notes.annotations.iter().map(|(key, text)| format!("{}: {text}", key.replace(PREFIX, "")));
+    let (warnings, annotations) = (request.remarks.warnings(), request.remarks.annotations());
+    let warnings = warnings.iter().map(|text| format!("warning: {text}"));
+    let audit = annotations.iter().map(|(key, text)| format!("{}: {text}", key.replace(PREFIX, "")));
     std::iter::once(answer).chain(warnings).chain(audit).collect::<Vec<_>>().join("\n")
 }
 

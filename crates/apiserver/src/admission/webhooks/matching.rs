@@ -1,0 +1,122 @@
+//! Whether a webhook is asked about a request, and about which version of it.
+
+use api::json::Json as _;
+use api::{Resource, Status};
+use serde_json::Value;
+
+use super::config::{Hook, Rule};
+use super::tally::Tally;
+use super::{form, review};
+use crate::admission::{Cluster as _, Operation, Request};
+use crate::registry::stored_as;
+use crate::server::Server;
+
+/// The row in whose version the webhook wants to see the request; `None` where it does not care.
+pub async fn wanted(
+    server: &Server,
+    hook: &Hook,
+    request: &Request<'_>,
+    object: &Value,
+    tally: &Tally,
+    step: &'static str,
+) -> Result<Option<&'static Resource>, Status> {
+    let namespace = in_namespace(server, hook, request, object);
+    if matches!(namespace, Ok(false)) || !selects(hook, request, object) {
+        return Ok(None);
+    }
+    let Some(row) = version(server, hook, request) else { return Ok(None) };
+    // Only whoever is concerned by the rules has a namespace to miss.
+    namespace?;
+    if hook.conditions.is_empty() {
+        return Ok(Some(row));
+    }
+    let told = form::told(request, row, object);
+    match review::conditions(server, hook, request, row, &told).await {
+        Ok(true) => Ok(Some(row)),
+        Ok(false) => {
+            tally.excluded(hook, step, request.operation);
+            Ok(None)
+        }
+        Err(why) => {
+            tally.undecided(hook, step, request.operation);
+            match hook.fails_open {
+                true => Ok(None),
+                false => {
+                    let (group, plural) = (request.asked.group, request.asked.plural);
+                    Err(Status::forbidden(group, plural, &request.told_name, &why))
+                }
+            }
+        }
+    }
+}
+
+fn in_namespace(server: &Server, hook: &Hook, request: &Request<'_>, object: &Value) -> Result<bool, Status> {
+    let namespace = namespace(request);
+    if hook.namespaces.is_everything() || namespace.is_empty() && request.row.plural != "namespaces" {
+        return Ok(true);
+    }
+    let itself = request.row.plural == "namespaces" && request.subresource.is_empty();
+    if itself && matches!(request.operation, Operation::Create | Operation::Update) {
+        return Ok(hook.namespaces.matches_labels(object.at("metadata").at("labels")));
+    }
+    match server.get("", "namespaces", "", namespace) {
+        Some(found) => Ok(hook.namespaces.matches(|key| found.label(key))),
+        None => Err(Status::not_found("", "namespaces", namespace)),
+    }
+}
+
+/// The namespace of a request; a Namespace is in itself.
+pub fn namespace<'a>(request: &'a Request<'_>) -> &'a str {
+    match (request.row.group, request.row.plural) {
+        ("", "namespaces") => &request.told_name,
+        _ => request.namespace,
+    }
+}
+
+fn selects(hook: &Hook, request: &Request<'_>, object: &Value) -> bool {
+    let selected = |object: &Value| {
+        object.has("metadata") && hook.objects.matches_labels(object.at("metadata").at("labels"))
+    };
+    hook.objects.is_everything() || selected(object) || request.old.is_some_and(selected)
+}
+
+/// The version asked for, if a rule names it, or another of the same objects for which one does.
+fn version(server: &Server, hook: &Hook, request: &Request<'_>) -> Option<&'static Resource> {
+    if hook.rules.iter().any(|rule| rule.matches(request, request.asked)) {
+        return Some(request.asked);
+    }
+    if hook.exact {
+        return None;
+    }
+    let equivalent = |row: &&&'static Resource| {
+        !std::ptr::eq(**row, request.asked)
+            && std::ptr::eq(stored_as(row), request.row)
+            && (request.subresource.is_empty()
+                || row.subresources.iter().any(|sub| sub.name == request.subresource))
+    };
+    let rows = server.registry.rows();
+    hook.rules
+        .iter()
+        .find_map(|rule| rows.iter().filter(equivalent).find(|row| rule.matches(request, row)).copied())
+}
+
+impl Rule {
+    pub fn matches(&self, request: &Request<'_>, row: &Resource) -> bool {
+        let namespaced = !namespace(request).is_empty() && (row.group, row.plural) != ("", "namespaces");
+        let scope = match self.scope.as_str() {
+            "Namespaced" => namespaced,
+            "Cluster" => !namespaced,
+            _ => true,
+        };
+        let listed = |list: &[String], name: &str| list.iter().any(|item| item == "*" || item == name);
+        let named = |(resource, subresource): &(String, String)| {
+            (resource == "*" || resource == row.plural)
+                && (subresource == "*" || subresource == request.subresource)
+        };
+        scope
+            && listed(&self.operations, request.operation.word())
+            && listed(&self.groups, row.group)
+            && listed(&self.versions, row.version)
+            && self.resources.iter().any(named)
+    }
+}
