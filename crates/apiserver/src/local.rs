@@ -14,8 +14,9 @@ use crate::access::User;
 use crate::authentication::Peer;
 use crate::cache::{Batch, Event, Shard};
 use crate::object::Object;
+use crate::options::Selection;
 use crate::registry::prefix;
-use crate::request::{Route, route};
+use crate::request::{Query, Route, route};
 use crate::server::Server;
 
 /// How many changes are handed over at once.
@@ -45,12 +46,19 @@ impl Connection for Local {
     }
 
     async fn follow(&self, collection: &str) -> Result<Box<dyn Feed>, Error> {
-        match route(&self.server.registry, collection) {
+        let (path, query) = collection.split_once('?').unwrap_or((collection, ""));
+        match route(&self.server.registry, path) {
             Ok(Route::Resource(target)) if target.resource.storage == Storage::Own => {
+                let selection = Selection::parse(&Query::parse(query), &target).map_err(refused)?;
                 let shard = self.server.shard(target.resource);
-                let newest = shard.subscribe();
-                let scope = prefix(target.resource);
-                Ok(Box::new(Following { server: self.server.clone(), shard, newest, scope, position: None }))
+                Ok(Box::new(Following {
+                    server: self.server.clone(),
+                    newest: shard.subscribe(),
+                    shard,
+                    scope: prefix(target.resource),
+                    selection,
+                    position: None,
+                }))
             }
             _ => Err(Error::Api(Box::new(Failure {
                 code: 404,
@@ -87,6 +95,7 @@ struct Following {
     newest: watch::Receiver<u64>,
     /// What all keys begin with.
     scope: String,
+    selection: Selection,
     /// The next event to look at; `None` before everything has been told.
     position: Option<u64>,
 }
@@ -101,7 +110,7 @@ impl Feed for Following {
                 Some((position, Batch::Events(events))) if !events.is_empty() => {
                     self.position = Some(position + events.len() as u64);
                     let revision = events.last().map_or(0, |event| event.revision);
-                    let changes = events.iter().map(|event| change(event)).collect();
+                    let changes = events.iter().filter_map(|event| self.change(event)).collect();
                     return Ok(News::Changes { changes, revision });
                 }
                 Some((_, Batch::Events(_))) => {
@@ -114,8 +123,8 @@ impl Feed for Following {
                     let known = self.server.cache.revision();
                     let (snapshot, position) = self.shard.snapshot_and_position(&self.scope, known);
                     self.position = Some(position);
-                    let objects =
-                        snapshot.objects.iter().map(|object| raw(object, object.revision)).collect();
+                    let chosen = snapshot.objects.iter().filter(|object| self.selection.matches(object));
+                    let objects = chosen.map(|object| raw(object, object.revision)).collect();
                     return Ok(News::Everything { objects, revision: snapshot.revision });
                 }
             }
@@ -123,8 +132,26 @@ impl Feed for Following {
     }
 }
 
-fn change(event: &Event) -> Change {
-    Change { object: raw(&event.object, event.revision), deleted: event.deleted }
+impl Following {
+    /// What an event means to whoever sees only part of the objects.
+    fn change(&self, event: &Event) -> Option<Change> {
+        let matches = |object: &Arc<Object>| self.selection.matches(object);
+        if !event.deleted && matches(&event.object) {
+            return Some(Change { object: raw(&event.object, event.revision), deleted: false });
+        }
+        let last = if event.deleted { Some(&event.object) } else { event.previous.as_ref() };
+        let last = last.filter(|object| matches(object))?;
+        Some(Change { object: raw(last, event.revision), deleted: true })
+    }
+}
+
+fn refused(status: api::Status) -> Error {
+    Error::Api(Box::new(Failure {
+        code: status.code,
+        reason: status.reason.to_string(),
+        message: status.message,
+        ..Failure::default()
+    }))
 }
 
 fn raw(object: &Object, revision: u64) -> Raw {

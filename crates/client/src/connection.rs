@@ -14,7 +14,8 @@ pub trait Connection: Send + Sync + 'static {
     /// Sends a request and reads the whole answer. A failure the server tells is an answer too.
     async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Error>;
 
-    /// Follows all objects of a collection (`/apis/apps/v1/replicasets`), in all namespaces.
+    /// Follows all objects of a collection (`/apis/apps/v1/replicasets`), in all namespaces. With selectors in a
+    /// query, only those selected; one that ceases to be is told as deleted.
     async fn follow(&self, collection: &str) -> Result<Box<dyn Feed>, Error>;
 
     /// The same connection as the service account `name` in kube-system, or as the user of that name if it

@@ -202,8 +202,9 @@ impl Following {
     }
 
     async fn begin_watch(&mut self, revision: u64) -> Result<(), Error> {
+        let separator = if self.collection.contains('?') { '&' } else { '?' };
         let path = format!(
-            "{}?watch=true&allowWatchBookmarks=true&resourceVersion={revision}&timeoutSeconds={WATCH_SECONDS}",
+            "{}{separator}watch=true&allowWatchBookmarks=true&resourceVersion={revision}&timeoutSeconds={WATCH_SECONDS}",
             self.collection
         );
         self.buffer.clear();

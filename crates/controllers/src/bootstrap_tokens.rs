@@ -1,86 +1,20 @@
 //! Tokens by which new nodes join: those that have expired are taken away, and what a node must know of the cluster
 //! before it trusts anybody is signed with each of them.
-//!
-//! Only Secrets that are such tokens are kept in memory; there may be many others.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use parking_lot::Mutex;
-use reconcile::{Controller, Ctx, Delete, Enqueue, Error, Key, News, Next, Object, Raw};
+use reconcile::{Changed, Controller, Ctx, Error, Key, Next, Object, keys};
 
-const TYPE: &str = "bootstrap.kubernetes.io/token";
 const NAMESPACE: &str = "kube-system";
 const PREFIX: &str = "bootstrap-token-";
 const SIGNATURE: &str = "jws-kubeconfig-";
-/// How long to wait after the Secrets could not be followed.
-const PAUSE: Duration = Duration::from_secs(1);
 
 fn info() -> Key {
     Key::new("kube-public", "cluster-info")
-}
-
-/// The tokens there are.
-#[derive(Default)]
-struct Tokens(Mutex<BTreeMap<Key, Arc<Secret>>>);
-
-impl Tokens {
-    /// Follows the Secrets until dropped, and asks for a look at what `asked` names for each token that changes.
-    async fn follow(&self, ctx: &Ctx, enqueue: Enqueue, asked: fn(&Key) -> Key) {
-        loop {
-            if let Ok(mut feed) = ctx.client.connection().follow("/api/v1/secrets").await {
-                while let Ok(news) = feed.next().await {
-                    let changed = self.take_in(news);
-                    changed.iter().for_each(|key| enqueue.now(asked(key)));
-                }
-            }
-            tokio::time::sleep(PAUSE).await;
-        }
-    }
-
-    fn take_in(&self, news: News) -> Vec<Key> {
-        let mut known = self.0.lock();
-        let mut changed = Vec::new();
-        let mut put = |known: &mut BTreeMap<Key, Arc<Secret>>, raw: &Raw, deleted: bool| {
-            let Some(secret) = token(raw) else { return };
-            let key = secret.key();
-            changed.push(key.clone());
-            match deleted {
-                true => known.remove(&key),
-                false => known.insert(key, Arc::new(secret)),
-            };
-        };
-        match news {
-            News::Everything { objects, .. } => {
-                let before = std::mem::take(&mut *known);
-                objects.iter().for_each(|raw| put(&mut known, raw, false));
-                changed.extend(before.into_keys());
-            }
-            News::Changes { changes, .. } => {
-                changes.iter().for_each(|change| put(&mut known, &change.object, change.deleted));
-            }
-        }
-        changed
-    }
-}
-
-fn token(raw: &Raw) -> Option<Secret> {
-    #[derive(serde::Deserialize)]
-    struct Typed {
-        #[serde(rename = "type")]
-        type_: Option<String>,
-    }
-    let typed: Typed = serde_json::from_slice(&raw.bytes).ok()?;
-    if typed.type_.as_deref() != Some(TYPE) {
-        return None;
-    }
-    let secret: Secret = serde_json::from_slice(&raw.bytes).ok()?;
-    (secret.namespace() == NAMESPACE).then_some(secret)
 }
 
 fn data(secret: &Secret, name: &str) -> String {
@@ -96,57 +30,46 @@ fn expires(secret: &Secret) -> Option<Timestamp> {
 
 pub async fn clean(ctx: Ctx) {
     let ctx = Ctx { client: ctx.client.acting_as("token-cleaner"), ..ctx };
-    let tokens = Arc::new(Tokens::default());
     let controller = Controller::new("token_cleaner", &ctx);
-    let follow = tokens.follow(&ctx, controller.enqueue(), Key::clone);
-    let (work, known) = (ctx.clone(), tokens.clone());
+    controller.on(ctx.caches.bootstrap_tokens(), |changed: &Changed<'_, Secret>, enqueue| {
+        if changed.newest().namespace() == NAMESPACE {
+            enqueue(changed.newest().key());
+        }
+    });
+    let work = ctx.clone();
     let reconcile = move |key: Key| {
-        let (ctx, token) = (work.clone(), known.0.lock().get(&key).cloned());
+        let ctx = work.clone();
         async move {
-            let Some(token) = token else { return Ok(Next::Change) };
+            let Some(token) = ctx.caches.bootstrap_tokens().get(&key) else { return Ok(Next::Change) };
             match expires(&token) {
-                Some(at) if at <= ctx.clock.now() => {
-                    let deleted = ctx.client.delete::<Secret>(&key, &Delete::uid(token.uid())).await;
-                    match deleted {
-                        Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),
-                        _ => Ok(Next::Change),
-                    }
-                }
+                Some(at) if at <= ctx.clock.now() => match ctx.delete(&*token).await {
+                    Err(error) if !error.is_conflict() => Err(error),
+                    _ => Ok(Next::Change),
+                },
                 Some(at) => Ok(Next::At(at)),
                 None => Ok(Next::Change),
             }
         }
     };
-    tokio::select! {
-        () = follow => {}
-        () = controller.run(&ctx, 1, reconcile) => {}
-    }
+    controller.run(&ctx, 1, reconcile).await
 }
 
 pub async fn sign(ctx: Ctx) {
     let ctx = Ctx { client: ctx.client.acting_as("bootstrap-signer"), ..ctx };
-    let tokens = Arc::new(Tokens::default());
     let controller = Controller::new("bootstrap_signer_queue", &ctx);
-    controller.on(ctx.caches.config_maps(), |changed, enqueue| {
-        if changed.newest().key() == info() {
-            enqueue(info());
-        }
-    });
-    let follow = tokens.follow(&ctx, controller.enqueue(), |_| info());
-    let (work, known) = (ctx.clone(), tokens.clone());
+    controller.on(ctx.caches.cluster_infos(), keys::own::<ConfigMap>);
+    controller.on(ctx.caches.bootstrap_tokens(), |_: &Changed<'_, Secret>, enqueue| enqueue(info()));
+    let work = ctx.clone();
     let reconcile = move |key: Key| {
-        let (ctx, tokens) = (work.clone(), known.clone());
-        async move { sign_info(&ctx, &tokens, &key).await }
+        let ctx = work.clone();
+        async move { sign_info(&ctx, &key).await }
     };
-    tokio::select! {
-        () = follow => {}
-        () = controller.run(&ctx, 1, reconcile) => {}
-    }
+    controller.run(&ctx, 1, reconcile).await
 }
 
-async fn sign_info(ctx: &Ctx, tokens: &Tokens, key: &Key) -> Result<Next, Error> {
-    let Some(map) = ctx.caches.config_maps().get(key) else { return Ok(Next::Change) };
-    let tokens: Vec<Arc<Secret>> = tokens.0.lock().values().cloned().collect();
+async fn sign_info(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
+    let Some(map) = ctx.caches.cluster_infos().get(key) else { return Ok(Next::Change) };
+    let tokens = ctx.caches.bootstrap_tokens().in_namespace(NAMESPACE);
     let now = ctx.clock.now();
     if let Some(signed) = plan(&map, &tokens, now) {
         ctx.replace(&signed).await?;
@@ -202,7 +125,7 @@ mod tests {
         for (name, value) in more.as_object().into_iter().flatten() {
             data[name] = value.clone();
         }
-        json!({"metadata": {"name": format!("{PREFIX}{id}"), "namespace": NAMESPACE}, "type": TYPE, "stringData": data})
+        json!({"metadata": {"name": format!("{PREFIX}{id}"), "namespace": NAMESPACE}, "type": "bootstrap.kubernetes.io/token", "stringData": data})
     }
 
     #[test]

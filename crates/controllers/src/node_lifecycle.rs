@@ -52,7 +52,12 @@ pub async fn run(ctx: Ctx) {
             enqueue(changed.newest().key());
         }
     });
-    let watch = Arc::new(Watch { ctx: ctx.clone(), enqueue: nodes.enqueue(), state: Mutex::default() });
+    let watch = Arc::new(Watch {
+        ctx: ctx.clone(),
+        enqueue: nodes.enqueue(),
+        since: ctx.clock.now().as_second(),
+        state: Mutex::default(),
+    });
     let pod_watch = watch.clone();
     let look = move |key: Key| {
         let watch = watch.clone();
@@ -68,6 +73,8 @@ pub async fn run(ctx: Ctx) {
 struct Watch {
     ctx: Ctx,
     enqueue: Enqueue,
+    /// When this loop began, in seconds.
+    since: i64,
     state: Mutex<State>,
 }
 
@@ -120,7 +127,9 @@ impl Watch {
         let silent_at = health.silent_at();
         state.health.insert(key.clone(), (health, node.uid().to_owned()));
         drop(state);
-        if is_new {
+        // Those that were here before have been told of before.
+        let created = node.metadata.creation_timestamp.as_ref().map(|created| created.0.as_second());
+        if is_new && created.is_some_and(|created| created >= self.since) {
             let name = node.name();
             self.tell(
                 node,

@@ -17,10 +17,8 @@ pub async fn run(ctx: Ctx) {
     let ctx = Ctx { client: ctx.client.acting_as("root-ca-cert-publisher"), ..ctx };
     let controller = Controller::new("root_ca_cert_publisher", &ctx);
     controller.on(ctx.caches.namespaces(), keys::own::<Namespace>);
-    controller.on(ctx.caches.config_maps(), |changed: &Changed<'_, ConfigMap>, enqueue| {
-        if changed.newest().name() == NAME {
-            enqueue(Key::new("", changed.newest().namespace()));
-        }
+    controller.on(ctx.caches.root_certificates(), |changed: &Changed<'_, ConfigMap>, enqueue| {
+        enqueue(Key::new("", changed.newest().namespace()));
     });
     let work = ctx.clone();
     let reconcile = move |key: Key| {
@@ -51,7 +49,7 @@ async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
     if namespace.is_deleting() {
         return Ok(Next::Change);
     }
-    let found = ctx.caches.config_maps().get(&Key::new(namespace.name(), NAME));
+    let found = ctx.caches.root_certificates().get(&Key::new(namespace.name(), NAME));
     let Some(map) = plan(namespace.name(), found.as_deref(), &ctx.settings.root_ca) else {
         return Ok(Next::Change);
     };

@@ -1,4 +1,5 @@
-//! The caches of a process: one for each kind that some loop in it looks at.
+//! The caches of a process: one for each kind that some loop in it looks at, and narrow ones for loops that look
+//! at few objects of a kind of which there may be many.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -18,33 +19,54 @@ use crate::cache::{Cache, Index, ORPHANS};
 /// How long to wait after a feed has failed.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A kind with a cache.
+/// A kind with a cache, and perhaps with narrow ones that hold only some of its objects.
 pub trait Cached: Object {
-    /// The cache, where some loop in this process has asked for it.
+    /// The cache of all, where some loop in this process has asked for it.
     fn cache(caches: &Caches) -> Option<&Arc<Cache<Self>>>;
+
+    /// Calls back with every narrow cache that some loop in this process has asked for, and with what it holds.
+    fn narrow<'a>(caches: &'a Caches, found: &mut dyn FnMut(&'a Arc<Cache<Self>>, Holds<Self>));
 }
 
+/// Whether a narrow cache has an object.
+type Holds<T> = fn(&T) -> bool;
+
 macro_rules! caches {
-    ($($name:ident: $kind:ty = $indexes:expr;)*) => {
+    ($($name:ident: $kind:ty = $indexes:expr $(, $narrow:ident only $query:literal that $holds:expr)*;)*) => {
         /// Every cache, each begun when it is first asked for.
         pub struct Caches {
             client: Client,
             shutdown: watch::Receiver<bool>,
             /// What tells whether the caches that were begun are filled.
             begun: Mutex<Vec<watch::Receiver<bool>>>,
-            $($name: OnceLock<Arc<Cache<$kind>>>,)*
+            $(
+                $name: OnceLock<Arc<Cache<$kind>>>,
+                $($narrow: OnceLock<Arc<Cache<$kind>>>,)*
+            )*
         }
 
         impl Caches {
             pub fn new(client: Client, shutdown: watch::Receiver<bool>) -> Arc<Caches> {
-                Arc::new(Caches { client, shutdown, begun: Mutex::default(), $($name: OnceLock::new(),)* })
+                Arc::new(Caches {
+                    client,
+                    shutdown,
+                    begun: Mutex::default(),
+                    $($name: OnceLock::new(), $($narrow: OnceLock::new(),)*)*
+                })
             }
 
             $(
                 #[doc = concat!("All of kind `", stringify!($kind), "`.")]
                 pub fn $name(&self) -> &Arc<Cache<$kind>> {
-                    self.$name.get_or_init(|| self.begin($indexes))
+                    self.$name.get_or_init(|| self.begin($indexes, ""))
                 }
+
+                $(
+                    #[doc = concat!("Of kind `", stringify!($kind), "` only those with `", $query, "`.")]
+                    pub fn $narrow(&self) -> &Arc<Cache<$kind>> {
+                        self.$narrow.get_or_init(|| self.begin(&[], $query))
+                    }
+                )*
             )*
         }
 
@@ -52,6 +74,15 @@ macro_rules! caches {
             impl Cached for $kind {
                 fn cache(caches: &Caches) -> Option<&Arc<Cache<$kind>>> {
                     caches.$name.get()
+                }
+
+                #[allow(unused_variables, reason = "most kinds have none")]
+                fn narrow<'a>(caches: &'a Caches, found: &mut dyn FnMut(&'a Arc<Cache<$kind>>, Holds<$kind>)) {
+                    $(
+                        if let Some(cache) = caches.$narrow.get() {
+                            found(cache, $holds);
+                        }
+                    )*
                 }
             }
         )*
@@ -65,8 +96,16 @@ caches! {
     services: core::Service = &[];
     endpoints: core::Endpoints = &[];
     service_accounts: core::ServiceAccount = &[];
-    secrets: core::Secret = &[];
-    config_maps: core::ConfigMap = &[];
+    secrets: core::Secret = &[],
+        bootstrap_tokens only "fieldSelector=type%3Dbootstrap.kubernetes.io/token" that
+            |secret| secret.type_.as_deref() == Some("bootstrap.kubernetes.io/token"),
+        account_tokens only "fieldSelector=type%3Dkubernetes.io/service-account-token" that
+            |secret| secret.type_.as_deref() == Some("kubernetes.io/service-account-token");
+    config_maps: core::ConfigMap = &[],
+        root_certificates only "fieldSelector=metadata.name%3Dkube-root-ca.crt" that
+            |map| map.name() == "kube-root-ca.crt",
+        cluster_infos only "fieldSelector=metadata.name%3Dcluster-info,metadata.namespace%3Dkube-public" that
+            |map| map.name() == "cluster-info" && map.namespace() == "kube-public";
     replication_controllers: core::ReplicationController = &[];
     resource_quotas: core::ResourceQuota = &[];
     limit_ranges: core::LimitRange = &[];
@@ -148,12 +187,13 @@ impl Caches {
         }
     }
 
-    fn begin<T: Object>(&self, indexes: &[Index<T>]) -> Arc<Cache<T>> {
+    /// `query` selects what is held; empty is everything.
+    fn begin<T: Object>(&self, indexes: &[Index<T>], query: &'static str) -> Arc<Cache<T>> {
         let cache = Cache::new(indexes);
         let (filled, is_filled) = watch::channel(false);
         self.begun.lock().push(is_filled);
         let tell = cache.clone();
-        let following = follow(cache.clone(), self.client.clone());
+        let following = follow(cache.clone(), self.client.clone(), query);
         let mut shutdown = self.shutdown.clone();
         tokio::spawn(async move {
             tokio::join!(
@@ -173,9 +213,11 @@ impl Caches {
     }
 }
 
-async fn follow<T: Object>(cache: Arc<Cache<T>>, client: Client) {
+async fn follow<T: Object>(cache: Arc<Cache<T>>, client: Client, query: &'static str) {
+    let path = collection_path::<T>("");
+    let path = if query.is_empty() { path } else { format!("{path}?{query}") };
     loop {
-        let result = match client.connection().follow(&collection_path::<T>("")).await {
+        let result = match client.connection().follow(&path).await {
             Ok(mut feed) => cache.follow(&mut *feed).await,
             Err(error) => Err(error),
         };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use client::{Client, Delete, Error, Key, Patch};
 use tokio::sync::watch;
 
+use crate::cache::Cache;
 use crate::caches::{Cached, Caches};
 use crate::clock::Clock;
 use crate::events::Recorder;
@@ -84,16 +85,28 @@ impl Ctx {
             Err(error) if !error.is_not_found() => return Err(error),
             _ => {}
         }
-        match (T::cache(&self.caches), &options.uid) {
-            (Some(cache), Some(uid)) => cache.seen_deleted(key, uid).await,
-            _ => Ok(()),
+        let Some(uid) = &options.uid else { return Ok(()) };
+        for cache in self.caches_of::<T>(|_| true) {
+            cache.seen_deleted(key, uid).await?;
         }
+        Ok(())
     }
 
     async fn shown<T: Cached>(&self, object: T) -> Result<T, Error> {
-        if let Some(cache) = T::cache(&self.caches) {
+        // A narrow cache may never hear of what it does not hold.
+        for cache in self.caches_of::<T>(|holds| holds(&object)) {
             cache.seen(object.revision()).await?;
         }
         Ok(object)
+    }
+
+    fn caches_of<T: Cached>(&self, concerned: impl Fn(fn(&T) -> bool) -> bool) -> Vec<&Arc<Cache<T>>> {
+        let mut caches: Vec<_> = T::cache(&self.caches).into_iter().collect();
+        T::narrow(&self.caches, &mut |cache, holds| {
+            if concerned(holds) {
+                caches.push(cache);
+            }
+        });
+        caches
     }
 }
