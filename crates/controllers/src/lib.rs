@@ -4,6 +4,7 @@
 //! it, and a row in [`CONTROLLERS`]. Controllers meet only through the API. Read a small one first, then
 //! [`run`].
 
+mod attach_detach;
 mod autoscaler;
 mod backends;
 mod batches;
@@ -21,6 +22,7 @@ mod garbage;
 mod hash;
 mod history;
 mod job;
+pub mod local_storage;
 mod mirroring;
 mod namespace;
 mod node;
@@ -34,12 +36,15 @@ mod pod_garbage;
 mod protection;
 mod replicaset;
 mod replicationcontroller;
+mod resource_claims;
 #[cfg(test)]
 mod rig;
 mod root_ca;
+mod routes;
 mod scale;
 mod selector;
 mod service_accounts;
+pub mod service_balancer;
 mod service_cidrs;
 mod signing_requests;
 mod statefulset;
@@ -91,9 +96,12 @@ pub const CONTROLLERS: &[Loop] = &[
     Loop { name: "garbage-collector-controller", run: |ctx| Box::pin(garbage::run(ctx)) },
     Loop { name: "horizontal-pod-autoscaler-controller", run: |ctx| Box::pin(autoscaler::run(ctx)) },
     Loop { name: "job-controller", run: |ctx| Box::pin(job::run(ctx)) },
+    Loop { name: "local-storage-controller", run: |ctx| Box::pin(local_storage::run(ctx)) },
     Loop { name: "namespace-controller", run: |ctx| Box::pin(namespace::run(ctx)) },
     Loop { name: "node-ipam-controller", run: |ctx| Box::pin(node_ipam::run(ctx)) },
     Loop { name: "node-lifecycle-controller", run: |ctx| Box::pin(node_lifecycle::run(ctx)) },
+    Loop { name: "node-route-controller", run: |ctx| Box::pin(routes::run(ctx)) },
+    Loop { name: "persistentvolume-attach-detach-controller", run: |ctx| Box::pin(attach_detach::run(ctx)) },
     Loop { name: "persistentvolume-binder-controller", run: |ctx| Box::pin(volume_binder::run(ctx)) },
     Loop { name: "persistentvolume-expander-controller", run: |ctx| Box::pin(volume_expand::run(ctx)) },
     Loop { name: "persistentvolume-protection-controller", run: |ctx| Box::pin(protection::volumes(ctx)) },
@@ -104,8 +112,10 @@ pub const CONTROLLERS: &[Loop] = &[
     Loop { name: "pod-garbage-collector-controller", run: |ctx| Box::pin(pod_garbage::run(ctx)) },
     Loop { name: "replicaset-controller", run: |ctx| Box::pin(replicaset::run(ctx)) },
     Loop { name: "replicationcontroller-controller", run: |ctx| Box::pin(replicationcontroller::run(ctx)) },
+    Loop { name: "resourceclaim-controller", run: |ctx| Box::pin(resource_claims::run(ctx)) },
     Loop { name: "root-ca-certificate-publisher-controller", run: |ctx| Box::pin(root_ca::run(ctx)) },
     Loop { name: "service-cidr-controller", run: |ctx| Box::pin(service_cidrs::run(ctx)) },
+    Loop { name: "service-lb-controller", run: |ctx| Box::pin(service_balancer::run(ctx)) },
     Loop { name: "serviceaccount-controller", run: |ctx| Box::pin(service_accounts::run(ctx)) },
     Loop { name: "statefulset-controller", run: |ctx| Box::pin(statefulset::run(ctx)) },
     Loop { name: "taint-eviction-controller", run: |ctx| Box::pin(taint_eviction::run(ctx)) },

@@ -1,13 +1,16 @@
 //! Control loops on an API server in this process, on a store in a temporary directory.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ServiceAccount;
+use reconcile::cloud::Place;
 use reconcile::{Client, Clock, Ctx, Key, Settings, Signers};
 use tokio::sync::watch;
 
 use crate::CONTROLLERS;
+use crate::service_balancer::nodes::Nodes;
 
 /// How long a test waits for something to become true.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -34,6 +37,9 @@ impl Rig {
             cluster_cidrs: vec!["10.42.0.0/16".into(), "2001:db8:42::/56".into()],
             service_cidrs: vec!["10.43.0.0/16".into()],
             signers: signers(directory.path()),
+            account_tokens: None,
+            local_storage: "/var/lib/skiff/storage".into(),
+            cloud: Place(Some(Arc::new(Nodes::default()))),
         });
         let rig = Rig { ctx, client, stop, _server: server, _directory: directory };
         let accounts = "serviceaccount-controller";
@@ -63,7 +69,7 @@ impl Drop for Rig {
 /// One authority behind all signers.
 fn signers(directory: &std::path::Path) -> Signers {
     let authority = pki::Authority::load_or_create(directory, "signer", jiff::Timestamp::now());
-    let authority = std::sync::Arc::new(authority.expect("an authority"));
+    let authority = Arc::new(authority.expect("an authority"));
     let names =
         ["kube-apiserver-client", "kube-apiserver-client-kubelet", "kubelet-serving", "legacy-unknown"];
     Signers(names.map(|name| (format!("kubernetes.io/{name}"), authority.clone())).into())

@@ -52,6 +52,13 @@ struct PublicKey {
     point: [u8; POINT],
 }
 
+/// Keys are nobody's business.
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Keys")
+    }
+}
+
 impl Keys {
     /// Reads the signing key from `service-account.key`, making it if it is missing, and the keys of
     /// `service-account-*.key` and `service-account-*.pub` to verify with.

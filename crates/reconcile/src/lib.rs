@@ -15,6 +15,7 @@
 mod cache;
 mod caches;
 mod clock;
+pub mod cloud;
 mod controller;
 mod ctx;
 mod events;

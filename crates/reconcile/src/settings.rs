@@ -5,6 +5,8 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use crate::cloud::Place;
+
 /// How the cluster was set up. What is not told is empty, and the loops that need it do without.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
@@ -16,6 +18,12 @@ pub struct Settings {
     pub service_cidrs: Vec<String>,
     /// Who signs certificates.
     pub signers: Signers,
+    /// Who signs the tokens of service accounts that stand in Secrets.
+    pub account_tokens: Option<Arc<pki::token::Keys>>,
+    /// The directory on nodes for volumes of the built-in storage class.
+    pub local_storage: String,
+    /// Who balances loads and routes packets.
+    pub cloud: Place,
 }
 
 /// Authorities by the names of the signers they stand behind.

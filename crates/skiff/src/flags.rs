@@ -119,6 +119,16 @@ pub struct ServerFlags {
     /// The controllers to run: `*` is all, `-name` is all but that one
     #[arg(long, value_delimiter = ',', default_value = "*", allow_hyphen_values = true)]
     pub controllers: Vec<String>,
+    /// Parts to do without: `local-storage` makes volumes on nodes, `servicelb` leads to Services at the nodes'
+    /// addresses
+    #[arg(long, value_delimiter = ',', value_parser = ["local-storage", "servicelb"])]
+    pub disable: Vec<String>,
+    /// Where on nodes volumes of the built-in storage class are kept [default: storage in the data directory]
+    #[arg(long)]
+    pub default_local_storage_path: Option<PathBuf>,
+    /// Addresses for Services of type LoadBalancer, as networks or ranges, instead of those of the nodes
+    #[arg(long, value_delimiter = ',')]
+    pub servicelb_pool: Vec<String>,
     /// Run no scheduler in this process
     #[arg(long)]
     pub disable_scheduler: bool,

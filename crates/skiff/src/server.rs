@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use client::Client;
+use controllers::service_balancer::nodes::Nodes;
 use jiff::Timestamp;
+use reconcile::cloud::Place;
 use reconcile::{Clock, Ctx, Settings};
 use store::Store;
 use store::etcd::EtcdStore;
@@ -50,6 +52,9 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         cluster_cidrs: flags.cluster_cidr.clone(),
         service_cidrs: flags.service_cidr.clone(),
         signers: certificates.signers(),
+        account_tokens: None,
+        local_storage: local_storage(&flags)?,
+        cloud: cloud(&flags)?,
     };
     let config = apiserver::Config {
         listen,
@@ -89,6 +94,9 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     let ctx = Ctx::new(Client::new(started.local(), CONTROLLER_MANAGER), Clock::default(), shutdown);
     let ctx = ctx.with(settings);
     if !flags.disable_controller_manager {
+        if !ctx.settings.local_storage.is_empty() {
+            ensure_storage_class(&ctx.client).await?;
+        }
         tokio::spawn(controllers::run(ctx.clone(), chosen));
     }
     if let Some(config) = scheduling {
@@ -119,6 +127,33 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     started.serve(listener, serving).await?;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Where volumes of the built-in storage class are kept; nowhere, if there is to be no such class.
+fn local_storage(flags: &ServerFlags) -> anyhow::Result<String> {
+    if flags.disable.iter().any(|part| part == "local-storage") {
+        return Ok(String::new());
+    }
+    let path = flags.default_local_storage_path.clone().unwrap_or_else(|| flags.data_dir.join("storage"));
+    // Nodes need to find it, wherever they were started from.
+    let path =
+        std::path::absolute(&path).with_context(|| format!("no absolute path for {}", path.display()))?;
+    path.into_os_string().into_string().map_err(|path| anyhow::anyhow!("{} is not UTF-8", path.display()))
+}
+
+fn cloud(flags: &ServerFlags) -> anyhow::Result<Place> {
+    if flags.disable.iter().any(|part| part == "servicelb") {
+        return Ok(Place::default());
+    }
+    Ok(Place(Some(Arc::new(Nodes::with_pool(&flags.servicelb_pool)?))))
+}
+
+/// Makes the built-in storage class; one that is there may have been changed and is left as it is.
+async fn ensure_storage_class(client: &Client) -> anyhow::Result<()> {
+    match client.create(&controllers::local_storage::class()).await {
+        Err(error) if !error.is_already_exists() => Err(error).context("cannot make the storage class"),
+        _ => Ok(()),
+    }
 }
 
 async fn open_store(flags: &ServerFlags) -> anyhow::Result<Arc<dyn Store>> {

@@ -6,8 +6,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use client::{Client, Connection, Error, Feed};
+use controllers::service_balancer::nodes::Nodes;
 use http::{Method, Request, Response};
 use parking_lot::Mutex;
+use reconcile::cloud::Place;
 use reconcile::{Clock, Ctx, Settings};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -143,6 +145,8 @@ fn start(server: &apiserver::Started) -> Loops {
         root_ca: "certificate".into(),
         cluster_cidrs: vec!["10.42.0.0/16".into()],
         service_cidrs: vec!["10.43.0.0/16".into()],
+        local_storage: "/storage".into(),
+        cloud: Place(Some(Arc::new(Nodes::default()))),
         ..Settings::default()
     };
     let ctx = Ctx::new(client, Clock::default(), ended).with(settings);

@@ -1,0 +1,249 @@
+//! What is attached to a node and what is not. Pure.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{AttachedVolume, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::{
+    CSIDriver, VolumeAttachment, VolumeAttachmentSource, VolumeAttachmentSpec,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use reconcile::{Key, Object, Severity};
+
+use crate::node;
+
+/// Nodes whose kubelet leaves attaching to this loop.
+const MANAGED: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+/// How long a node that is not well may keep a volume mounted that nobody wants.
+const MOUNTED: SignedDuration = SignedDuration::from_secs(360);
+
+/// A volume that pods on a node use.
+#[derive(Debug)]
+pub struct Wanted {
+    pub volume: Arc<PersistentVolume>,
+    pub pods: Vec<Arc<Pod>>,
+    /// The names of pods on other nodes that use it as well.
+    pub rivals: Vec<String>,
+}
+
+/// A node, which may be gone.
+pub struct NodeState<'a> {
+    pub name: &'a str,
+    pub node: Option<&'a Node>,
+}
+
+#[derive(Debug, PartialEq)]
+pub enum Action {
+    /// Says in the node's status what is attached.
+    Report(Vec<AttachedVolume>),
+    Detach(Arc<VolumeAttachment>),
+    Attach(Box<VolumeAttachment>),
+    Tell {
+        pod: Arc<Pod>,
+        severity: Severity,
+        reason: &'static str,
+        message: String,
+    },
+    RecheckAt(Timestamp),
+}
+
+/// The claim a volume belongs to.
+pub fn claim_of(volume: &PersistentVolume) -> Option<Key> {
+    let claim = volume.spec.as_ref()?.claim_ref.as_ref()?;
+    Some(Key::new(claim.namespace.as_deref()?, claim.name.as_deref()?))
+}
+
+pub fn driver(volume: &PersistentVolume) -> Option<&str> {
+    Some(volume.spec.as_ref()?.csi.as_ref()?.driver.as_str())
+}
+
+/// Whether a claim's volume is its own, and one that has to be attached before it can be mounted.
+pub fn is_attachable(
+    claim: &PersistentVolumeClaim,
+    volume: &PersistentVolume,
+    driver: Option<&CSIDriver>,
+) -> bool {
+    let spec = volume.spec.as_ref();
+    let owned = spec
+        .and_then(|spec| spec.claim_ref.as_ref())
+        .is_some_and(|owner| owner.uid.as_deref() == Some(claim.uid()));
+    let attached = driver.is_none_or(|driver| driver.spec.attach_required != Some(false));
+    owned && attached && self::driver(volume).is_some()
+}
+
+/// Whether a volume can be on one node only.
+pub fn is_exclusive(volume: &PersistentVolume) -> bool {
+    let modes = volume.spec.as_ref().and_then(|spec| spec.access_modes.as_deref()).unwrap_or_default();
+    !modes.is_empty() && modes.iter().all(|mode| mode == "ReadWriteOnce" || mode == "ReadWriteOncePod")
+}
+
+/// The name drivers and kubelets expect an attachment to have.
+pub fn name(wanted: &Wanted, node: &str) -> String {
+    let csi = wanted.volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+    let (handle, driver) = csi.map_or(("", ""), |csi| (&csi.volume_handle, &csi.driver));
+    let digest = ring::digest::digest(&ring::digest::SHA256, format!("{handle}{driver}{node}").as_bytes());
+    digest.as_ref().iter().fold("csi-".to_owned(), |mut name, byte| {
+        let _ = write!(name, "{byte:02x}");
+        name
+    })
+}
+
+/// The name of a volume in statuses of nodes.
+fn unique_name(volume: &PersistentVolume) -> String {
+    let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+    csi.map_or_else(String::new, |csi| format!("kubernetes.io/csi/{}^{}", csi.driver, csi.volume_handle))
+}
+
+fn is_attached(attachment: &VolumeAttachment) -> bool {
+    attachment.status.as_ref().is_some_and(|status| status.attached)
+}
+
+/// `since` tells since when attachments are wanted by nobody.
+pub fn plan(
+    state: &NodeState<'_>,
+    wanted: &[Wanted],
+    attachments: &[Arc<VolumeAttachment>],
+    elsewhere: &[Arc<VolumeAttachment>],
+    since: &HashMap<String, Timestamp>,
+    now: Timestamp,
+) -> Vec<Action> {
+    if state.node.is_some_and(|node| node.annotation(MANAGED).is_none()) {
+        return Vec::new();
+    }
+    let (mut actions, mut detached) = (Vec::new(), Vec::new());
+    let reported = state.node.map(reported).unwrap_or_default();
+    let mut report: Vec<String> = Vec::new();
+    for wanted in wanted {
+        let (name, unique) = (name(wanted, state.name), unique_name(&wanted.volume));
+        let attachment = attachments.iter().find(|attachment| attachment.name() == name);
+        match attachment {
+            Some(attachment) if is_attached(attachment) => {
+                if !reported.contains(&unique) {
+                    let volume = wanted.volume.name();
+                    let message = format!("AttachVolume.Attach succeeded for volume {volume:?} ");
+                    tell(&mut actions, wanted, Severity::Normal, "SuccessfulAttachVolume", &message);
+                }
+                report.push(unique);
+            }
+            Some(attachment) => {
+                let error = attachment.status.as_ref().and_then(|status| status.attach_error.as_ref());
+                if let Some(why) = error.and_then(|error| error.message.as_deref()) {
+                    let message =
+                        format!("AttachVolume.Attach failed for volume {:?} : {why}", wanted.volume.name());
+                    tell(&mut actions, wanted, Severity::Warning, "FailedAttachVolume", &message);
+                }
+            }
+            // A node that is gone gets nothing.
+            None if state.node.is_none() => {}
+            None => {
+                let volume = Some(wanted.volume.name());
+                let taken = |other: &&Arc<VolumeAttachment>| {
+                    other.spec.source.persistent_volume_name.as_deref() == volume
+                };
+                match elsewhere.iter().find(taken) {
+                    Some(_) => {
+                        let why = match wanted.rivals.as_slice() {
+                            [] => "Volume is already exclusively attached to one node, waiting on detach before it can be attached to another node".to_owned(),
+                            rivals => format!("Volume is already used by pod(s) {}", rivals.join(", ")),
+                        };
+                        let message =
+                            format!("Waiting for detach for volume {:?} {why}", wanted.volume.name());
+                        tell(&mut actions, wanted, Severity::Warning, "FailedAttachVolume", &message);
+                    }
+                    None => actions.push(Action::Attach(Box::new(attachment_of(wanted, name, state.name)))),
+                }
+            }
+        }
+    }
+    let mut recheck = None;
+    for attachment in attachments.iter().filter(|attachment| !attachment.is_deleting()) {
+        if wanted.iter().any(|wanted| name(wanted, state.name) == attachment.name()) || !is_ours(attachment) {
+            continue;
+        }
+        let unique = mounted_as(attachment, state.node);
+        let due =
+            since.get(attachment.name()).map_or(now, |since| *since).saturating_add(MOUNTED).unwrap_or(now);
+        let free = match (state.node, &unique) {
+            (Some(node), Some(_)) => has_taint(node, OUT_OF_SERVICE) || !node::is_ready(node) && due <= now,
+            _ => true,
+        };
+        match free {
+            true => detached.push(Action::Detach(attachment.clone())),
+            false => {
+                report.extend(unique);
+                if due > now {
+                    recheck = Some(recheck.map_or(due, |other: Timestamp| other.min(due)));
+                }
+            }
+        }
+    }
+    report.sort();
+    report.dedup();
+    if state.node.is_some() && report != reported {
+        let volume = |name: String| AttachedVolume { name, device_path: String::new() };
+        actions.push(Action::Report(report.into_iter().map(volume).collect()));
+    }
+    actions.extend(detached);
+    actions.extend(recheck.map(Action::RecheckAt));
+    actions
+}
+
+fn tell(actions: &mut Vec<Action>, wanted: &Wanted, severity: Severity, reason: &'static str, message: &str) {
+    actions.extend(wanted.pods.iter().map(|pod| Action::Tell {
+        pod: pod.clone(),
+        severity,
+        reason,
+        message: message.to_owned(),
+    }));
+}
+
+/// What the node's status says is attached.
+fn reported(node: &Node) -> Vec<String> {
+    let volumes = node.status.iter().flat_map(|status| status.volumes_attached.iter().flatten());
+    let mut names: Vec<String> = volumes.map(|volume| volume.name.clone()).collect();
+    names.sort();
+    names
+}
+
+/// The name under which a volume is in use on its node, if it is. Of the volume only driver and digest are known
+/// here, so what is in use is looked for.
+fn mounted_as(attachment: &VolumeAttachment, node: Option<&Node>) -> Option<String> {
+    let driver = format!("kubernetes.io/csi/{}^", attachment.spec.attacher);
+    let used = node?.status.as_ref()?.volumes_in_use.as_ref()?;
+    let is_it = |used: &&String| {
+        let Some(handle) = used.strip_prefix(&driver) else { return false };
+        let text = format!("{handle}{}{}", attachment.spec.attacher, attachment.spec.node_name);
+        let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
+        let hex: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+        attachment.name() == format!("csi-{hex}")
+    };
+    used.iter().find(is_it).cloned()
+}
+
+/// Made by this loop, not by somebody else.
+fn is_ours(attachment: &VolumeAttachment) -> bool {
+    attachment.name().starts_with("csi-") && attachment.spec.source.persistent_volume_name.is_some()
+}
+
+fn has_taint(node: &Node, key: &str) -> bool {
+    let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    taints.into_iter().any(|taint| taint.key == key)
+}
+
+fn attachment_of(wanted: &Wanted, name: String, node: &str) -> VolumeAttachment {
+    VolumeAttachment {
+        metadata: ObjectMeta { name: Some(name), ..ObjectMeta::default() },
+        spec: VolumeAttachmentSpec {
+            attacher: driver(&wanted.volume).unwrap_or_default().to_owned(),
+            node_name: node.to_owned(),
+            source: VolumeAttachmentSource {
+                persistent_volume_name: Some(wanted.volume.name().to_owned()),
+                inline_volume_spec: None,
+            },
+        },
+        status: None,
+    }
+}

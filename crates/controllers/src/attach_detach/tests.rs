@@ -1,0 +1,247 @@
+use expect_test::{Expect, expect};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::rig::{Rig, until};
+
+fn typed<T: serde::de::DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).expect("an object")
+}
+
+fn volume(name: &str, mode: &str) -> Arc<PersistentVolume> {
+    Arc::new(typed(json!({
+        "metadata": {"name": name},
+        "spec": {"accessModes": [mode], "csi": {"driver": "d.io", "volumeHandle": format!("h-{name}")}},
+    })))
+}
+
+fn wanted(name: &str, mode: &str) -> Wanted {
+    Wanted {
+        volume: volume(name, mode),
+        pods: vec![Arc::new(typed(json!({"metadata": {"name": "p"}})))],
+        rivals: vec![],
+    }
+}
+
+/// The attachment of a volume to a node: `new`, `attached` or why not.
+fn attachment(of: &str, node: &str, state: &str) -> Arc<VolumeAttachment> {
+    let name = plan::name(&wanted(of, ""), node);
+    let status = match state {
+        "new" => json!({"attached": false}),
+        "attached" => json!({"attached": true}),
+        why => json!({"attached": false, "attachError": {"message": why}}),
+    };
+    Arc::new(typed(json!({
+        "metadata": {"name": name},
+        "spec": {"attacher": "d.io", "nodeName": node, "source": {"persistentVolumeName": of}}, "status": status,
+    })))
+}
+
+/// `ready`, then what is reported as attached and what is in use.
+fn node(ready: bool, attached: &[&str], used: &[&str]) -> Node {
+    let unique = |name: &&str| format!("kubernetes.io/csi/d.io^h-{name}");
+    let attached: Vec<Value> =
+        attached.iter().map(|name| json!({"name": unique(name), "devicePath": ""})).collect();
+    let used: Vec<String> = used.iter().map(unique).collect();
+    typed(json!({
+        "metadata": {"name": "n", "annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": "true"}},
+        "status": {
+            "volumesAttached": attached, "volumesInUse": used,
+            "conditions": [{"type": "Ready", "status": if ready { "True" } else { "Unknown" }}],
+        },
+    }))
+}
+
+fn shown(actions: &[Action]) -> String {
+    let line = |action: &Action| match action {
+        Action::Report(volumes) => {
+            let names: Vec<&str> =
+                volumes.iter().filter_map(|volume| volume.name.rsplit('^').next()).collect();
+            format!("report {names:?}")
+        }
+        Action::Detach(attachment) => {
+            format!("detach {}", attachment.spec.source.persistent_volume_name.as_deref().unwrap_or_default())
+        }
+        Action::Attach(attachment) => {
+            format!("attach {}", attachment.spec.source.persistent_volume_name.as_deref().unwrap_or_default())
+        }
+        Action::Tell { reason, message, .. } => format!("tell {reason} {message}"),
+        Action::RecheckAt(at) => format!("recheck {at}"),
+    };
+    actions.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[track_caller]
+fn check(
+    node: Option<&Node>,
+    wanted: &[Wanted],
+    there: &[Arc<VolumeAttachment>],
+    minutes: i64,
+    expected: Expect,
+) {
+    let elsewhere: Vec<_> = there.iter().filter(|one| one.spec.node_name != "n").cloned().collect();
+    let here: Vec<_> = there.iter().filter(|one| one.spec.node_name == "n").cloned().collect();
+    let since = here.iter().map(|one| (one.name().to_owned(), Timestamp::UNIX_EPOCH)).collect();
+    let now = Timestamp::from_second(minutes * 60).expect("a time");
+    let state = plan::NodeState { name: "n", node };
+    expected.assert_eq(&shown(&plan::plan(&state, wanted, &here, &elsewhere, &since, now)));
+}
+
+#[test]
+fn volumes_are_attached_before_they_are_reported() {
+    let once = || [wanted("v", "ReadWriteOnce")];
+    let idle = node(true, &[], &[]);
+    check(Some(&idle), &once(), &[], 0, expect!["attach v"]);
+    check(Some(&idle), &once(), &[attachment("v", "n", "new")], 0, expect![""]);
+    check(
+        Some(&idle),
+        &once(),
+        &[attachment("v", "n", "attached")],
+        0,
+        expect![[r#"
+        tell SuccessfulAttachVolume AttachVolume.Attach succeeded for volume "v" 
+        report ["h-v"]"#]],
+    );
+    check(Some(&node(true, &["v"], &["v"])), &once(), &[attachment("v", "n", "attached")], 0, expect![""]);
+    check(
+        Some(&idle),
+        &once(),
+        &[attachment("v", "n", "no disk")],
+        0,
+        expect![[r#"tell FailedAttachVolume AttachVolume.Attach failed for volume "v" : no disk"#]],
+    );
+    check(
+        Some(&idle),
+        &once(),
+        &[attachment("v", "m", "attached")],
+        0,
+        expect![[
+            r#"tell FailedAttachVolume Waiting for detach for volume "v" Volume is already exclusively attached to one node, waiting on detach before it can be attached to another node"#
+        ]],
+    );
+    let rivals = [Wanted { rivals: vec!["q".into()], ..wanted("v", "ReadWriteOnce") }];
+    check(
+        Some(&idle),
+        &rivals,
+        &[attachment("v", "m", "attached")],
+        0,
+        expect![[
+            r#"tell FailedAttachVolume Waiting for detach for volume "v" Volume is already used by pod(s) q"#
+        ]],
+    );
+    let mut unmanaged = idle.clone();
+    unmanaged.metadata.annotations = None;
+    check(Some(&unmanaged), &once(), &[], 0, expect![""]);
+}
+
+#[test]
+fn volumes_are_detached_once_they_are_not_mounted() {
+    let there = [attachment("v", "n", "attached")];
+    check(
+        Some(&node(true, &["v"], &[])),
+        &[],
+        &there,
+        0,
+        expect![[r#"
+        report []
+        detach v"#]],
+    );
+    check(Some(&node(true, &["v"], &["v"])), &[], &there, 0, expect!["recheck 1970-01-01T00:06:00Z"]);
+    check(Some(&node(true, &["v"], &["v"])), &[], &there, 7, expect![""]);
+    check(Some(&node(false, &["v"], &["v"])), &[], &there, 5, expect!["recheck 1970-01-01T00:06:00Z"]);
+    check(
+        Some(&node(false, &["v"], &["v"])),
+        &[],
+        &there,
+        6,
+        expect![[r#"
+        report []
+        detach v"#]],
+    );
+    check(None, &[], &there, 0, expect!["detach v"]);
+}
+
+proptest! {
+    /// Whatever is wanted, attached, reported and mounted: carrying out plans comes to rest, and no exclusive
+    /// volume is ever on two nodes.
+    #[test]
+    fn nodes_come_to_rest(
+        asked in prop::sample::subsequence(vec!["a", "b", "c"], 0..=3),
+        here in prop::sample::subsequence(vec!["a", "b", "c"], 0..=3),
+        other in prop::sample::subsequence(vec!["a", "b", "c"], 0..=3),
+        told in prop::sample::subsequence(vec!["a", "b", "c"], 0..=3),
+        used in prop::sample::subsequence(vec!["a", "b", "c"], 0..=3),
+        ready: bool,
+    ) {
+        let wanted: Vec<Wanted> = asked.iter().map(|name| wanted(name, "ReadWriteOnce")).collect();
+        let other: Vec<_> = other.iter().filter(|name| !here.contains(name)).map(|name| attachment(name, "m", "attached")).collect();
+        let mut there: Vec<_> = here.iter().map(|name| attachment(name, "n", "attached")).collect();
+        let mut node = node(ready, &told, &used);
+        let (mut rounds, now) = (0, Timestamp::UNIX_EPOCH);
+        loop {
+            let state = plan::NodeState { name: "n", node: Some(&node) };
+            let mut actions = plan::plan(&state, &wanted, &there, &other, &HashMap::new(), now);
+            actions.retain(|action| !matches!(action, Action::Tell { .. } | Action::RecheckAt(_)));
+            if actions.is_empty() {
+                break;
+            }
+            for action in actions {
+                match action {
+                    Action::Report(volumes) => node.status.get_or_insert_default().volumes_attached = Some(volumes),
+                    Action::Detach(gone) => there.retain(|one| one.name() != gone.name()),
+                    Action::Attach(made) => {
+                        let name = made.spec.source.persistent_volume_name.clone().unwrap_or_default();
+                        prop_assert!(other.iter().all(|one| one.spec.source.persistent_volume_name.as_ref() != Some(&name)));
+                        there.push(attachment(&name, "n", "attached"));
+                    }
+                    _ => {}
+                }
+            }
+            rounds += 1;
+            prop_assert!(rounds < 5);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_pods_volume_is_attached_and_detached() {
+    let rig =
+        Rig::start(&["persistentvolume-attach-detach-controller", "persistentvolume-binder-controller"])
+            .await;
+    let post = async |path: &str, object: Value| {
+        rig.client.request(http::Method::POST, path, Some(&object)).await.expect("an object");
+    };
+    post("/api/v1/nodes", json!({"metadata": {"name": "n", "annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": "true"}}})).await;
+    let spec = json!({
+        "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": "x",
+        "csi": {"driver": "d.io", "volumeHandle": "h-v"},
+    });
+    post("/api/v1/persistentvolumes", json!({"metadata": {"name": "v"}, "spec": spec})).await;
+    let spec = json!({"accessModes": ["ReadWriteOnce"], "storageClassName": "x", "resources": {"requests": {"storage": "1Gi"}}});
+    post(
+        "/api/v1/namespaces/default/persistentvolumeclaims",
+        json!({"metadata": {"name": "c"}, "spec": spec}),
+    )
+    .await;
+    let spec = json!({
+        "nodeName": "n", "containers": [{"name": "c", "image": "i"}],
+        "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}],
+    });
+    post("/api/v1/namespaces/default/pods", json!({"metadata": {"name": "p"}, "spec": spec})).await;
+    let key = Key::new("", &plan::name(&wanted("v", ""), "n"));
+    until("an attachment", || async { rig.client.get::<VolumeAttachment>(&key).await.ok() }).await;
+    let done = Patch::Merge(json!({"status": {"attached": true}}));
+    rig.client.patch_status::<VolumeAttachment>(&key, &done).await.expect("a status");
+    let attached = async |count: usize| {
+        let node: Node = rig.client.get(&Key::new("", "n")).await.ok()?;
+        let volumes = node.status?.volumes_attached.unwrap_or_default();
+        (volumes.len() == count).then_some(())
+    };
+    until("a report", || attached(1)).await;
+    let options = reconcile::Delete { grace_seconds: Some(0), ..reconcile::Delete::default() };
+    rig.client.delete::<Pod>(&Key::new("default", "p"), &options).await.expect("a deletion");
+    until("no report", || attached(0)).await;
+    let gone = || async { rig.client.get::<VolumeAttachment>(&key).await.is_err().then_some(()) };
+    until("the end of the attachment", gone).await;
+}

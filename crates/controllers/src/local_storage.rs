@@ -1,0 +1,111 @@
+//! Makes and takes away volumes of the built-in storage class: a directory on the node where the first pod that
+//! wants it runs.
+//!
+//! Only the API's side of it is here. The kubelet makes the directory when a pod mounts the volume, and takes it away
+//! when a volume goes whose reclaim policy says so.
+
+mod plan;
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use reconcile::{Changed, Controller, Ctx, Error, Key, Next, Object, keys};
+
+use plan::{Claim, PROVISIONER, SELECTED_NODE};
+
+pub async fn run(ctx: Ctx) {
+    if ctx.settings.local_storage.is_empty() {
+        return;
+    }
+    let ctx = Ctx {
+        client: ctx.client.acting_as("persistent-volume-binder"),
+        events: ctx.events.from(PROVISIONER),
+        ..ctx
+    };
+    let claims = Controller::new("local_storage_claims", &ctx);
+    claims.on(
+        ctx.caches.persistent_volume_claims(),
+        |changed: &Changed<'_, PersistentVolumeClaim>, enqueue| {
+            if plan::is_asked(changed.newest()) {
+                enqueue(changed.newest().key());
+            }
+        },
+    );
+    let volumes = Controller::new("local_storage_volumes", &ctx);
+    volumes.on(ctx.caches.persistent_volumes(), keys::own::<PersistentVolume>);
+    let _ = (ctx.caches.nodes(), ctx.caches.storage_classes());
+    let work = ctx.clone();
+    let provision = move |key: Key| {
+        let ctx = work.clone();
+        async move { provision(&ctx, &key).await }
+    };
+    let work = ctx.clone();
+    let reclaim = move |key: Key| {
+        let ctx = work.clone();
+        async move { reclaim(&ctx, &key).await }
+    };
+    tokio::join!(claims.run(&ctx, 2, provision), volumes.run(&ctx, 2, reclaim));
+}
+
+async fn provision(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
+    let caches = &ctx.caches;
+    let Some(claim) = caches.persistent_volume_claims().get(key) else { return Ok(Next::Change) };
+    let class = claim.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref()).unwrap_or_default();
+    let class = caches.storage_classes().get(&Key::new("", class));
+    let node = claim.annotation(SELECTED_NODE).unwrap_or_default();
+    let node = caches.nodes().get(&Key::new("", node));
+    let made = caches.persistent_volumes().get(&Key::new("", &plan::volume_name(&claim))).is_some();
+    if made {
+        return Ok(Next::Change);
+    }
+    match plan::claim(&claim, class.as_deref(), node.as_deref(), &ctx.settings.local_storage) {
+        Claim::Nothing => {}
+        Claim::Refuse(why) => {
+            ctx.events.warning(&*claim, "ProvisioningFailed", why);
+        }
+        Claim::Reschedule => {
+            let mut claim = (*claim).clone();
+            claim.metadata.annotations.get_or_insert_default().remove(SELECTED_NODE);
+            ctx.replace(&claim).await?;
+        }
+        Claim::Make(volume) => {
+            let message =
+                format!("External provisioner is provisioning volume for claim {:?}", key.to_string());
+            ctx.events.normal(&*claim, "Provisioning", message);
+            match ctx.create(&*volume).await {
+                Err(error) if !error.is_already_exists() => return Err(error),
+                _ => {}
+            }
+            let message = format!("Successfully provisioned volume {}", volume.name());
+            ctx.events.normal(&*claim, "ProvisioningSucceeded", message);
+        }
+    }
+    Ok(Next::Change)
+}
+
+async fn reclaim(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
+    let Some(volume) = ctx.caches.persistent_volumes().get(key) else { return Ok(Next::Change) };
+    if plan::is_to_go(&volume) {
+        ctx.delete(&*volume).await?;
+    }
+    Ok(Next::Change)
+}
+
+/// The built-in storage class, which claims that name none get.
+pub fn class() -> StorageClass {
+    let annotations = [("storageclass.kubernetes.io/is-default-class", "true")];
+    StorageClass {
+        metadata: ObjectMeta {
+            name: Some("local-path".into()),
+            annotations: Some(annotations.map(|(name, value)| (name.into(), value.into())).into()),
+            ..ObjectMeta::default()
+        },
+        provisioner: PROVISIONER.into(),
+        reclaim_policy: Some("Delete".into()),
+        volume_binding_mode: Some("WaitForFirstConsumer".into()),
+        ..StorageClass::default()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,124 @@
+//! Which claims get a directory, and where. Pure.
+
+use k8s_openapi::api::core::v1::{
+    HostPathVolumeSource, Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectReference,
+    PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, VolumeNodeAffinity,
+};
+use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use reconcile::Object;
+
+/// The name k3s' provisioner has, so that classes and claims made for it mean the same here.
+pub const PROVISIONER: &str = "rancher.io/local-path";
+pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+const ASKED: &str = "volume.kubernetes.io/storage-provisioner";
+const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
+const HOSTNAME: &str = "kubernetes.io/hostname";
+
+/// What has to be done for a claim.
+#[derive(Debug, PartialEq)]
+pub enum Claim {
+    Nothing,
+    Make(Box<PersistentVolume>),
+    /// The node that was chosen is gone; another is to be chosen.
+    Reschedule,
+    Refuse(String),
+}
+
+/// Whether this provisioner is meant, and nothing is bound yet.
+pub fn is_asked(claim: &PersistentVolumeClaim) -> bool {
+    let bound = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
+    !claim.is_deleting()
+        && bound.unwrap_or_default().is_empty()
+        && claim.annotation(ASKED) == Some(PROVISIONER)
+}
+
+pub fn volume_name(claim: &PersistentVolumeClaim) -> String {
+    format!("pvc-{}", claim.uid())
+}
+
+/// `node` is the one the claim names, where it exists.
+pub fn claim(
+    claim: &PersistentVolumeClaim,
+    class: Option<&StorageClass>,
+    node: Option<&Node>,
+    directory: &str,
+) -> Claim {
+    let (Some(class), Some(spec)) = (class, &claim.spec) else { return Claim::Nothing };
+    if !is_asked(claim) || class.provisioner != PROVISIONER {
+        return Claim::Nothing;
+    }
+    let refuse = |why: &str| {
+        Claim::Refuse(format!("failed to provision volume with StorageClass {:?}: {why}", class.name()))
+    };
+    let late = class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer");
+    let node = match (claim.annotation(SELECTED_NODE).unwrap_or_default(), node) {
+        ("", _) if late => return Claim::Nothing,
+        ("", _) => return refuse("configuration error, no node was specified"),
+        (_, None) => return Claim::Reschedule,
+        (_, Some(node)) => node,
+    };
+    if spec.selector.is_some() {
+        return refuse("claim.Spec.Selector is not supported");
+    }
+    if spec.volume_mode.as_deref() == Some("Block") {
+        return refuse(&format!("{PROVISIONER} does not support block volume provisioning"));
+    }
+    let modes = spec.access_modes.clone().unwrap_or_default();
+    if modes.iter().any(|mode| mode != "ReadWriteOnce" && mode != "ReadWriteOncePod") {
+        return refuse("NodePath only supports ReadWriteOnce and ReadWriteOncePod (1.22+) access modes");
+    }
+    let name = volume_name(claim);
+    let path = format!("{directory}/{name}_{}_{}", claim.namespace(), claim.name());
+    let requests = spec.resources.as_ref().and_then(|resources| resources.requests.clone());
+    let capacity = requests.unwrap_or_default().into_iter().filter(|(name, _)| name == "storage").collect();
+    let annotations = [(PROVISIONED_BY, PROVISIONER), ("local.path.provisioner/selected-node", node.name())];
+    Claim::Make(Box::new(PersistentVolume {
+        metadata: ObjectMeta {
+            name: Some(name),
+            annotations: Some(annotations.map(|(name, value)| (name.into(), value.into())).into()),
+            ..ObjectMeta::default()
+        },
+        spec: Some(PersistentVolumeSpec {
+            access_modes: Some(modes),
+            capacity: Some(capacity),
+            claim_ref: Some(ObjectReference {
+                api_version: Some("v1".into()),
+                kind: Some("PersistentVolumeClaim".into()),
+                namespace: Some(claim.namespace().into()),
+                name: Some(claim.name().into()),
+                uid: Some(claim.uid().into()),
+                resource_version: claim.metadata.resource_version.clone(),
+                ..ObjectReference::default()
+            }),
+            host_path: Some(HostPathVolumeSource { path, type_: Some("DirectoryOrCreate".into()) }),
+            mount_options: class.mount_options.clone(),
+            node_affinity: Some(only_on(node.label(HOSTNAME).unwrap_or(node.name()))),
+            persistent_volume_reclaim_policy: class.reclaim_policy.clone().or(Some("Delete".into())),
+            storage_class_name: Some(class.name().into()),
+            volume_mode: spec.volume_mode.clone(),
+            ..PersistentVolumeSpec::default()
+        }),
+        status: None,
+    }))
+}
+
+fn only_on(host: &str) -> VolumeNodeAffinity {
+    let requirement = NodeSelectorRequirement {
+        key: HOSTNAME.into(),
+        operator: "In".into(),
+        values: Some(vec![host.into()]),
+    };
+    let term = NodeSelectorTerm { match_expressions: Some(vec![requirement]), match_fields: None };
+    VolumeNodeAffinity { required: Some(NodeSelector { node_selector_terms: vec![term] }) }
+}
+
+/// A volume of ours whose claim is gone, and which is not to outlive it.
+pub fn is_to_go(volume: &PersistentVolume) -> bool {
+    let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
+    let policy = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
+    !volume.is_deleting()
+        && volume.annotation(PROVISIONED_BY) == Some(PROVISIONER)
+        && phase == Some("Released")
+        && policy == Some("Delete")
+}

@@ -1,0 +1,108 @@
+//! Routes between the pods of different nodes, where the cloud has to be told of them; and whether a node has its own.
+
+mod plan;
+#[cfg(test)]
+mod tests;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, NodeCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use reconcile::cloud::CloudError;
+use reconcile::{Changed, Controller, Ctx, Error, Key, Next, Object, Patch};
+use serde_json::json;
+
+use crate::node;
+
+const UNAVAILABLE: &str = "NetworkUnavailable";
+
+/// Why routes are not as they should be.
+#[derive(Debug, thiserror::Error)]
+enum Failed {
+    #[error(transparent)]
+    Api(#[from] Error),
+    #[error("routes")]
+    Cloud(#[from] CloudError),
+}
+
+pub async fn run(ctx: Ctx) {
+    if ctx.settings.cloud.0.as_ref().is_none_or(|cloud| cloud.routes().is_none()) {
+        return;
+    }
+    let ctx = Ctx {
+        client: ctx.client.acting_as("route-controller"),
+        events: ctx.events.from("route_controller"),
+        ..ctx
+    };
+    let controller = Controller::new("Routes", &ctx);
+    controller.on(ctx.caches.nodes(), |changed: &Changed<'_, Node>, enqueue| {
+        let concerns = |node: &Node| plan::routes(node, &[]);
+        if changed.before.map(|node| concerns(node)) != changed.after.map(|node| concerns(node)) {
+            enqueue(Key::new("", "routes"));
+        }
+    });
+    let work = ctx.clone();
+    let reconcile = move |_: Key| {
+        let ctx = work.clone();
+        async move { reconcile(&ctx).await }
+    };
+    controller.run(&ctx, 1, reconcile).await
+}
+
+/// All routes at once: which one is nobody's any more shows only among all nodes.
+async fn reconcile(ctx: &Ctx) -> Result<Next, Failed> {
+    let cloud = ctx.settings.cloud.0.clone();
+    let Some(routes) = cloud.as_ref().and_then(|cloud| cloud.routes()) else { return Ok(Next::Change) };
+    let nodes = ctx.caches.nodes().all();
+    let there = routes.list().await?;
+    let plan = plan::plan(&nodes, &there, &ctx.settings.cluster_cidrs);
+    for route in &plan.delete {
+        routes.delete(route).await?;
+    }
+    let mut failed = None;
+    for route in &plan.create {
+        if let Err(error) = routes.create(route).await {
+            let node = nodes.iter().find(|node| node.name() == route.node);
+            let message =
+                format!("Could not create route for node {} {}: {error}", route.node, route.network);
+            node.into_iter()
+                .for_each(|node| ctx.events.warning(&**node, "FailedToCreateRoute", message.clone()));
+            failed = Some((route.node.clone(), error));
+        }
+    }
+    let now = ctx.clock.now();
+    for node in &nodes {
+        let routed = failed.as_ref().is_none_or(|(name, _)| name != node.name())
+            && !plan::routes(node, &ctx.settings.cluster_cidrs).is_empty();
+        if let Some(condition) = condition(node, routed, now) {
+            let patch = json!({"status": {"conditions": [condition]}});
+            match ctx.patch_status::<Node>(&node.key(), &Patch::Strategic(patch)).await {
+                Err(error) if !error.is_not_found() => return Err(error.into()),
+                _ => {}
+            }
+        }
+    }
+    match failed {
+        Some((_, error)) => Err(error.into()),
+        None => Ok(Next::Change),
+    }
+}
+
+/// What a node has to say about its network, where it says something else.
+fn condition(node: &Node, routed: bool, now: Timestamp) -> Option<NodeCondition> {
+    let (status, reason, message) = match routed {
+        true => ("False", "RouteCreated", "RouteController created a route"),
+        false => ("True", "NoRouteCreated", "RouteController failed to create a route"),
+    };
+    let said = node::condition(node, UNAVAILABLE);
+    if said.is_some_and(|said| said.status == status && said.reason.as_deref() == Some(reason)) {
+        return None;
+    }
+    Some(NodeCondition {
+        type_: UNAVAILABLE.into(),
+        status: status.into(),
+        reason: Some(reason.into()),
+        message: Some(message.into()),
+        last_transition_time: Some(Time(now)),
+        last_heartbeat_time: None,
+    })
+}
