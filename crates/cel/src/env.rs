@@ -1,0 +1,197 @@
+//! Environments, which know names and types, and the programs compiled in them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use crate::ast::{Ast, Id, Kind};
+use crate::check::{Checked, check};
+use crate::decl::Decl;
+use crate::estimate::{self, Cost};
+use crate::eval::{self, Budget, Failure, Variables};
+use crate::functions::{self, Native};
+use crate::parser;
+use crate::signatures::{self, Function};
+use crate::source::Errors;
+use crate::types::{Object, Type};
+use crate::value::Value;
+
+/// What expressions may refer to. The functions are those of Kubernetes v1.36; variables are added one by one.
+#[derive(Clone, Debug, Default)]
+pub struct Env {
+    variables: HashMap<String, Arc<Decl>>,
+    messages: BTreeMap<String, Arc<Object>>,
+    /// The first words of message names that may be continued at will, as `Object` is in mutations.
+    open: Vec<String>,
+    libraries: Vec<&'static str>,
+}
+
+impl Env {
+    /// Without variables.
+    pub fn new() -> Env {
+        Env::default()
+    }
+
+    /// The same with a variable. Its name may have dots.
+    pub fn variable(mut self, name: &str, decl: impl Into<Decl>) -> Env {
+        self.variables.insert(name.to_owned(), Arc::new(decl.into()));
+        self
+    }
+
+    /// The same with a message type that expressions can make values of: `Name{field: value}`.
+    pub fn message_type(mut self, object: Object) -> Env {
+        self.messages.insert(object.name.clone(), Arc::new(object));
+        self
+    }
+
+    /// The same with message types `name`, `name.a`, `name.a.b` and so on, which have any field.
+    pub fn open_messages(mut self, name: &str) -> Env {
+        self.open.push(name.to_owned());
+        self
+    }
+
+    /// The same with a library that not every place has: `jsonpatch` or `bindings` (`cel.bind`).
+    pub fn library(mut self, name: &'static str) -> Env {
+        self.libraries.push(name);
+        self
+    }
+
+    /// Parses and checks an expression.
+    pub fn compile(&self, source: &str) -> Result<Program, Errors> {
+        let mut errors = Errors::new(source);
+        let checked = parser::parse(source, self.libraries.contains(&"bindings"), &mut errors)
+            .and_then(|ast| check(self, ast, &mut errors));
+        let Some(checked) = checked else { return Err(errors) };
+        Ok(Program::new(source, checked, self.variables.clone()))
+    }
+
+    pub(crate) fn function(&self, name: &str) -> Option<&'static Function> {
+        signatures::function(name)
+            .filter(|function| function.library.is_empty() || self.libraries.contains(&function.library))
+    }
+
+    pub(crate) fn ident(&self, name: &str) -> Option<Type> {
+        let variable = self.variables.get(name).map(|decl| decl.ty.clone());
+        variable.or_else(|| type_ident(name).map(|ty| Type::Type(Some(Arc::new(ty)))))
+    }
+
+    pub(crate) fn message(&self, name: &str) -> Option<Arc<Object>> {
+        let name = name.strip_prefix('.').unwrap_or(name);
+        let first = name.split('.').next().unwrap_or_default();
+        self.messages.get(name).cloned().or_else(|| {
+            self.open
+                .iter()
+                .any(|open| open == first)
+                .then(|| Arc::new(Object { name: name.to_owned(), fields: BTreeMap::new(), open: true }))
+        })
+    }
+}
+
+/// The names of types, which expressions can compare `type(x)` with.
+pub(crate) fn type_ident(name: &str) -> Option<Type> {
+    Some(match name {
+        "bool" => Type::Bool,
+        "bytes" => Type::Bytes,
+        "double" => Type::Double,
+        "google.protobuf.Duration" => Type::Duration,
+        "int" => Type::Int,
+        "list" => Type::list(Type::Dyn),
+        "map" => Type::map(Type::Dyn, Type::Dyn),
+        "null_type" => Type::Null,
+        "string" => Type::String,
+        "google.protobuf.Timestamp" => Type::Timestamp,
+        "type" => Type::Type(None),
+        "uint" => Type::Uint,
+        "optional_type" => Type::optional(Type::Dyn),
+        "net.IP" => Type::opaque("net.IP"),
+        "net.CIDR" => Type::opaque("net.CIDR"),
+        _ => return None,
+    })
+}
+
+/// A checked expression, ready to run any number of times, also at once.
+pub struct Program {
+    source: String,
+    pub(crate) checked: Checked,
+    natives: Vec<Option<Native>>,
+    constant: Vec<bool>,
+    variables: HashMap<String, Arc<Decl>>,
+}
+
+impl Program {
+    fn new(source: &str, checked: Checked, variables: HashMap<String, Arc<Decl>>) -> Program {
+        let ast = &checked.ast;
+        let natives = ast.ids().map(|id| match ast.kind(id) {
+            Kind::Call { function, .. } => functions::native(function),
+            _ => None,
+        });
+        let natives = natives.collect();
+        let constant = constants(ast);
+        Program { source: source.to_owned(), natives, constant, checked, variables }
+    }
+
+    /// The expression.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The type of the result.
+    pub fn output(&self) -> &Type {
+        self.checked.ty(self.checked.ast.root)
+    }
+
+    /// Whether the expression reads the variable.
+    pub fn refers_to(&self, variable: &str) -> bool {
+        let ast = &self.checked.ast;
+        ast.ids().any(|id| matches!(ast.kind(id), Kind::Ident(name) if name == variable))
+    }
+
+    /// What running it can cost at least and at most, judged by the sizes the variables' declarations allow.
+    pub fn estimate(&self) -> Cost {
+        estimate::estimate(&self.checked, &self.variables)
+    }
+
+    /// The value of the expression. What it cost is taken from `budget`; a single run never costs more than
+    /// [`PER_CALL_LIMIT`](crate::PER_CALL_LIMIT).
+    pub fn run<'a>(&'a self, variables: &Variables<'a>, budget: &mut Budget) -> Result<Value<'a>, Failure> {
+        eval::run(self, variables, budget)
+    }
+
+    pub(crate) fn native(&self, id: Id) -> Option<Native> {
+        self.natives[id as usize]
+    }
+
+    /// Whether it is a list of nothing but literals, or the conversion of one; such things cost nothing.
+    pub(crate) fn is_constant(&self, id: Id) -> bool {
+        self.constant[id as usize]
+    }
+}
+
+fn constants(ast: &Ast) -> Vec<bool> {
+    let mut constant = vec![false; ast.len()];
+    for id in ast.ids() {
+        // Children are added before their parents, so they have been judged.
+        constant[id as usize] = match ast.kind(id) {
+            Kind::List { items, optional } => {
+                !optional.contains(&true)
+                    && items
+                        .iter()
+                        .all(|item| matches!(ast.kind(*item), Kind::Literal(_)) || constant[*item as usize])
+            }
+            Kind::Call { function, target: None, args } => {
+                CONVERSIONS.contains(&function.as_str())
+                    && matches!(args[..], [arg] if matches!(ast.kind(arg), Kind::Literal(_)))
+            }
+            _ => false,
+        };
+    }
+    constant
+}
+
+/// Conversions of literals are as good as literals.
+const CONVERSIONS: &[&str] = &["bool", "bytes", "double", "duration", "int", "string", "timestamp", "uint"];
+
+impl std::fmt::Debug for Program {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Program").field("source", &self.source).field("output", self.output()).finish()
+    }
+}

@@ -1,0 +1,104 @@
+//! Names of properties as expressions can write them.
+
+const RESERVED: &[&str] = &[
+    "true",
+    "false",
+    "null",
+    "in",
+    "as",
+    "break",
+    "const",
+    "continue",
+    "else",
+    "for",
+    "function",
+    "if",
+    "import",
+    "let",
+    "loop",
+    "package",
+    "namespace",
+    "return",
+    "var",
+    "void",
+    "while",
+];
+
+const SEQUENCES: &[(&str, &str)] = &[("__", "underscores"), (".", "dot"), ("-", "dash"), ("/", "slash")];
+
+/// The identifier for a property: `x.y` is `x__dot__y`, `namespace` is `__namespace__`. None for a name that has no
+/// such form and so cannot be used in expressions.
+pub fn escape(name: &str) -> Option<String> {
+    if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) {
+        return None;
+    }
+    if RESERVED.contains(&name) {
+        return Some(format!("__{name}__"));
+    }
+    let mut out = String::with_capacity(name.len());
+    let mut rest = name;
+    while let Some(c) = rest.chars().next() {
+        if let Some((text, word)) = SEQUENCES.iter().find(|(text, _)| rest.starts_with(text)) {
+            out.push_str("__");
+            out.push_str(word);
+            out.push_str("__");
+            rest = &rest[text.len()..];
+        } else if c.is_ascii_alphanumeric() || c == '_' {
+            out.push(c);
+            rest = &rest[1..];
+        } else {
+            return None;
+        }
+    }
+    Some(out)
+}
+
+/// The property an identifier stands for; none if it has sequences that mean nothing.
+pub fn unescape(identifier: &str) -> Option<String> {
+    let mut out = String::with_capacity(identifier.len());
+    let mut rest = identifier;
+    while let Some(start) = rest.find("__") {
+        let inner = &rest[start + 2..];
+        let length = inner.find('_').filter(|length| *length > 0 && inner[*length..].starts_with("__"));
+        let Some(length) = length else {
+            // No sequence begins here; an underscore is only an underscore.
+            out.push_str(&rest[..=start]);
+            rest = &rest[start + 1..];
+            continue;
+        };
+        let word = &inner[..length];
+        out.push_str(&rest[..start]);
+        match SEQUENCES.iter().find(|(_, name)| *name == word) {
+            Some((text, _)) => out.push_str(text),
+            None if RESERVED.contains(&word) && identifier.len() == length + 4 => out.push_str(word),
+            None => return None,
+        }
+        rest = &inner[length + 2..];
+    }
+    out.push_str(rest);
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(name: &str, escaped: &str) {
+        assert_eq!(escape(name).as_deref(), Some(escaped));
+        assert_eq!(unescape(escaped).as_deref(), Some(name));
+    }
+
+    #[test]
+    fn names_have_a_form_expressions_can_write() {
+        check("a", "a");
+        check("namespace", "__namespace__");
+        check("x.y", "x__dot__y");
+        check("a-b/c", "a__dash__b__slash__c");
+        check("a__b", "a__underscores__b");
+        check("a_b", "a_b");
+        assert_eq!(escape("1a"), None);
+        assert_eq!(escape("a b"), None);
+        assert_eq!(unescape("a__nothing__b"), None);
+    }
+}

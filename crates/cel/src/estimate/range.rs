@@ -1,0 +1,43 @@
+//! A smallest and a largest number. Arithmetic on them stops at the largest there is.
+
+/// Between `min` and `max`, both included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    /// The least.
+    pub min: u64,
+    /// The most; `u64::MAX` stands for no limit.
+    pub max: u64,
+}
+
+impl Range {
+    pub(crate) const ZERO: Range = Range::fixed(0);
+    pub(crate) const UNKNOWN: Range = Range { min: 0, max: u64::MAX };
+
+    pub(crate) const fn fixed(value: u64) -> Range {
+        Range { min: value, max: value }
+    }
+
+    pub(crate) fn add(self, other: Range) -> Range {
+        Range { min: self.min.saturating_add(other.min), max: self.max.saturating_add(other.max) }
+    }
+
+    pub(crate) fn multiply(self, other: Range) -> Range {
+        Range { min: self.min.saturating_mul(other.min), max: self.max.saturating_mul(other.max) }
+    }
+
+    pub(crate) fn union(self, other: Range) -> Range {
+        Range { min: self.min.min(other.min), max: self.max.max(other.max) }
+    }
+
+    /// Rounded up.
+    pub(crate) fn scaled(self, factor: f64) -> Range {
+        // A float that is too large becomes the largest integer.
+        let scale = |value: u64| {
+            if value > 0 && value as f64 > u64::MAX as f64 / factor {
+                return u64::MAX;
+            }
+            (value as f64 * factor).ceil() as u64
+        };
+        Range { min: scale(self.min), max: scale(self.max) }
+    }
+}

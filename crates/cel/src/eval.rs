@@ -1,0 +1,332 @@
+//! Evaluation: one walk over the checked tree. Errors are values of a sort in CEL (`false && error` is false), so
+//! they travel as `Err` and the logical operators and macros take them in.
+
+pub(crate) mod budget;
+pub(crate) mod cost;
+mod fold;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use crate::ast::{Entry, Id, Kind, Literal};
+use crate::env::{Program, type_ident};
+use crate::functions;
+use crate::value::{Key, Map, Text, Value};
+use budget::Meter;
+pub use budget::{Budget, Failure, MATCH_CONDITIONS_BUDGET, PER_CALL_LIMIT, RUNTIME_BUDGET};
+
+pub(crate) type Evaluated<'a> = Result<Value<'a>, Failure>;
+
+/// The values of an environment's variables. Results may borrow from the program as well as from them, so the
+/// program has to be there first.
+#[derive(Clone, Default)]
+pub struct Variables<'a> {
+    values: Vec<(&'a str, Value<'a>)>,
+}
+
+impl<'a> Variables<'a> {
+    /// None yet.
+    pub fn new() -> Variables<'a> {
+        Variables { values: Vec::new() }
+    }
+
+    /// Says what a variable stands for.
+    pub fn set(&mut self, name: &'a str, value: Value<'a>) {
+        match self.values.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, old)) => *old = value,
+            None => self.values.push((name, value)),
+        }
+    }
+
+    /// The same with one more variable.
+    pub fn with(mut self, name: &'a str, value: Value<'a>) -> Variables<'a> {
+        self.set(name, value);
+        self
+    }
+
+    fn get(&self, name: &str) -> Option<&Value<'a>> {
+        self.values.iter().find(|(known, _)| *known == name).map(|(_, value)| value)
+    }
+}
+
+struct Local<'a> {
+    name: &'a str,
+    value: Evaluated<'a>,
+}
+
+pub(crate) struct Evaluation<'a, 'b> {
+    program: &'a Program,
+    variables: &'b Variables<'a>,
+    locals: Vec<Local<'a>>,
+    constants: HashMap<Id, Value<'a>>,
+    budget: &'b mut Budget,
+    cx: functions::Cx,
+}
+
+/// Evaluates the whole program and takes what it cost from the budget.
+pub(crate) fn run<'a>(program: &'a Program, variables: &Variables<'a>, budget: &mut Budget) -> Evaluated<'a> {
+    let depth = budget.depth;
+    let cx = functions::Cx::new(Meter::new(PER_CALL_LIMIT));
+    let mut evaluation =
+        Evaluation { program, variables, locals: Vec::new(), constants: HashMap::new(), budget, cx };
+    let result = evaluation.eval(program.checked.ast.root);
+    let cost = evaluation.cx.meter.cost;
+    budget.depth = depth;
+    budget.spend(cost);
+    result
+}
+
+impl<'a> Evaluation<'a, '_> {
+    fn eval(&mut self, id: Id) -> Evaluated<'a> {
+        self.budget.enter()?;
+        let value = self.node(id);
+        self.budget.leave();
+        value
+    }
+
+    fn node(&mut self, id: Id) -> Evaluated<'a> {
+        match self.program.checked.ast.kind(id) {
+            Kind::Broken => Err(Failure::error("broken expression")),
+            Kind::Literal(literal) => Ok(constant(literal)),
+            Kind::Ident(name) => self.ident(name),
+            Kind::Select { operand, field, test: true } => self.has(*operand, field),
+            Kind::Select { operand, field, test: false } => {
+                let operand = self.eval(*operand)?;
+                self.charge(1)?;
+                self.select(&operand, field)
+            }
+            Kind::Call { function, target, args } => self.call(id, function, *target, args),
+            Kind::List { items, optional } => self.list(id, items, optional),
+            Kind::Map(entries) => self.map(entries),
+            Kind::Struct { name, fields } => {
+                let mut values = BTreeMap::new();
+                for field in fields {
+                    let Some(value) = self.element(field.value, field.optional)? else { continue };
+                    values.insert(Key::String(Text::Borrowed(&field.name)), value);
+                }
+                self.charge(cost::STRUCT)?;
+                let name: Arc<str> = name.trim_start_matches('.').into();
+                Ok(Value::Map(Map::Message(name, Arc::new(values))))
+            }
+            Kind::Fold(fold) => self.fold(fold),
+        }
+    }
+
+    fn charge(&mut self, cost: u64) -> Result<(), Failure> {
+        self.cx.meter.charge(cost)
+    }
+
+    fn ident(&mut self, name: &'a str) -> Evaluated<'a> {
+        self.charge(1)?;
+        if let Some(local) = self.locals.iter().rev().find(|local| local.name == name) {
+            return local.value.clone();
+        }
+        let name = name.strip_prefix('.').unwrap_or(name);
+        if let Some(value) = self.variables.get(name) {
+            return Ok(value.clone());
+        }
+        match type_ident(name) {
+            Some(ty) => Ok(Value::Type(ty)),
+            None => Err(Failure::error(format!("no such attribute(s): {name}"))),
+        }
+    }
+
+    fn has(&mut self, operand: Id, field: &str) -> Evaluated<'a> {
+        let operand = self.eval(operand)?;
+        self.find(&operand, field).map(|found| Value::Bool(found.is_some()))
+    }
+
+    fn select(&mut self, operand: &Value<'a>, field: &str) -> Evaluated<'a> {
+        if let Value::Optional(inner) = operand {
+            return match inner {
+                None => Ok(Value::Optional(None)),
+                Some(inner) => Ok(Value::Optional(self.find(inner, field)?.map(Arc::new))),
+            };
+        }
+        self.find(operand, field)?.ok_or_else(|| Failure::error(format!("no such key: {field}")))
+    }
+
+    fn find(&mut self, operand: &Value<'a>, field: &str) -> Result<Option<Value<'a>>, Failure> {
+        match operand {
+            Value::Map(map) => Ok(map.field(field)),
+            Value::Fields(fields) => {
+                let fields = fields.clone();
+                fields.get(field, self.budget).transpose()
+            }
+            Value::Optional(Some(inner)) => self.find(inner, field),
+            Value::Optional(None) => Ok(None),
+            _ => Err(Failure::error("no such overload")),
+        }
+    }
+
+    fn call(&mut self, id: Id, function: &'a str, target: Option<Id>, args: &'a [Id]) -> Evaluated<'a> {
+        match (function, args) {
+            ("_&&_", [left, right]) => return self.logic(*left, *right, false),
+            ("_||_", [left, right]) => return self.logic(*left, *right, true),
+            ("_?_:_", [condition, truthy, falsy]) => {
+                return match self.eval(*condition)? {
+                    Value::Bool(true) => self.eval(*truthy),
+                    Value::Bool(false) => self.eval(*falsy),
+                    _ => Err(Failure::error("no such overload")),
+                };
+            }
+            ("@not_strictly_false", [arg]) => {
+                let value = self.eval(*arg);
+                self.charge(1)?;
+                return match value {
+                    Err(Failure::Cost) => Err(Failure::Cost),
+                    value => Ok(Value::Bool(!matches!(value, Ok(Value::Bool(false))))),
+                };
+            }
+            ("_?._", [operand, field]) => {
+                let operand = self.eval(*operand)?;
+                self.charge(1)?;
+                let Kind::Literal(Literal::String(field)) = self.program.checked.ast.kind(*field) else {
+                    return Err(Failure::error("no such overload"));
+                };
+                return self.find(&operand, field).map(|found| Value::Optional(found.map(Arc::new)));
+            }
+            ("or" | "orValue", [other]) if target.is_some() => {
+                let first = self.eval(target.unwrap_or_default())?;
+                return match (function, first) {
+                    ("or", value @ Value::Optional(Some(_))) => Ok(value),
+                    ("orValue", Value::Optional(Some(value))) => Ok(Arc::unwrap_or_clone(value)),
+                    (_, Value::Optional(None)) => self.eval(*other),
+                    _ => Err(Failure::error("no such overload")),
+                };
+            }
+            ("@in", [item, list]) if self.program.is_constant(*list) => {
+                let item = self.eval(*item)?;
+                let list = self.eval(*list)?;
+                return functions::contains(&mut self.cx, &item, &list);
+            }
+            _ => {}
+        }
+        if self.program.is_constant(id) {
+            return self.constant_call(id, args);
+        }
+        let mut values = Vec::with_capacity(args.len() + 1);
+        for arg in target.iter().chain(args) {
+            values.push(self.eval(*arg)?);
+        }
+        let cost = cost::call(function, &values, &mut self.cx.meter)?;
+        self.charge(cost)?;
+        let Some(native) = self.program.native(id) else {
+            return Err(Failure::error(format!("no such overload: {function}")));
+        };
+        native(&mut self.cx, &values)
+    }
+
+    fn constant_call(&mut self, id: Id, args: &'a [Id]) -> Evaluated<'a> {
+        if let Some(value) = self.constants.get(&id) {
+            return Ok(value.clone());
+        }
+        let Some(native) = self.program.native(id) else { return Err(Failure::error("no such overload")) };
+        let arg = self.eval(args[0])?;
+        let value = native(&mut self.cx, &[arg])?;
+        self.constants.insert(id, value.clone());
+        Ok(value)
+    }
+
+    /// `&&` (ends at false) and `||` (ends at true): an error counts only if the other side does not decide.
+    fn logic(&mut self, left: Id, right: Id, decisive: bool) -> Evaluated<'a> {
+        let left = self.eval(left);
+        match left {
+            Ok(Value::Bool(value)) if value == decisive => return left,
+            Err(Failure::Cost) => return left,
+            _ => {}
+        }
+        let right = self.eval(right);
+        match (&left, &right) {
+            (_, Ok(Value::Bool(value))) if *value == decisive => right,
+            (_, Err(Failure::Cost)) => right,
+            (Ok(Value::Bool(_)), Ok(Value::Bool(_))) => right,
+            (Err(_), _) => left,
+            (_, Err(_)) => right,
+            _ => Err(Failure::error("no such overload")),
+        }
+    }
+
+    fn list(&mut self, id: Id, items: &'a [Id], optional: &[bool]) -> Evaluated<'a> {
+        let constant = self.program.is_constant(id);
+        if constant && let Some(value) = self.constants.get(&id) {
+            return Ok(value.clone());
+        }
+        let mut values = Vec::with_capacity(items.len());
+        for (item, optional) in items.iter().zip(optional) {
+            values.extend(self.element(*item, *optional)?);
+        }
+        self.cx.meter.values(values.len())?;
+        let value = Value::list(values);
+        if constant {
+            self.constants.insert(id, value.clone());
+        } else {
+            self.charge(cost::LIST)?;
+        }
+        Ok(value)
+    }
+
+    fn map(&mut self, entries: &'a [Entry]) -> Evaluated<'a> {
+        let mut map = BTreeMap::new();
+        for entry in entries {
+            let key = self.eval(entry.key)?;
+            let Some(value) = self.element(entry.value, entry.optional)? else { continue };
+            let Some(key) = Key::of(&key) else {
+                return Err(Failure::error(format!("unsupported key type: {}", key.type_of().name())));
+            };
+            if map.insert(key, value).is_some() {
+                return Err(Failure::error("Failed with repeated key"));
+            }
+        }
+        self.charge(cost::MAP)?;
+        self.cx.meter.values(map.len() * 2)?;
+        Ok(Value::Map(Map::Shared(Arc::new(map))))
+    }
+
+    /// An element of a literal; none for an optional one that is missing.
+    fn element(&mut self, id: Id, optional: bool) -> Result<Option<Value<'a>>, Failure> {
+        let value = self.eval(id)?;
+        match value {
+            Value::Optional(inner) if optional => Ok(inner.map(Arc::unwrap_or_clone)),
+            other if optional => {
+                let words =
+                    format!("cannot initialize optional list element from non-optional value {other:?}");
+                Err(Failure::error(words))
+            }
+            value => Ok(Some(value)),
+        }
+    }
+
+    fn items(&mut self, range: &Value<'a>, two: bool) -> Result<Vec<(Value<'a>, Value<'a>)>, Failure> {
+        match range {
+            Value::List(list) => {
+                self.cx.meter.steps(list.len() as u64)?;
+                let items = list.iter().enumerate();
+                Ok(items
+                    .map(
+                        |(index, item)| {
+                            if two { (Value::Int(index as i64), item) } else { (item, Value::Null) }
+                        },
+                    )
+                    .collect())
+            }
+            Value::Map(map) => {
+                self.cx.meter.steps(map.len() as u64)?;
+                Ok(map.entries())
+            }
+            other => Err(Failure::error(format!("got '{}', expected iterable type", other.type_of().name()))),
+        }
+    }
+}
+
+fn constant(literal: &Literal) -> Value<'_> {
+    match literal {
+        Literal::Null => Value::Null,
+        Literal::Bool(value) => Value::Bool(*value),
+        Literal::Int(value) => Value::Int(*value),
+        Literal::Uint(value) => Value::Uint(*value),
+        Literal::Double(value) => Value::Double(*value),
+        Literal::String(text) => Value::String(Text::Borrowed(text)),
+        Literal::Bytes(bytes) => Value::Bytes(bytes.as_slice().into()),
+    }
+}

@@ -1,0 +1,218 @@
+//! IP addresses and networks.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use super::{Native, no_such_overload};
+use crate::eval::Evaluated;
+use crate::eval::budget::Failure;
+use crate::value::{Library, Value};
+
+/// An address; IPv4 in the clothes of IPv6 is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Address(IpAddr);
+
+/// A network: an address and how many of its bits count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Block {
+    address: IpAddr,
+    bits: u8,
+}
+
+pub(super) fn native(name: &str) -> Option<Native> {
+    Some(match name {
+        "ip" => |_, args| match args {
+            [Value::String(text)] => parse(text).map(ip_value).map_err(Failure::error),
+            [Value::Library(Library::Cidr(block))] => Ok(ip_value(Address(block.address))),
+            _ => no_such_overload(),
+        },
+        "isIP" => |_, args| match args {
+            [Value::String(text)] => Ok(Value::Bool(parse(text).is_ok())),
+            _ => no_such_overload(),
+        },
+        "ip.isCanonical" => |_, args| match args {
+            [Value::String(text)] => {
+                parse(text).map(|address| Value::Bool(address.to_string() == **text)).map_err(Failure::error)
+            }
+            _ => no_such_overload(),
+        },
+        "family" => |_, args| of(args, |ip| Value::Int(if ip.is_ipv4() { 4 } else { 6 })),
+        "isUnspecified" => |_, args| of(args, |ip| Value::Bool(ip.is_unspecified())),
+        "isLoopback" => |_, args| of(args, |ip| Value::Bool(ip.is_loopback())),
+        "isLinkLocalMulticast" => |_, args| of(args, |ip| Value::Bool(is_link_local_multicast(ip))),
+        "isLinkLocalUnicast" => |_, args| of(args, |ip| Value::Bool(is_link_local_unicast(ip))),
+        "isGlobalUnicast" => |_, args| of(args, |ip| Value::Bool(is_global_unicast(ip))),
+        "cidr" => |_, args| match args {
+            [Value::String(text)] => {
+                parse_block(text).map(|block| Value::Library(Library::Cidr(block))).map_err(network_error)
+            }
+            _ => no_such_overload(),
+        },
+        "isCIDR" => |_, args| match args {
+            [Value::String(text)] => Ok(Value::Bool(parse_block(text).is_ok())),
+            _ => no_such_overload(),
+        },
+        "prefixLength" => |_, args| match args {
+            [Value::Library(Library::Cidr(block))] => Ok(Value::Int(block.bits.into())),
+            _ => no_such_overload(),
+        },
+        "masked" => |_, args| match args {
+            [Value::Library(Library::Cidr(block))] => {
+                let address = masked(block.address, block.bits);
+                Ok(Value::Library(Library::Cidr(Block { address, ..*block })))
+            }
+            _ => no_such_overload(),
+        },
+        "containsIP" => |_, args| {
+            let (block, address) = match args {
+                [Value::Library(Library::Cidr(block)), Value::Library(Library::Ip(address))] => {
+                    (block, *address)
+                }
+                [Value::Library(Library::Cidr(block)), Value::String(text)] => {
+                    (block, parse(text).map_err(Failure::error)?)
+                }
+                _ => return no_such_overload(),
+            };
+            Ok(Value::Bool(holds(block, address.0)))
+        },
+        "containsCIDR" => |_, args| {
+            let (block, other) = match args {
+                [Value::Library(Library::Cidr(block)), Value::Library(Library::Cidr(other))] => {
+                    (block, *other)
+                }
+                [Value::Library(Library::Cidr(block)), Value::String(text)] => {
+                    (block, parse_block(text).map_err(network_error)?)
+                }
+                _ => return no_such_overload(),
+            };
+            Ok(Value::Bool(block.bits <= other.bits && holds(block, other.address)))
+        },
+        _ => return None,
+    })
+}
+
+fn network_error(words: String) -> Failure {
+    Failure::error(format!("network address parse error during conversion from string: {words}"))
+}
+
+fn ip_value<'a>(address: Address) -> Value<'a> {
+    Value::Library(Library::Ip(address))
+}
+
+fn of<'a>(args: &[Value<'a>], read: impl Fn(IpAddr) -> Value<'a>) -> Evaluated<'a> {
+    match args {
+        [Value::Library(Library::Ip(address))] => Ok(read(address.0)),
+        _ => no_such_overload(),
+    }
+}
+
+fn parse(text: &str) -> Result<Address, String> {
+    if let Some((address, _)) = text.split_once('%')
+        && address.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv6())
+    {
+        return Err(format!("IP address {text:?} with zone value is not allowed"));
+    }
+    let address: IpAddr = text.parse().map_err(|_| {
+        format!(
+            "IP Address {text:?} parse error during conversion from string: ParseAddr({text:?}): unable to parse IP"
+        )
+    })?;
+    if is_mapped(address) {
+        return Err(format!("IPv4-mapped IPv6 address {text:?} is not allowed"));
+    }
+    Ok(Address(address))
+}
+
+fn parse_block(text: &str) -> Result<Block, String> {
+    let wrong = |why: &str| {
+        Err(format!(
+            "network address parse error during conversion from string: netip.ParsePrefix({text:?}): {why}"
+        ))
+    };
+    let Some((address, length)) = text.rsplit_once('/') else { return wrong("no '/'") };
+    let Ok(address) = address.parse::<IpAddr>() else {
+        return wrong(&format!("ParseAddr({address:?}): unable to parse IP"));
+    };
+    let digits = length.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits || length.is_empty() || (length.len() > 1 && length.starts_with('0')) {
+        return wrong(&format!("bad bits after slash: {length:?}"));
+    }
+    let most = if address.is_ipv4() { 32 } else { 128 };
+    let bits = match length.parse::<u8>() {
+        Ok(bits) if bits <= most => bits,
+        _ => return wrong("prefix length out of range"),
+    };
+    if is_mapped(address) {
+        return Err(format!("IPv4-mapped IPv6 address {text:?} is not allowed"));
+    }
+    Ok(Block { address, bits })
+}
+
+fn is_mapped(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some())
+}
+
+fn masked(address: IpAddr, bits: u8) -> IpAddr {
+    match address {
+        IpAddr::V4(v4) => {
+            let mask = u32::MAX.checked_shl(32 - u32::from(bits)).unwrap_or(0);
+            IpAddr::V4((u32::from(v4) & mask).into())
+        }
+        IpAddr::V6(v6) => {
+            let mask = u128::MAX.checked_shl(128 - u32::from(bits)).unwrap_or(0);
+            IpAddr::V6((u128::from(v6) & mask).into())
+        }
+    }
+}
+
+fn holds(block: &Block, address: IpAddr) -> bool {
+    block.address.is_ipv4() == address.is_ipv4()
+        && masked(block.address, block.bits) == masked(address, block.bits)
+}
+
+fn is_link_local_unicast(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.segments()[0] & 0xffc0 == 0xfe80,
+    }
+}
+
+fn is_link_local_multicast(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(v4) => v4.octets()[..3] == [224, 0, 0],
+        IpAddr::V6(v6) => v6.segments()[0] & 0xff0f == 0xff02,
+    }
+}
+
+fn is_global_unicast(ip: IpAddr) -> bool {
+    let broadcast = matches!(ip, IpAddr::V4(v4) if v4.is_broadcast());
+    !ip.is_unspecified()
+        && !ip.is_loopback()
+        && !ip.is_multicast()
+        && !is_link_local_unicast(ip)
+        && !broadcast
+}
+
+impl Address {
+    pub(crate) fn bytes(&self) -> usize {
+        if self.0.is_ipv4() { 4 } else { 16 }
+    }
+}
+
+impl Block {
+    pub(crate) fn bytes(&self) -> usize {
+        usize::from(self.bits).div_ceil(8)
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.bits)
+    }
+}

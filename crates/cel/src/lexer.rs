@@ -1,0 +1,191 @@
+//! Tokens of an expression.
+
+use crate::source::Errors;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Ident,
+    /// Between backquotes.
+    Escaped,
+    Int,
+    Uint,
+    Double,
+    String,
+    Bytes,
+    /// An operator, bracket or keyword, known by its text.
+    Sign,
+    End,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Token<'s> {
+    pub kind: Kind,
+    pub text: &'s str,
+    /// In characters from the start.
+    pub at: u32,
+}
+
+const SIGNS: &[&str] = &[
+    "==", "!=", "<=", ">=", "&&", "||", "<", ">", "[", "]", "{", "}", "(", ")", ".", ",", "-", "!", "?", ":",
+    "+", "*", "/", "%",
+];
+
+struct Lexer<'s> {
+    source: &'s str,
+    /// In bytes.
+    position: usize,
+    at: u32,
+}
+
+/// All tokens, the last of which is [`Kind::End`]. What is no token is complained about and left out.
+pub(crate) fn tokens<'s>(source: &'s str, errors: &mut Errors) -> Vec<Token<'s>> {
+    let mut lexer = Lexer { source, position: 0, at: 0 };
+    let mut tokens = Vec::new();
+    loop {
+        lexer.skip_blank();
+        let rest = lexer.rest();
+        if rest.is_empty() {
+            tokens.push(Token { kind: Kind::End, text: "<EOF>", at: lexer.at });
+            return tokens;
+        }
+        match token(rest) {
+            Some((kind, length)) => {
+                let (text, at) = (&rest[..length], lexer.at);
+                lexer.advance(length);
+                tokens.push(Token { kind, text, at });
+            }
+            None => {
+                let bad = unknown(rest);
+                errors.report(Some(lexer.at), format!("Syntax error: token recognition error at: '{bad}'"));
+                lexer.advance(bad.len());
+            }
+        }
+    }
+}
+
+impl<'s> Lexer<'s> {
+    fn rest(&self) -> &'s str {
+        &self.source[self.position..]
+    }
+
+    fn advance(&mut self, bytes: usize) {
+        self.at += self.source[self.position..self.position + bytes].chars().count() as u32;
+        self.position += bytes;
+    }
+
+    fn skip_blank(&mut self) {
+        loop {
+            let rest = self.rest();
+            let blank = rest.len() - rest.trim_start_matches(['\t', ' ', '\r', '\n', '\u{c}']).len();
+            let skip = match &rest[blank..] {
+                comment if comment.starts_with("//") => blank + comment.find('\n').unwrap_or(comment.len()),
+                _ => blank,
+            };
+            if skip == 0 {
+                return;
+            }
+            self.advance(skip);
+        }
+    }
+}
+
+fn token(rest: &str) -> Option<(Kind, usize)> {
+    let first = rest.chars().next()?;
+    if let Some(found) = text(rest) {
+        return Some(found);
+    }
+    if first.is_ascii_digit() || (first == '.' && rest[1..].starts_with(|c: char| c.is_ascii_digit())) {
+        return Some(number(rest));
+    }
+    if first.is_ascii_alphabetic() || first == '_' {
+        let length = span(rest, |c| c.is_ascii_alphanumeric() || c == '_');
+        let kind = if matches!(&rest[..length], "true" | "false" | "null" | "in") {
+            Kind::Sign
+        } else {
+            Kind::Ident
+        };
+        return Some((kind, length));
+    }
+    if first == '`' {
+        let inner = span(&rest[1..], |c| c.is_ascii_alphanumeric() || "_.-/ ".contains(c));
+        return (inner > 0 && rest[1 + inner..].starts_with('`')).then_some((Kind::Escaped, inner + 2));
+    }
+    SIGNS.iter().find(|sign| rest.starts_with(**sign)).map(|sign| (Kind::Sign, sign.len()))
+}
+
+/// What the complaint shows: an unfinished string to the end of its line, else one character.
+fn unknown(rest: &str) -> &str {
+    let first = rest.chars().next().map_or(0, char::len_utf8);
+    if rest.starts_with(['"', '\'']) {
+        return &rest[..rest.find('\n').map_or(rest.len(), |end| end + 1)];
+    }
+    &rest[..first]
+}
+
+fn span(text: &str, wanted: impl Fn(char) -> bool) -> usize {
+    text.find(|c| !wanted(c)).unwrap_or(text.len())
+}
+
+fn number(rest: &str) -> (Kind, usize) {
+    if let Some(hex) = rest.strip_prefix("0x") {
+        let digits = span(hex, |c| c.is_ascii_hexdigit());
+        if digits > 0 {
+            let unsigned = hex[digits..].starts_with(['u', 'U']);
+            return if unsigned { (Kind::Uint, digits + 3) } else { (Kind::Int, digits + 2) };
+        }
+    }
+    let digits = |from: usize| span(&rest[from..], |c| c.is_ascii_digit());
+    let mut length = digits(0);
+    let mut kind = Kind::Int;
+    if rest[length..].starts_with('.') && digits(length + 1) > 0 {
+        kind = Kind::Double;
+        length += 1 + digits(length + 1);
+    }
+    if rest[length..].starts_with(['e', 'E']) {
+        let sign = usize::from(rest[length + 1..].starts_with(['+', '-']));
+        let exponent = digits(length + 1 + sign);
+        if exponent > 0 {
+            return (Kind::Double, length + 1 + sign + exponent);
+        }
+    }
+    if kind == Kind::Int && rest[length..].starts_with(['u', 'U']) {
+        return (Kind::Uint, length + 1);
+    }
+    (kind, length)
+}
+
+/// A string or bytes literal with its prefixes and quotes.
+fn text(rest: &str) -> Option<(Kind, usize)> {
+    let bytes = rest.starts_with(['b', 'B']);
+    let mut start = usize::from(bytes);
+    let raw = rest[start..].starts_with(['r', 'R']);
+    start += usize::from(raw);
+    let body = &rest[start..];
+    let quote = body.chars().next().filter(|c| matches!(c, '"' | '\''))?;
+    let kind = if bytes { Kind::Bytes } else { Kind::String };
+    let triple: String = [quote; 3].iter().collect();
+    let (open, close): (usize, &str) =
+        if body.starts_with(&triple) { (3, &triple) } else { (1, if quote == '"' { "\"" } else { "'" }) };
+    let length = closing(&body[open..], close, raw, open == 3)
+        // `"""` without an end may still be an empty string and the start of another.
+        .map(|inner| open + inner + close.len())
+        .or_else(|| (open == 3).then_some(2))?;
+    Some((kind, start + length))
+}
+
+fn closing(body: &str, close: &str, raw: bool, many_lines: bool) -> Option<usize> {
+    let mut chars = body.char_indices();
+    while let Some((index, c)) = chars.next() {
+        if body[index..].starts_with(close) {
+            return Some(index);
+        }
+        match c {
+            '\\' if !raw => {
+                chars.next()?;
+            }
+            '\n' | '\r' if !many_lines => return None,
+            _ => {}
+        }
+    }
+    None
+}

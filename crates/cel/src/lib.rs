@@ -1,0 +1,61 @@
+//! CEL, the expression language of validation rules, policies and match conditions, as Kubernetes v1.36 has it.
+//!
+//! An [`Env`] says which variables there are and of what types; [`Env::compile`] parses and checks an expression,
+//! with cel-go's complaints; the [`Program`] can be estimated (what can it cost at most?) and run, as often as one
+//! likes and from many threads. Nothing an expression says can use more than its [`Budget`] of time or memory.
+//!
+//! ```
+//! use cel::{Budget, Decl, Env, RUNTIME_BUDGET, Value, Variables};
+//! use serde_json::json;
+//!
+//! let schema = json!({"type": "object", "properties": {"replicas": {"type": "integer"}}});
+//! let decl = Decl::from_schema(&schema, false).expect("an object has a declaration");
+//! let env = Env::new().variable("self", decl.clone());
+//! let program = env.compile("self.replicas <= 5").expect("the expression is fine");
+//! assert!(program.estimate().max < 10);
+//!
+//! let object = json!({"replicas": 7});
+//! let variables = Variables::new().with("self", Value::from_declared(&object, &decl));
+//! let mut budget = Budget::new(RUNTIME_BUDGET);
+//! let value = program.run(&variables, &mut budget).expect("nothing goes wrong");
+//! assert_eq!(value.as_bool(), Some(false));
+//!
+//! let errors = env.compile("self.size > 5").expect_err("there is no such field");
+//! assert_eq!(
+//!     errors.to_string(),
+//!     "ERROR: <input>:1:5: undefined field 'size'\n | self.size > 5\n | ....^"
+//! );
+//! ```
+//!
+//! Reading starts at [`env`](Env); then `parser`, `check`, `eval` and `functions` in the order an expression
+//! meets them. `signatures.txt` is the table of functions. The crate knows schemas but no kinds, and does no I/O:
+//! questions to the authorizer go through a trait.
+
+mod ast;
+mod authorizer;
+mod check;
+mod decl;
+mod env;
+mod escape;
+mod estimate;
+mod eval;
+mod functions;
+mod lexer;
+mod parser;
+mod signatures;
+mod source;
+#[cfg(test)]
+mod tests;
+mod time;
+mod types;
+mod value;
+
+pub use authorizer::{Authorizer, Check, Decision, Question};
+pub use decl::{Decl, Field, ListType};
+pub use env::{Env, Program};
+pub use escape::{escape, unescape};
+pub use estimate::Cost;
+pub use eval::{Budget, Failure, MATCH_CONDITIONS_BUDGET, PER_CALL_LIMIT, RUNTIME_BUDGET, Variables};
+pub use source::{Complaint, Errors};
+pub use types::{Object, Type};
+pub use value::{Fields, Key, Library, List, Map, Text, Value};

@@ -1,0 +1,112 @@
+//! Durations and timestamps as text. Durations are nanoseconds in an `i64`, as Go has them.
+
+use jiff::Timestamp;
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
+
+const UNITS: &[(&str, f64)] = &[
+    ("ns", 1.0),
+    ("us", 1e3),
+    ("\u{b5}s", 1e3),
+    ("\u{3bc}s", 1e3),
+    ("ms", 1e6),
+    ("s", 1e9),
+    ("m", 6e10),
+    ("h", 3.6e12),
+];
+
+/// What schemas with `format: duration` allow beyond Go's units.
+const WORDS: &[(&str, f64)] = &[
+    ("nano", 1.0),
+    ("micro", 1e3),
+    ("milli", 1e6),
+    ("second", 1e9),
+    ("sec", 1e9),
+    ("minute", 6e10),
+    ("min", 6e10),
+    ("hour", 3.6e12),
+    ("hr", 3.6e12),
+    ("day", 8.64e13),
+    ("d", 8.64e13),
+    ("week", 6.048e14),
+    ("wk", 6.048e14),
+    ("w", 6.048e14),
+];
+
+/// `1h30m`, as Go reads it.
+pub(crate) fn parse_duration(text: &str) -> Option<i64> {
+    let (negative, digits) = match text.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    if digits == "0" {
+        return Some(0);
+    }
+    if digits.is_empty() {
+        return None;
+    }
+    let mut total: i128 = 0;
+    let mut rest = digits;
+    while !rest.is_empty() {
+        let number = rest.find(|c: char| !c.is_ascii_digit() && c != '.').filter(|length| *length > 0)?;
+        let after = &rest[number..];
+        let unit = after.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(after.len());
+        let scale = UNITS.iter().find(|(name, _)| *name == &after[..unit])?.1;
+        total = total.checked_add(scaled(&rest[..number], scale)?)?;
+        rest = &after[unit..];
+    }
+    i64::try_from(if negative { -total } else { total }).ok()
+}
+
+fn scaled(number: &str, scale: f64) -> Option<i128> {
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') || whole.len() > 19 {
+        return None;
+    }
+    let whole: i128 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
+    let part: f64 = if fraction.is_empty() { 0.0 } else { format!("0.{fraction}").parse().ok()? };
+    Some(whole * scale as i128 + (part * scale) as i128)
+}
+
+/// A duration of a schema with `format: duration`.
+pub(crate) fn parse_lenient_duration(text: &str) -> Option<i64> {
+    parse_duration(text).or_else(|| {
+        let text = text.trim();
+        let number = text.find(|c: char| !c.is_ascii_digit()).filter(|length| *length > 0)?;
+        let unit = text[number..].trim().to_ascii_lowercase();
+        let unit = unit.strip_suffix('s').unwrap_or(&unit);
+        let scale = WORDS.iter().find(|(name, _)| *name == unit)?.1;
+        i64::try_from(scaled(&text[..number], scale)?).ok()
+    })
+}
+
+/// `5400s`.
+pub(crate) fn show_duration(nanos: i64) -> String {
+    format!("{}s", show_double(nanos as f64 / 1e9))
+}
+
+/// Without an exponent, as short as it can be read back.
+fn show_double(value: f64) -> String {
+    format!("{value}")
+}
+
+/// RFC 3339, in the years CEL knows.
+pub(crate) fn parse_timestamp(text: &str) -> Option<Timestamp> {
+    let shape = text.len() >= 20 && text.as_bytes()[10] == b'T' && text.as_bytes()[4] == b'-';
+    let zone = text.ends_with('Z')
+        || text.get(text.len().wrapping_sub(6)..).is_some_and(|z| z.as_bytes()[3] == b':');
+    let timestamp: Timestamp = if shape && zone { text.parse().ok()? } else { return None };
+    in_range(timestamp)
+}
+
+/// `2024-02-03`.
+pub(crate) fn parse_date(text: &str) -> Option<Timestamp> {
+    let date: Date = text.parse().ok()?;
+    in_range(date.to_zoned(TimeZone::UTC).ok()?.timestamp())
+}
+
+pub(crate) fn in_range(timestamp: Timestamp) -> Option<Timestamp> {
+    const FIRST: i64 = -62_135_596_800;
+    const LAST: i64 = 253_402_300_799;
+    (FIRST..=LAST).contains(&timestamp.as_second()).then_some(timestamp)
+}

@@ -1,0 +1,102 @@
+//! From JSON to values, one level at a time, and back.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::Value as Json;
+
+use super::{Key, Library, List, Map, Text, Value};
+use crate::decl::Decl;
+use crate::time;
+use crate::types::Type;
+
+/// Deeper values cannot be JSON; a client's own is limited to less.
+const DEEPEST: u32 = 500;
+
+pub(crate) fn from_json<'a>(json: &'a Json, decl: &'a Decl) -> Value<'a> {
+    match json {
+        Json::Null => Value::Null,
+        Json::Bool(value) => Value::Bool(*value),
+        Json::Number(number) => {
+            let whole = number.as_i64().map(Value::Int);
+            let value = whole.unwrap_or_else(|| Value::Double(number.as_f64().unwrap_or(f64::NAN)));
+            match (&decl.ty, value) {
+                (Type::Double, Value::Int(value)) => Value::Double(value as f64),
+                (Type::Int, Value::Double(value)) if value == value.trunc() => Value::Int(value as i64),
+                (_, value) => value,
+            }
+        }
+        Json::String(text) => text_value(text, decl),
+        Json::Array(items) => Value::List(List::Json(items, decl)),
+        Json::Object(entries) => Value::Map(Map::Json(entries, decl)),
+    }
+}
+
+/// Text that cannot be read as what the schema says stays text: validation has complained about it already.
+fn text_value<'a>(text: &'a str, decl: &Decl) -> Value<'a> {
+    let read = match decl.ty {
+        Type::Duration => time::parse_lenient_duration(text).map(Value::Duration),
+        Type::Timestamp => {
+            time::parse_timestamp(text).or_else(|| time::parse_date(text)).map(Value::Timestamp)
+        }
+        Type::Bytes => STANDARD.decode(text).ok().map(|bytes| Value::Bytes(bytes.into())),
+        _ => None,
+    };
+    read.unwrap_or(Value::String(Text::Borrowed(text)))
+}
+
+impl Value<'_> {
+    /// The JSON of the value; what is wrong if it has none.
+    pub fn to_json(&self) -> Result<Json, String> {
+        self.json(0)
+    }
+
+    fn json(&self, depth: u32) -> Result<Json, String> {
+        if depth > DEEPEST {
+            return Err("value is nested too deeply".to_owned());
+        }
+        Ok(match self {
+            Value::Null | Value::Optional(None) => Json::Null,
+            Value::Bool(value) => Json::Bool(*value),
+            Value::Int(value) => Json::from(*value),
+            Value::Uint(value) => Json::from(*value),
+            Value::Double(value) if *value == value.trunc() && value.abs() < 9e15 => {
+                Json::from(*value as i64)
+            }
+            Value::Double(value) => Json::from(*value),
+            Value::String(text) => Json::from(&**text),
+            Value::Bytes(bytes) => Json::from(STANDARD.encode(bytes)),
+            Value::Duration(nanos) => Json::from(time::show_duration(*nanos)),
+            Value::Timestamp(timestamp) => Json::from(timestamp.to_string()),
+            Value::List(List::Json(items, _)) => Json::Array(items.to_vec()),
+            Value::List(list) => {
+                Json::Array(list.iter().map(|item| item.json(depth + 1)).collect::<Result<_, _>>()?)
+            }
+            Value::Map(Map::Json(entries, _)) => Json::Object((*entries).clone()),
+            Value::Map(Map::Shared(entries) | Map::Message(_, entries)) => {
+                let mut object = serde_json::Map::new();
+                for (key, value) in entries.iter() {
+                    object.insert(key_text(key), value.json(depth + 1)?);
+                }
+                Json::Object(object)
+            }
+            Value::Optional(Some(value)) => value.json(depth + 1)?,
+            Value::Type(ty) => Json::from(ty.name()),
+            Value::Library(Library::Quantity(quantity)) => Json::from(quantity.to_string()),
+            Value::Library(_) | Value::Fields(_) => {
+                return Err(format!(
+                    "type conversion error from '{}' to 'google.protobuf.Value'",
+                    self.type_of()
+                ));
+            }
+        })
+    }
+}
+
+fn key_text(key: &Key<'_>) -> String {
+    match key {
+        Key::Bool(value) => value.to_string(),
+        Key::Int(value) => value.to_string(),
+        Key::Uint(value) => value.to_string(),
+        Key::String(text) => text.to_string(),
+    }
+}
