@@ -153,6 +153,21 @@ impl Client {
         body: Bytes,
         content_type: &'static str,
     ) -> Result<T, Error> {
+        let shown = format!("{method} {path}");
+        let answer = self.exchange(method, path, query, body, content_type).await?;
+        serde_json::from_slice(&answer).map_err(|source| Error::Answer { request: shown, source })
+    }
+
+    /// The body of the answer to one request. Apart from [`Client::ask`], so that it is compiled once, not for
+    /// every kind.
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        query: &[(&str, &str)],
+        body: Bytes,
+        content_type: &'static str,
+    ) -> Result<Bytes, Error> {
         let mut uri = path.to_owned();
         for (i, (name, value)) in query.iter().enumerate() {
             uri += &format!("{}{name}={value}", if i == 0 { '?' } else { '&' });
@@ -167,9 +182,8 @@ impl Client {
             .body(body)
             .map_err(|error| Error::Unreachable(error.into()))?;
         let response = self.connection().send(request).await?;
-        let understood = |source| Error::Answer { request: shown.clone(), source };
         if response.status().is_success() {
-            return serde_json::from_slice(response.body()).map_err(understood);
+            return Ok(response.into_body());
         }
         let mut failure: Failure = serde_json::from_slice(response.body()).unwrap_or_default();
         failure.code = response.status().as_u16();
