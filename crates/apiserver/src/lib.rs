@@ -233,6 +233,11 @@ impl Started {
         Local::new(self.server.clone())
     }
 
+    /// Shows what `write` appends, in Prometheus' text form, among the server's own metrics.
+    pub fn also_count(&self, write: impl Fn(&mut String) + Send + Sync + 'static) {
+        self.server.metrics.roles.lock().push(Box::new(write));
+    }
+
     /// Turns true once clients can work.
     pub fn ready(&self) -> channel::Receiver<bool> {
         self.ready.subscribe()

@@ -18,7 +18,12 @@ pub struct Metrics {
     reading: Arc<AtomicI64>,
     writing: Arc<AtomicI64>,
     watching: Arc<AtomicI64>,
+    /// What the roles in this process count.
+    pub roles: Mutex<Vec<Writer>>,
 }
+
+/// Appends something in Prometheus' text form.
+pub type Writer = Box<dyn Fn(&mut String) + Send + Sync>;
 
 /// What requests are counted by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -141,6 +146,9 @@ impl Metrics {
         server.webhooks.print(&mut out);
         if let Some(audit) = &server.audit {
             audit.print(&mut out);
+        }
+        for write in &*self.roles.lock() {
+            write(&mut out);
         }
         out
     }

@@ -14,7 +14,12 @@ use parking_lot::Mutex;
 #[derive(Default)]
 pub struct Metrics {
     controllers: Mutex<Vec<Arc<Counts>>>,
+    /// What roles count in ways of their own.
+    others: Mutex<Vec<Writer>>,
 }
+
+/// Appends something in Prometheus' text form.
+type Writer = Box<dyn Fn(&mut String) + Send + Sync>;
 
 /// A name, a type, and where the value is.
 type Family = (&'static str, &'static str, fn(&Counts) -> u64);
@@ -53,6 +58,11 @@ impl Metrics {
         counts
     }
 
+    /// Shows what `write` appends along with everything else.
+    pub fn also(&self, write: impl Fn(&mut String) + Send + Sync + 'static) {
+        self.others.lock().push(Box::new(write));
+    }
+
     /// Whether no controller has anything to do just now. What is due later does not count.
     pub fn all_idle(&self) -> bool {
         let is_idle = |counts: &Arc<Counts>| {
@@ -82,6 +92,10 @@ impl Metrics {
             let seconds = counts.work_micros.load(Relaxed) as f64 / 1e6;
             let _ = writeln!(out, "{family}_sum{{name=\"{}\"}} {seconds}", counts.name);
             let _ = writeln!(out, "{family}_count{{name=\"{}\"}} {}", counts.name, counts.done.load(Relaxed));
+        }
+        drop(controllers);
+        for write in &*self.others.lock() {
+            write(out);
         }
     }
 }

@@ -13,6 +13,8 @@ use crate::queue::QueuedPod;
 pub struct Metrics {
     counters: Mutex<BTreeMap<(&'static str, String), u64>>,
     histograms: Mutex<BTreeMap<(&'static str, String), Histogram>>,
+    /// How many pods wait, as the queue counted last: active, backing off, unschedulable, gated.
+    pub pending: Mutex<[usize; 4]>,
 }
 
 /// Upper bounds of a histogram: a first one, doubled so many times less one.
@@ -96,8 +98,8 @@ impl Metrics {
         }
     }
 
-    /// Appends everything in Prometheus' text form; `pending` is how many pods wait, as the queue counts.
-    pub fn write(&self, pending: [usize; 4], out: &mut String) {
+    /// Appends everything in Prometheus' text form.
+    pub fn write(&self, out: &mut String) {
         let mut last = "";
         for ((name, labels), value) in &*self.counters.lock() {
             if last != *name {
@@ -122,7 +124,8 @@ impl Metrics {
             let _ = writeln!(out, "{name}_count{} {}", braced(labels), histogram.count);
         }
         let _ = writeln!(out, "# TYPE scheduler_pending_pods gauge");
-        for (queue, count) in ["active", "backoff", "unschedulable", "gated"].iter().zip(pending) {
+        for (queue, count) in ["active", "backoff", "unschedulable", "gated"].iter().zip(*self.pending.lock())
+        {
             let _ = writeln!(out, "scheduler_pending_pods{{queue=\"{queue}\"}} {count}");
         }
     }

@@ -114,6 +114,8 @@ pub struct Queue {
     /// The same for pods that failed by an error, which must wait in any case.
     error_backoff: BTreeSet<(Timestamp, u64, Arc<str>)>,
     unschedulable: BTreeSet<Arc<str>>,
+    /// How many of those a gate keeps out.
+    gated: usize,
     tickets: u64,
     pub nominator: Nominator,
 }
@@ -144,6 +146,7 @@ impl Queue {
             backoff: BTreeSet::new(),
             error_backoff: BTreeSet::new(),
             unschedulable: BTreeSet::new(),
+            gated: 0,
             tickets: 0,
             nominator: Nominator::default(),
         }
@@ -208,9 +211,8 @@ impl Queue {
     /// How many pods are active, in backoff, unschedulable and gated.
     pub fn lengths(&self) -> [usize; 4] {
         let waiting = self.backoff.len() + self.error_backoff.len();
-        let gated = self.unschedulable.iter().filter(|uid| self.pods[*uid].pod.gated_by.is_some()).count();
         let active = self.pods.len() - waiting - self.unschedulable.len();
-        [active, waiting, self.unschedulable.len() - gated, gated]
+        [active, waiting, self.unschedulable.len() - self.gated, self.gated]
     }
 
     /// The next pod to be tried. If none is active, one that is in backoff.
@@ -329,7 +331,10 @@ impl Queue {
                 self.backoff.remove(&key);
                 self.error_backoff.remove(&key);
             }
-            Place::Unschedulable => drop(self.unschedulable.remove(uid)),
+            Place::Unschedulable => {
+                self.unschedulable.remove(uid);
+                self.gated -= usize::from(entry.pod.gated_by.is_some());
+            }
         }
         Some(Arc::unwrap_or_clone(entry.pod))
     }
@@ -345,7 +350,10 @@ impl Queue {
                 let until = pod.backoff_until.unwrap_or_default();
                 self.backoff_set(errors).insert((until, ticket, uid.clone()));
             }
-            Place::Unschedulable => drop(self.unschedulable.insert(uid.clone())),
+            Place::Unschedulable => {
+                self.unschedulable.insert(uid.clone());
+                self.gated += usize::from(pod.gated_by.is_some());
+            }
         }
         self.pods.insert(uid, Entry { pod, place, ticket });
     }

@@ -42,6 +42,8 @@ pub async fn run(ctx: Ctx, config: Config, own: &[Row]) -> Result<(), ConfigErro
     let extenders = Arc::new(HttpExtenders::new(&config.extenders)?);
     let seed = u64::try_from(ctx.clock.now().as_nanosecond()).unwrap_or(1);
     let mut engine = Engine::new(&config, &rows, extenders.clone(), seed)?;
+    let counted = engine.metrics.clone();
+    ctx.metrics.also(move |out| counted.write(out));
     let (events, mut happened) = mpsc::unbounded_channel();
     let claims: Arc<Board<_>> = Arc::default();
     subscribe::all(&ctx.caches, &events, &claims);
@@ -69,10 +71,12 @@ pub async fn run(ctx: Ctx, config: Config, own: &[Row]) -> Result<(), ConfigErro
             engine.metrics.chose(begun.elapsed().as_secs_f64());
             tried += 1;
             if tried % TURN == 0 {
+                *engine.metrics.pending.lock() = engine.queue.lengths();
                 tokio::task::yield_now().await;
             }
             continue;
         }
+        *engine.metrics.pending.lock() = engine.queue.lengths();
         let until = engine.queue.next_deadline().map(|deadline| wait(deadline, ctx.clock.now()));
         tokio::select! {
             event = happened.recv() => match event {

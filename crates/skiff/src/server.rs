@@ -93,6 +93,8 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     let started = apiserver::start(config, store, shutdown.clone()).await?;
     let ctx = Ctx::new(Client::new(started.local(), CONTROLLER_MANAGER), Clock::default(), shutdown);
     let ctx = ctx.with(settings);
+    let counted = ctx.metrics.clone();
+    started.also_count(move |out| counted.write(out));
     if !flags.disable_controller_manager {
         if !ctx.settings.local_storage.is_empty() {
             ensure_storage_class(&ctx.client).await?;

@@ -249,3 +249,27 @@ fn make(http: &Http, path: &str, object: Value) -> Value {
     assert_eq!(reply.status, 201, "{}", reply.text());
     reply.json()
 }
+
+#[test]
+fn the_roles_count_among_the_servers_metrics() {
+    let server = Server::start();
+    let http = server.http();
+    make(
+        &http,
+        PODS,
+        json!({"metadata": {"name": "waits"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}),
+    );
+    let wanted = [
+        "scheduler_pending_pods{queue=\"unschedulable\"} 1",
+        "workqueue_adds_total{name=\"namespace-controller\"}",
+    ];
+    let begun = std::time::Instant::now();
+    loop {
+        let text = http.get("/metrics").unwrap().text();
+        if wanted.iter().all(|line| text.contains(line)) {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30), "{text}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
