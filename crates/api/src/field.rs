@@ -6,8 +6,19 @@ use std::fmt::{self, Write as _};
 use serde_json::Value;
 
 /// A place in an object, as `spec.containers[0].ports[1].name` or `data[a b]`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Path(String);
+///
+/// One is made for every field that is looked at and hardly ever shown, so a usual one needs no memory of its
+/// own.
+#[derive(Clone)]
+pub struct Path(Text);
+
+#[derive(Clone)]
+enum Text {
+    Short([u8; SHORT], u8),
+    Long(Box<[u8]>),
+}
+
+const SHORT: usize = 94;
 
 impl Path {
     pub fn root() -> Path {
@@ -15,31 +26,75 @@ impl Path {
     }
 
     pub fn new(path: &str) -> Path {
-        Path(path.to_owned())
+        Path::of([path.as_bytes(), b"", b"", b""])
     }
 
     /// A field below this one; `name` may itself be dotted.
     pub fn at(&self, name: &str) -> Path {
-        if self.0.is_empty() { Path(name.to_owned()) } else { Path([&self.0, ".", name].concat()) }
+        let above = self.bytes();
+        Path::of([above, if above.is_empty() { b"" } else { b"." }, name.as_bytes(), b""])
     }
 
     pub fn index(&self, i: usize) -> Path {
         self.key(itoa::Buffer::new().format(i))
     }
 
-    // Paths are made for every field that is looked at, so not by `format!`, which is several times slower.
     pub fn key(&self, key: &str) -> Path {
-        Path([&self.0, "[", key, "]"].concat())
+        Path::of([self.bytes(), b"[", key.as_bytes(), b"]"])
     }
 
     pub fn as_str(&self) -> &str {
-        &self.0
+        std::str::from_utf8(self.bytes()).expect("joined from whole strings")
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match &self.0 {
+            Text::Short(bytes, length) => &bytes[..usize::from(*length)],
+            Text::Long(bytes) => bytes,
+        }
+    }
+
+    fn of(parts: [&[u8]; 4]) -> Path {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        if length > SHORT {
+            return Path(Text::Long(parts.concat().into()));
+        }
+        let mut bytes = [0; SHORT];
+        let mut at = 0;
+        for part in parts {
+            bytes[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+        Path(Text::Short(bytes, length as u8))
+    }
+}
+
+impl Default for Path {
+    fn default() -> Path {
+        Path::new("")
+    }
+}
+
+impl PartialEq for Path {
+    fn eq(&self, other: &Path) -> bool {
+        self.bytes() == other.bytes()
+    }
+}
+
+impl Eq for Path {}
+
+impl fmt::Debug for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.as_str(), f)
     }
 }
 
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() { f.write_str("<nil>") } else { f.write_str(&self.0) }
+        match self.as_str() {
+            "" => f.write_str("<nil>"),
+            text => f.write_str(text),
+        }
     }
 }
 
@@ -263,6 +318,9 @@ mod tests {
     #[test]
     fn words() {
         let mut errors = Errors::default();
+        let long = Path::new("spec").at(&"x".repeat(80)).at("é").index(12).key("key");
+        assert_eq!(long.as_str(), format!("spec.{}.é[12][key]", "x".repeat(80)));
+        assert_eq!((Path::root().at("a"), Path::root().as_str()), (Path::new("a"), ""));
         let path = Path::new("spec").at("items").index(0).key("a b");
         errors.required(&path, "");
         errors.required(&path, "say it");
