@@ -1,0 +1,22 @@
+//! Firewall rules as data: one nftables table, who asked for which part of it, and what to change in the kernel.
+//!
+//! A [`Ruleset`] holds the parts that owners (Services, pods, ...) have asked for. Putting a part in or taking it
+//! out adds to a [`Batch`] exactly what changes, so the cost follows the change and not the table, and nothing has
+//! ever to be read back. A batch can be written as `nft` understands it ([`render`]) or as netlink messages
+//! ([`netlink`]); [`trace`] says where a packet goes, for tests. Pure: knows no Services, no sockets, no clock.
+
+mod batch;
+mod model;
+mod net;
+pub mod netlink;
+pub mod render;
+mod ruleset;
+pub mod trace;
+pub mod wire;
+
+pub use batch::{Batch, Command};
+pub use model::{
+    Atom, Base, Field, Fragment, Hook, Ip, Key, Kind, Name, Proto, Rule, Set, Statement, Type, Verdict, rule,
+};
+pub use net::Net;
+pub use ruleset::Ruleset;

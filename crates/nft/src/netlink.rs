@@ -1,0 +1,324 @@
+//! A batch as the messages the kernel takes, without any program in between.
+
+mod expressions;
+
+use crate::wire::{APPEND, CREATE, Writer};
+use crate::{Atom, Base, Batch, Command, Hook, Ip, Key, Kind, Name, Set, Type, Verdict};
+use expressions::rule;
+
+/// The part of netfilter that is meant.
+const NFTABLES: u16 = 10;
+/// The family of tables for both kinds of addresses.
+const INET: u8 = 1;
+const BATCH_BEGIN: u16 = 0x10;
+const BATCH_END: u16 = 0x11;
+/// How many bytes of elements go into one message: an attribute has room for 64 KiB.
+const MOST_BYTES: usize = 48 * 1024;
+
+/// Kinds of messages.
+mod message {
+    pub const NEW_TABLE: u16 = 0;
+    pub const DELETE_TABLE: u16 = 2;
+    pub const NEW_CHAIN: u16 = 3;
+    pub const DELETE_CHAIN: u16 = 5;
+    pub const NEW_RULE: u16 = 6;
+    pub const DELETE_RULE: u16 = 8;
+    pub const NEW_SET: u16 = 9;
+    pub const DELETE_SET: u16 = 11;
+    pub const NEW_ELEMENTS: u16 = 12;
+    pub const DELETE_ELEMENTS: u16 = 14;
+}
+
+/// Flags of sets.
+mod flag {
+    pub const ANONYMOUS: u32 = 0x1;
+    pub const CONSTANT: u32 = 0x2;
+    pub const INTERVAL: u32 = 0x4;
+    pub const MAP: u32 = 0x8;
+    pub const TIMEOUT: u32 = 0x10;
+    pub const DYNAMIC: u32 = 0x20;
+}
+
+/// What marks a map that leads to chains.
+const VERDICT_TYPE: u32 = 0xffff_ff00;
+/// What `nft list` knows types by; the kernel does not look at them.
+const INTEGER: u32 = 4;
+
+/// The bytes of a batch for the table `inet <table>`, and the number of the message whose answer is the last one.
+#[derive(Debug)]
+pub struct Encoded {
+    pub bytes: Vec<u8>,
+    pub first: u32,
+    pub last: u32,
+}
+
+/// Encodes a batch that has at least one command.
+pub fn encode(table: &str, batch: &Batch) -> Encoded {
+    let mut out = Encoder { table, out: Writer::starting_at(1), sets: 0 };
+    let of_batch = (0, NFTABLES);
+    out.out.message(BATCH_BEGIN, 0, of_batch, |_| {});
+    for command in &batch.commands {
+        out.command(command);
+    }
+    // The end of a batch is not answered by kernels before 6.10, the last of its messages is.
+    let last = out.out.ask_for_answer();
+    out.out.message(BATCH_END, 0, of_batch, |_| {});
+    Encoded { bytes: out.out.bytes, first: 1, last }
+}
+
+struct Encoder<'a> {
+    table: &'a str,
+    out: Writer,
+    /// How many sets without a name there are in this batch.
+    sets: u32,
+}
+
+/// A set without a name, made for one rule.
+struct Unnamed {
+    id: u32,
+    name: &'static str,
+}
+
+impl Encoder<'_> {
+    fn message(&mut self, kind: u16, flags: u16, fill: impl FnOnce(&mut Writer)) {
+        let table = self.table;
+        self.out.message(NFTABLES << 8 | kind, flags, (INET, 0), |out| {
+            out.text(1, table);
+            fill(out);
+        });
+    }
+
+    fn command(&mut self, command: &Command) {
+        match command {
+            Command::Renew => {
+                self.message(message::NEW_TABLE, CREATE, |_| {});
+                self.message(message::DELETE_TABLE, 0, |_| {});
+                self.message(message::NEW_TABLE, CREATE, |_| {});
+            }
+            Command::Remove => {
+                self.message(message::NEW_TABLE, CREATE, |_| {});
+                self.message(message::DELETE_TABLE, 0, |_| {});
+            }
+            Command::AddSet(name, set) => self.add_set(name, set),
+            Command::AddChain(name, base) => self.add_chain(name, base.as_ref()),
+            Command::Flush(chain) => self.message(message::DELETE_RULE, 0, |out| out.text(2, chain)),
+            Command::AddRule(chain, statements) => {
+                let expressions = rule(self, statements);
+                self.message(message::NEW_RULE, CREATE | APPEND, |out| {
+                    out.text(2, chain);
+                    out.nested(4, |out| out.bytes.extend(expressions));
+                });
+            }
+            Command::AddElements(set, elements) => {
+                let elements = elements.iter().map(|(key, verdict)| element(key, verdict.as_ref()));
+                self.elements(message::NEW_ELEMENTS, CREATE, set, None, elements);
+            }
+            Command::DeleteElements(set, elements) => {
+                let elements = elements.iter().map(|(key, _)| element(key, None));
+                self.elements(message::DELETE_ELEMENTS, 0, set, None, elements);
+            }
+            Command::DeleteChain(name) => self.message(message::DELETE_CHAIN, 0, |out| out.text(3, name)),
+            Command::DeleteSet(name) => self.message(message::DELETE_SET, 0, |out| out.text(2, name)),
+        }
+    }
+
+    fn add_chain(&mut self, name: &Name, base: Option<&Base>) {
+        self.message(message::NEW_CHAIN, CREATE, |out| {
+            out.text(3, name);
+            let Some(base) = base else { return };
+            out.nested(4, |out| {
+                out.u32(1, hook(base.hook));
+                out.attribute(2, &base.priority.to_be_bytes());
+            });
+            out.text(7, if base.kind == Kind::Nat { "nat" } else { "filter" });
+        });
+    }
+
+    fn add_set(&mut self, name: &Name, set: &Set) {
+        let mut flags = 0;
+        if set.verdicts {
+            flags |= flag::MAP;
+        }
+        if set.ranges {
+            flags |= flag::INTERVAL;
+        }
+        if set.seconds.is_some() {
+            flags |= flag::TIMEOUT | flag::DYNAMIC;
+        }
+        let number = self.sets + 1;
+        self.sets = number;
+        self.message(message::NEW_SET, CREATE, |out| {
+            out.text(2, name);
+            out.u32(3, flags);
+            out.u32(4, set.key.iter().fold(0, |number, key| number << 6 | type_number(*key)));
+            out.u32(5, set.key.iter().map(|key| width(*key)).sum());
+            if set.verdicts {
+                out.u32(6, VERDICT_TYPE);
+            }
+            if let Some(seconds) = set.seconds {
+                out.u64(11, u64::from(seconds) * 1000);
+            }
+            out.u32(10, number);
+        });
+    }
+
+    /// Makes a set for one rule. `width` is that of its keys, `data` the type and width of what they lead to.
+    fn unnamed(
+        &mut self,
+        key: (u32, u32),
+        data: Option<(u32, u32)>,
+        intervals: bool,
+        elements: Vec<Vec<u8>>,
+    ) -> Unnamed {
+        let name = if data.is_some() { "__map%d" } else { "__set%d" };
+        let id = self.sets + 1;
+        self.sets = id;
+        let count = u32::try_from(elements.len()).unwrap_or(u32::MAX);
+        self.message(message::NEW_SET, CREATE, |out| {
+            out.text(2, name);
+            let map = if data.is_some() { flag::MAP } else { 0 };
+            let interval = if intervals { flag::INTERVAL } else { 0 };
+            out.u32(3, flag::ANONYMOUS | flag::CONSTANT | map | interval);
+            out.u32(4, key.0);
+            out.u32(5, key.1);
+            if let Some((kind, width)) = data {
+                out.u32(6, kind);
+                out.u32(7, width);
+            }
+            out.nested(9, |out| out.u32(1, count));
+            out.u32(10, id);
+        });
+        self.elements(message::NEW_ELEMENTS, CREATE, name, Some(id), elements.into_iter());
+        Unnamed { id, name }
+    }
+
+    /// Sends elements, as many messages as they need.
+    fn elements(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        set: &str,
+        id: Option<u32>,
+        elements: impl Iterator<Item = Vec<u8>>,
+    ) {
+        let mut elements = elements.peekable();
+        while elements.peek().is_some() {
+            let mut bytes = Vec::new();
+            while let Some(element) = elements.next_if(|next| bytes.len() + next.len() < MOST_BYTES) {
+                bytes.extend(element);
+            }
+            self.message(kind, flags, |out| {
+                out.text(2, set);
+                out.nested(3, |out| out.bytes.extend(bytes));
+                if let Some(id) = id {
+                    out.u32(4, id);
+                }
+            });
+        }
+    }
+}
+
+/// An element with where it leads.
+fn element(key: &Key, verdict: Option<&Verdict>) -> Vec<u8> {
+    let mut out = Writer::default();
+    out.nested(1, |out| {
+        out.nested(1, |out| out.attribute(1, &key_bytes(key)));
+        if let Some(verdict) = verdict {
+            out.nested(2, |out| verdict_data(out, verdict));
+        }
+    });
+    out.bytes
+}
+
+/// One end of a range, as an element.
+fn boundary(key: &[u8], is_end: bool) -> Vec<u8> {
+    let mut out = Writer::default();
+    out.nested(1, |out| {
+        out.nested(1, |out| out.attribute(1, key));
+        if is_end {
+            out.u32(3, 1);
+        }
+    });
+    out.bytes
+}
+
+fn verdict_data(out: &mut Writer, verdict: &Verdict) {
+    let (code, chain): (i32, Option<&Name>) = match verdict {
+        Verdict::Drop => (0, None),
+        Verdict::Accept => (1, None),
+        Verdict::Jump(chain) => (-3, Some(chain)),
+        Verdict::Goto(chain) => (-4, Some(chain)),
+        Verdict::Return => (-5, None),
+    };
+    out.nested(2, |out| {
+        out.attribute(1, &code.to_be_bytes());
+        if let Some(chain) = chain {
+            out.text(2, chain);
+        }
+    });
+}
+
+/// The fields of a key side by side, each filled up to four bytes.
+fn key_bytes(key: &[Atom]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for atom in key {
+        bytes.extend(atom_bytes(atom));
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+    }
+    // A single field is as long as it is.
+    if let [atom] = key {
+        bytes.truncate(atom_bytes(atom).len());
+    }
+    bytes
+}
+
+fn atom_bytes(atom: &Atom) -> Vec<u8> {
+    use std::net::IpAddr;
+    let address = |address: &IpAddr| match address {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    };
+    match atom {
+        Atom::Address(one) => address(one),
+        Atom::Net(net) => address(&net.first()),
+        Atom::Proto(proto) => vec![proto_number(*proto)],
+        Atom::Port(port) | Atom::Ports(port, _) => port.to_be_bytes().to_vec(),
+        Atom::Family(Ip::V4) => vec![2],
+        Atom::Family(Ip::V6) => vec![10],
+    }
+}
+
+fn proto_number(proto: crate::Proto) -> u8 {
+    match proto {
+        crate::Proto::Tcp => 6,
+        crate::Proto::Udp => 17,
+        crate::Proto::Sctp => 132,
+    }
+}
+
+fn hook(hook: Hook) -> u32 {
+    match hook {
+        Hook::Prerouting => 0,
+        Hook::Input => 1,
+        Hook::Forward => 2,
+        Hook::Output => 3,
+        Hook::Postrouting => 4,
+    }
+}
+
+fn type_number(kind: Type) -> u32 {
+    match kind {
+        Type::V4 => 7,
+        Type::V6 => 8,
+        Type::Proto => 12,
+        Type::Port => 13,
+    }
+}
+
+/// How many bytes a field has in a key of several.
+fn width(kind: Type) -> u32 {
+    match kind {
+        Type::V6 => 16,
+        Type::V4 | Type::Proto | Type::Port => 4,
+    }
+}

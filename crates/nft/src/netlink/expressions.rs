@@ -1,0 +1,354 @@
+//! The statements of a rule as the small machine in the kernel runs them: load into registers, compare, decide.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::{Encoder, INTEGER, Unnamed, VERDICT_TYPE, atom_bytes, boundary, key_bytes, verdict_data};
+use crate::wire::Writer;
+use crate::{Atom, Field, Ip, Statement, Verdict};
+
+/// The register of the verdict, and the first of those that hold four bytes.
+const VERDICT: u32 = 0;
+const FIRST: u32 = 8;
+const EQUAL: u32 = 0;
+const DIFFERENT: u32 = 1;
+
+/// Things that can be asked of a packet besides its bytes.
+const META_MARK: u32 = 3;
+const META_FAMILY: u32 = 15;
+const META_PROTO: u32 = 16;
+const CT_STATE: u32 = 0;
+const CT_STATUS: u32 = 2;
+const STATE_KNOWN: u32 = 2 | 4;
+const STATE_NEW: u32 = 8;
+const STATUS_DNAT: u32 = 0x20;
+const FIB_SOURCE: u32 = 1;
+const FIB_DESTINATION: u32 = 2;
+const FIB_TYPE: u32 = 3;
+const LOCAL: u32 = 2;
+const DNAT: u32 = 1;
+const FULLY_RANDOM: u32 = 0x10;
+/// Port unreachable, in the words of either family.
+const REJECT_ICMPX: u32 = 2;
+const PORT_UNREACHABLE: u8 = 1;
+
+/// The expressions of a rule; sets they need are written before.
+pub fn rule(encoder: &mut Encoder<'_>, statements: &[Statement]) -> Vec<u8> {
+    let mut rule = Expressions { encoder, out: Writer::default(), family: None };
+    for statement in statements {
+        rule.statement(statement);
+    }
+    rule.out.bytes
+}
+
+struct Expressions<'a, 'b> {
+    encoder: &'a mut Encoder<'b>,
+    out: Writer,
+    /// The family this rule has asked for already.
+    family: Option<Ip>,
+}
+
+impl Expressions<'_, '_> {
+    fn add(&mut self, name: &str, fill: impl FnOnce(&mut Writer)) {
+        self.out.nested(1, |out| {
+            out.text(1, name);
+            out.nested(2, fill);
+        });
+    }
+
+    fn statement(&mut self, statement: &Statement) {
+        match statement {
+            Statement::Is { field, not, any } => self.is(*field, *not, any),
+            Statement::In { fields, set } => {
+                self.load(fields);
+                self.lookup(set, None, false, None);
+            }
+            Statement::Lookup { fields, map } => {
+                self.load(fields);
+                self.lookup(map, None, false, Some(VERDICT));
+            }
+            Statement::SourceIsLocal => self.is_local(FIB_SOURCE),
+            Statement::DestinationIsLocal => self.is_local(FIB_DESTINATION),
+            Statement::New => self.connection(CT_STATE, STATE_NEW),
+            Statement::Known => self.connection(CT_STATE, STATE_KNOWN),
+            Statement::Redirected => self.connection(CT_STATUS, STATUS_DNAT),
+            Statement::Marked(bit) => {
+                self.meta(META_MARK, FIRST);
+                self.has_bits(*bit);
+            }
+            Statement::Mark(bit) => self.change_mark(!bit, *bit),
+            Statement::Unmark(bit) => self.change_mark(u32::MAX, *bit),
+            Statement::Pick(verdicts) => self.pick(verdicts),
+            Statement::Redirect(to) => self.redirect(to),
+            Statement::Masquerade => self.add("masq", |out| out.u32(1, FULLY_RANDOM)),
+            Statement::Remember { set, ip } => {
+                self.load(&[Field::Source(*ip)]);
+                self.add("dynset", |out| {
+                    out.text(1, set);
+                    out.u32(3, 1);
+                    out.u32(4, FIRST);
+                });
+            }
+            Statement::Verdict(verdict) => self.add("immediate", |out| {
+                out.u32(1, VERDICT);
+                out.nested(2, |out| verdict_data(out, verdict));
+            }),
+            Statement::Reject => self.add("reject", |out| {
+                out.u32(1, REJECT_ICMPX);
+                out.attribute(2, &[PORT_UNREACHABLE]);
+            }),
+        }
+    }
+
+    fn is(&mut self, field: Field, not: bool, any: &[Atom]) {
+        self.load(&[field]);
+        let operator = if not { DIFFERENT } else { EQUAL };
+        match any {
+            [Atom::Net(net)] => {
+                self.mask(net.first(), net.bits());
+                self.compare(operator, &atom_bytes(&any[0]));
+            }
+            [Atom::Ports(from, to)] => self.add("range", |out| {
+                out.u32(1, FIRST);
+                out.u32(2, operator);
+                out.nested(3, |out| out.attribute(1, &from.to_be_bytes()));
+                out.nested(4, |out| out.attribute(1, &to.to_be_bytes()));
+            }),
+            [one] => self.compare(operator, &atom_bytes(one)),
+            several => self.is_any(field, not, several),
+        }
+    }
+
+    fn is_any(&mut self, field: Field, not: bool, any: &[Atom]) {
+        let has_ranges = any.iter().any(|atom| matches!(atom, Atom::Net(_) | Atom::Ports(..)));
+        let elements = match has_ranges {
+            true => any.iter().flat_map(range).collect(),
+            false => any.iter().map(|atom| boundary(&key_bytes(&[*atom]), false)).collect(),
+        };
+        let width = any.first().map_or(0, |atom| atom_bytes(atom).len());
+        let key = (type_of(field), u32::try_from(width).unwrap_or_default());
+        let set = self.encoder.unnamed(key, None, has_ranges, elements);
+        self.lookup(set.name, Some(&set), not, None);
+    }
+
+    fn lookup(&mut self, set: &str, unnamed: Option<&Unnamed>, not: bool, to: Option<u32>) {
+        self.add("lookup", |out| {
+            out.text(1, set);
+            out.u32(2, FIRST);
+            if let Some(to) = to {
+                out.u32(3, to);
+            }
+            if let Some(unnamed) = unnamed {
+                out.u32(4, unnamed.id);
+            }
+            if not {
+                out.u32(5, 1);
+            }
+        });
+    }
+
+    /// Loads fields into registers side by side, after making sure that the packet has them.
+    fn load(&mut self, fields: &[Field]) {
+        for field in fields {
+            if let Field::Source(ip) | Field::Destination(ip) = field
+                && self.family != Some(*ip)
+            {
+                self.meta(META_FAMILY, FIRST);
+                self.compare(EQUAL, &atom_bytes(&Atom::Family(*ip)));
+                self.family = Some(*ip);
+            }
+        }
+        let mut register = FIRST;
+        for field in fields {
+            let used = match field {
+                Field::Source(Ip::V4) => self.payload(register, (1, 12, 4)),
+                Field::Destination(Ip::V4) => self.payload(register, (1, 16, 4)),
+                Field::Source(Ip::V6) => self.payload(register, (1, 8, 16)),
+                Field::Destination(Ip::V6) => self.payload(register, (1, 24, 16)),
+                Field::DestinationPort => self.payload(register, (2, 2, 2)),
+                Field::Proto => self.meta(META_PROTO, register),
+                Field::Family => self.meta(META_FAMILY, register),
+            };
+            register += used;
+        }
+    }
+
+    /// Loads bytes by base, offset and length. Returns how many registers they take.
+    fn payload(&mut self, register: u32, (base, offset, length): (u32, u32, u32)) -> u32 {
+        self.add("payload", |out| {
+            out.u32(1, register);
+            out.u32(2, base);
+            out.u32(3, offset);
+            out.u32(4, length);
+        });
+        length.div_ceil(4)
+    }
+
+    fn meta(&mut self, key: u32, register: u32) -> u32 {
+        self.add("meta", |out| {
+            out.u32(1, register);
+            out.u32(2, key);
+        });
+        1
+    }
+
+    fn compare(&mut self, operator: u32, value: &[u8]) {
+        self.add("cmp", |out| {
+            out.u32(1, FIRST);
+            out.u32(2, operator);
+            out.nested(3, |out| out.attribute(1, value));
+        });
+    }
+
+    fn bits(&mut self, mask: &[u8], flip: &[u8]) {
+        let length = u32::try_from(mask.len()).unwrap_or_default();
+        self.add("bitwise", |out| {
+            out.u32(1, FIRST);
+            out.u32(2, FIRST);
+            out.u32(3, length);
+            out.nested(4, |out| out.attribute(1, mask));
+            out.nested(5, |out| out.attribute(1, flip));
+        });
+    }
+
+    fn mask(&mut self, address: IpAddr, bits: u8) {
+        let width: usize = if address.is_ipv6() { 16 } else { 4 };
+        if usize::from(bits) == width * 8 {
+            return;
+        }
+        let mask: Vec<u8> = (0..width)
+            .map(|byte| {
+                let left = usize::from(bits).saturating_sub(byte * 8).min(8);
+                u8::MAX.checked_shl(8 - u32::try_from(left).unwrap_or(8)).unwrap_or(0)
+            })
+            .collect();
+        self.bits(&mask, &vec![0; width]);
+    }
+
+    /// Goes on if one of these bits of the register is set.
+    fn has_bits(&mut self, bits: u32) {
+        self.bits(&bits.to_ne_bytes(), &[0; 4]);
+        self.compare(DIFFERENT, &[0; 4]);
+    }
+
+    fn connection(&mut self, key: u32, bits: u32) {
+        self.add("ct", |out| {
+            out.u32(1, FIRST);
+            out.u32(2, key);
+        });
+        self.has_bits(bits);
+    }
+
+    fn is_local(&mut self, which: u32) {
+        self.add("fib", |out| {
+            out.u32(1, FIRST);
+            out.u32(2, FIB_TYPE);
+            out.u32(3, which);
+        });
+        self.compare(EQUAL, &LOCAL.to_ne_bytes());
+    }
+
+    fn change_mark(&mut self, mask: u32, flip: u32) {
+        self.meta(META_MARK, FIRST);
+        self.bits(&mask.to_ne_bytes(), &flip.to_ne_bytes());
+        self.add("meta", |out| {
+            out.u32(2, META_MARK);
+            out.u32(3, FIRST);
+        });
+    }
+
+    fn random(&mut self, below: usize) {
+        self.add("numgen", |out| {
+            out.u32(1, FIRST);
+            out.u32(2, u32::try_from(below).unwrap_or(u32::MAX));
+            out.u32(3, 1);
+            out.u32(4, 0);
+        });
+    }
+
+    /// A map from the numbers below the count of these to each of them.
+    fn numbered(&mut self, data: (u32, u32), values: Vec<Vec<u8>>) -> Unnamed {
+        let elements = values.into_iter().zip(0u32..).map(|(value, number)| {
+            let mut out = Writer::default();
+            out.nested(1, |out| {
+                out.nested(1, |out| out.attribute(1, &number.to_ne_bytes()));
+                out.nested(2, |out| out.bytes.extend(value));
+            });
+            out.bytes
+        });
+        self.encoder.unnamed((INTEGER, 4), Some(data), false, elements.collect())
+    }
+
+    fn pick(&mut self, verdicts: &[Verdict]) {
+        let value = |verdict: &Verdict| {
+            let mut out = Writer::default();
+            verdict_data(&mut out, verdict);
+            out.bytes
+        };
+        let map = self.numbered((VERDICT_TYPE, 16), verdicts.iter().map(value).collect());
+        self.random(verdicts.len());
+        self.lookup(map.name, Some(&map), false, Some(VERDICT));
+    }
+
+    fn redirect(&mut self, to: &[SocketAddr]) {
+        let Some(first) = to.first() else { return };
+        let (family, registers, address_type) = match first.ip() {
+            IpAddr::V4(_) => (2, 1, 7),
+            IpAddr::V6(_) => (10, 4, 8),
+        };
+        let bytes = |to: &SocketAddr| key_bytes(&[Atom::Address(to.ip()), Atom::Port(to.port())]);
+        if to.len() == 1 {
+            self.immediate(FIRST, &atom_bytes(&Atom::Address(first.ip())));
+            self.immediate(FIRST + registers, &first.port().to_be_bytes());
+        } else {
+            let value = |to: &SocketAddr| {
+                let mut out = Writer::default();
+                out.attribute(1, &bytes(to));
+                out.bytes
+            };
+            let data = (address_type << 6 | 13, registers * 4 + 4);
+            let map = self.numbered(data, to.iter().map(value).collect());
+            self.random(to.len());
+            self.lookup(map.name, Some(&map), false, Some(FIRST));
+        }
+        self.add("nat", |out| {
+            out.u32(1, DNAT);
+            out.u32(2, family);
+            out.u32(3, FIRST);
+            out.u32(5, FIRST + registers);
+        });
+    }
+
+    fn immediate(&mut self, register: u32, value: &[u8]) {
+        self.add("immediate", |out| {
+            out.u32(1, register);
+            out.nested(2, |out| out.attribute(1, value));
+        });
+    }
+}
+
+fn type_of(field: Field) -> u32 {
+    match field {
+        Field::Source(Ip::V4) | Field::Destination(Ip::V4) => 7,
+        Field::Source(Ip::V6) | Field::Destination(Ip::V6) => 8,
+        Field::Proto => 12,
+        Field::DestinationPort => 13,
+        Field::Family => 2,
+    }
+}
+
+/// The beginning of a range and what comes after its end. One that goes up to the last value has no end.
+fn range(atom: &Atom) -> Vec<Vec<u8>> {
+    let first = atom_bytes(atom);
+    let last = match atom {
+        Atom::Net(net) => atom_bytes(&Atom::Address(net.last())),
+        Atom::Ports(_, to) => to.to_be_bytes().to_vec(),
+        _ => first.clone(),
+    };
+    let mut after = last;
+    let overflows = after.iter_mut().rev().all(|byte| {
+        *byte = byte.wrapping_add(1);
+        *byte == 0
+    });
+    let end = (!overflows).then(|| boundary(&after, true));
+    [boundary(&first, false)].into_iter().chain(end).collect()
+}

@@ -1,0 +1,186 @@
+//! A batch as the text that `nft -f` reads.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+
+use crate::{Atom, Base, Batch, Command, Field, Hook, Ip, Key, Kind, Rule, Set, Statement, Type, Verdict};
+
+/// The batch for the table `inet <table>`.
+pub fn render(table: &str, batch: &Batch) -> String {
+    let mut out = String::new();
+    for command in &batch.commands {
+        one(table, command, &mut out);
+    }
+    out
+}
+
+// Writing to a String never fails, so results of `write!` are dropped throughout.
+fn one(table: &str, command: &Command, out: &mut String) {
+    let _ = match command {
+        Command::Renew => {
+            writeln!(out, "add table inet {table}\ndelete table inet {table}\nadd table inet {table}")
+        }
+        Command::Remove => writeln!(out, "add table inet {table}\ndelete table inet {table}"),
+        Command::AddSet(name, set) => {
+            writeln!(out, "add {} inet {table} {name} {}", word(set), set_text(set))
+        }
+        Command::AddChain(name, None) => writeln!(out, "add chain inet {table} {name}"),
+        Command::AddChain(name, Some(base)) => {
+            writeln!(out, "add chain inet {table} {name} {}", base_text(base))
+        }
+        Command::Flush(name) => writeln!(out, "flush chain inet {table} {name}"),
+        Command::AddRule(chain, rule) => writeln!(out, "add rule inet {table} {chain} {}", rule_text(rule)),
+        Command::AddElements(set, elements) => {
+            writeln!(out, "add element inet {table} {set} {{ {} }}", elements_text(elements, true))
+        }
+        Command::DeleteElements(set, elements) => {
+            writeln!(out, "delete element inet {table} {set} {{ {} }}", elements_text(elements, false))
+        }
+        Command::DeleteChain(name) => writeln!(out, "delete chain inet {table} {name}"),
+        Command::DeleteSet(name) => writeln!(out, "delete set inet {table} {name}"),
+    };
+}
+
+fn word(set: &Set) -> &'static str {
+    if set.verdicts { "map" } else { "set" }
+}
+
+fn set_text(set: &Set) -> String {
+    let types: Vec<&str> = set
+        .key
+        .iter()
+        .map(|key| match key {
+            Type::V4 => "ipv4_addr",
+            Type::V6 => "ipv6_addr",
+            Type::Proto => "inet_proto",
+            Type::Port => "inet_service",
+        })
+        .collect();
+    let verdict = if set.verdicts { " : verdict" } else { "" };
+    let mut text = format!("{{ type {}{verdict} ;", types.join(" . "));
+    if set.ranges {
+        text.push_str(" flags interval ;");
+    }
+    if let Some(seconds) = set.seconds {
+        let _ = write!(text, " flags dynamic,timeout ; timeout {seconds}s ;");
+    }
+    text + " }"
+}
+
+fn base_text(base: &Base) -> String {
+    let kind = match base.kind {
+        Kind::Filter => "filter",
+        Kind::Nat => "nat",
+    };
+    let hook = match base.hook {
+        Hook::Prerouting => "prerouting",
+        Hook::Input => "input",
+        Hook::Forward => "forward",
+        Hook::Output => "output",
+        Hook::Postrouting => "postrouting",
+    };
+    format!("{{ type {kind} hook {hook} priority {} ; }}", base.priority)
+}
+
+fn elements_text(elements: &[(Key, Option<Verdict>)], with_verdict: bool) -> String {
+    let text = |(key, verdict): &(Key, Option<Verdict>)| match verdict {
+        Some(verdict) if with_verdict => format!("{} : {}", key_text(key), verdict_text(verdict)),
+        _ => key_text(key),
+    };
+    elements.iter().map(text).collect::<Vec<_>>().join(", ")
+}
+
+fn key_text(key: &Key) -> String {
+    key.iter().map(atom).collect::<Vec<_>>().join(" . ")
+}
+
+fn atom(atom: &Atom) -> String {
+    match atom {
+        Atom::Address(address) => address.to_string(),
+        Atom::Net(net) => net.to_string(),
+        Atom::Proto(proto) => proto.name().to_owned(),
+        Atom::Port(port) => port.to_string(),
+        Atom::Ports(from, to) => format!("{from}-{to}"),
+        Atom::Family(Ip::V4) => "ipv4".to_owned(),
+        Atom::Family(Ip::V6) => "ipv6".to_owned(),
+    }
+}
+
+fn field(field: &Field) -> &'static str {
+    match field {
+        Field::Source(Ip::V4) => "ip saddr",
+        Field::Source(Ip::V6) => "ip6 saddr",
+        Field::Destination(Ip::V4) => "ip daddr",
+        Field::Destination(Ip::V6) => "ip6 daddr",
+        Field::Proto => "meta l4proto",
+        Field::DestinationPort => "th dport",
+        Field::Family => "meta nfproto",
+    }
+}
+
+fn fields(fields: &[Field]) -> String {
+    fields.iter().map(field).collect::<Vec<_>>().join(" . ")
+}
+
+fn verdict_text(verdict: &Verdict) -> String {
+    match verdict {
+        Verdict::Accept => "accept".to_owned(),
+        Verdict::Drop => "drop".to_owned(),
+        Verdict::Return => "return".to_owned(),
+        Verdict::Jump(chain) => format!("jump {chain}"),
+        Verdict::Goto(chain) => format!("goto {chain}"),
+    }
+}
+
+/// A rule as `nft` writes it.
+pub fn rule_text(rule: &Rule) -> String {
+    rule.iter().map(statement).collect::<Vec<_>>().join(" ")
+}
+
+fn statement(part: &Statement) -> String {
+    match part {
+        Statement::Is { field: what, not, any } => {
+            let not = if *not { " !=" } else { "" };
+            match any.as_slice() {
+                [one] => format!("{}{not} {}", field(what), atom(one)),
+                several => {
+                    let values: Vec<String> = several.iter().map(atom).collect();
+                    format!("{}{not} {{ {} }}", field(what), values.join(", "))
+                }
+            }
+        }
+        Statement::In { fields: what, set } => format!("{} @{set}", fields(what)),
+        Statement::SourceIsLocal => "fib saddr type local".to_owned(),
+        Statement::DestinationIsLocal => "fib daddr type local".to_owned(),
+        Statement::New => "ct state new".to_owned(),
+        Statement::Known => "ct state established,related".to_owned(),
+        Statement::Redirected => "ct status dnat".to_owned(),
+        Statement::Marked(bit) => format!("meta mark and {bit:#x} != 0"),
+        Statement::Mark(bit) => format!("meta mark set meta mark or {bit:#x}"),
+        Statement::Unmark(bit) => format!("meta mark set meta mark xor {bit:#x}"),
+        Statement::Lookup { fields: what, map } => format!("{} vmap @{map}", fields(what)),
+        Statement::Pick(verdicts) => {
+            let rows =
+                verdicts.iter().enumerate().map(|(n, verdict)| format!("{n} : {}", verdict_text(verdict)));
+            format!("numgen random mod {} vmap {{ {} }}", verdicts.len(), rows.collect::<Vec<_>>().join(", "))
+        }
+        Statement::Redirect(to) => redirect(to),
+        Statement::Masquerade => "masquerade fully-random".to_owned(),
+        Statement::Remember { set, ip } => format!("update @{set} {{ {} }}", field(&Field::Source(*ip))),
+        Statement::Verdict(verdict) => verdict_text(verdict),
+        Statement::Reject => "reject".to_owned(),
+    }
+}
+
+fn redirect(to: &[SocketAddr]) -> String {
+    let family = if to.first().is_some_and(SocketAddr::is_ipv6) { "ip6" } else { "ip" };
+    match to {
+        [one] => format!("dnat {family} to {one}"),
+        several => {
+            let row = |(n, to): (usize, &SocketAddr)| format!("{n} : {} . {}", to.ip(), to.port());
+            let rows: Vec<String> = several.iter().enumerate().map(row).collect();
+            let count = several.len();
+            format!("dnat {family} addr . port to numgen random mod {count} map {{ {} }}", rows.join(", "))
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! The whole table as it should be, and what of it the kernel has not been told yet.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::{Base, Batch, Command, Fragment, Key, Name, Rule, Set, Verdict};
+
+/// One table, made of the parts its owners asked for. Chains and sets have one owner each; an element may be asked
+/// for by several, and then the first of them by name has it until it lets go.
+#[derive(Debug, Default)]
+pub struct Ruleset {
+    owned: HashMap<Name, Owned>,
+    bases: BTreeMap<Name, Base>,
+    chains: HashMap<Name, Vec<Rule>>,
+    sets: HashMap<Name, Set>,
+    elements: HashMap<Name, HashMap<Key, Claims>>,
+    pending: Pending,
+    /// Chains that nothing leads to any more. Kernels before 6.2 need a moment until they believe it.
+    stale: BTreeSet<Name>,
+}
+
+/// What an owner has in the table.
+#[derive(Debug, Default)]
+struct Owned {
+    chains: Vec<Name>,
+    sets: Vec<Name>,
+    elements: Vec<(Name, Key)>,
+}
+
+/// Who asks for an element and where it should lead, sorted.
+type Claims = Vec<(Name, Option<Verdict>)>;
+
+/// What was there before the first change that the kernel was not told of.
+#[derive(Debug, Default)]
+struct Pending {
+    chains: BTreeMap<Name, Option<Vec<Rule>>>,
+    sets: BTreeMap<Name, Option<Set>>,
+    elements: BTreeMap<(Name, Key), Option<Option<Verdict>>>,
+}
+
+impl Ruleset {
+    /// Replaces all that `owner` has; an empty fragment takes it out.
+    pub fn put(&mut self, owner: &Name, fragment: Fragment) {
+        let old = self.owned.remove(owner).unwrap_or_default();
+        for name in old.chains.iter().filter(|name| !fragment.chains.contains_key(*name)) {
+            self.change_chain(name, None);
+            self.bases.remove(name);
+        }
+        for name in old.sets.iter().filter(|name| !fragment.sets.contains_key(*name)) {
+            self.change_set(name, None);
+        }
+        for element in old.elements.iter().filter(|element| !fragment.elements.contains_key(*element)) {
+            self.change_element(owner, element, None);
+        }
+        if fragment.is_empty() {
+            return;
+        }
+        let owned = Owned {
+            chains: fragment.chains.keys().cloned().collect(),
+            sets: fragment.sets.keys().cloned().collect(),
+            elements: fragment.elements.keys().cloned().collect(),
+        };
+        self.owned.insert(owner.clone(), owned);
+        self.bases.extend(fragment.bases);
+        for (name, rules) in fragment.chains {
+            self.change_chain(&name, Some(rules));
+        }
+        for (name, set) in fragment.sets {
+            self.change_set(&name, Some(set));
+        }
+        for (element, verdict) in fragment.elements {
+            self.change_element(owner, &element, Some(verdict));
+        }
+    }
+
+    /// Takes out every owner for whom `keep` does not hold.
+    pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        let gone: Vec<Name> = self.owned.keys().filter(|owner| !keep(owner)).cloned().collect();
+        for owner in gone {
+            self.put(&owner, Fragment::default());
+        }
+    }
+
+    /// What has changed since the kernel was last told.
+    pub fn changes(&mut self) -> Batch {
+        let Pending { chains, sets, elements } = std::mem::take(&mut self.pending);
+        let mut batch = Batch::default();
+        let (gone, new) = self.changed_elements(elements);
+        for (set, elements) in gone {
+            batch.push(Command::DeleteElements(set, elements));
+        }
+        let changed: Vec<(Name, bool)> = chains
+            .into_iter()
+            .filter(|(name, before)| self.chains.get(name) != before.as_ref())
+            .map(|(name, before)| (name, before.is_some()))
+            .collect();
+        for (name, _) in changed.iter().filter(|(_, was_there)| *was_there) {
+            batch.push(Command::Flush(name.clone()));
+        }
+        let sets: Vec<(Name, bool)> = sets
+            .into_iter()
+            .filter(|(name, before)| self.sets.get(name) != before.as_ref())
+            .map(|(name, before)| (name, before.is_some()))
+            .collect();
+        for (name, _) in sets.iter().filter(|(_, was_there)| *was_there) {
+            batch.push(Command::DeleteSet(name.clone()));
+        }
+        for (name, _) in &sets {
+            if let Some(set) = self.sets.get(name) {
+                batch.push(Command::AddSet(name.clone(), set.clone()));
+            }
+        }
+        for (name, was_there) in &changed {
+            match self.chains.contains_key(name) {
+                true if !was_there && !self.stale.remove(name) => {
+                    batch.push(Command::AddChain(name.clone(), self.bases.get(name).copied()));
+                }
+                true => {}
+                false => _ = self.stale.insert(name.clone()),
+            }
+        }
+        for (name, _) in &changed {
+            self.add_rules(name, &mut batch);
+        }
+        for (set, elements) in new {
+            batch.push(Command::AddElements(set, elements));
+        }
+        batch
+    }
+
+    /// Like [`Ruleset::changes`], and chains that have been out of use for a while go too.
+    pub fn changes_and_sweep(&mut self) -> Batch {
+        let stale = std::mem::take(&mut self.stale);
+        let revived: Vec<Name> =
+            stale.iter().filter(|name| self.chains.contains_key(*name)).cloned().collect();
+        self.stale = revived.into_iter().collect();
+        let swept = stale.into_iter().filter(|name| !self.stale.contains(name)).map(Command::DeleteChain);
+        let swept: Vec<Command> = swept.collect();
+        let mut batch = self.changes();
+        batch.commands.splice(0..0, swept);
+        batch
+    }
+
+    /// Everything, from nothing.
+    pub fn everything(&mut self) -> Batch {
+        self.pending = Pending::default();
+        self.stale.clear();
+        let mut batch = Batch { commands: vec![Command::Renew] };
+        let sets: BTreeMap<&Name, &Set> = self.sets.iter().collect();
+        for (name, set) in sets {
+            batch.push(Command::AddSet(name.clone(), set.clone()));
+        }
+        let chains: BTreeSet<&Name> = self.chains.keys().collect();
+        for name in &chains {
+            batch.push(Command::AddChain((*name).clone(), self.bases.get(*name).copied()));
+        }
+        for name in &chains {
+            self.add_rules(name, &mut batch);
+        }
+        let elements: BTreeMap<&Name, &HashMap<Key, Claims>> = self.elements.iter().collect();
+        for (set, elements) in elements {
+            let mut elements: Vec<(Key, Option<Verdict>)> = elements
+                .iter()
+                .filter_map(|(key, claims)| Some((key.clone(), claims.first()?.1.clone())))
+                .collect();
+            elements.sort();
+            batch.push(Command::AddElements(set.clone(), elements));
+        }
+        batch
+    }
+
+    /// The rules of a chain.
+    pub fn chain(&self, name: &str) -> Option<&[Rule]> {
+        self.chains.get(name).map(Vec::as_slice)
+    }
+
+    /// The chains that hang in the kernel.
+    pub fn bases(&self) -> impl Iterator<Item = (&Name, &Base)> {
+        self.bases.iter()
+    }
+
+    /// The elements of a set, each with where it leads.
+    pub fn elements(&self, set: &str) -> impl Iterator<Item = (&Key, Option<&Verdict>)> {
+        let elements = self.elements.get(set).into_iter().flatten();
+        elements.filter_map(|(key, claims)| Some((key, claims.first()?.1.as_ref())))
+    }
+
+    pub fn element(&self, set: &str, key: &Key) -> Option<Option<&Verdict>> {
+        Some(self.elements.get(set)?.get(key)?.first()?.1.as_ref())
+    }
+
+    /// How many chains there are.
+    pub fn len(&self) -> usize {
+        self.chains.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.chains.is_empty()
+    }
+
+    fn add_rules(&self, chain: &Name, batch: &mut Batch) {
+        for rule in self.chains.get(chain).into_iter().flatten() {
+            batch.push(Command::AddRule(chain.clone(), rule.clone()));
+        }
+    }
+
+    fn change_chain(&mut self, name: &Name, rules: Option<Vec<Rule>>) {
+        if self.chains.get(name) == rules.as_ref() {
+            return;
+        }
+        let before = match rules {
+            Some(rules) => self.chains.insert(name.clone(), rules),
+            None => self.chains.remove(name),
+        };
+        self.pending.chains.entry(name.clone()).or_insert(before);
+    }
+
+    fn change_set(&mut self, name: &Name, set: Option<Set>) {
+        if self.sets.get(name) == set.as_ref() {
+            return;
+        }
+        let before = match set {
+            Some(set) => self.sets.insert(name.clone(), set),
+            None => self.sets.remove(name),
+        };
+        self.pending.sets.entry(name.clone()).or_insert(before);
+    }
+
+    fn change_element(&mut self, owner: &Name, element: &(Name, Key), verdict: Option<Option<Verdict>>) {
+        let (set, key) = element;
+        let elements = self.elements.entry(set.clone()).or_default();
+        let claims = elements.entry(key.clone()).or_default();
+        let before = claims.first().map(|(_, verdict)| verdict.clone());
+        match (claims.binary_search_by(|(claimant, _)| claimant.cmp(owner)), verdict) {
+            (Ok(at), Some(verdict)) => claims[at].1 = verdict,
+            (Ok(at), None) => _ = claims.remove(at),
+            (Err(at), Some(verdict)) => claims.insert(at, (owner.clone(), verdict)),
+            (Err(_), None) => {}
+        }
+        let after = claims.first().map(|(_, verdict)| verdict.clone());
+        if claims.is_empty() {
+            elements.remove(key);
+        }
+        if before != after {
+            self.pending.elements.entry(element.clone()).or_insert(before);
+        }
+    }
+
+    /// The elements to delete and to add, by set. One that leads elsewhere now is both.
+    fn changed_elements(&self, before: BTreeMap<(Name, Key), Option<Option<Verdict>>>) -> (BySet, BySet) {
+        let (mut gone, mut new) = (BySet::new(), BySet::new());
+        for ((set, key), before) in before {
+            let after = self.element(&set, &key).map(Option::<&Verdict>::cloned);
+            if before == after {
+                continue;
+            }
+            if let Some(before) = before {
+                gone.entry(set.clone()).or_default().push((key.clone(), before));
+            }
+            if let Some(after) = after {
+                new.entry(set).or_default().push((key, after));
+            }
+        }
+        (gone, new)
+    }
+}
+
+type BySet = BTreeMap<Name, Vec<(Key, Option<Verdict>)>>;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+use expect_test::{Expect, expect};
+use proptest::prelude::*;
+
+use super::*;
+use crate::render::render;
+use crate::{Atom, Statement, Type, rule};
+
+fn name(text: &str) -> Name {
+    text.into()
+}
+
+/// Sets and a chain for each letter: `a>x` makes chain `a` and leads element 1.1.1.1 of map `x` to it.
+fn fragment(text: &str) -> Fragment {
+    let mut fragment = Fragment::default();
+    for part in text.split_whitespace() {
+        let (chain, port) = part.split_once('>').unwrap();
+        let chain = name(chain);
+        fragment.chain(&chain, vec![rule([Statement::Reject])]);
+        fragment.element(&name("map"), vec![Atom::Port(port.parse().unwrap())], Some(Verdict::Goto(chain)));
+    }
+    fragment
+}
+
+fn ruleset() -> Ruleset {
+    let mut rules = Ruleset::default();
+    let mut base = Fragment::default();
+    base.set(&name("map"), Set::verdicts(&[Type::Port]));
+    rules.put(&name(""), base);
+    rules
+}
+
+#[track_caller]
+fn check(steps: &[(&str, &str)], expected: Expect) {
+    let mut rules = ruleset();
+    let mut text = String::new();
+    rules.changes();
+    for (owner, parts) in steps {
+        rules.put(&name(owner), fragment(parts));
+        text.push_str("---\n");
+        text.push_str(&render("t", &rules.changes_and_sweep()));
+    }
+    expected.assert_eq(&text);
+}
+
+#[test]
+fn only_what_changes_is_told() {
+    check(
+        &[("one", "a>1 b>2"), ("one", "a>1 b>3"), ("one", "a>1 b>3"), ("one", ""), ("two", "b>2")],
+        expect![[r#"
+            ---
+            add chain inet t a
+            add chain inet t b
+            add rule inet t a reject
+            add rule inet t b reject
+            add element inet t map { 1 : goto a, 2 : goto b }
+            ---
+            delete element inet t map { 2 }
+            add element inet t map { 3 : goto b }
+            ---
+            ---
+            delete element inet t map { 1, 3 }
+            flush chain inet t a
+            flush chain inet t b
+            ---
+            delete chain inet t a
+            add rule inet t b reject
+            add element inet t map { 2 : goto b }
+        "#]],
+    );
+}
+
+#[test]
+fn the_first_owner_has_an_element_until_it_lets_go() {
+    check(
+        &[("two", "b>1"), ("one", "a>1"), ("two", "b>1"), ("one", "")],
+        expect![[r#"
+            ---
+            add chain inet t b
+            add rule inet t b reject
+            add element inet t map { 1 : goto b }
+            ---
+            delete element inet t map { 1 }
+            add chain inet t a
+            add rule inet t a reject
+            add element inet t map { 1 : goto a }
+            ---
+            ---
+            delete element inet t map { 1 }
+            flush chain inet t a
+            add element inet t map { 1 : goto b }
+        "#]],
+    );
+}
+
+/// What the kernel would have after a batch, played.
+#[derive(Debug, Default, PartialEq)]
+struct Kernel {
+    chains: BTreeMap<Name, Vec<Rule>>,
+    sets: BTreeMap<Name, (Set, BTreeMap<Key, Option<Verdict>>)>,
+}
+
+impl Kernel {
+    fn apply(&mut self, batch: &Batch) {
+        for command in &batch.commands {
+            match command.clone() {
+                Command::Renew | Command::Remove => *self = Kernel::default(),
+                Command::AddSet(name, set) => {
+                    assert!(self.sets.insert(name, (set, BTreeMap::new())).is_none());
+                }
+                Command::AddChain(name, _) => _ = self.chains.entry(name).or_default(),
+                Command::Flush(name) => self.chains.get_mut(&name).unwrap().clear(),
+                Command::AddRule(name, rule) => self.chains.get_mut(&name).unwrap().push(rule),
+                Command::AddElements(set, elements) => {
+                    for (key, verdict) in elements {
+                        if let Some(Verdict::Goto(chain)) = &verdict {
+                            assert!(self.chains.contains_key(chain));
+                        }
+                        let set = &mut self.sets.get_mut(&set).unwrap().1;
+                        assert!(set.insert(key, verdict).is_none());
+                    }
+                }
+                Command::DeleteElements(set, elements) => {
+                    for (key, _) in elements {
+                        assert!(self.sets.get_mut(&set).unwrap().1.remove(&key).is_some());
+                    }
+                }
+                Command::DeleteChain(name) => {
+                    let leads_there =
+                        |verdict: &Option<Verdict>| *verdict == Some(Verdict::Goto(name.clone()));
+                    assert!(!self.sets.values().any(|(_, elements)| elements.values().any(leads_there)));
+                    assert!(self.chains.remove(&name).unwrap().is_empty());
+                }
+                Command::DeleteSet(name) => assert!(self.sets.remove(&name).is_some()),
+            }
+        }
+    }
+}
+
+proptest! {
+    /// Telling the changes one by one leads to the same kernel as telling everything at once.
+    #[test]
+    fn changes_add_up(steps in prop::collection::vec((0..3u8, prop::collection::btree_map(0..4u8, 1..5u16, 0..4), any::<bool>()), 0..20)) {
+        let (mut rules, mut kernel) = (ruleset(), Kernel::default());
+        for (owner, parts, tell) in steps {
+            // Chains belong to one owner, elements are fought over.
+            let parts: Vec<String> = parts.iter().map(|(chain, port)| format!("c{owner}{chain}>{port}")).collect();
+            rules.put(&name(&format!("o{owner}")), fragment(&parts.join(" ")));
+            if tell {
+                kernel.apply(&rules.changes_and_sweep());
+            }
+        }
+        kernel.apply(&rules.changes());
+        kernel.apply(&rules.changes_and_sweep());
+        prop_assert!(rules.changes().is_empty());
+        let mut fresh = Kernel::default();
+        fresh.apply(&rules.everything());
+        prop_assert_eq!(kernel, fresh);
+    }
+}

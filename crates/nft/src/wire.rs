@@ -1,0 +1,185 @@
+//! Netlink messages: a header, then attributes, which may hold attributes. Numbers of netfilter go over the wire big
+//! end first, those of netlink itself as the machine has them.
+
+/// How long the header of a message is, and that of netfilter after it.
+pub const HEADER: usize = 16;
+const FAMILY_HEADER: usize = 4;
+const NESTED: u16 = 0x8000;
+
+/// Flags of requests.
+pub const REQUEST: u16 = 0x1;
+pub const ACK: u16 = 0x4;
+pub const DUMP: u16 = 0x300;
+pub const CREATE: u16 = 0x400;
+pub const APPEND: u16 = 0x800;
+
+/// Types of answers.
+pub const ERROR: u16 = 2;
+pub const DONE: u16 = 3;
+
+/// Messages in the making, one after the other.
+#[derive(Debug, Default)]
+pub struct Writer {
+    pub bytes: Vec<u8>,
+    /// The number the next message gets.
+    pub sequence: u32,
+    /// Where the last message begins.
+    last: usize,
+}
+
+impl Writer {
+    /// Numbers messages from here on.
+    pub fn starting_at(sequence: u32) -> Writer {
+        Writer { sequence, ..Writer::default() }
+    }
+
+    /// Writes a message to netfilter; `fill` writes its attributes.
+    pub fn message(&mut self, kind: u16, flags: u16, family: (u8, u16), fill: impl FnOnce(&mut Writer)) {
+        let start = self.bytes.len();
+        self.last = start;
+        self.bytes.extend([0; 4]);
+        self.bytes.extend(kind.to_ne_bytes());
+        self.bytes.extend((flags | REQUEST).to_ne_bytes());
+        self.bytes.extend(self.sequence.to_ne_bytes());
+        self.bytes.extend([0; 4]);
+        let (family, resource) = family;
+        self.bytes.extend([family, 0]);
+        self.bytes.extend(resource.to_be_bytes());
+        fill(self);
+        let length = u32::try_from(self.bytes.len() - start).unwrap_or(u32::MAX);
+        self.bytes[start..start + 4].copy_from_slice(&length.to_ne_bytes());
+        self.sequence += 1;
+    }
+
+    /// Asks for an answer to the last message. Returns its number.
+    pub fn ask_for_answer(&mut self) -> u32 {
+        let flags = &mut self.bytes[self.last + 6..self.last + 8];
+        let asked = u16::from_ne_bytes([flags[0], flags[1]]) | ACK;
+        flags.copy_from_slice(&asked.to_ne_bytes());
+        self.sequence - 1
+    }
+
+    pub fn attribute(&mut self, kind: u16, value: &[u8]) {
+        // Names are limited and lists are cut, so nothing here comes near the limit of an attribute.
+        let length = u16::try_from(value.len() + 4).unwrap_or(u16::MAX);
+        self.bytes.extend(length.to_ne_bytes());
+        self.bytes.extend(kind.to_ne_bytes());
+        self.bytes.extend(value);
+        self.pad();
+    }
+
+    pub fn u32(&mut self, kind: u16, value: u32) {
+        self.attribute(kind, &value.to_be_bytes());
+    }
+
+    pub fn u64(&mut self, kind: u16, value: u64) {
+        self.attribute(kind, &value.to_be_bytes());
+    }
+
+    pub fn text(&mut self, kind: u16, value: &str) {
+        let mut bytes = value.as_bytes().to_vec();
+        bytes.push(0);
+        self.attribute(kind, &bytes);
+    }
+
+    pub fn nested(&mut self, kind: u16, fill: impl FnOnce(&mut Writer)) {
+        let start = self.bytes.len();
+        self.bytes.extend([0; 2]);
+        self.bytes.extend((kind | NESTED).to_ne_bytes());
+        fill(self);
+        let length = u16::try_from(self.bytes.len() - start).unwrap_or(u16::MAX);
+        self.bytes[start..start + 2].copy_from_slice(&length.to_ne_bytes());
+    }
+
+    fn pad(&mut self) {
+        let length = self.bytes.len().next_multiple_of(4);
+        self.bytes.resize(length, 0);
+    }
+}
+
+/// A message as it came.
+#[derive(Debug, PartialEq)]
+pub struct Message<'a> {
+    pub kind: u16,
+    pub sequence: u32,
+    /// What follows the header of netlink.
+    pub body: &'a [u8],
+}
+
+impl<'a> Message<'a> {
+    /// The number of an error, positive; 0 says that all is well.
+    pub fn error(&self) -> Option<i32> {
+        let bytes = self.body.get(..4).filter(|_| self.kind == ERROR)?;
+        Some(-i32::from_ne_bytes(bytes.try_into().ok()?))
+    }
+
+    /// The attributes of a message of netfilter.
+    pub fn attributes(&self) -> impl Iterator<Item = (u16, &'a [u8])> + use<'a> {
+        attributes(self.body.get(FAMILY_HEADER..).unwrap_or_default())
+    }
+}
+
+/// The messages in what was received; stops at the first that is cut off.
+pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
+    std::iter::from_fn(move || {
+        let number = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        let length = usize::try_from(number(0)?).ok()?;
+        let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
+        let message = Message { kind, sequence: number(8)?, body: bytes.get(HEADER..length)? };
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some(message)
+    })
+}
+
+/// The attributes in a value, without their flags.
+pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let length = usize::from(u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?));
+        let kind = u16::from_ne_bytes(bytes.get(2..4)?.try_into().ok()?) & 0x3fff;
+        let value = bytes.get(4..length)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}
+
+/// The value of one attribute.
+pub fn attribute(bytes: &[u8], kind: u16) -> Option<&[u8]> {
+    attributes(bytes).find(|(found, _)| *found == kind).map(|(_, value)| value)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_is_written_can_be_read() {
+        let mut writer = Writer::starting_at(7);
+        writer.message(0xa06, CREATE, (1, 0), |out| {
+            out.text(1, "skiff");
+            out.nested(4, |out| out.u32(2, 5));
+        });
+        writer.message(0xa07, 0, (1, 0), |_| {});
+        assert_eq!(writer.ask_for_answer(), 8);
+        let read: Vec<Message<'_>> = messages(&writer.bytes).collect();
+        assert_eq!(
+            read.iter().map(|message| (message.kind, message.sequence)).collect::<Vec<_>>(),
+            [(0xa06, 7), (0xa07, 8)]
+        );
+        let attributes: Vec<_> = read[0].attributes().collect();
+        assert_eq!(attributes[0], (1, &b"skiff\0"[..]));
+        assert_eq!(attribute(attributes[1].1, 2), Some(&[0, 0, 0, 5][..]));
+    }
+
+    proptest! {
+        /// Whatever comes, reading it ends and does not panic.
+        #[test]
+        fn garbage(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            for message in messages(&bytes) {
+                message.error();
+                message.attributes().for_each(drop);
+            }
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Who puts batches into the kernel.
+
+use std::io::{self, Write as _};
+use std::process::{Command, Stdio};
+
+use nft::{Batch, netlink, render};
+
+use crate::socket::Netfilter;
+
+/// The table that is ours, of the family `inet`: it sees both kinds of addresses.
+pub const TABLE: &str = "skiff";
+
+/// Takes batches. All of a batch is done or nothing.
+pub trait Firewall: Send + Sync + 'static {
+    fn apply(&self, batch: &Batch) -> Result<(), FirewallError>;
+}
+
+/// Why a batch was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum FirewallError {
+    #[error("cannot run {program}")]
+    Run { program: String, source: io::Error },
+    #[error("a batch is refused: {0}")]
+    Refused(String),
+    #[error("cannot speak to netfilter")]
+    Socket(#[from] io::Error),
+}
+
+/// The `nft` program.
+#[derive(Clone, Debug)]
+pub struct Nft {
+    pub program: String,
+}
+
+impl Default for Nft {
+    fn default() -> Nft {
+        Nft { program: "nft".into() }
+    }
+}
+
+impl Firewall for Nft {
+    fn apply(&self, batch: &Batch) -> Result<(), FirewallError> {
+        let cannot = |source| FirewallError::Run { program: self.program.clone(), source };
+        let mut command = Command::new(&self.program);
+        let command = command.args(["-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::null());
+        let mut child = command.stderr(Stdio::piped()).spawn().map_err(cannot)?;
+        let text = render::render(TABLE, batch);
+        let written = child.stdin.take().map(|mut stdin| stdin.write_all(text.as_bytes()));
+        let output = child.wait_with_output().map_err(cannot)?;
+        if !output.status.success() {
+            let words = String::from_utf8_lossy(&output.stderr);
+            return Err(FirewallError::Refused(words.lines().take(4).collect::<Vec<_>>().join(" ")));
+        }
+        written.transpose().map_err(cannot)?;
+        Ok(())
+    }
+}
+
+/// The kernel itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Kernel;
+
+impl Firewall for Kernel {
+    fn apply(&self, batch: &Batch) -> Result<(), FirewallError> {
+        let encoded = netlink::encode(TABLE, batch);
+        let socket = Netfilter::open(encoded.bytes.len())?;
+        socket.send(&encoded.bytes)?;
+        let mut buffer = vec![0; 64 * 1024];
+        // Each message that is wrong is answered; the last one always is, unless the batch as a whole is refused.
+        let mut wrong = None;
+        loop {
+            for message in socket.receive(&mut buffer)? {
+                let Some(error) = message.error() else { continue };
+                if error != 0 && wrong.is_none() {
+                    wrong = Some((message.sequence, io::Error::from_raw_os_error(error)));
+                }
+                if message.sequence != encoded.last && !(message.sequence == encoded.first && error != 0) {
+                    continue;
+                }
+                return match wrong {
+                    None => Ok(()),
+                    Some((number, error)) => {
+                        Err(FirewallError::Refused(format!("{error} (message {number} of {})", encoded.last)))
+                    }
+                };
+            }
+        }
+    }
+}

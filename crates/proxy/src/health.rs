@@ -1,0 +1,130 @@
+//! Tells load balancers, at each Service's health port, whether this node has endpoints of it.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+
+use http_body_util::Full;
+use hyper::body::Bytes;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use reconcile::Key;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use crate::plan::Health;
+
+/// The ports that are being served.
+#[derive(Default)]
+pub struct HealthPorts {
+    served: HashMap<Key, Served>,
+    /// The table is as it should be.
+    healthy: Arc<AtomicBool>,
+}
+
+struct Served {
+    port: u16,
+    endpoints: Arc<AtomicUsize>,
+    task: JoinHandle<()>,
+}
+
+impl HealthPorts {
+    pub fn set_healthy(&self, healthy: bool) {
+        self.healthy.store(healthy, Relaxed);
+    }
+
+    /// Serves what a Service wants now, and nothing it wanted before.
+    pub async fn set(&mut self, service: &Key, wanted: Option<&Health>) {
+        let known = self.served.get(service);
+        match (known, wanted) {
+            (Some(known), Some(wanted)) if known.port == wanted.port => {
+                known.endpoints.store(wanted.endpoints, Relaxed);
+                return;
+            }
+            (Some(known), _) => {
+                known.task.abort();
+                self.served.remove(service);
+            }
+            (None, _) => {}
+        }
+        let Some(wanted) = wanted else { return };
+        match listen(wanted.port).await {
+            Ok(listener) => {
+                let endpoints = Arc::new(AtomicUsize::new(wanted.endpoints));
+                let answer = Answer {
+                    service: service.clone(),
+                    endpoints: endpoints.clone(),
+                    healthy: self.healthy.clone(),
+                };
+                let task = tokio::spawn(serve(listener, answer));
+                self.served.insert(service.clone(), Served { port: wanted.port, endpoints, task });
+            }
+            Err(error) => {
+                tracing::warn!(%error, %service, port = wanted.port, "cannot serve a health check port")
+            }
+        }
+    }
+}
+
+impl Drop for HealthPorts {
+    fn drop(&mut self) {
+        self.served.values().for_each(|served| served.task.abort());
+    }
+}
+
+/// On all addresses of both families where there are both.
+async fn listen(port: u16) -> std::io::Result<TcpListener> {
+    match TcpListener::bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))).await {
+        Ok(listener) => Ok(listener),
+        Err(_) => TcpListener::bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))).await,
+    }
+}
+
+#[derive(Clone)]
+struct Answer {
+    service: Key,
+    endpoints: Arc<AtomicUsize>,
+    healthy: Arc<AtomicBool>,
+}
+
+async fn serve(listener: TcpListener, answer: Answer) {
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::task::yield_now().await;
+            continue;
+        };
+        let answer = answer.clone();
+        tokio::spawn(async move {
+            let service = service_fn(move |_: Request<_>| {
+                let reply = answer.reply();
+                async move { Ok::<_, Infallible>(reply) }
+            });
+            // A balancer that goes away in the middle is not our concern.
+            let _ = hyper::server::conn::http1::Builder::new()
+                .keep_alive(false)
+                .serve_connection(TokioIo::new(stream), service)
+                .await;
+        });
+    }
+}
+
+impl Answer {
+    fn reply(&self) -> Response<Full<Bytes>> {
+        let (endpoints, healthy) = (self.endpoints.load(Relaxed), self.healthy.load(Relaxed));
+        let status = if endpoints > 0 && healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        let Key { namespace, name, .. } = &self.service;
+        let body = format!(
+            "{{\n\t\"service\": {{\n\t\t\"namespace\": \"{namespace}\",\n\t\t\"name\": \"{name}\"\n\t}},\n\t\
+             \"localEndpoints\": {endpoints},\n\t\"serviceProxyHealthy\": {healthy}\n}}\n"
+        );
+        let reply = Response::builder()
+            .status(status)
+            .header("Content-Type", "application/json")
+            .header("X-Content-Type-Options", "nosniff")
+            .header("X-Load-Balancing-Endpoint-Weight", endpoints.to_string());
+        reply.body(Full::new(Bytes::from(body))).expect("these headers are valid")
+    }
+}

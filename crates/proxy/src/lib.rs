@@ -1,0 +1,16 @@
+//! Services on a node: turns Services and their EndpointSlices into one nftables table of our own.
+//!
+//! [`plan`] says what one Service needs ([`skeleton`] what is there anyway); [`run`] listens, puts plans into an
+//! [`nft::Ruleset`] and hands what changed to a [`Firewall`]. The kernel is never asked what it has: at start, and
+//! after a failure, the table is made anew in one batch.
+
+mod conntrack;
+mod firewall;
+mod health;
+pub mod plan;
+mod run;
+pub mod skeleton;
+mod socket;
+
+pub use firewall::{Firewall, FirewallError, Kernel, Nft, TABLE};
+pub use run::{Config, run};

@@ -1,0 +1,147 @@
+//! Which endpoints of a Service's port this node may use, and for which traffic.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice, ForNode, ForZone};
+use nft::{Ip, Proto};
+
+use super::Place;
+use super::service::protocol;
+
+/// One endpoint as this node sees it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Backend<'a> {
+    pub to: SocketAddr,
+    pub is_local: bool,
+    pub is_ready: bool,
+    /// Answers, although it may be about to end.
+    pub is_serving: bool,
+    pub is_terminating: bool,
+    endpoint: &'a Endpoint,
+}
+
+/// The usable endpoints, by policy. Ready ones, or else those that still answer while they end.
+#[derive(Debug, Default)]
+pub struct Usable {
+    /// For traffic that may go anywhere.
+    pub cluster: Vec<SocketAddr>,
+    /// For traffic that must stay on this node.
+    pub local: Vec<SocketAddr>,
+    /// Those of both that are on this node.
+    pub here: Vec<SocketAddr>,
+    /// There is one somewhere, even if not for this node.
+    pub any: bool,
+}
+
+/// What traffic a port of a Service has.
+#[derive(Clone, Copy, Debug)]
+pub struct Uses {
+    pub cluster: bool,
+    pub local: bool,
+}
+
+/// The endpoints behind a port, once each, sorted by address.
+pub fn backends<'a>(
+    slices: &'a [Arc<EndpointSlice>],
+    ip: Ip,
+    port_name: &str,
+    proto: Proto,
+    place: &Place,
+) -> Vec<Backend<'a>> {
+    let family = if ip == Ip::V4 { "IPv4" } else { "IPv6" };
+    let mut found: BTreeMap<SocketAddr, Backend<'a>> = BTreeMap::new();
+    for slice in slices.iter().filter(|slice| slice.address_type == family) {
+        let port = slice.ports.iter().flatten().find(|port| {
+            port.name.as_deref().unwrap_or_default() == port_name && protocol(&port.protocol) == Some(proto)
+        });
+        let Some(port) = port.and_then(|port| u16::try_from(port.port?).ok()) else { continue };
+        for endpoint in slice.endpoints.iter().flatten() {
+            let address = endpoint.addresses.first().and_then(|text| text.parse::<IpAddr>().ok());
+            let Some(address) = address.filter(|address| Ip::of(*address) == ip) else { continue };
+            let backend = backend(endpoint, SocketAddr::new(address, port), place);
+            // While a pod moves from one slice to another it may be in both.
+            let known = found.get(&backend.to).is_some_and(|known| known.is_ready);
+            if !known {
+                found.insert(backend.to, backend);
+            }
+        }
+    }
+    found.into_values().collect()
+}
+
+fn backend<'a>(endpoint: &'a Endpoint, to: SocketAddr, place: &Place) -> Backend<'a> {
+    let conditions = endpoint.conditions.as_ref();
+    let ready = conditions.and_then(|conditions| conditions.ready);
+    Backend {
+        to,
+        is_local: endpoint.node_name.as_deref() == Some(&place.node),
+        is_ready: ready.unwrap_or(true),
+        is_serving: conditions.and_then(|conditions| conditions.serving).unwrap_or(true),
+        is_terminating: conditions.and_then(|conditions| conditions.terminating).unwrap_or(false),
+        endpoint,
+    }
+}
+
+impl Backend<'_> {
+    fn lingers(&self) -> bool {
+        !self.is_ready && self.is_serving && self.is_terminating
+    }
+
+    fn zones(&self) -> &[ForZone] {
+        let hints = self.endpoint.hints.as_ref().and_then(|hints| hints.for_zones.as_deref());
+        hints.unwrap_or_default()
+    }
+
+    fn nodes(&self) -> &[ForNode] {
+        let hints = self.endpoint.hints.as_ref().and_then(|hints| hints.for_nodes.as_deref());
+        hints.unwrap_or_default()
+    }
+
+    fn is_for_node(&self, node: &str) -> bool {
+        self.nodes().iter().any(|hint| hint.name == node)
+    }
+
+    fn is_for_zone(&self, zone: &str) -> bool {
+        self.zones().iter().any(|hint| hint.name == zone)
+    }
+}
+
+pub fn usable(backends: &[Backend<'_>], uses: Uses, place: &Place) -> Usable {
+    let mut usable =
+        Usable { any: backends.iter().any(|one| one.is_ready || one.lingers()), ..Usable::default() };
+    let addresses = |wanted: &dyn Fn(&Backend<'_>) -> bool| -> Vec<SocketAddr> {
+        backends.iter().filter(|one| wanted(one)).map(|one| one.to).collect()
+    };
+    if uses.cluster {
+        usable.cluster = addresses(&near(backends, place));
+        if usable.cluster.is_empty() {
+            usable.cluster = addresses(&|one| one.lingers());
+        }
+    }
+    if uses.local {
+        usable.local = addresses(&|one| one.is_local && one.is_ready);
+        if usable.local.is_empty() {
+            usable.local = addresses(&|one| one.is_local && one.lingers());
+        }
+    }
+    let reached = |to: &SocketAddr| usable.cluster.contains(to) || usable.local.contains(to);
+    let here = backends.iter().filter(|one| one.is_local && reached(&one.to));
+    usable.here = here.map(|one| one.to).collect();
+    usable
+}
+
+/// The ready endpoints meant for this node, else for its zone, else all. Hints count only if every ready endpoint
+/// has one and some are for us: otherwise traffic would be lost.
+fn near<'a>(backends: &'a [Backend<'a>], place: &'a Place) -> Box<dyn Fn(&Backend<'_>) -> bool + 'a> {
+    let ready = || backends.iter().filter(|one| one.is_ready);
+    let all_for_nodes = ready().all(|one| !one.nodes().is_empty());
+    if all_for_nodes && ready().any(|one| one.is_for_node(&place.node)) {
+        return Box::new(|one| one.is_ready && one.is_for_node(&place.node));
+    }
+    if ready().all(|one| !one.zones().is_empty()) && ready().any(|one| one.is_for_zone(&place.zone)) {
+        return Box::new(|one| one.is_ready && one.is_for_zone(&place.zone));
+    }
+    Box::new(|one| one.is_ready)
+}

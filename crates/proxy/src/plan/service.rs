@@ -1,0 +1,142 @@
+//! What a Service asks for, in types.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
+use nft::{Ip, Net, Proto};
+use reconcile::Object as _;
+
+use super::endpoints::Uses;
+
+/// A Service with this label is another proxy's business.
+const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
+/// Upstream's, where a Service asks for affinity and says no more.
+const AFFINITY_SECONDS: u32 = 10_800;
+
+/// One port of a Service in one family of addresses.
+#[derive(Clone, Debug)]
+pub struct Front<'a> {
+    pub ip: Ip,
+    pub cluster_ip: IpAddr,
+    pub proto: Proto,
+    pub port: u16,
+    pub port_name: &'a str,
+    pub node_port: Option<u16>,
+    pub external_ips: Vec<IpAddr>,
+    pub balancer_ips: Vec<IpAddr>,
+    /// Who may come by a load balancer's address; nobody is everybody.
+    pub sources: Vec<Net>,
+    pub affinity_seconds: Option<u32>,
+    pub internal_local: bool,
+    pub external_local: bool,
+}
+
+impl Front<'_> {
+    pub fn is_external(&self) -> bool {
+        self.node_port.is_some() || !self.external_ips.is_empty() || !self.balancer_ips.is_empty()
+    }
+
+    /// Traffic that must stay here by policy still may go anywhere when it comes from here.
+    pub fn uses(&self) -> Uses {
+        Uses {
+            cluster: !self.internal_local || self.is_external(),
+            local: self.internal_local || self.external_local && self.is_external(),
+        }
+    }
+}
+
+/// All ports of a Service, in all its families. None for those that a proxy has nothing to do with.
+pub fn fronts(service: &Service) -> Vec<Front<'_>> {
+    let Some(spec) = service.spec.as_ref().filter(|spec| is_proxied(service, spec)) else {
+        return Vec::new();
+    };
+    let mut ips: Vec<IpAddr> =
+        spec.cluster_ips.iter().flatten().filter_map(|text| text.parse().ok()).collect();
+    if ips.is_empty() {
+        ips.extend(spec.cluster_ip.iter().filter_map(|text| text.parse::<IpAddr>().ok()));
+    }
+    let ports = spec.ports.iter().flatten();
+    ports.flat_map(|port| ips.iter().filter_map(|ip| front(service, spec, port, *ip))).collect()
+}
+
+fn is_proxied(service: &Service, spec: &ServiceSpec) -> bool {
+    spec.type_.as_deref() != Some("ExternalName") && service.label(OTHER_PROXY).is_none()
+}
+
+fn front<'a>(
+    service: &Service,
+    spec: &ServiceSpec,
+    port: &'a ServicePort,
+    cluster_ip: IpAddr,
+) -> Option<Front<'a>> {
+    let ip = Ip::of(cluster_ip);
+    let is_local = |policy: &Option<String>| policy.as_deref() == Some("Local");
+    Some(Front {
+        ip,
+        cluster_ip,
+        proto: protocol(&port.protocol)?,
+        port: u16::try_from(port.port).ok()?,
+        port_name: port.name.as_deref().unwrap_or_default(),
+        node_port: port.node_port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port != 0),
+        external_ips: of_family(ip, spec.external_ips.iter().flatten().map(String::as_str)),
+        balancer_ips: of_family(ip, balancer_ips(service)),
+        sources: sources(spec, ip),
+        affinity_seconds: affinity(spec),
+        internal_local: is_local(&spec.internal_traffic_policy),
+        external_local: is_external(spec) && is_local(&spec.external_traffic_policy),
+    })
+}
+
+/// External policy is a matter of Services the outside can reach.
+fn is_external(spec: &ServiceSpec) -> bool {
+    let by_type = matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"));
+    by_type || spec.external_ips.as_ref().is_some_and(|ips| !ips.is_empty())
+}
+
+/// Addresses at which the load balancer hands packets on as they are. One that proxies them changes their
+/// destination itself, and must not be cut short.
+fn balancer_ips(service: &Service) -> impl Iterator<Item = &str> {
+    let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+    let ingress = status.and_then(|balancer| balancer.ingress.as_ref()).into_iter().flatten();
+    ingress.filter(|one| one.ip_mode.as_deref() != Some("Proxy")).filter_map(|one| one.ip.as_deref())
+}
+
+fn of_family<'a>(ip: Ip, texts: impl Iterator<Item = &'a str>) -> Vec<IpAddr> {
+    texts.filter_map(|text| text.parse().ok()).filter(|address| Ip::of(*address) == ip).collect()
+}
+
+fn sources(spec: &ServiceSpec, ip: Ip) -> Vec<Net> {
+    let texts = spec.load_balancer_source_ranges.iter().flatten();
+    let nets: Vec<Net> = texts
+        .filter_map(|text| text.trim().parse::<Net>().ok())
+        .filter(|net| Ip::of(net.first()) == ip)
+        .collect();
+    if nets.iter().any(|net| net.bits() == 0) { Vec::new() } else { nets }
+}
+
+fn affinity(spec: &ServiceSpec) -> Option<u32> {
+    if spec.session_affinity.as_deref() != Some("ClientIP") {
+        return None;
+    }
+    let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
+    let seconds = config.and_then(|config| u32::try_from(config.timeout_seconds?).ok());
+    Some(seconds.unwrap_or(AFFINITY_SECONDS))
+}
+
+pub fn protocol(name: &Option<String>) -> Option<Proto> {
+    match name.as_deref().unwrap_or("TCP") {
+        "TCP" => Some(Proto::Tcp),
+        "UDP" => Some(Proto::Udp),
+        "SCTP" => Some(Proto::Sctp),
+        _ => None,
+    }
+}
+
+/// The port at which a load balancer asks whether this node has endpoints, where the Service has one.
+pub fn health_port(service: &Service) -> Option<u16> {
+    let spec = service.spec.as_ref()?;
+    let wanted = spec.type_.as_deref() == Some("LoadBalancer")
+        && spec.external_traffic_policy.as_deref() == Some("Local");
+    let port = spec.health_check_node_port.filter(|_| wanted)?;
+    u16::try_from(port).ok().filter(|port| *port != 0)
+}

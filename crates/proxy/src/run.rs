@@ -1,0 +1,233 @@
+//! Listens to the cluster and keeps the table as the plans say.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+use nft::{Name, Net, Ruleset};
+use parking_lot::Mutex;
+use reconcile::{Changed, Ctx, Key, Object as _};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::conntrack;
+use crate::firewall::{Firewall, FirewallError};
+use crate::health::HealthPorts;
+use crate::plan::{Flows, Place, Plan, plan};
+use crate::skeleton::skeleton;
+
+const ZONE: &str = "topology.kubernetes.io/zone";
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// How long the kernel may need until it believes that nothing leads to a chain any more.
+const GRACE: Duration = Duration::from_secs(1);
+/// How long to wait after a batch was not taken, at first and at most.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// What the proxy is told.
+#[derive(Clone, Debug, Default)]
+pub struct Config {
+    /// The name of this node.
+    pub node: String,
+    /// The networks of pods: what comes from there comes from inside.
+    pub pods: Vec<Net>,
+    /// The networks of Services.
+    pub services: Vec<Net>,
+}
+
+/// Keeps the table until the context's shutdown. The table stays then, so that connections do.
+pub async fn run(ctx: Ctx, config: Config, firewall: Arc<dyn Firewall>) {
+    let news = Arc::new(News::default());
+    listen(&ctx, &config, &news);
+    let mut shutdown = ctx.shutdown.clone();
+    let work = async {
+        ctx.caches.filled().await;
+        Proxy::new(ctx.clone(), config, firewall).work(&news).await;
+    };
+    tokio::select! {
+        () = work => {}
+        _ = shutdown.wait_for(|stop| *stop) => {}
+    }
+}
+
+/// What has to be looked at.
+#[derive(Default)]
+struct News {
+    dirty: Mutex<Dirty>,
+    notify: Notify,
+}
+
+#[derive(Default)]
+struct Dirty {
+    services: BTreeSet<Key>,
+    /// The node itself has changed.
+    place: bool,
+}
+
+impl News {
+    fn service(&self, key: Key) {
+        self.dirty.lock().services.insert(key);
+        self.notify.notify_one();
+    }
+
+    fn place(&self) {
+        self.dirty.lock().place = true;
+        self.notify.notify_one();
+    }
+
+    fn take(&self) -> Dirty {
+        std::mem::take(&mut *self.dirty.lock())
+    }
+}
+
+fn listen(ctx: &Ctx, config: &Config, news: &Arc<News>) {
+    let tell = news.clone();
+    ctx.caches.services().listen(move |changed| tell.service(changed.newest().key()));
+    let tell = news.clone();
+    ctx.caches.endpoint_slices().listen(move |changed| {
+        for slice in [changed.before, changed.after].into_iter().flatten() {
+            if let Some(service) = slice.label(SERVICE_NAME) {
+                tell.service(Key::new(slice.namespace(), service));
+            }
+        }
+    });
+    let (tell, name) = (news.clone(), config.node.clone());
+    ctx.caches.nodes().listen(move |Changed { before, after }: Changed<'_, Node>| {
+        let seen = |node: &Arc<Node>| (node.label(ZONE).map(str::to_owned), addresses(node));
+        let is_own = after.or(before).is_some_and(|node| node.name() == name);
+        if is_own && before.map(seen) != after.map(seen) {
+            tell.place();
+        }
+    });
+}
+
+fn addresses(node: &Node) -> Vec<std::net::IpAddr> {
+    let addresses = node.status.as_ref().and_then(|status| status.addresses.as_ref()).into_iter().flatten();
+    let internal = addresses.filter(|address| address.type_ == "InternalIP");
+    internal.filter_map(|address| address.address.parse().ok()).collect()
+}
+
+struct Proxy {
+    ctx: Ctx,
+    config: Config,
+    firewall: Arc<dyn Firewall>,
+    place: Place,
+    rules: Ruleset,
+    health: HealthPorts,
+    /// Of Services with UDP ports.
+    flows: HashMap<Key, Vec<Flows>>,
+    /// Flows that may have to be forgotten once the table is right.
+    stale: Vec<Flows>,
+    /// The kernel may have anything, so it is told everything.
+    lost: bool,
+    told_at: Instant,
+}
+
+impl Proxy {
+    fn new(ctx: Ctx, config: Config, firewall: Arc<dyn Firewall>) -> Proxy {
+        let mut rules = Ruleset::default();
+        rules.put(&"".into(), skeleton(&config.pods, &config.services));
+        Proxy {
+            place: Place { node: config.node.clone(), pods: config.pods.clone(), ..Place::default() },
+            ctx,
+            config,
+            firewall,
+            rules,
+            health: HealthPorts::default(),
+            flows: HashMap::new(),
+            stale: Vec::new(),
+            lost: true,
+            told_at: Instant::now(),
+        }
+    }
+
+    async fn work(mut self, news: &News) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let mut dirty = news.take();
+            if dirty.place && self.look_around() {
+                dirty.services.extend(self.ctx.caches.services().all().iter().map(|service| service.key()));
+            }
+            for key in &dirty.services {
+                self.look_at(key).await;
+            }
+            let outcome = self.tell().await;
+            self.health.set_healthy(outcome.is_ok());
+            match outcome {
+                Ok(()) => pause = FIRST_PAUSE,
+                Err(error) => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "trying again with all rules");
+                    self.lost = true;
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    continue;
+                }
+            }
+            self.forget_flows().await;
+            news.notify.notified().await;
+        }
+    }
+
+    /// Whether this node is another one now, as far as Services go.
+    fn look_around(&mut self) -> bool {
+        let node = self.ctx.caches.nodes().get(&Key::new("", &self.config.node));
+        let zone = node.as_ref().and_then(|node| node.label(ZONE)).unwrap_or_default().to_owned();
+        let addresses = node.as_deref().map(addresses).unwrap_or_default();
+        let place = Place { zone, addresses, ..self.place.clone() };
+        let has_changed = self.place != place;
+        self.place = place;
+        has_changed
+    }
+
+    async fn look_at(&mut self, key: &Key) {
+        let service = self.ctx.caches.services().get(key);
+        let slices = self.ctx.caches.endpoint_slices().indexed("service", &key.to_string());
+        let Plan { fragment, health, flows } =
+            service.map_or_else(Plan::default, |service| plan(&service, &slices, &self.place));
+        self.rules.put(&owner(key), fragment);
+        self.health.set(key, health.as_ref()).await;
+        if self.flows.get(key).map_or(&[][..], Vec::as_slice) != flows.as_slice() {
+            self.stale.extend(flows.clone());
+        }
+        if flows.is_empty() {
+            self.flows.remove(key);
+        } else {
+            self.flows.insert(key.clone(), flows);
+        }
+    }
+
+    /// The table only decides about new flows, so those to endpoints that are gone are made to begin anew.
+    async fn forget_flows(&mut self) {
+        let stale = std::mem::take(&mut self.stale);
+        if stale.is_empty() {
+            return;
+        }
+        let outcome = tokio::task::spawn_blocking(move || conntrack::forget(&stale)).await;
+        if let Ok(Err(error)) = outcome {
+            tracing::warn!(%error, "cannot clean up UDP flows");
+        }
+    }
+
+    async fn tell(&mut self) -> Result<(), FirewallError> {
+        let batch = match self.lost {
+            true => self.rules.everything(),
+            false if self.told_at.elapsed() > GRACE => self.rules.changes_and_sweep(),
+            false => self.rules.changes(),
+        };
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let firewall = self.firewall.clone();
+        let applied = tokio::task::spawn_blocking(move || firewall.apply(&batch)).await;
+        // A panic in there is a failure like any other: nothing is known of the kernel then.
+        applied.unwrap_or_else(|error| Err(FirewallError::Refused(error.to_string())))?;
+        self.lost = false;
+        self.told_at = Instant::now();
+        Ok(())
+    }
+}
+
+fn owner(service: &Key) -> Name {
+    format!("service/{service}").into()
+}

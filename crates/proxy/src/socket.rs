@@ -1,0 +1,43 @@
+//! A socket to netfilter in the kernel.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use nft::wire::{Message, messages};
+use rustix::net::netlink::{NETFILTER, SocketAddrNetlink};
+use rustix::net::sockopt::{Timeout, set_socket_send_buffer_size_force, set_socket_timeout};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::{recv, sendto, socket_with};
+
+/// The kernel answers at once; whoever waits longer has misunderstood something.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// What the kernel keeps of a buffer for itself, generously.
+const OVERHEAD: usize = 64 * 1024;
+
+pub struct Netfilter(OwnedFd);
+
+impl Netfilter {
+    /// A socket for messages of up to this many bytes at once.
+    pub fn open(bytes: usize) -> io::Result<Netfilter> {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(NETFILTER))?;
+        set_socket_send_buffer_size_force(&socket, bytes + OVERHEAD)?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(DEADLINE))?;
+        Ok(Netfilter(socket))
+    }
+
+    pub fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        sendto(&self.0, bytes, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+        Ok(())
+    }
+
+    /// Waits for an answer.
+    pub fn receive<'a>(
+        &self,
+        buffer: &'a mut [u8],
+    ) -> io::Result<impl Iterator<Item = Message<'a>> + use<'a>> {
+        let (length, _) = recv(&self.0, &mut *buffer, RecvFlags::empty())?;
+        Ok(messages(buffer.get(..length).unwrap_or_default()))
+    }
+}
