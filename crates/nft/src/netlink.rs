@@ -43,6 +43,8 @@ mod flag {
 const VERDICT_TYPE: u32 = 0xffff_ff00;
 /// What `nft list` knows types by; the kernel does not look at them.
 const INTEGER: u32 = 4;
+/// Tells `nft list` which end of the numbers in a set comes first.
+const AS_THE_MACHINE_HAS_THEM: [u8; 6] = [0, 4, 1, 0, 0, 0];
 
 /// The bytes of a batch for the table `inet <table>`, and the number of the message whose answer is the last one.
 #[derive(Debug)]
@@ -187,6 +189,9 @@ impl Encoder<'_> {
             }
             out.nested(9, |out| out.u32(1, count));
             out.u32(10, id);
+            if key.0 == INTEGER {
+                out.attribute(13, &AS_THE_MACHINE_HAS_THEM);
+            }
         });
         self.elements(message::NEW_ELEMENTS, CREATE, name, Some(id), elements.into_iter());
         Unnamed { id, name }

@@ -12,7 +12,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use nft::{Atom, Field, Fragment, Ip, Key, Name, Net, Proto, Rule, Set, Statement, Verdict, rule};
 use reconcile::Object as _;
 
-use crate::skeleton::{MASQUERADE, Sets, named, reject};
+use crate::skeleton::{MASQUERADE, Sets, named, refuse};
 use endpoints::{Usable, backends, usable};
 use service::{Front, fronts, health_port};
 
@@ -133,7 +133,7 @@ impl<'a> Chains<'a> {
 
     /// Nobody there is told to the sender; nobody here is not, since it is the balancer's mistake.
     fn refusal(&self) -> Verdict {
-        if self.usable.any { Verdict::Drop } else { Verdict::Goto(reject()) }
+        if self.usable.any { Verdict::Drop } else { Verdict::Goto(refuse()) }
     }
 
     fn key(&self, address: IpAddr) -> Key {

@@ -53,9 +53,9 @@ pub fn named(name: &str, ip: Ip) -> String {
     format!("{name}{}", if ip == Ip::V4 { 4 } else { 6 })
 }
 
-/// The chain that rejects, for maps to lead to.
-pub fn reject() -> Name {
-    "reject".into()
+/// The chain that rejects, for maps to lead to. (`nft` takes no chain called reject.)
+pub fn refuse() -> Name {
+    "refuse".into()
 }
 
 /// What a packet to a Service is found by.
@@ -72,7 +72,7 @@ pub fn skeleton(pods: &[Net], services: &[Net]) -> Fragment {
         };
         family(&mut fragment, ip, &of(pods), &of(services));
     }
-    fragment.chain(&reject(), vec![rule([Statement::Reject])]);
+    fragment.chain(&refuse(), vec![rule([Statement::Reject])]);
     hooks(&mut fragment);
     fragment
 }

@@ -1,0 +1,352 @@
+//! The rules in a real kernel, in networks of our own: real connections to every kind of Service, and the same
+//! table whether `nft` or we ourselves put it there. Needs root; without, the tests say that they are skipped.
+
+#[path = "kernel/net.rs"]
+mod net;
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use net::{Flow, ask, build, inside, serve, sh};
+use nft::{Net, Ruleset};
+use proxy::plan::{Place, plan};
+use proxy::skeleton::skeleton;
+use proxy::{Config, Firewall, Kernel, Nft};
+use reconcile::{Client, Clock, Ctx, Key, Patch};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+fn nets(texts: &[&str]) -> Vec<Net> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+fn config() -> Config {
+    Config {
+        node: "here".into(),
+        pods: nets(&["10.42.0.0/16", "fd42::/56"]),
+        services: nets(&["10.43.0.0/16", "fd43::/112"]),
+    }
+}
+
+fn service(name: &str, spec: &Value) -> Service {
+    serde_json::from_value(json!({
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": spec,
+        "status": {"loadBalancer": {"ingress": spec["balancers"]}},
+    }))
+    .unwrap()
+}
+
+fn slice(name: &str, family: &str, proto: &str, endpoints: &[(&str, &str)]) -> EndpointSlice {
+    let endpoints: Vec<Value> = endpoints
+        .iter()
+        .map(|(address, node)| json!({"addresses": [address], "nodeName": node, "conditions": {"ready": true}}))
+        .collect();
+    let (family_low, proto_low) = (family.to_lowercase(), proto.to_lowercase());
+    serde_json::from_value(json!({
+        "metadata": {
+            "name": format!("{name}-{family_low}-{proto_low}"), "namespace": "default",
+            "labels": {"kubernetes.io/service-name": name},
+        },
+        "addressType": family,
+        "endpoints": endpoints,
+        "ports": [{"port": 8080, "protocol": proto, "name": proto_low}],
+    }))
+    .unwrap()
+}
+
+/// Everything the model can say.
+fn samples() -> Ruleset {
+    let config = config();
+    let place = Place {
+        node: config.node.clone(),
+        zone: "a".into(),
+        addresses: vec!["192.0.2.1".parse().unwrap()],
+        pods: config.pods.clone(),
+    };
+    let mut rules = Ruleset::default();
+    rules.put(&"".into(), skeleton(&config.pods, &config.services));
+    let ports = json!([
+        {"port": 80, "nodePort": 30080, "protocol": "TCP", "name": "tcp"},
+        {"port": 53, "nodePort": 30053, "protocol": "UDP", "name": "udp"},
+        {"port": 99, "nodePort": 30099, "protocol": "SCTP", "name": "sctp"},
+    ]);
+    let specs = [
+        ("plain", json!({"ports": ports})),
+        (
+            "local",
+            json!({"type": "NodePort", "externalTrafficPolicy": "Local", "internalTrafficPolicy": "Local", "ports": ports}),
+        ),
+        ("sticky", json!({"sessionAffinity": "ClientIP", "ports": ports})),
+        (
+            "balanced",
+            json!({
+                "type": "LoadBalancer", "ports": ports, "externalIPs": ["203.0.113.9", "2001:db8:f::9"],
+                "loadBalancerSourceRanges": ["198.51.100.0/24", "198.51.102.0/24", "255.255.255.0/24", "192.0.2.7/32", "2001:db8::/32"],
+                "balancers": [{"ip": "203.0.113.1"}, {"ip": "2001:db8:f::1"}],
+            }),
+        ),
+        ("empty", json!({"type": "NodePort", "ports": ports})),
+    ];
+    for (number, (name, mut spec)) in specs.into_iter().enumerate() {
+        spec["clusterIPs"] = json!([format!("10.43.1.{number}"), format!("fd43::{number}")]);
+        let mut slices = Vec::new();
+        for proto in ["TCP", "UDP", "SCTP"].iter().filter(|_| name != "empty") {
+            slices.push(slice(name, "IPv4", proto, &[("10.42.0.5", "here"), ("10.42.1.5", "there")]));
+            slices.push(slice(name, "IPv6", proto, &[("fd42::5", "here")]));
+        }
+        let slices: Vec<Arc<EndpointSlice>> = slices.into_iter().map(Arc::new).collect();
+        rules.put(&name.into(), plan(&service(name, &spec), &slices, &place).fragment);
+    }
+    rules
+}
+
+/// What the kernel has. `nft` names the kind of rejection by family where it knows the family; it is the same one.
+fn listed() -> String {
+    let text = sh("nft list table inet skiff");
+    text.replace(" with icmp port-unreachable", "").replace(" with icmpv6 port-unreachable", "")
+}
+
+#[test]
+fn the_same_table_either_way() {
+    if !inside("the_same_table_either_way") {
+        return;
+    }
+    let mut rules = samples();
+    let batch = rules.everything();
+    Nft::default().apply(&batch).unwrap();
+    let by_nft = listed();
+    Kernel.apply(&batch).unwrap();
+    let by_us = listed();
+    let lines = |text: &str| text.lines().map(str::to_owned).collect::<BTreeSet<String>>();
+    let (nft, us) = (lines(&by_nft), lines(&by_us));
+    let differ: Vec<&String> = nft.symmetric_difference(&us).collect();
+    assert!(differ.is_empty(), "{differ:#?}");
+    assert!(by_us.lines().count() > 300, "{by_us}");
+
+    // Taking everything out again leaves the skeleton, and removing that leaves nothing.
+    rules.retain(|owner| owner.is_empty());
+    Kernel.apply(&rules.changes()).unwrap();
+    Kernel.apply(&rules.changes_and_sweep()).unwrap();
+    let bare = listed();
+    Kernel.apply(&rules.everything()).unwrap();
+    assert_eq!(lines(&bare), lines(&listed()));
+    Kernel.apply(&nft::Batch::remove()).unwrap();
+    assert_eq!(sh("nft list ruleset"), "");
+}
+
+#[test]
+fn a_refused_batch_changes_nothing() {
+    if !inside("a_refused_batch_changes_nothing") {
+        return;
+    }
+    let mut rules = samples();
+    Kernel.apply(&rules.everything()).unwrap();
+    let before = listed();
+    let batch = nft::Batch {
+        commands: vec![
+            nft::Command::AddChain("new".into(), None),
+            nft::Command::DeleteChain("is-not-there".into()),
+            nft::Command::AddChain("newer".into(), None),
+        ],
+    };
+    let error = Kernel.apply(&batch).unwrap_err().to_string();
+    assert!(error.contains("No such file"), "{error}");
+    assert_eq!(listed(), before);
+}
+
+/// A cluster with the proxy at work in this network.
+struct World {
+    client: Client,
+    stop: watch::Sender<bool>,
+    _server: apiserver::Started,
+    _directory: tempfile::TempDir,
+}
+
+impl World {
+    async fn start() -> World {
+        let directory = tempfile::tempdir().unwrap();
+        let stop = watch::Sender::new(false);
+        let server = apiserver::start_in(directory.path(), stop.subscribe()).await.unwrap();
+        let client = Client::new(server.local(), "test");
+        let ctx = Ctx::new(client.clone(), Clock::default(), stop.subscribe());
+        tokio::spawn(proxy::run(ctx, config(), Arc::new(Kernel)));
+        World { client, stop, _server: server, _directory: directory }
+    }
+
+    async fn service(&self, name: &str, mut spec: Value) -> Service {
+        let balancers = spec.as_object_mut().unwrap().remove("balancers");
+        let mut made = self.client.create(&service(name, &spec)).await.unwrap();
+        if let Some(balancers) = balancers {
+            let status = json!({"loadBalancer": {"ingress": balancers}});
+            made.status = Some(serde_json::from_value(status).unwrap());
+            made = self.client.replace_status(&made).await.unwrap();
+        }
+        made
+    }
+
+    async fn endpoints(&self, name: &str, proto: &str, endpoints: &[&str]) {
+        let endpoints: Vec<(&str, &str)> =
+            endpoints.iter().map(|text| text.split_once('@').unwrap_or((text, "here"))).collect();
+        let wanted = slice(name, "IPv4", proto, &endpoints);
+        let key = Key::new("default", wanted.metadata.name.as_deref().unwrap());
+        match self.client.create(&wanted).await {
+            Ok(_) => {}
+            Err(error) if error.is_already_exists() => {
+                let patch = Patch::Merge(json!({"endpoints": wanted.endpoints}));
+                self.client.patch::<EndpointSlice>(&key, &patch).await.unwrap();
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+    }
+}
+
+/// Asks until the answer is as wished: rules follow the cluster after a moment.
+async fn becomes(mut look: impl FnMut() -> String, wished: &str) {
+    let mut last = String::new();
+    let wait = async {
+        loop {
+            last = look();
+            if last == wished {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let outcome = tokio::time::timeout(Duration::from_secs(20), wait).await;
+    assert!(outcome.is_ok(), "{last:?} is not {wished:?}");
+}
+
+/// Runs a test of the whole role in a built network.
+fn with_world<F: Future<Output = ()>>(test: &str, work: impl FnOnce(World) -> F) {
+    if !inside(test) {
+        return;
+    }
+    build();
+    ["a", "b", "node"].into_iter().for_each(serve);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        work(World::start().await).await;
+    });
+}
+
+const TCP: &str = r#"[{"port": 80, "protocol": "TCP", "name": "tcp"}]"#;
+
+fn tcp() -> Value {
+    serde_json::from_str(TCP).unwrap()
+}
+
+#[test]
+fn cluster_ips() {
+    with_world("cluster_ips", |world| async move {
+        world.service("web", json!({"clusterIP": "10.43.7.1", "ports": tcp()})).await;
+        becomes(|| ask("a", "10.43.7.1:80"), "refused").await;
+        world.endpoints("web", "TCP", &["10.42.0.5", "10.42.0.6"]).await;
+        becomes(|| ask("node", "10.43.7.1:80").split(' ').next().unwrap_or_default().to_owned(), "a").await;
+
+        // From one pod to the other the source stays; to itself it is the node.
+        let seen: BTreeSet<String> = (0..40).map(|_| ask("a", "10.43.7.1:80")).collect();
+        assert_eq!(seen, ["a 10.42.0.1", "b 10.42.0.5"].map(str::to_owned).into());
+        let seen: BTreeSet<String> = (0..40).map(|_| ask("out", "10.43.7.1:80")).collect();
+        assert_eq!(seen, ["a 10.42.0.1", "b 10.42.0.1"].map(str::to_owned).into());
+
+        // Other ports of the address and other addresses of the range are nobody's.
+        assert_eq!(ask("a", "10.43.7.1:81"), "refused");
+        assert_eq!(ask("a", "10.43.7.2:80"), "nothing");
+
+        world.endpoints("web", "TCP", &["10.42.0.6"]).await;
+        becomes(|| ask("b", "10.43.7.1:80"), "b 10.42.0.1").await;
+        assert!((0..20).all(|_| ask("a", "10.43.7.1:80") == "b 10.42.0.5"));
+        world.client.delete::<Service>(&Key::new("default", "web"), &Default::default()).await.unwrap();
+        becomes(|| ask("a", "10.43.7.1:80"), "nothing").await;
+    });
+}
+
+#[test]
+fn from_outside() {
+    with_world("from_outside", |world| async move {
+        let ports = json!([{"port": 80, "nodePort": 30080, "protocol": "TCP", "name": "tcp"}]);
+        let spec = json!({
+            "type": "LoadBalancer", "ports": ports, "externalIPs": ["203.0.113.9"],
+            "loadBalancerSourceRanges": ["192.0.2.2/32"], "balancers": [{"ip": "203.0.113.1"}],
+        });
+        world.service("web", spec).await;
+        world.endpoints("web", "TCP", &["10.42.0.5"]).await;
+        becomes(|| ask("out", "192.0.2.1:30080"), "a 10.42.0.1").await;
+        becomes(|| ask("out", "203.0.113.1:80"), "a 10.42.0.1").await;
+        assert_eq!(ask("out", "203.0.113.9:80"), "a 10.42.0.1");
+        assert_eq!(ask("node", "192.0.2.1:30080"), "a 10.42.0.1");
+        assert_eq!(ask("b", "192.0.2.1:30080"), "a 10.42.0.1");
+        assert_eq!(ask("b", "203.0.113.1:80"), "nothing", "not from everywhere");
+
+        // Local: the source is seen, and other nodes' endpoints are not for outsiders.
+        let local = Patch::Merge(json!({"spec": {"externalTrafficPolicy": "Local"}}));
+        let key = Key::new("default", "web");
+        let made = world.client.patch::<Service>(&key, &local).await.unwrap();
+        becomes(|| ask("out", "192.0.2.1:30080"), "a 192.0.2.2").await;
+        let port = made.spec.and_then(|spec| spec.health_check_node_port).unwrap();
+        becomes(|| health(port), "HTTP/1.1 200 OK 1").await;
+        world.endpoints("web", "TCP", &["10.42.0.5@there"]).await;
+        becomes(|| ask("out", "192.0.2.1:30080"), "nothing").await;
+        assert_eq!(ask("b", "192.0.2.1:30080"), "a 10.42.0.6", "from inside there is no policy");
+        becomes(|| health(port), "HTTP/1.1 503 Service Unavailable 0").await;
+    });
+}
+
+/// The status and the weight a load balancer is told.
+fn health(port: i32) -> String {
+    use std::io::{Read as _, Write as _};
+    let Ok(mut stream) = std::net::TcpStream::connect(("127.0.0.1", u16::try_from(port).unwrap())) else {
+        return "refused".into();
+    };
+    let mut text = String::new();
+    let asked = stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n");
+    if asked.and_then(|()| stream.read_to_string(&mut text).map(drop)).is_err() {
+        return "broken".into();
+    }
+    let weight = text.lines().find_map(|line| {
+        line.to_lowercase().strip_prefix("x-load-balancing-endpoint-weight: ").map(str::to_owned)
+    });
+    format!("{} {}", text.lines().next().unwrap_or_default(), weight.unwrap_or_default())
+}
+
+#[test]
+fn sessions_stay() {
+    with_world("sessions_stay", |world| async move {
+        let spec = json!({"clusterIP": "10.43.7.1", "ports": tcp(), "sessionAffinity": "ClientIP"});
+        world.service("web", spec).await;
+        world.endpoints("web", "TCP", &["10.42.0.5", "10.42.0.6"]).await;
+        becomes(|| ask("node", "10.43.7.1:80").split(' ').count().to_string(), "2").await;
+        let first = ask("out", "10.43.7.1:80");
+        assert!((0..30).all(|_| ask("out", "10.43.7.1:80") == first), "{first}");
+        // Until its endpoint goes.
+        let left = if first.starts_with('a') { "10.42.0.6" } else { "10.42.0.5" };
+        world.endpoints("web", "TCP", &[left]).await;
+        let other = if first.starts_with('a') { "b 10.42.0.1" } else { "a 10.42.0.1" };
+        becomes(|| ask("out", "10.43.7.1:80"), other).await;
+    });
+}
+
+#[test]
+fn udp_flows_move_on() {
+    with_world("udp_flows_move_on", |world| async move {
+        let ports = json!([{"port": 53, "protocol": "UDP", "name": "udp"}]);
+        world.service("dns", json!({"clusterIP": "10.43.7.1", "ports": ports})).await;
+        world.endpoints("dns", "UDP", &["10.42.0.5"]).await;
+        becomes(|| Flow::new("b", "10.43.7.1:53").ask(), "a 10.42.0.6").await;
+        let flow = Flow::new("b", "10.43.7.1:53");
+        assert_eq!(flow.ask(), "a 10.42.0.6");
+        world.endpoints("dns", "UDP", &["10.42.0.6"]).await;
+        becomes(|| flow.ask(), "b 10.42.0.1").await;
+    });
+}

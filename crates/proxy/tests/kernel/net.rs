@@ -1,0 +1,166 @@
+//! Networks of our own: the test runs itself again in a fresh network and mount namespace, where a node, pods and
+//! the outside are made; all of it goes with the process.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd as _;
+use std::process::Command;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+const INSIDE: &str = "SKIFF_TEST_INSIDE";
+/// How long a client waits before it says that nobody answers.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Whether we are inside. Outside, runs the test of this name inside and fails if it does.
+#[track_caller]
+pub fn inside(test: &str) -> bool {
+    if std::env::var_os(INSIDE).is_some() {
+        return true;
+    }
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root for network namespaces");
+        return false;
+    }
+    let this = std::env::current_exe().unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["--net", "--mount"]).arg(this).args(["--exact", test, "--nocapture"]).env(INSIDE, "1");
+    match command.output() {
+        Err(error) => eprintln!("skipped: cannot run unshare: {error}"),
+        Ok(output) => {
+            let text = format!(
+                "{}{}",
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            );
+            assert!(output.status.success(), "{text}");
+            eprintln!("{text}");
+        }
+    }
+    false
+}
+
+/// Runs a command that must succeed. Returns what it said.
+#[track_caller]
+pub fn sh(line: &str) -> String {
+    let output = Command::new("sh").args(["-ec", line]).output().unwrap();
+    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// A node with a bridge, two pods on it and a machine outside.
+pub fn build() {
+    sh("mount -t tmpfs none /run
+        ip link set lo up
+        ip link add pods type bridge; ip addr add 10.42.0.1/24 dev pods; ip link set pods up
+        ip -6 addr add fd42::1/64 dev pods nodad
+        echo 1 > /proc/sys/net/ipv4/ip_forward
+        echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
+        echo 1 > /proc/sys/net/bridge/bridge-nf-call-iptables
+        echo 1 > /proc/sys/net/bridge/bridge-nf-call-ip6tables");
+    for (name, number) in [("a", 5), ("b", 6)] {
+        sh(&format!(
+            "ip netns add {name}
+             ip link add name veth-{name} type veth peer name eth0 netns {name}
+             ip link set veth-{name} master pods up; bridge link set dev veth-{name} hairpin on
+             ip -n {name} link set lo up; ip -n {name} link set eth0 up
+             ip -n {name} addr add 10.42.0.{number}/24 dev eth0; ip -n {name} route add default via 10.42.0.1
+             ip -n {name} addr add fd42::{number}/64 dev eth0 nodad
+             ip -n {name} route add default via fd42::1"
+        ));
+    }
+    sh("ip netns add out
+        ip link add uplink type veth peer name eth0 netns out
+        ip addr add 192.0.2.1/24 dev uplink; ip link set uplink up; ip route add default via 192.0.2.2
+        ip -6 addr add 2001:db8::1/64 dev uplink nodad
+        ip -n out link set lo up; ip -n out link set eth0 up
+        ip -n out addr add 192.0.2.2/24 dev eth0; ip -n out route add default via 192.0.2.1
+        ip -n out addr add 192.0.2.3/24 dev eth0
+        ip -n out addr add 2001:db8::2/64 dev eth0 nodad; ip -n out route add default via 2001:db8::1");
+}
+
+/// Runs `work` in the namespace of this name, in a thread of its own; `node` is where we are.
+fn within<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> mpsc::Receiver<T> {
+    let (tell, told) = mpsc::channel();
+    let path = (name != "node").then(|| format!("/run/netns/{name}"));
+    std::thread::spawn(move || {
+        if let Some(path) = path {
+            let file = std::fs::File::open(&path).unwrap();
+            move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+        }
+        let _ = tell.send(work());
+    });
+    told
+}
+
+/// Serves TCP and UDP on port 8080 of every address; answers with its name and who asks.
+pub fn serve(name: &'static str) {
+    let ready = within(name, move || {
+        let tcp = TcpListener::bind("[::]:8080").unwrap();
+        let udp = UdpSocket::bind("[::]:8080").unwrap();
+        std::thread::spawn(move || {
+            for stream in tcp.incoming() {
+                let mut stream = stream.unwrap();
+                let peer = stream.peer_addr().unwrap().ip().to_canonical();
+                let _ = write!(stream, "{name} {peer}");
+            }
+        });
+        std::thread::spawn(move || {
+            let mut buffer = [0; 64];
+            while let Ok((_, peer)) = udp.recv_from(&mut buffer) {
+                let _ = udp.send_to(format!("{name} {}", peer.ip().to_canonical()).as_bytes(), peer);
+            }
+        });
+    });
+    ready.recv().unwrap();
+}
+
+/// What a client at `place` is answered over TCP: the answer, or how it fails.
+pub fn ask(place: &str, to: &str) -> String {
+    let to: SocketAddr = to.parse().unwrap();
+    let answer = within(place, move || -> io::Result<String> {
+        let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    });
+    words(answer.recv().unwrap())
+}
+
+/// A UDP client that keeps its port, so that its packets belong to one flow.
+pub struct Flow(UdpSocket);
+
+impl Flow {
+    pub fn new(place: &str, to: &str) -> Flow {
+        let to: SocketAddr = to.parse().unwrap();
+        let any: IpAddr = if to.is_ipv6() { [0u16; 8].into() } else { Ipv4Addr::UNSPECIFIED.into() };
+        let socket = within(place, move || {
+            let socket = UdpSocket::bind((any, 0)).unwrap();
+            socket.connect(to).unwrap();
+            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+            socket
+        });
+        Flow(socket.recv().unwrap())
+    }
+
+    pub fn ask(&self) -> String {
+        let answer = || -> io::Result<String> {
+            self.0.send(b"?")?;
+            let mut buffer = [0; 64];
+            let length = self.0.recv(&mut buffer)?;
+            Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
+        };
+        words(answer())
+    }
+}
+
+fn words(answer: io::Result<String>) -> String {
+    answer.unwrap_or_else(|error| match error.kind() {
+        io::ErrorKind::ConnectionRefused => "refused".to_owned(),
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => "nothing".to_owned(),
+        _ => format!("{error}"),
+    })
+}
