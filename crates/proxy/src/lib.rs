@@ -6,6 +6,7 @@
 
 mod conntrack;
 mod firewall;
+mod forwarding;
 mod health;
 pub mod plan;
 mod run;
@@ -13,4 +14,5 @@ pub mod skeleton;
 mod socket;
 
 pub use firewall::{Firewall, FirewallError, Kernel, Nft, TABLE};
+pub use forwarding::prepare;
 pub use run::{Config, run};

@@ -24,6 +24,8 @@ pub enum Command {
     ControllerManager(ControllerManagerFlags),
     /// Run the scheduler alone, against any API server
     Scheduler(SchedulerFlags),
+    /// Route Services on this machine, for any API server
+    Proxy(ProxyFlags),
     /// Play nodes and pods that are not there, against any API server
     Simulate(SimulateFlags),
     /// Copy a stopped server's data into one file
@@ -92,6 +94,9 @@ pub struct ServerFlags {
     /// Run the control plane without a node
     #[arg(long)]
     pub disable_agent: bool,
+    /// Do not route Services on this node; something else does
+    #[arg(long)]
+    pub disable_kube_proxy: bool,
     /// The socket of a CRI runtime, such as /run/containerd/containerd.sock; pods are run on this machine then
     #[arg(long)]
     pub container_runtime_endpoint: Option<String>,
@@ -164,6 +169,25 @@ pub struct SchedulerFlags {
     /// Work only while holding the lease, so that several may run [default: as the file says, else true]
     #[arg(long)]
     pub leader_elect: Option<bool>,
+}
+
+#[derive(Debug, Args)]
+pub struct ProxyFlags {
+    /// Where the API server is and who to be there
+    #[arg(long, env = "KUBECONFIG")]
+    pub kubeconfig: PathBuf,
+    /// This node's name [default: the host's]
+    #[arg(long, env = "SKIFF_NODE_NAME", visible_alias = "hostname-override")]
+    pub node_name: Option<String>,
+    /// The networks of pods: what comes from elsewhere to a cluster IP is masqueraded
+    #[arg(long, value_delimiter = ',', default_value = "10.42.0.0/16")]
+    pub cluster_cidr: Vec<String>,
+    /// The networks of cluster IPs: what is sent to an unused one is dropped
+    #[arg(long, value_delimiter = ',', default_value = "10.43.0.0/16")]
+    pub service_cidr: Vec<String>,
+    /// Remove all rules and end
+    #[arg(long)]
+    pub cleanup: bool,
 }
 
 #[derive(Debug, Args)]

@@ -8,6 +8,7 @@ mod flags;
 mod node;
 mod roles;
 mod server;
+mod services;
 
 use std::process::ExitCode;
 
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         Command::Server(flags) => server::run(*flags),
         Command::ControllerManager(flags) => roles::controller_manager(&flags),
         Command::Scheduler(flags) => roles::scheduler(&flags),
+        Command::Proxy(flags) => roles::proxy(&flags),
         Command::Simulate(flags) => roles::simulate(&flags),
         Command::Backup(flags) => server::backup(&flags),
         Command::Restore(flags) => server::restore(&flags),

@@ -1,5 +1,5 @@
 //! Roles that run apart from the API server, by a kubeconfig: `skiff controller-manager`, `skiff scheduler`,
-//! `skiff simulate`.
+//! `skiff proxy`, `skiff simulate`.
 
 use std::future::Future;
 use std::path::Path;
@@ -11,8 +11,9 @@ use client::{Client, Kubeconfig};
 use reconcile::{Clock, Ctx, Election, Settings};
 use tokio::sync::watch;
 
-use crate::flags::{ControllerManagerFlags, SchedulerFlags, SimulateFlags};
+use crate::flags::{ControllerManagerFlags, ProxyFlags, SchedulerFlags, SimulateFlags};
 use crate::server::told_to_stop;
+use crate::services;
 
 pub const CONTROLLER_MANAGER: &str = "kube-controller-manager";
 pub const SCHEDULER: &str = "kube-scheduler";
@@ -63,6 +64,19 @@ pub fn scheduler_config(path: Option<&Path>) -> anyhow::Result<scheduler::config
     let Some(path) = path else { return Ok(scheduler::config::Config::standard()) };
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     scheduler::config::Config::read(&text).with_context(|| path.display().to_string())
+}
+
+pub fn proxy(flags: &ProxyFlags) -> anyhow::Result<()> {
+    if flags.cleanup {
+        return services::remove_rules();
+    }
+    let node = flags.node_name.clone().unwrap_or_else(|| hostname().to_lowercase());
+    let config = services::proxy_config(node, &flags.cluster_cidr, &flags.service_cidr)?;
+    apart(&flags.kubeconfig, services::PROXY, async |ctx| {
+        proxy::prepare(&config.pods);
+        proxy::run(ctx, config, Arc::new(proxy::Kernel)).await;
+        Ok(())
+    })
 }
 
 pub fn simulate(flags: &SimulateFlags) -> anyhow::Result<()> {

@@ -21,6 +21,7 @@ use crate::certificates::{Certificates, Kubeconfig};
 use crate::flags::{BackupFlags, ServerFlags};
 use crate::node;
 use crate::roles::{CONTROLLER_MANAGER, SCHEDULER, scheduler_config};
+use crate::services;
 
 pub fn run(flags: ServerFlags) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(flags))
@@ -117,6 +118,9 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         let config = node::config(&flags, advertise, credentials)?;
         let name = format!("system:node:{}", config.settings.node_name);
         let client = Client::new(started.local(), "kubelet").acting_as(&name);
+        if !flags.disable_kube_proxy {
+            services::route(&ctx, Client::new(started.local(), services::PROXY), &flags)?;
+        }
         let ctx = Ctx { client, ..ctx.clone() };
         tokio::spawn(kubelet::run(ctx, Arc::new(runtime::Remote::new(socket)), config));
     }
