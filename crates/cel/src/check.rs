@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use crate::ast::{Ast, Fold, Id, Kind, Literal};
 use crate::env::Env;
+use crate::functions::regex;
 use crate::signatures::{Function, Overload};
 use crate::source::Errors;
+use crate::time;
 use crate::types::Type;
 use unify::{Substitution, more_general};
 
@@ -136,7 +138,7 @@ impl Checker<'_> {
         let (target, was_optional) = operand.unwrap_optional();
         let result = match &target {
             Type::Map(types) => types.1.clone(),
-            Type::Object(object) => match object.fields.get(field) {
+            Type::Object(object) => match object.field(field) {
                 Some(found) => found.decl.ty.clone(),
                 None if object.open => Type::Dyn,
                 None => {
@@ -423,11 +425,12 @@ impl Checker<'_> {
         for id in self.ast.ids() {
             let Kind::Call { function, args, .. } = self.ast.kind(id) else { continue };
             let [arg] = args[..] else { continue };
-            let Kind::Literal(Literal::String(text)) = self.ast.kind(arg) else { continue };
-            let fine = match function.as_str() {
-                "duration" => crate::time::parse_duration(text).is_some(),
-                "timestamp" => crate::time::parse_timestamp(text).is_some(),
-                "matches" => crate::functions::regex::compile(text).is_ok(),
+            let Kind::Literal(literal) = self.ast.kind(arg) else { continue };
+            let fine = match (function.as_str(), literal) {
+                ("duration", Literal::String(text)) => time::parse_duration(text).is_some(),
+                ("timestamp", Literal::String(text)) => time::parse_timestamp(text).is_some(),
+                ("timestamp", Literal::Int(seconds)) => time::from_second(*seconds).is_some(),
+                ("matches", Literal::String(text)) => regex::compile(text).is_ok(),
                 _ => true,
             };
             if !fine {

@@ -54,7 +54,8 @@ impl Decl {
             Type::Map(types) => Some(Arc::new(Decl::new(types.1.clone()))),
             _ => None,
         };
-        Decl { ty, max: u64::MAX, min_size: 1, items, list_type: ListType::Atomic }
+        let max = if ty.is_scalar() { 0 } else { u64::MAX };
+        Decl { ty, max, min_size: 1, items, list_type: ListType::Atomic }
     }
 
     /// The declaration of a structural OpenAPI schema, as in a CustomResourceDefinition. None if the schema says
@@ -112,7 +113,7 @@ impl Decl {
 
     pub(crate) fn field(&self, name: &str) -> Option<&Field> {
         match &self.ty {
-            Type::Object(object) => object.fields.get(name),
+            Type::Object(object) => object.field(name),
             _ => None,
         }
     }

@@ -156,11 +156,16 @@ impl Program {
         eval::run(self, variables, budget)
     }
 
+    /// Whether the name is that of a type and of no variable.
+    pub(crate) fn is_type(&self, name: &str) -> bool {
+        !self.variables.contains_key(name) && type_ident(name).is_some()
+    }
+
     pub(crate) fn native(&self, id: Id) -> Option<Native> {
         self.natives[id as usize]
     }
 
-    /// Whether it is a list of nothing but literals, or the conversion of one; such things cost nothing.
+    /// Whether it is a list or map of nothing but literals, or the conversion of one; such things cost nothing.
     pub(crate) fn is_constant(&self, id: Id) -> bool {
         self.constant[id as usize]
     }
@@ -177,9 +182,13 @@ fn constants(ast: &Ast) -> Vec<bool> {
                         .iter()
                         .all(|item| matches!(ast.kind(*item), Kind::Literal(_)) || constant[*item as usize])
             }
+            Kind::Map(entries) => entries.iter().all(|entry| {
+                let fixed = |id: Id| matches!(ast.kind(id), Kind::Literal(_)) || constant[id as usize];
+                !entry.optional && fixed(entry.key) && fixed(entry.value)
+            }),
             Kind::Call { function, target: None, args } => {
                 CONVERSIONS.contains(&function.as_str())
-                    && matches!(args[..], [arg] if matches!(ast.kind(arg), Kind::Literal(_)))
+                    && matches!(args[..], [arg] if matches!(ast.kind(arg), Kind::Literal(_)) || constant[arg as usize])
             }
             _ => false,
         };
@@ -188,7 +197,8 @@ fn constants(ast: &Ast) -> Vec<bool> {
 }
 
 /// Conversions of literals are as good as literals.
-const CONVERSIONS: &[&str] = &["bool", "bytes", "double", "duration", "int", "string", "timestamp", "uint"];
+const CONVERSIONS: &[&str] =
+    &["bool", "bytes", "double", "duration", "dyn", "int", "string", "timestamp", "type", "uint"];
 
 impl std::fmt::Debug for Program {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

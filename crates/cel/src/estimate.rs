@@ -20,7 +20,7 @@ pub(crate) fn estimate(checked: &Checked, variables: &HashMap<String, Arc<Decl>>
         checked,
         variables,
         locals: Vec::new(),
-        decls: HashMap::new(),
+        origins: HashMap::new(),
         sizes: HashMap::new(),
         entries: HashMap::new(),
         costs: HashMap::new(),
@@ -43,9 +43,19 @@ impl Entries {
     }
 }
 
+/// Where in the schemas a value comes from.
+#[derive(Clone, Copy)]
+enum Origin<'a> {
+    /// It was made by the expression.
+    Nowhere,
+    /// There, but the schemas say nothing about it.
+    Unknown,
+    Known(&'a Decl),
+}
+
 struct Local<'a> {
     name: &'a str,
-    decl: Option<&'a Decl>,
+    origin: Origin<'a>,
     size: Option<Range>,
     entries: Option<Entries>,
 }
@@ -54,8 +64,7 @@ struct Estimation<'a> {
     checked: &'a Checked,
     variables: &'a HashMap<String, Arc<Decl>>,
     locals: Vec<Local<'a>>,
-    /// Where in a schema the value of a node comes from.
-    decls: HashMap<Id, &'a Decl>,
+    origins: HashMap<Id, Origin<'a>>,
     sizes: HashMap<Id, Range>,
     entries: HashMap<Id, Entries>,
     costs: HashMap<Id, Range>,
@@ -77,22 +86,15 @@ impl<'a> Estimation<'a> {
     fn find(&mut self, id: Id) -> Range {
         match self.checked.ast.kind(id) {
             Kind::Broken | Kind::Literal(_) => Range::ZERO,
-            Kind::Ident(_) => {
-                if let Some(decl) = self.decl(id) {
-                    self.decls.insert(id, decl);
-                }
-                Range::fixed(1)
-            }
+            Kind::Ident(_) => Range::fixed(1),
             Kind::Select { operand, test: true, .. } => self.cost(*operand),
             Kind::Select { operand, field, .. } => {
                 let mut cost = self.cost(*operand);
                 if matches!(self.checked.ty(*operand), Type::Map(_) | Type::Object(_)) {
                     cost = cost.add(Range::fixed(1));
                 }
-                let found = self.decl(*operand).and_then(|decl| decl.field(field));
-                if let Some(field) = found {
-                    self.decls.insert(id, &field.decl);
-                }
+                let origin = self.inside(*operand, |decl| decl.field(field).map(|field| &field.decl));
+                self.origins.insert(id, origin);
                 cost
             }
             Kind::Call { function, target, args } => self.call(id, function, *target, args),
@@ -172,7 +174,8 @@ impl<'a> Estimation<'a> {
     }
 
     fn push_value(&mut self, name: &'a str, id: Id) {
-        let local = Local { name, decl: self.decl(id), size: self.size(id), entries: self.entries_of(id) };
+        let local =
+            Local { name, origin: self.origin(id), size: self.size(id), entries: self.entries_of(id) };
         self.locals.push(local);
     }
 
@@ -182,16 +185,18 @@ impl<'a> Estimation<'a> {
             Some(entries) => entries.list,
             None => matches!(self.checked.ty(fold.range), Type::List(_)),
         };
-        let decl = self.decl(fold.range);
+        let keys =
+            self.inside(fold.range, |decl| if list || decl.items.is_none() { None } else { Some(&*KEY) });
+        let items = self.inside(fold.range, |decl| decl.items.as_deref());
         let key = Local {
             name: &fold.variable,
-            decl: if list { None } else { decl.map(|_| &*KEY) },
+            origin: keys,
             size: entries.map(|entries| entries.key),
             entries: None,
         };
         let value = |name: &'a str| Local {
             name,
-            decl: decl.and_then(|decl| decl.items.as_deref()),
+            origin: items,
             size: entries.map(|entries| entries.value),
             entries: None,
         };
@@ -206,14 +211,28 @@ impl<'a> Estimation<'a> {
         self.locals.iter().rev().find(|local| local.name == name)
     }
 
-    fn decl(&self, id: Id) -> Option<&'a Decl> {
+    fn origin(&self, id: Id) -> Origin<'a> {
         if let Kind::Ident(name) = self.checked.ast.kind(id) {
             return match self.local(name) {
-                Some(local) => local.decl,
-                None => self.variables.get(name).map(|decl| &**decl),
+                Some(local) => local.origin,
+                None => self.variables.get(name).map_or_else(|| self.root(), |decl| Origin::Known(decl)),
             };
         }
-        self.decls.get(&id).copied()
+        self.origins.get(&id).copied().unwrap_or(Origin::Nowhere)
+    }
+
+    /// Where a part of a value comes from. Upstream takes the first step of every path for the variable's name, so
+    /// a part of something from nowhere counts as the rule's own value.
+    fn inside(&self, whole: Id, part: impl FnOnce(&'a Decl) -> Option<&'a Decl>) -> Origin<'a> {
+        match self.origin(whole) {
+            Origin::Nowhere => self.root(),
+            Origin::Unknown => Origin::Unknown,
+            Origin::Known(decl) => part(decl).map_or(Origin::Unknown, Origin::Known),
+        }
+    }
+
+    fn root(&self) -> Origin<'a> {
+        self.variables.get("self").map_or(Origin::Unknown, |decl| Origin::Known(decl))
     }
 
     fn size(&mut self, id: Id) -> Option<Range> {
@@ -231,7 +250,7 @@ impl<'a> Estimation<'a> {
         if let Some(own) = own {
             return Some(Range::fixed(own));
         }
-        if let Some(decl) = self.decl(id) {
+        if let Origin::Known(decl) = self.origin(id) {
             let size = Range { min: 0, max: decl.max };
             self.sizes.insert(id, size);
             return Some(size);

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use crate::ast::{Entry, Id, Kind, Literal};
 use crate::env::{Program, type_ident};
 use crate::functions;
+use crate::types::Type;
 use crate::value::{Key, Map, Text, Value};
 use budget::Meter;
 pub use budget::{Budget, Failure, MATCH_CONDITIONS_BUDGET, PER_CALL_LIMIT, RUNTIME_BUDGET};
@@ -97,7 +98,7 @@ impl<'a> Evaluation<'a, '_> {
             }
             Kind::Call { function, target, args } => self.call(id, function, *target, args),
             Kind::List { items, optional } => self.list(id, items, optional),
-            Kind::Map(entries) => self.map(entries),
+            Kind::Map(entries) => self.map(id, entries),
             Kind::Struct { name, fields } => {
                 let mut values = BTreeMap::new();
                 for field in fields {
@@ -117,7 +118,13 @@ impl<'a> Evaluation<'a, '_> {
     }
 
     fn ident(&mut self, name: &'a str) -> Evaluated<'a> {
-        self.charge(1)?;
+        if !self.program.is_type(name) {
+            self.charge(1)?;
+        }
+        self.lookup(name)
+    }
+
+    fn lookup(&self, name: &'a str) -> Evaluated<'a> {
         if let Some(local) = self.locals.iter().rev().find(|local| local.name == name) {
             return local.value.clone();
         }
@@ -165,8 +172,8 @@ impl<'a> Evaluation<'a, '_> {
             ("_||_", [left, right]) => return self.logic(*left, *right, true),
             ("_?_:_", [condition, truthy, falsy]) => {
                 return match self.eval(*condition)? {
-                    Value::Bool(true) => self.eval(*truthy),
-                    Value::Bool(false) => self.eval(*falsy),
+                    Value::Bool(true) => self.attribute(*truthy),
+                    Value::Bool(false) => self.attribute(*falsy),
                     _ => Err(Failure::error("no such overload")),
                 };
             }
@@ -180,11 +187,12 @@ impl<'a> Evaluation<'a, '_> {
             }
             ("_?._", [operand, field]) => {
                 let operand = self.eval(*operand)?;
-                self.charge(1)?;
                 let Kind::Literal(Literal::String(field)) = self.program.checked.ast.kind(*field) else {
                     return Err(Failure::error("no such overload"));
                 };
-                return self.find(&operand, field).map(|found| Value::Optional(found.map(Arc::new)));
+                let found = self.find(&operand, field)?;
+                self.charge(u64::from(found.is_some()))?;
+                return Ok(Value::Optional(found.map(Arc::new)));
             }
             ("or" | "orValue", [other]) if target.is_some() => {
                 let first = self.eval(target.unwrap_or_default())?;
@@ -206,15 +214,42 @@ impl<'a> Evaluation<'a, '_> {
             return self.constant_call(id, args);
         }
         let mut values = Vec::with_capacity(args.len() + 1);
-        for arg in target.iter().chain(args) {
-            values.push(self.eval(*arg)?);
+        let mut failure = None;
+        for (index, arg) in target.iter().chain(args).enumerate() {
+            let value = if index == 1 && function == "_[_]" { self.attribute(*arg) } else { self.eval(*arg) };
+            match value {
+                Ok(value) => values.push(value),
+                Err(Failure::Cost) => return Err(Failure::Cost),
+                Err(other) => {
+                    // The call is paid for though it is not made.
+                    values.push(Value::Null);
+                    failure.get_or_insert(other);
+                }
+            }
         }
         let cost = cost::call(function, &values, &mut self.cx.meter)?;
         self.charge(cost)?;
+        if let Some(failure) = failure {
+            return Err(failure);
+        }
+        if let ("sum", [Value::List(list)]) = (function, &values[..])
+            && list.is_empty()
+        {
+            return Ok(zero(self.program.checked.ty(id)));
+        }
         let Some(native) = self.program.native(id) else {
             return Err(Failure::error(format!("no such overload: {function}")));
         };
         native(&mut self.cx, &values)
+    }
+
+    /// A branch of a condition or an index. Reading a variable there costs nothing, since upstream sees it as part
+    /// of what it belongs to.
+    fn attribute(&mut self, id: Id) -> Evaluated<'a> {
+        match self.program.checked.ast.kind(id) {
+            Kind::Ident(name) => self.lookup(name),
+            _ => self.eval(id),
+        }
     }
 
     fn constant_call(&mut self, id: Id, args: &'a [Id]) -> Evaluated<'a> {
@@ -266,7 +301,11 @@ impl<'a> Evaluation<'a, '_> {
         Ok(value)
     }
 
-    fn map(&mut self, entries: &'a [Entry]) -> Evaluated<'a> {
+    fn map(&mut self, id: Id, entries: &'a [Entry]) -> Evaluated<'a> {
+        let constant = self.program.is_constant(id);
+        if constant && let Some(value) = self.constants.get(&id) {
+            return Ok(value.clone());
+        }
         let mut map = BTreeMap::new();
         for entry in entries {
             let key = self.eval(entry.key)?;
@@ -278,9 +317,14 @@ impl<'a> Evaluation<'a, '_> {
                 return Err(Failure::error("Failed with repeated key"));
             }
         }
-        self.charge(cost::MAP)?;
         self.cx.meter.values(map.len() * 2)?;
-        Ok(Value::Map(Map::Shared(Arc::new(map))))
+        let value = Value::Map(Map::Shared(Arc::new(map)));
+        if constant {
+            self.constants.insert(id, value.clone());
+        } else {
+            self.charge(cost::MAP)?;
+        }
+        Ok(value)
     }
 
     /// An element of a literal; none for an optional one that is missing.
@@ -316,6 +360,16 @@ impl<'a> Evaluation<'a, '_> {
             }
             other => Err(Failure::error(format!("got '{}', expected iterable type", other.type_of().name()))),
         }
+    }
+}
+
+/// Nothing has no type of its own, so the sum of it has the one that was checked.
+fn zero<'a>(ty: &Type) -> Value<'a> {
+    match ty {
+        Type::Uint => Value::Uint(0),
+        Type::Double => Value::Double(0.0),
+        Type::Duration => Value::Duration(0),
+        _ => Value::Int(0),
     }
 }
 

@@ -211,8 +211,15 @@ impl<'s> Parser<'s, '_> {
                         self.errors.report(Some(name.at), "unsupported syntax: '`'".to_owned());
                     }
                     _ => {
-                        let words =
-                            format!("Syntax error: no viable alternative at input '.{}'", self.shown(name));
+                        let words = match name.text {
+                            "true" | "false" | "null" => {
+                                format!("Syntax error: mismatched input '{}' expecting IDENTIFIER", name.text)
+                            }
+                            _ => format!(
+                                "Syntax error: no viable alternative at input '.{}'",
+                                self.shown(name)
+                            ),
+                        };
                         return Err(self.stop(name.at, words));
                     }
                 }

@@ -303,3 +303,36 @@ fn schemas_become_types() {
          | ..........^"#]]
     .assert_eq(&wrong);
 }
+
+mod fuzz;
+
+/// What a run costs, and what it was judged to cost at most.
+#[track_caller]
+fn check_cost(schema: serde_json::Value, object: serde_json::Value, source: &str, actual: u64, most: u64) {
+    let decl = Decl::from_schema(&schema, false).expect("the schema is an object").named("self");
+    let program = Env::new().variable("self", decl.clone()).compile(source).expect("the expression is fine");
+    let variables = Variables::new().with("self", Value::from_declared(&object, &decl));
+    let mut budget = Budget::new(RUNTIME_BUDGET);
+    program.run(&variables, &mut budget).expect("nothing goes wrong");
+    let spent = RUNTIME_BUDGET - budget.remaining().expect("it is within the budget");
+    assert_eq!((spent, program.estimate().max), (actual, most), "{source}");
+}
+
+#[test]
+fn costs_are_upstreams() {
+    let list = json!({"type": "object", "properties": {"l": {"type": "array", "maxItems": 10,
+        "items": {"type": "string", "maxLength": 20}}}});
+    let two = json!({"l": ["a", "b"]});
+    let scalar = json!({"type": "object", "properties": {"n": {"type": "integer"}, "s": {"type": "string"}}});
+    let values = json!({"n": 3, "s": "abcdefghijkl"});
+    check_cost(scalar.clone(), values.clone(), "self.n == 3", 3, 2);
+    check_cost(scalar.clone(), values.clone(), "type(self.n) == int", 4, 4);
+    check_cost(scalar.clone(), values.clone(), "self.s.startsWith('abc')", 4, 3);
+    check_cost(scalar.clone(), values.clone(), "self.s.matches('^[a-z]*$')", 6, 629_148);
+    check_cost(scalar.clone(), values.clone(), "self.n in [1, 2, 3]", 2, 15);
+    check_cost(scalar.clone(), values.clone(), "has(self.n) ? self.n > 1 : true", 4, 4);
+    check_cost(scalar, values, "duration('1h') + duration('1m') == duration('61m')", 2, 5);
+    check_cost(list.clone(), two.clone(), "self.l.all(e, e == 'a' || e == 'b')", 15, 73);
+    check_cost(list.clone(), two.clone(), "self.l.map(e, e + 'x').size() == 2", 33, 235);
+    check_cost(list, two, "self.l.exists_one(e, e == 'a')", 10, 44);
+}

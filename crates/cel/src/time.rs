@@ -4,6 +4,11 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 
+/// The first second of year 1.
+pub(crate) const FIRST: i64 = -62_135_596_800;
+/// The last second of year 9999.
+const LAST: i64 = 253_402_300_799;
+
 const UNITS: &[(&str, f64)] = &[
     ("ns", 1.0),
     ("us", 1e3),
@@ -105,8 +110,10 @@ pub(crate) fn parse_date(text: &str) -> Option<Timestamp> {
     in_range(date.to_zoned(TimeZone::UTC).ok()?.timestamp())
 }
 
+pub(crate) fn from_second(seconds: i64) -> Option<Timestamp> {
+    Timestamp::from_second(seconds).ok().and_then(in_range)
+}
+
 pub(crate) fn in_range(timestamp: Timestamp) -> Option<Timestamp> {
-    const FIRST: i64 = -62_135_596_800;
-    const LAST: i64 = 253_402_300_799;
     (FIRST..=LAST).contains(&timestamp.as_second()).then_some(timestamp)
 }

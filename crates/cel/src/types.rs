@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::decl::Field;
+use crate::escape::escape;
 
 /// The type of an expression.
 #[derive(Clone, Debug)]
@@ -54,6 +55,13 @@ pub struct Object {
     pub fields: BTreeMap<String, Field>,
     /// Whether it has every field, all of them [`Type::Dyn`].
     pub open: bool,
+}
+
+impl Object {
+    /// The field of this name, escaped or as it is in JSON.
+    pub(crate) fn field(&self, name: &str) -> Option<&Field> {
+        self.fields.get(name).or_else(|| self.fields.get(&escape(name)?))
+    }
 }
 
 pub(crate) const OPTIONAL: &str = "optional_type";

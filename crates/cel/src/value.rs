@@ -229,6 +229,9 @@ impl<'a> Value<'a> {
             Value::String(text) => text.is_empty(),
             Value::Bytes(bytes) => bytes.is_empty(),
             Value::Duration(nanos) => *nanos == 0,
+            Value::Timestamp(timestamp) => {
+                timestamp.as_second() == crate::time::FIRST && timestamp.subsec_nanosecond() == 0
+            }
             Value::List(list) => list.is_empty(),
             Value::Map(map) => map.is_empty(),
             Value::Optional(value) => value.is_none(),
@@ -305,8 +308,10 @@ impl<'a> Map<'a> {
         match self {
             Map::Json(entries, decl) => match &decl.ty {
                 Type::Object(object) if !object.open => {
+                    // A field that is null is as good as absent, unlike a null in a list or map.
                     let field = decl.field(name)?;
-                    entries.get(&field.property).map(|value| from_json(value, &field.decl))
+                    let value = entries.get(&field.property).filter(|value| !value.is_null())?;
+                    Some(from_json(value, &field.decl))
                 }
                 _ => entries.get(name).map(|value| from_json(value, decl.item())),
             },

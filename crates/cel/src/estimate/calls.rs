@@ -1,7 +1,8 @@
 //! What calls can cost.
 
-use super::{Entries, Estimation};
+use super::{Entries, Estimation, Origin};
 use crate::ast::{Id, Kind, Literal};
+use crate::decl::Decl;
 use crate::estimate::range::Range;
 use crate::eval::cost::{AUTHORIZATION, FORMAT_REGEX, LIST, REGEX, STRUCT, TEXT};
 use crate::types::Type;
@@ -35,15 +36,8 @@ impl<'a> Estimation<'a> {
             return cost;
         }
         let costs: Vec<Range> = args.iter().map(|arg| self.cost(*arg)).collect();
-        if let ("_?._", [operand, field]) = (function, args) {
+        if function == "_?._" {
             // Selection by another name.
-            let name = match self.checked.ast.kind(*field) {
-                Kind::Literal(Literal::String(name)) => name.as_str(),
-                _ => "",
-            };
-            if let Some(field) = self.decl(*operand).and_then(|decl| decl.field(name)) {
-                self.decls.insert(id, &field.decl);
-            }
             return ONE.add(costs[0]);
         }
         let overloads = self.checked.overloads(id);
@@ -61,9 +55,8 @@ impl<'a> Estimation<'a> {
             }
             if matches!(overload.id, "index_list" | "index_map") {
                 size = self.entries_of(args[0]).map(|entries: Entries| entries.value);
-                if let Some(item) = self.decl(args[0]).and_then(|decl| decl.items.as_deref()) {
-                    self.decls.insert(id, item);
-                }
+                let origin = self.inside(args[0], |decl| decl.items.as_deref());
+                self.origins.insert(id, origin);
             }
             size = size.or_else(|| self.size(id));
         }
@@ -203,9 +196,7 @@ impl<'a> Estimation<'a> {
                     Type::List(item) => {
                         let mut each = ONE;
                         if matches!(**item, Type::String | Type::Bytes) {
-                            let item = self.decl(target).and_then(|decl| decl.items.as_deref());
-                            let length = item.map_or(Range::UNKNOWN, |item| Range { min: 0, max: item.max });
-                            each = each.add(length.scaled(TEXT));
+                            each = each.add(self.item_size(target).scaled(TEXT));
                         }
                         Call::new(size.multiply(each))
                     }
@@ -231,11 +222,8 @@ impl<'a> Estimation<'a> {
             }
             "join" => {
                 let (target, count) = (target?, target_size?);
-                let item = self.decl(target).and_then(|decl| decl.items.as_deref());
                 let mut size = match self.checked.ty(target) {
-                    Type::List(_) => {
-                        count.multiply(item.map_or(Range::UNKNOWN, |item| Range { min: 0, max: item.max }))
-                    }
+                    Type::List(_) => count.multiply(self.item_size(target)),
                     _ => Range::ZERO,
                 };
                 if let Some(separator) = first {
@@ -284,6 +272,14 @@ impl<'a> Estimation<'a> {
             "_==_" => return self.library_equality(args),
             _ => return None,
         })
+    }
+
+    /// Of the items of a list.
+    fn item_size(&self, list: Id) -> Range {
+        match self.origin(list) {
+            Origin::Known(Decl { items: Some(item), .. }) => Range { min: 0, max: item.max },
+            _ => Range::UNKNOWN,
+        }
     }
 
     fn library_equality(&mut self, args: &[Id]) -> Option<Call> {

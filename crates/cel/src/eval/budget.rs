@@ -14,7 +14,7 @@ const MOST_STEPS: u64 = 20_000_000;
 /// Bytes made in one evaluation, also those that are gone again.
 const MOST_BYTES: u64 = 128 << 20;
 /// How deep evaluation nests, through variables that are computed when they are read too.
-const DEEPEST: u32 = 700;
+const DEEPEST: u32 = 400;
 
 /// Why an expression has no value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

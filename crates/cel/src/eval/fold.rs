@@ -57,7 +57,7 @@ impl<'a> Evaluation<'a, '_> {
                 ("_?_:_", [condition, truthy, falsy]) if is_accumulator(*falsy) => {
                     return match self.eval(*condition)? {
                         Value::Bool(true) => self.step(fold, *truthy, slot),
-                        Value::Bool(false) => self.charge(1),
+                        Value::Bool(false) => Ok(()),
                         _ => Err(Failure::error("no such overload")),
                     };
                 }

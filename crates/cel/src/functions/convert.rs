@@ -1,7 +1,5 @@
 //! Conversions between types.
 
-use jiff::Timestamp;
-
 use super::{Cx, Native, no_such_overload};
 use crate::eval::Evaluated;
 use crate::eval::budget::Failure;
@@ -53,9 +51,7 @@ pub(super) fn native(name: &str) -> Option<Native> {
         },
         "timestamp" => |_, args| match args {
             [Value::Timestamp(timestamp)] => Ok(Value::Timestamp(*timestamp)),
-            [Value::Int(seconds)] => Timestamp::from_second(*seconds)
-                .ok()
-                .and_then(time::in_range)
+            [Value::Int(seconds)] => time::from_second(*seconds)
                 .map(Value::Timestamp)
                 .ok_or_else(|| Failure::error("timestamp overflow")),
             [Value::String(text)] => match time::parse_timestamp(text) {

@@ -86,8 +86,17 @@ pub(super) fn parse(text: &str) -> Result<Web, String> {
     if scheme.is_empty() && !rest.starts_with('/') {
         return Err("invalid URI for request".to_owned());
     }
-    if !scheme.is_empty() && !rest.starts_with('/') {
-        return Err("invalid URI for request".to_owned());
+    if !rest.starts_with('/') {
+        // Something like `mailto:someone`, which has no parts.
+        let nothing = String::new;
+        return Ok(Web {
+            scheme,
+            user: None,
+            host: nothing(),
+            path: nothing(),
+            query: nothing(),
+            fragment: rest.to_owned(),
+        });
     }
     let (rest, fragment) = rest.split_once('#').unwrap_or((rest, ""));
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));

@@ -42,8 +42,8 @@ fn unescape(inner: &str, bytes: bool) -> Result<Vec<u8>, &'static str> {
         }
         let (digits, radix) = match escape {
             'x' | 'X' => (2, 16),
-            'u' if !bytes => (4, 16),
-            'U' if !bytes => (8, 16),
+            'u' => (4, 16),
+            'U' => (8, 16),
             '0'..='3' => (2, 8),
             _ => return Err("unable to unescape string"),
         };
@@ -51,7 +51,7 @@ fn unescape(inner: &str, bytes: bool) -> Result<Vec<u8>, &'static str> {
         rest = &rest[digits..];
         let leading = if radix == 8 { (escape as u32 - '0' as u32) * 64 } else { 0 };
         let value = u32::from_str_radix(number, radix).map_err(|_| "unable to unescape string")? + leading;
-        if bytes {
+        if bytes && !matches!(escape, 'u' | 'U') {
             out.push(u8::try_from(value).map_err(|_| "unable to unescape string")?);
         } else {
             push(&mut out, char::from_u32(value).ok_or("invalid unicode code point")?);

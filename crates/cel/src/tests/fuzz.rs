@@ -1,0 +1,150 @@
+use proptest::prelude::*;
+
+use super::evaluated;
+
+const WORDS: &[&str] = &[
+    "x",
+    "x.a",
+    "x.name",
+    "x.nested",
+    "y",
+    "1",
+    "0",
+    "-1",
+    "9223372036854775807",
+    "2u",
+    "1.5",
+    "'a'",
+    "b'a'",
+    "''",
+    "r'\\d'",
+    "true",
+    "null",
+    "[1, 2]",
+    "{'a': 1}",
+    "[]",
+    "{}",
+    "+",
+    "-",
+    "*",
+    "/",
+    "%",
+    "==",
+    "!=",
+    "<",
+    ">=",
+    "in",
+    "&&",
+    "||",
+    "!",
+    "?",
+    ":",
+    "(",
+    ")",
+    "[",
+    "]",
+    "{",
+    "}",
+    ",",
+    ".",
+    ".?a",
+    "[?0]",
+    ".all(i, i == 1)",
+    ".exists(k, v, k != v)",
+    ".map(i, i)",
+    ".filter(i, true)",
+    ".transformMap(k, v, v)",
+    ".optMap(i, i)",
+    ".sortBy(i, i)",
+    "size(",
+    "string(",
+    "int(",
+    "type(",
+    "dyn(",
+    "duration('1h')",
+    "timestamp(0)",
+    ".size()",
+    ".split('')",
+    ".join()",
+    ".format([1])",
+    ".matches('a*')",
+    ".replace('', 'abc')",
+    ".substring(1)",
+    ".sum()",
+    ".flatten()",
+    ".distinct()",
+    ".sort()",
+    "lists.range(5)",
+    "optional.of(",
+    "optional.none()",
+    ".value()",
+    ".orValue(1)",
+    "quantity('1')",
+    ".add(",
+    "ip('::1')",
+    "cidr('10.0.0.0/8')",
+    "url('http://a/')",
+    "semver('1.2.3')",
+    "sets.contains(",
+    "has(",
+    "authorizer",
+    ".group('')",
+    "for",
+    "`a`",
+    "//",
+    "\n",
+    "\"",
+    "'''",
+    "\u{1f600}",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn words_in_any_order_never_panic(
+        words in prop::collection::vec(prop::sample::select(WORDS), 0..12), blank in any::<bool>(),
+    ) {
+        evaluated(&words.join(if blank { " " } else { "" }));
+    }
+
+    #[test]
+    fn text_of_any_kind_never_panics(source in "\\PC{0,40}") {
+        evaluated(&source);
+    }
+
+    #[test]
+    fn patterns_and_urls_never_panic(text in "[a-z\\[\\]()*+?^$|\\\\.{},0-9:/%@-]{0,20}") {
+        let text = text.replace('\\', "\\\\");
+        for function in ["matches", "find", "findAll", "split"] {
+            evaluated(&format!("'{text}'.{function}(dyn('{text}'))"));
+        }
+        for function in ["url", "quantity", "semver", "ip", "cidr", "duration", "timestamp", "isURL"] {
+            evaluated(&format!("{function}(dyn('{text}'))"));
+        }
+    }
+}
+
+#[test]
+fn the_deepest_expressions_fit_the_stack_of_a_worker() {
+    let deep = |open: &str, inner: &str, close: &str, depth| {
+        format!("{}{inner}{}", open.repeat(depth), close.repeat(depth))
+    };
+    let sources = vec![
+        deep("(", "1", ")", 248),
+        deep("[", "1", "]", 240),
+        deep("{'a': ", "1", "}", 240),
+        deep("[1].map(i, ", "1", ")", 78),
+        deep("!(", "true", ")", 240),
+        format!("{}1", "true ? 1 : ".repeat(240)),
+        format!("1{}", " + 1".repeat(249)),
+        format!("x{}", ".nested".repeat(249)),
+        format!("true{}", " && true".repeat(5000)),
+        format!("optional.of(1){}", ".optMap(v, v)".repeat(60)),
+    ];
+    let small = std::thread::Builder::new().stack_size(2 << 20);
+    let run = small.spawn(move || sources.iter().map(|source| evaluated(source)).collect::<Vec<_>>());
+    let results = run.expect("a thread starts").join().expect("no expression overflows the stack");
+    assert_eq!(results[0], "1");
+    assert_eq!(results[6], "250");
+}
