@@ -56,6 +56,16 @@ enum Cell {
     Timed(fn(&Value) -> Told),
 }
 
+/// What clients are told of the column with an object's name.
+pub(crate) fn name_description() -> &'static str {
+    table::NAMED
+}
+
+/// What clients are told of the time an object was created.
+pub(crate) fn created_description() -> &'static str {
+    table::CREATED
+}
+
 /// The columns of a resource; a resource without columns of its own shows its name and when it was created.
 pub fn columns(group: &str, plural: &str) -> &'static [Column] {
     let own = table::TABLES.iter().find(|(g, p, _)| *g == group && *p == plural);

@@ -28,6 +28,7 @@ pub mod storage;
 
 pub mod columns;
 pub mod convert;
+pub mod custom;
 pub mod defaults;
 pub mod field;
 pub mod intstr;

@@ -431,6 +431,31 @@ pub fn too_long(value: &str, max: usize) -> Vec<String> {
     if value.len() <= max { Vec::new() } else { vec![format!("must be no more than {max} characters")] }
 }
 
+/// Compares versions of an API by how finished they are: `v2` after `v1`, after `v1beta2`, after `v1alpha1`,
+/// after anything else, which is compared in reverse alphabetical order.
+pub fn compare_versions(a: &str, b: &str) -> std::cmp::Ordering {
+    match (version_parts(a), version_parts(b)) {
+        (Some(a), Some(b)) => a.cmp(&b),
+        (Some(_), None) => std::cmp::Ordering::Greater,
+        (None, Some(_)) => std::cmp::Ordering::Less,
+        (None, None) => b.cmp(a),
+    }
+}
+
+/// `v1beta2` as (1 for beta, 1, 2).
+fn version_parts(version: &str) -> Option<(u8, u64, u64)> {
+    let rest = version.strip_prefix('v')?;
+    let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    let (major, rest) = rest.split_at(digits);
+    let number = |text: &str| text.parse().ok().filter(|_| !text.starts_with('0') || text == "0");
+    let major = number(major)?;
+    if rest.is_empty() {
+        return Some((2, major, 0));
+    }
+    let stages = [("beta", 1), ("alpha", 0)];
+    stages.into_iter().find_map(|(word, stage)| Some((stage, major, number(rest.strip_prefix(word)?)?)))
+}
+
 pub fn is_label(value: &str) -> bool {
     spans(value, is_lower_alnum, is_label_byte, is_lower_alnum)
 }

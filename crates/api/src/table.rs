@@ -1,6 +1,7 @@
 //! The table of built-in kinds. Routes, discovery, OpenAPI paths, storage keys, RBAC names and columns all
 //! derive from its rows.
 
+use crate::custom::Slot;
 use crate::kind::Kind;
 use crate::{
     admissionregistration, apiextensions, apiregistration, apps, authentication, authorization, autoscaling,
@@ -26,6 +27,8 @@ pub struct Resource {
     /// `metadata.generation` counts changes to anything but metadata and status.
     pub generation: bool,
     pub rules: &'static dyn Kind,
+    /// What a CustomResourceDefinition says about the kind; `None` for built-in ones.
+    pub custom: Option<&'static Slot>,
 }
 
 /// The verbs of the main resource.
@@ -41,7 +44,7 @@ pub enum Verbs {
     GetList,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Subresource {
     pub name: &'static str,
     /// The group and version of `kind` where they are not the row's, as in `autoscaling/v1 Scale`.
@@ -60,7 +63,7 @@ pub enum Storage {
     None,
 }
 
-const STATUS: Subresource = sub("status", "", &["get", "patch", "update"]);
+pub(crate) const STATUS: Subresource = sub("status", "", &["get", "patch", "update"]);
 const FINALIZE: Subresource = sub("finalize", "", &["update"]);
 const APPROVAL: Subresource = sub("approval", "", &["get", "patch", "update"]);
 const EPHEMERAL_CONTAINERS: Subresource = sub("ephemeralcontainers", "", &["get", "patch", "update"]);
@@ -69,7 +72,8 @@ const LOG: Subresource = sub("log", "", &["get"]);
 const BINDING: Subresource = sub("binding", "Binding", &["create"]);
 const EVICTION: Subresource = sub("eviction", "Eviction", &["create"]).of("policy", "v1");
 const TOKEN: Subresource = sub("token", "TokenRequest", &["create"]).of("authentication.k8s.io", "v1");
-const SCALE: Subresource = sub("scale", "Scale", &["get", "patch", "update"]).of("autoscaling", "v1");
+pub(crate) const SCALE: Subresource =
+    sub("scale", "Scale", &["get", "patch", "update"]).of("autoscaling", "v1");
 const ATTACH: Subresource = sub("attach", "PodAttachOptions", &["create", "get"]);
 const EXEC: Subresource = sub("exec", "PodExecOptions", &["create", "get"]);
 const PORT_FORWARD: Subresource = sub("portforward", "PodPortForwardOptions", &["create", "get"]);
@@ -171,6 +175,7 @@ const fn row(
         storage: Storage::Own,
         generation: false,
         rules,
+        custom: None,
     }
 }
 
@@ -212,11 +217,11 @@ impl Resource {
     }
 
     pub fn list_kind(&self) -> String {
-        format!("{}List", self.kind)
+        self.custom.map_or_else(|| format!("{}List", self.kind), |slot| slot.list_kind.to_owned())
     }
 
     pub fn singular(&self) -> String {
-        self.kind.to_lowercase()
+        self.custom.map_or_else(|| self.kind.to_lowercase(), |slot| slot.singular.to_owned())
     }
 
     /// The verbs of the main resource, sorted.

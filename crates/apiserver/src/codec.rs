@@ -6,12 +6,14 @@ use std::fmt;
 use api::{Resource, Status};
 use bytes::Bytes;
 use http::{HeaderMap, header};
-use schema::TypeId;
+use schema::{Table, TypeId};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::error::Category;
 use serde_json::{Value, json};
 use serde_saphyr::DuplicateKeyPolicy;
 
+use crate::custom;
+use crate::door::Door;
 use crate::negotiate::{Media, PROTOBUF};
 use crate::patching::strict;
 
@@ -76,6 +78,85 @@ pub fn unsupported_media(accepted: &str) -> Status {
             "the body of the request was in an unknown format - accepted media types include: {accepted}"
         ),
     )
+}
+
+/// Reads what goes through a door to an object of `row`.
+pub fn decode_row(
+    media: Media,
+    body: &[u8],
+    row: &Resource,
+    door: Door,
+    validation: FieldValidation,
+) -> Result<Decoded, Status> {
+    let (group, version, kind) = door.kind(row);
+    let Some(slot) = row.custom.filter(|_| door != Door::Scale) else {
+        return decode(media, body, (group, version, kind), validation);
+    };
+    let cannot = |why: String| {
+        Status::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {why}"))
+    };
+    let (json, duplicates) = match media {
+        Media::Json => (Cow::Borrowed(body), None),
+        Media::Yaml => {
+            let yaml = read_yaml(body).map_err(|why| unrecognized(kind, &why, body))?;
+            (Cow::Owned(yaml.json), yaml.duplicates)
+        }
+        Media::Protobuf => return Err(cannot(custom::NO_PROTOBUF.to_owned())),
+    };
+    let said = type_meta(&json).map_err(|error| unrecognized(kind, &error, body))?;
+    let expected = api_version(group, version);
+    if !said.api_version.is_empty() && said.api_version != expected {
+        return Err(Status::bad_request(format!(
+            "the API version in the data ({}) does not match the expected API version ({expected})",
+            said.api_version
+        )));
+    }
+    let decoded = custom::decode(&slot.form(), &json).map_err(|error| cannot(error.to_string()))?;
+    let (mut value, mut complaints) = decoded;
+    complaints.splice(..0, duplicates);
+    // A wrong kind is for the rules to say.
+    let kind_said = if said.kind.is_empty() { kind } else { &said.kind };
+    set_type_meta(&mut value, group, version, kind_said);
+    let warnings = validation.judge(kind, version, complaints)?;
+    Ok(Decoded { value, warnings })
+}
+
+/// Brings a value into the shape of what goes through a door; answers with the complaints of strict decoding.
+pub fn normalize_row(row: &Resource, door: Door, value: &mut Value) -> Result<Vec<String>, NormalizeError> {
+    let (group, version, kind) = door.kind(row);
+    match row.custom.filter(|_| door != Door::Scale) {
+        Some(slot) => Ok(custom::normalize(&slot.form(), value)?),
+        None => Ok(schema::normalize(schema::kubernetes(), type_of(group, version, kind)?, value)?),
+    }
+}
+
+/// Why a value is no object of its kind.
+pub enum NormalizeError {
+    Shape(schema::DecodeError),
+    Status(Status),
+}
+
+impl From<schema::DecodeError> for NormalizeError {
+    fn from(error: schema::DecodeError) -> NormalizeError {
+        NormalizeError::Shape(error)
+    }
+}
+
+impl From<Status> for NormalizeError {
+    fn from(status: Status) -> NormalizeError {
+        NormalizeError::Status(status)
+    }
+}
+
+/// Runs `f` with the type of a row's kind, and the table it is in.
+pub fn with_type<T>(row: &Resource, f: impl FnOnce(&Table, TypeId) -> T) -> Result<T, Status> {
+    match row.custom {
+        Some(slot) => {
+            let form = slot.form();
+            Ok(f(&form.table, form.root))
+        }
+        None => Ok(f(schema::kubernetes(), row_type(row)?)),
+    }
 }
 
 /// Reads an object of the given kind from a request body.

@@ -30,7 +30,7 @@ pub async fn create(
     let row = target.resource;
     let options = WriteOptions::parse(call, "CreateOptions")?;
     let media = codec::body_media(&call.headers)?;
-    let decoded = codec::decode(media, &call.body, (row.group, row.version, row.kind), options.validation)?;
+    let decoded = codec::decode_row(media, &call.body, row, Door::Main, options.validation)?;
     let mut warnings = decoded.warnings;
     let mut value = decoded.value;
     warnings.extend(dedup_owners(&mut value, ""));
@@ -123,7 +123,7 @@ impl Server {
                 Some(object) => {
                     grant.keep();
                     claim.keep_for(self, &object).await;
-                    return Ok((Outcome::Stored(object), warnings));
+                    return Ok((Outcome::Stored(self.shown(row, object).await?), warnings));
                 }
                 None if generated && tries < NAME_TRIES => tries += 1,
                 None => return Err(already_exists(row, &name, prefixed)),
@@ -162,6 +162,10 @@ pub fn place(value: &mut Value, target: &Target) -> Result<(), Status> {
 
 /// Sets the defaults of the version sent, converts to the stored version, and sets that one's.
 pub fn defaulted(row: &'static Resource, mut value: Value) -> Result<Value, Status> {
+    if let Some(slot) = row.custom {
+        slot.form().set_defaults(&mut value);
+        return Ok(value);
+    }
     let table = schema::kubernetes();
     api::defaults::set_defaults(table, row_type(row)?, &mut value);
     let stored = stored_as(row);
@@ -175,6 +179,9 @@ pub fn defaulted(row: &'static Resource, mut value: Value) -> Result<Value, Stat
 
 /// The rules start a status empty; its fields that are never absent are filled with their zeros.
 fn complete_status(stored: &'static Resource, value: &mut Value) -> Result<(), Status> {
+    if stored.custom.is_some() {
+        return Ok(());
+    }
     let table = schema::kubernetes();
     let field = table.get(row_type(stored)?).field("status").map(|field| &field.shape);
     if let (Some(schema::Shape::Struct(ty)), Some(status)) = (field, value.get_mut("status")) {
@@ -253,6 +260,5 @@ pub fn track(
         now: &now,
         ignore: ignored(stored, subresource),
     };
-    patch::apply::track(schema::kubernetes(), row_type(stored)?, old, new, &writer);
-    Ok(())
+    codec::with_type(stored, |table, ty| patch::apply::track(table, ty, old, new, &writer))
 }

@@ -219,7 +219,7 @@ impl Server {
         let stored = stored_as(target.resource);
         for _ in 0..TRIES {
             let mut old = self.current(target).await?.ok_or_else(|| target.not_found())?;
-            let before = old.value();
+            let before = self.value_of(target.resource, &old).await?;
             check_preconditions(stored, options, &before)?;
             let user = options.user.as_ref();
             let request = Request::new(target, Operation::Delete, &Value::Null, Some(&before), user);
@@ -244,9 +244,9 @@ impl Server {
                 }
             }
             if !gone {
-                return Ok(Deleted::Going(old.value()));
+                return Ok(Deleted::Going(self.value_of(target.resource, &old).await?));
             }
-            let mut last = old.value();
+            let mut last = self.value_of(target.resource, &old).await?;
             let claim = self.allocations.giving_back(self, stored, &last).await;
             if let Some(revision) = self.remove(&old).await? {
                 Box::pin(claim.keep(self, &last)).await;
@@ -319,6 +319,9 @@ fn plan(stored: &Resource, before: &Value, options: &DeleteOptions, now: Timesta
     } else {
         None
     };
+    if strategy::is(stored, "apiextensions.k8s.io", "customresourcedefinitions") && !already {
+        api::apiextensions::custom_resource_definition::begin_deletion(&mut after, &timestamp(now));
+    }
     let metadata = after.object_mut("metadata");
     let named = options.propagation.as_str();
     let has_policy = |metadata: &serde_json::Map<String, Value>| {

@@ -8,7 +8,6 @@ use sha2::Digest as _;
 
 use crate::body::Body;
 use crate::negotiate::{Form, Format, Media};
-use crate::registry::Registry;
 use crate::render::encoded;
 use crate::server::{Call, Server, method_not_allowed};
 
@@ -16,7 +15,8 @@ pub fn answer(server: &Server, call: &Call, segments: &[String]) -> Result<Respo
     if !matches!(call.method.as_str(), "GET" | "HEAD") {
         return Err(method_not_allowed());
     }
-    let registry = &server.registry;
+    let registry = server.registry.rows();
+    let registry = registry.as_slice();
     let parts: Vec<&str> = segments.iter().map(String::as_str).collect();
     if let (["api"] | ["apis"], Some(version)) = (parts.as_slice(), wants_aggregated(call)) {
         return Ok(aggregated(registry, parts[0] == "api", version, call));
@@ -44,13 +44,10 @@ pub fn answer(server: &Server, call: &Call, segments: &[String]) -> Result<Respo
 }
 
 /// The groups in upstream's order, core first.
-fn groups(registry: &Registry) -> Vec<&'static str> {
-    let mut groups: Vec<&'static str> = Vec::new();
-    for row in registry.rows() {
-        if !groups.contains(&row.group) {
-            groups.push(row.group);
-        }
-    }
+fn groups(rows: &[&'static Resource]) -> Vec<&'static str> {
+    let mut groups: Vec<&'static str> = rows.iter().map(|row| row.group).collect();
+    groups.sort_unstable();
+    groups.dedup();
     groups.sort_by_key(|group| (ORDER.iter().position(|known| known == group).unwrap_or(usize::MAX), *group));
     groups
 }
@@ -81,30 +78,35 @@ const ORDER: &[&str] = &[
 ];
 
 /// A group's versions, the preferred one first (as the table lists them).
-fn versions(registry: &Registry, group: &str) -> Vec<&'static str> {
+fn versions(rows: &[&'static Resource], group: &str) -> Vec<&'static str> {
     let mut versions: Vec<&'static str> = Vec::new();
-    for row in registry.rows().iter().filter(|row| row.group == group) {
+    let mut custom = true;
+    for row in rows.iter().filter(|row| row.group == group) {
+        custom &= row.custom.is_some();
         if !versions.contains(&row.version) {
             versions.push(row.version);
         }
     }
+    if custom {
+        versions.sort_by(|a, b| api::names::compare_versions(b, a));
+    }
     versions
 }
 
-fn group_of(registry: &Registry, group: &str) -> Value {
+fn group_of(registry: &[&'static Resource], group: &str) -> Value {
     let entry = |version: &&str| json!({"groupVersion": format!("{group}/{version}"), "version": version});
     let versions: Vec<Value> = versions(registry, group).iter().map(entry).collect();
     json!({"name": group, "preferredVersion": versions.first(), "versions": versions})
 }
 
-fn rows_of<'a>(registry: &'a Registry, group: &'a str, version: &'a str) -> Vec<&'static Resource> {
+fn rows_of(rows: &[&'static Resource], group: &str, version: &str) -> Vec<&'static Resource> {
     let mut rows: Vec<&'static Resource> =
-        registry.rows().iter().copied().filter(|row| row.group == group && row.version == version).collect();
+        rows.iter().copied().filter(|row| row.group == group && row.version == version).collect();
     rows.sort_by_key(|row| row.plural);
     rows
 }
 
-fn resources(registry: &Registry, group: &str, version: &str) -> Result<Value, Status> {
+fn resources(registry: &[&'static Resource], group: &str, version: &str) -> Result<Value, Status> {
     let rows = rows_of(registry, group, version);
     if rows.is_empty() {
         return Err(Status::no_such_path());
@@ -167,7 +169,7 @@ fn wants_aggregated(call: &Call) -> Option<&'static str> {
     })
 }
 
-fn aggregated(registry: &Registry, core: bool, version: &str, call: &Call) -> Response<Body> {
+fn aggregated(registry: &[&'static Resource], core: bool, version: &str, call: &Call) -> Response<Body> {
     let list = aggregated_list(registry, core, version);
     let etag = format!("\"{:X}\"", sha2::Sha256::digest(list.to_string()));
     let format = Format { media: Media::Json, form: Form::Object, ..call.format };
@@ -193,7 +195,7 @@ fn aggregated(registry: &Registry, core: bool, version: &str, call: &Call) -> Re
     response
 }
 
-fn aggregated_list(registry: &Registry, core: bool, version: &str) -> Value {
+fn aggregated_list(registry: &[&'static Resource], core: bool, version: &str) -> Value {
     let groups = groups(registry).into_iter().filter(|group| group.is_empty() == core);
     let items: Vec<Value> = groups.map(|group| aggregated_group(registry, group)).collect();
     json!({
@@ -202,7 +204,7 @@ fn aggregated_list(registry: &Registry, core: bool, version: &str) -> Value {
     })
 }
 
-fn aggregated_group(registry: &Registry, group: &'static str) -> Value {
+fn aggregated_group(registry: &[&'static Resource], group: &'static str) -> Value {
     let versions: Vec<Value> = versions(registry, group)
         .into_iter()
         .map(|version| {
@@ -265,7 +267,7 @@ mod tests {
             concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/reference/kubernetes-1.36/discovery.json");
         let Ok(text) = std::fs::read_to_string(path) else { return eprintln!("skipped: no {path}") };
         let reference: Value = serde_json::from_str(&text).unwrap();
-        let ours = aggregated_list(&Registry::new(&[]).unwrap(), false, "v2");
+        let ours = aggregated_list(&crate::registry::Registry::new(&[]).unwrap().rows(), false, "v2");
         let names = |list: &Value| -> Vec<String> {
             let items = list["items"].as_array().unwrap().iter();
             items.map(|item| item["metadata"]["name"].as_str().unwrap_or_default().to_owned()).collect()

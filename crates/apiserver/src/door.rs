@@ -1,5 +1,6 @@
 //! The doors to an object: itself, and the subresources that show and change a part of it.
 
+use api::custom::Slot;
 use api::json::Json as _;
 use api::{Errors, Resource, Status};
 use http::{Response, StatusCode};
@@ -8,7 +9,7 @@ use serde_json::Value;
 use crate::body::Body;
 use crate::codec::from_stored;
 use crate::create::defaulted;
-use crate::render::{Renderer, encoded};
+use crate::render::{Renderer, encoded, failure};
 use crate::write::Outcome;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,10 +47,11 @@ impl Door {
     }
 
     /// What a client sees of the stored object.
-    pub fn view(self, row: &'static Resource, stored: Value) -> Value {
-        match self {
-            Door::Scale => api::convert::scale::scale_of(&stored),
-            _ => from_stored(row, stored),
+    pub fn view(self, row: &'static Resource, stored: Value) -> Result<Value, Status> {
+        match (self, row.custom) {
+            (Door::Scale, Some(slot)) => custom_scale(slot, &stored),
+            (Door::Scale, None) => Ok(api::convert::scale::scale_of(&stored)),
+            _ => Ok(from_stored(row, stored)),
         }
     }
 
@@ -72,7 +74,10 @@ impl Door {
             copy(sent.at("metadata"), value.object_mut("metadata"), name);
         }
         match self {
-            Door::Scale => api::convert::scale::apply_scale(&mut value, &sent),
+            Door::Scale => match row.custom.and_then(|slot| slot.form().scale.clone()) {
+                Some(paths) => paths.apply(&mut value, &sent),
+                None => api::convert::scale::apply_scale(&mut value, &sent),
+            },
             Door::EphemeralContainers => {
                 let sent = defaulted(row, sent)?;
                 copy(sent.at("spec"), value.object_mut("spec"), "ephemeralContainers");
@@ -89,17 +94,26 @@ impl Door {
     }
 
     pub fn rendered(self, renderer: &Renderer, code: StatusCode, outcome: Outcome) -> Response<Body> {
-        match outcome {
-            Outcome::Stored(object) if self != Door::Scale => renderer.object(code, &object),
-            Outcome::Stored(object) => {
-                encoded(code, &renderer.format, self.view(renderer.resource, object.value()))
-            }
-            Outcome::Imagined(value) if self != Door::Scale => {
-                renderer.value(code, self.view(renderer.resource, value))
-            }
-            Outcome::Imagined(value) => encoded(code, &renderer.format, self.view(renderer.resource, value)),
+        let value = match outcome {
+            Outcome::Stored(object) if self != Door::Scale => return renderer.object(code, &object),
+            Outcome::Stored(object) => object.value(),
+            Outcome::Imagined(value) => value,
+        };
+        match self.view(renderer.resource, value) {
+            Err(status) => failure(&renderer.format, &status),
+            Ok(value) if self == Door::Scale => encoded(code, &renderer.format, value),
+            Ok(value) => renderer.value(code, value),
         }
     }
+}
+
+fn custom_scale(slot: &Slot, object: &Value) -> Result<Value, Status> {
+    let form = slot.form();
+    let paths = form.scale.as_ref().ok_or_else(Status::no_such_path)?;
+    paths.view(object).ok_or_else(|| {
+        let path = &paths.spec_replicas_path;
+        Status::internal(format!("the spec replicas field {path:?} does not exist"))
+    })
 }
 
 fn copy(from: &Value, to: &mut serde_json::Map<String, Value>, name: &str) {

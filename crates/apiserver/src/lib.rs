@@ -17,6 +17,7 @@ mod callout;
 mod codec;
 mod connect;
 mod create;
+mod custom;
 mod delete;
 mod discovery;
 mod door;
@@ -184,12 +185,14 @@ pub async fn start(
         service_ip,
         service_cidrs: config.service_cidrs,
     };
+    let definitions = custom::Definitions::load(&server);
     bootstrap::first_objects(&server, &cluster)
         .await
         .map_err(|status| Error::FirstObjects(status.message))?;
     authentication::publish(&server).await.map_err(|status| Error::FirstObjects(status.message))?;
     rbac::ensure_defaults(&server).await.map_err(|status| Error::FirstObjects(status.message))?;
     flow::ensure_defaults(&server).await.map_err(|status| Error::FirstObjects(status.message))?;
+    tokio::spawn(custom::keep(server.clone(), definitions, shutdown.clone()));
     tokio::spawn(flow::keep(server.clone(), shutdown.clone()));
     tokio::spawn(bootstrap::keep_first_objects(server.clone(), cluster, shutdown.clone()));
     tokio::spawn(admission::quota::keep_counts(server.clone(), shutdown.clone()));

@@ -6,6 +6,7 @@
 use std::ops::Range;
 mod shown;
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
@@ -28,6 +29,8 @@ pub struct Object {
     fields: OnceLock<Fields>,
     /// Only there once somebody has listed the object in a table.
     row: OnceLock<Box<api::columns::Row>>,
+    /// The definition of its custom kind by which the bytes are as they should be; 0 as long as nobody looked.
+    clean: AtomicU32,
 }
 
 /// A part of an object's bytes. Objects are far smaller than 4 GiB, and there are many of them.
@@ -67,9 +70,33 @@ impl Object {
                 labels,
                 fields: OnceLock::new(),
                 row: OnceLock::new(),
+                clean: AtomicU32::new(0),
             }),
             None => Err(NotAnObject { key }),
         }
+    }
+
+    /// The stored bytes.
+    pub fn bytes(&self) -> Bytes {
+        self.bytes.clone()
+    }
+
+    /// Whether the definition with this number would have nothing to prune or to default.
+    pub fn is_clean(&self, serial: u32) -> bool {
+        self.clean.load(Ordering::Relaxed) == serial
+    }
+
+    pub fn mark_clean(&self, serial: u32) {
+        self.clean.store(serial, Ordering::Relaxed);
+    }
+
+    /// What the stored bytes say their version is.
+    pub fn api_version(&self) -> &str {
+        const NAME: &[u8] = b"\"apiVersion\":\"";
+        let head = &self.bytes[..self.metadata.start as usize];
+        let Some(start) = memchr::memmem::find(head, NAME).map(|at| at + NAME.len()) else { return "" };
+        let end = memchr::memchr(b'"', &head[start..]).map_or(head.len(), |length| start + length);
+        std::str::from_utf8(&head[start..end]).unwrap_or("")
     }
 
     pub fn size(&self) -> usize {

@@ -3,6 +3,7 @@
 //! A document is a function of the rows, made when asked for and not kept: they are megabytes that clients
 //! fetch once and cache by hash. Only the hashes are remembered, since the index lists them all.
 
+mod custom;
 mod gnostic;
 mod operations;
 mod parameters;
@@ -42,7 +43,7 @@ pub fn v2_document(rows: &[&'static Resource], protobuf: bool) -> Document {
 
 /// The documents there are and where they are found: `apis/apps/v1` and the like.
 pub fn v3_index(rows: &[&'static Resource]) -> Value {
-    let definitions = LazyCell::new(|| Definitions::new(Form::V3));
+    let definitions = LazyCell::new(|| custom::with_custom(Definitions::new(Form::V3), rows));
     let paths: Map<String, Value> = names(rows)
         .into_iter()
         .map(|name| {
@@ -58,7 +59,8 @@ pub fn v3_document(rows: &[&'static Resource], name: &str) -> Option<Document> {
     if !names(rows).contains(name) {
         return None;
     }
-    let document = v3::document(rows, name, &Definitions::new(Form::V3));
+    let rows_of = rows_of(rows, name);
+    let document = v3::document(rows, name, &custom::with_custom(Definitions::new(Form::V3), &rows_of));
     Some(Document::new(document.to_string().into_bytes(), JSON))
 }
 
@@ -83,7 +85,23 @@ fn names(rows: &[&'static Resource]) -> BTreeSet<String> {
     names
 }
 
-/// The hash of a document, remembered: rows never change their meaning while the program runs.
+/// The rows that a document is made of.
+fn rows_of(rows: &[&'static Resource], name: &str) -> Vec<&'static Resource> {
+    let of = |row: &&&'static Resource| match row.group {
+        "" => name.strip_prefix("api/") == Some(row.version),
+        group => name.strip_prefix("apis/").is_some_and(|name| {
+            name == group
+                || name.strip_prefix(group).and_then(|rest| rest.strip_prefix('/')) == Some(row.version)
+        }),
+    };
+    rows.iter().filter(of).copied().collect()
+}
+
+/// How many hashes are remembered. Those of built-in kinds never change; those of custom ones may, often.
+const REMEMBERED: usize = 10_000;
+
+/// The hash of a document, remembered: built-in rows never change their meaning while the program runs, and
+/// custom ones say when they do.
 fn hash<F: FnOnce() -> Definitions>(
     rows: &[&'static Resource],
     name: &str,
@@ -91,14 +109,19 @@ fn hash<F: FnOnce() -> Definitions>(
 ) -> String {
     static KNOWN: LazyLock<Mutex<HashMap<(u64, String), String>>> = LazyLock::new(Mutex::default);
     let mut hasher = DefaultHasher::new();
-    for row in rows {
+    for row in rows_of(rows, name) {
         (row.group, row.version, row.plural).hash(&mut hasher);
+        row.custom.map(|slot| slot.definition().serial).hash(&mut hasher);
     }
     let key = (hasher.finish(), name.to_owned());
     let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
     known.unwrap_or_else(|| {
         let hash = Document::new(v3::document(rows, name, definitions).to_string().into_bytes(), JSON).hash;
-        KNOWN.lock().unwrap_or_else(PoisonError::into_inner).insert(key, hash.clone());
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= REMEMBERED {
+            known.clear();
+        }
+        known.insert(key, hash.clone());
         hash
     })
 }

@@ -1,5 +1,6 @@
 //! The options of lists and watches, and the selection of objects they make.
 
+use std::collections::HashMap;
 use std::num::{IntErrorKind, ParseIntError};
 use std::time::Duration;
 
@@ -186,10 +187,31 @@ impl Selection {
         self.name.is_empty() && self.labels.is_everything() && self.fields.is_everything()
     }
 
+    /// Whether fields of custom objects decide.
+    pub fn looks_inside(&self) -> bool {
+        let by_name = |name: &str| matches!(name, "metadata.name" | "metadata.namespace");
+        self.resource.custom.is_some() && self.fields.terms().iter().any(|term| !by_name(&term.field))
+    }
+
     pub fn matches(&self, object: &Object) -> bool {
         (self.name.is_empty() || self.name == object.name())
             && (self.labels.is_everything() || self.labels.matches(|name| object.label(name)))
-            && self.fields.matches(|name| Some(self.field(object, name)))
+            && (self.fields.is_everything() || self.fields_match(object))
+    }
+
+    fn fields_match(&self, object: &Object) -> bool {
+        let Some(slot) = self.resource.custom.filter(|_| self.looks_inside()) else {
+            return self.fields.matches(|name| Some(self.field(object, name)));
+        };
+        // What a definition lets select by may change, so nothing is kept.
+        let (form, value) = (slot.form(), object.value());
+        let found: HashMap<&str, String> = form
+            .selectable
+            .iter()
+            .filter_map(|(name, _)| Some((name.as_str(), form.field(name, &value)?)))
+            .collect();
+        self.fields
+            .matches(|name| Some(found.get(name).map_or_else(|| self.field(object, name), String::as_str)))
     }
 
     fn field<'a>(&self, object: &'a Object, name: &str) -> &'a str {
@@ -207,12 +229,17 @@ impl Selection {
 
 fn check_fields(resource: &'static Resource, fields: &FieldSelector) -> Result<(), Status> {
     let known = resource.rules.selectable(&serde_json::Value::Null);
+    let custom = resource.custom.map(|slot| slot.form());
     for term in fields.terms() {
         let name = term.field.as_str();
         if matches!(name, "metadata.name" | "metadata.namespace")
             || known.iter().any(|(field, _)| *field == name)
+            || custom.iter().any(|form| form.selectable.iter().any(|(field, _)| field == name))
         {
             continue;
+        }
+        if custom.is_some() {
+            return Err(Status::bad_request(format!("field label not supported: {name}")));
         }
         return Err(Status::bad_request(if known.is_empty() {
             format!("{name:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\"")

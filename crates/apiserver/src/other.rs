@@ -157,12 +157,12 @@ fn openapi_v2(server: &Server, call: &Call) -> Response<Body> {
     let accept = call.header(header::ACCEPT);
     let protobuf =
         accept.contains("openapi.spec.v2@v1.0+protobuf") || accept.contains("openapi.spec.v2.v1.0+protobuf");
-    let document = openapi::v2_document(server.registry.rows(), protobuf);
+    let document = openapi::v2_document(&server.registry.rows(), protobuf);
     conditional(call, document, None)
 }
 
 fn openapi_v3_index(server: &Server, call: &Call) -> Response<Body> {
-    let mut response = encoded(StatusCode::OK, &Format::JSON, openapi::v3_index(server.registry.rows()));
+    let mut response = encoded(StatusCode::OK, &Format::JSON, openapi::v3_index(&server.registry.rows()));
     response
         .headers_mut()
         .insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-cache, private"));
@@ -172,7 +172,7 @@ fn openapi_v3_index(server: &Server, call: &Call) -> Response<Body> {
 
 fn openapi_v3(server: &Server, call: &Call, group_version: &str) -> Result<Response<Body>, Status> {
     let document =
-        openapi::v3_document(server.registry.rows(), group_version).ok_or_else(Status::no_such_path)?;
+        openapi::v3_document(&server.registry.rows(), group_version).ok_or_else(Status::no_such_path)?;
     Ok(conditional(call, document, Some(call.query.get("hash"))))
 }
 

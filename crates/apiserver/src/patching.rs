@@ -4,7 +4,7 @@ pub mod strict;
 
 use api::json::Json as _;
 use api::status::{Cause, Details};
-use api::{Errors, Path, Status};
+use api::{Errors, Path, Resource, Status};
 use http::{Response, StatusCode};
 use patch::apply::{ApplyError, Writer};
 use patch::{JsonPatchError, StrategicError};
@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use crate::access;
 use crate::body::Body;
-use crate::codec::{self, FieldValidation, Yaml, type_of};
+use crate::codec::{self, FieldValidation, NormalizeError, Yaml, type_of};
 use crate::create::defaulted;
 use crate::door::Door;
 use crate::registry::stored_as;
@@ -31,6 +31,8 @@ enum Kind {
     Apply,
 }
 
+const ACCEPTED_OF_CUSTOM: &str =
+    "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml";
 const ACCEPTED: &str = "application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json, application/apply-patch+yaml, application/apply-patch+cbor";
 
 pub async fn patch(
@@ -40,11 +42,13 @@ pub async fn patch(
     door: Door,
     renderer: &Renderer,
 ) -> Result<Response<Body>, Status> {
+    let custom = target.resource.custom.is_some();
     let kind = match call.header(http::header::CONTENT_TYPE).split(';').next().unwrap_or("").trim() {
         "application/json-patch+json" => Kind::Json,
         "application/merge-patch+json" => Kind::Merge,
-        "application/strategic-merge-patch+json" => Kind::Strategic,
+        "application/strategic-merge-patch+json" if !custom => Kind::Strategic,
         "application/apply-patch+yaml" if matches!(door, Door::Main | Door::Status) => Kind::Apply,
+        _ if custom => return Err(codec::unsupported_media(ACCEPTED_OF_CUSTOM)),
         _ => return Err(codec::unsupported_media(ACCEPTED)),
     };
     let options = WriteOptions::parse_with(call, "PatchOptions", check_options(call, kind))?;
@@ -59,9 +63,9 @@ pub async fn patch(
     };
     let warnings = parking_lot::Mutex::new(Vec::new());
     let make = |before: &Value| {
-        let mut value = door.view(row, before.clone());
+        let mut value = door.view(row, before.clone())?;
         run(kind, door.kind(row), &mut value, &patch)?;
-        *warnings.lock() = shape(kind, door.kind(row), &mut value, &patch, &complaints, options.validation)?;
+        *warnings.lock() = shape(kind, (row, door), &mut value, &patch, &complaints, options.validation)?;
         check_name(&mut value, target)?;
         warnings.lock().extend(dedup_owners(&mut value, AFTER_ADMISSION));
         // The patched object carries the version it was made of; one that the patch itself sets is wrong
@@ -141,13 +145,13 @@ fn read_patch(kind: Kind, body: &[u8]) -> Result<Value, Status> {
 /// The patched object must still have the kind's shape. Answers with warnings about the rest of it.
 fn shape(
     kind: Kind,
-    gvk: (&str, &str, &str),
+    (row, door): (&Resource, Door),
     value: &mut Value,
     patch: &Value,
     complaints: &[String],
     validation: FieldValidation,
 ) -> Result<Vec<String>, Status> {
-    let ty = type_of(gvk.0, gvk.1, gvk.2)?;
+    let gvk = door.kind(row);
     let before = value.clone();
     let refused = |why: &str| {
         // What is shown of a patch that leads nowhere: the patch, or what came of it.
@@ -156,12 +160,16 @@ fn shape(
         errors.invalid(&Path::new("patch"), shown, why);
         Status::invalid("", "", "", &errors)
     };
-    let more = schema::normalize(schema::kubernetes(), ty, value).map_err(|error| match kind {
-        Kind::Strategic => refused(&unstructured(&error.to_string())),
-        _ => refused(&error.to_string()),
+    let more = codec::normalize_row(row, door, value).map_err(|error| match (kind, error) {
+        (_, NormalizeError::Status(status)) => status,
+        (Kind::Strategic, NormalizeError::Shape(error)) => refused(&unstructured(&error.to_string())),
+        (_, NormalizeError::Shape(error)) => refused(&error.to_string()),
     })?;
     let complaints = [complaints, &more].concat();
-    codec::set_type_meta(value, gvk.0, gvk.1, gvk.2);
+    // A custom kind's rules say what is wrong with another kind.
+    if row.custom.is_none() || value.text("kind").is_empty() {
+        codec::set_type_meta(value, gvk.0, gvk.1, gvk.2);
+    }
     match validation {
         FieldValidation::Ignore => Ok(Vec::new()),
         FieldValidation::Strict if !complaints.is_empty() => {
@@ -215,13 +223,16 @@ async fn apply(
         now: &now,
         ignore: ignored(stored, &target.subresource),
     };
-    let ty = codec::row_type(stored)?;
     let merge = |live: Option<&Value>| {
-        let table = schema::kubernetes();
-        let mut value =
-            patch::apply::apply(table, ty, live, &config, &writer, force).map_err(apply_failed)?;
+        let applied = codec::with_type(stored, |table, ty| {
+            patch::apply::apply(table, ty, live, &config, &writer, force)
+        })?;
+        let mut value = applied.map_err(apply_failed)?;
         // What was applied has only the fields that were sent; defaults go by the whole shape.
-        schema::normalize(table, ty, &mut value).map_err(|error| Status::bad_request(error.to_string()))?;
+        codec::normalize_row(stored, Door::Main, &mut value).map_err(|error| match error {
+            NormalizeError::Status(status) => status,
+            NormalizeError::Shape(error) => Status::bad_request(error.to_string()),
+        })?;
         // Only said once everything else is found good, as upstream does.
         match &duplicates {
             Some(why) if options.validation == FieldValidation::Strict => {

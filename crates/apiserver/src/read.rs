@@ -34,6 +34,7 @@ pub async fn get(
     };
     server.fresh(version).await?;
     let object = server.find(target).ok_or_else(|| target.not_found())?;
+    let object = server.shown(target.resource, object).await?;
     Ok(renderer.object(StatusCode::OK, &object))
 }
 
@@ -66,23 +67,23 @@ pub async fn select(
         }
         (Some(token), _) => {
             server.fresh(Version::MostRecent).await?;
-            Ok(present(server, target, options, Some(&token.start)))
+            present(server, target, options, Some(&token.start)).await
         }
         (None, Version::Exact(revision)) => past(server, target, options, revision, None).await,
         (None, version) => {
             server.fresh(version).await?;
-            Ok(present(server, target, options, None))
+            present(server, target, options, None).await
         }
     }
 }
 
 /// From the cache.
-fn present(
+async fn present(
     server: &Server,
     target: &Target,
     options: &ListOptions,
     after: Option<&str>,
-) -> (Vec<Arc<Object>>, ListMeta) {
+) -> Result<(Vec<Arc<Object>>, ListMeta), Status> {
     let known = server.cache.revision();
     let scope = target.scope(&options.selection);
     let snapshot =
@@ -91,6 +92,10 @@ fn present(
     if let Some(start) = after {
         let start = format!("{}{start}", prefix(target.resource));
         objects.retain(|object| *object.key >= *start);
+    }
+    // What a custom object is selected by is what clients see of it.
+    if options.selection.looks_inside() {
+        objects = server.shown_all(target.resource, objects).await?;
     }
     let all = options.selection.is_everything();
     if !all {
@@ -103,7 +108,7 @@ fn present(
         objects.truncate(options.limit);
         meta.token = Token::after(target, objects.last(), snapshot.revision as i64);
     }
-    (objects, meta)
+    Ok((server.shown_all(target.resource, objects).await?, meta))
 }
 
 /// From the store's history.
@@ -130,10 +135,10 @@ async fn past(
         let before = objects.len();
         let read = page.entries.len();
         for entry in page.entries {
-            if let Ok(object) = Object::new(entry.key, entry.value, entry.revision)
-                && options.selection.matches(&object)
-            {
-                objects.push(Arc::new(object));
+            let Ok(object) = Object::new(entry.key, entry.value, entry.revision) else { continue };
+            let object = server.shown(target.resource, Arc::new(object)).await?;
+            if options.selection.matches(&object) {
+                objects.push(object);
             }
         }
         if objects.len() > wanted {

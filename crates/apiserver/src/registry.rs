@@ -1,12 +1,32 @@
-//! The kinds this server serves: the rows of `api::RESOURCES` that are switched on.
+//! The kinds this server serves: the rows of `api::RESOURCES` that are switched on, and those of custom kinds.
+//!
+//! Custom rows come and go as one list that is replaced; nobody looks at it who finds a built-in row.
+
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use api::Resource;
+use api::custom::{Definition, RowKey};
 use api::table::Storage;
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::watch;
 
 use crate::cache::REGISTRY;
 
 pub struct Registry {
     rows: Vec<&'static Resource>,
+    custom: RwLock<Arc<Custom>>,
+    /// Every custom row there ever was: a kind that comes back gets its row back.
+    made: Mutex<HashMap<RowKey, &'static Resource>>,
+    /// Counts how often the custom rows have changed.
+    changes: watch::Sender<u64>,
+}
+
+/// The custom kinds that are served now.
+#[derive(Default)]
+struct Custom {
+    rows: Vec<&'static Resource>,
+    by_plural: HashMap<&'static str, Vec<&'static Resource>>,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq)]
@@ -50,23 +70,69 @@ impl Registry {
                 return Err(RuntimeConfigError::Unknown(switch.clone()));
             }
         }
-        Ok(Registry { rows: rows.into_iter().filter(|(_, on)| *on).map(|(row, _)| row).collect() })
+        Ok(Registry {
+            rows: rows.into_iter().filter(|(_, on)| *on).map(|(row, _)| row).collect(),
+            custom: RwLock::default(),
+            made: Mutex::default(),
+            changes: watch::Sender::new(0),
+        })
     }
 
     pub fn find(&self, group: &str, version: &str, plural: &str) -> Option<&'static Resource> {
-        self.rows
-            .iter()
-            .copied()
-            .find(|row| row.plural == plural && row.group == group && row.version == version)
+        let is =
+            |row: &&'static Resource| row.plural == plural && row.group == group && row.version == version;
+        let built_in = self.rows.iter().copied().find(is);
+        built_in.or_else(|| self.custom.read().by_plural.get(plural)?.iter().copied().find(is))
     }
 
-    pub fn rows(&self) -> &[&'static Resource] {
-        &self.rows
+    /// All rows, built-in ones first.
+    pub fn rows(&self) -> Vec<&'static Resource> {
+        [self.rows.as_slice(), &self.custom.read().rows].concat()
     }
 
     /// The stored kinds, each once.
-    pub fn stored(&self) -> impl Iterator<Item = &'static Resource> + '_ {
-        self.rows.iter().copied().filter(|row| row.storage == Storage::Own)
+    pub fn stored(&self) -> impl Iterator<Item = &'static Resource> {
+        let mut seen: Option<(&str, &str)> = None;
+        self.rows().into_iter().filter(move |row| {
+            // The versions of a custom kind stand side by side and are stored as one.
+            let again = row.custom.is_some() && seen == Some((row.group, row.plural));
+            seen = Some((row.group, row.plural));
+            row.storage == Storage::Own && !again
+        })
+    }
+
+    /// Whether there is a built-in kind of that name, which no definition can take.
+    pub fn is_built_in(&self, group: &str, plural: &str) -> bool {
+        api::RESOURCES.iter().any(|row| row.group == group && row.plural == plural)
+    }
+
+    /// The rows of a definition, which from now on go by it.
+    pub fn rows_of(&self, definition: &Arc<Definition>) -> Vec<&'static Resource> {
+        let mut made = self.made.lock();
+        let mut rows = Vec::new();
+        for key in RowKey::of(definition) {
+            let row = *made.entry(key).or_insert_with_key(|key| key.row(definition.clone()));
+            if let Some(slot) = row.custom {
+                slot.set(definition.clone());
+            }
+            rows.push(row);
+        }
+        rows
+    }
+
+    /// Serves these custom kinds and no others.
+    pub fn serve(&self, rows: impl Iterator<Item = &'static Resource>) {
+        let mut custom = Custom { rows: rows.collect(), by_plural: HashMap::new() };
+        for row in &custom.rows {
+            custom.by_plural.entry(row.plural).or_default().push(row);
+        }
+        *self.custom.write() = Arc::new(custom);
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    /// Tells when custom rows come, go or change.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
     }
 }
 

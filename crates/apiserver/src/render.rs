@@ -164,7 +164,10 @@ impl Renderer {
     /// A table's row for an object in the version it is stored in, which is what columns know.
     fn row(&self, value: Value) -> Value {
         let stored = stored_as(self.resource);
-        let cells = api::columns::cells(stored.group, stored.plural, &value, self.now);
+        let cells = match self.resource.custom {
+            Some(slot) => slot.form().cells(&value, self.now),
+            None => api::columns::cells(stored.group, stored.plural, &value, self.now),
+        };
         let mut row = json!({"cells": cells});
         let conditions = api::columns::conditions(stored.group, stored.plural, &value);
         if !conditions.is_empty() {
@@ -191,6 +194,9 @@ impl Renderer {
     }
 
     fn columns(&self) -> Value {
+        if let Some(slot) = self.resource.custom {
+            return slot.form().column_definitions();
+        }
         let stored = stored_as(self.resource);
         let columns = api::columns::columns(stored.group, stored.plural);
         let column = |column: &api::columns::Column| {

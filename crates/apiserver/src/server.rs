@@ -46,7 +46,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 pub struct Server {
     pub store: Arc<dyn Store>,
     pub cache: Arc<Cache>,
-    pub registry: Registry,
+    pub registry: Arc<Registry>,
     pub rbac: Rbac,
     pub metrics: Metrics,
     pub allocations: Allocations,
@@ -135,7 +135,7 @@ impl Server {
             webhooks: Webhooks::new(&cache),
             store,
             cache,
-            registry,
+            registry: Arc::new(registry),
             metrics: Metrics::default(),
             allocations,
             flow: Flow::new(SEATS),
@@ -354,6 +354,9 @@ impl Server {
         if !target.resource.verb_names().contains(&verb) {
             return Err(method_not_allowed());
         }
+        if target.resource.custom.is_some() {
+            crate::custom::check_request(call, &target, verb)?;
+        }
         if target.resource.storage == api::table::Storage::None {
             return crate::review::answer(self, call, &target).await;
         }
@@ -387,6 +390,9 @@ impl Server {
 /// The word on kinds that have been superseded.
 fn deprecation(target: &Target) -> Option<String> {
     let row = target.resource;
+    if let Some(slot) = row.custom {
+        return slot.definition().version(row.version).and_then(|version| version.deprecation.clone());
+    }
     ((row.group, row.plural) == ("", "endpoints"))
         .then(|| "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice".to_owned())
 }

@@ -85,7 +85,7 @@ const FREE_FINALIZERS: &[&str] = &[
 
 /// Finalizers have to be standard ones or name who they belong to.
 pub fn own_finalizers(stored: &Resource) -> bool {
-    !FREE_FINALIZERS.contains(&stored.group)
+    stored.custom.is_none() && !FREE_FINALIZERS.contains(&stored.group)
 }
 
 fn among(kinds: Kinds, row: &Resource) -> bool {
@@ -97,7 +97,7 @@ pub fn created_by_put(stored: &Resource) -> bool {
 }
 
 pub fn always_conditional(stored: &Resource) -> bool {
-    among(ALWAYS_CONDITIONAL, stored)
+    stored.custom.is_some() || among(ALWAYS_CONDITIONAL, stored)
 }
 
 pub fn answered_with_object(stored: &Resource) -> bool {
@@ -120,7 +120,7 @@ pub fn has_status(row: &Resource) -> bool {
 /// The metadata that an update through `/status` may change.
 pub fn open_to_status(stored: &Resource) -> &'static [&'static str] {
     match (stored.group, stored.plural) {
-        _ if among(STATUS_ALONE, stored) => &[],
+        _ if stored.custom.is_some() || among(STATUS_ALONE, stored) => &[],
         ("", "pods") => &["annotations", "finalizers", "labels"],
         ("apps", "deployments") => &["annotations", "finalizers", "ownerReferences"],
         _ => &["annotations", "finalizers", "labels", "ownerReferences"],
@@ -138,7 +138,9 @@ pub fn ignored(stored: &Resource, subresource: &str) -> &'static [&'static [&'st
             &[&["spec"], &["metadata", "deletionTimestamp"], &["metadata", "ownerReferences"]]
         }
         ("status", "apps", "deployments") => &[&["spec"], &["metadata", "labels"]],
-        ("status", ..) if among(STATUS_ALONE, stored) => &[&["spec"], &["metadata"]],
+        ("status", ..) if stored.custom.is_some() || among(STATUS_ALONE, stored) => {
+            &[&["spec"], &["metadata"]]
+        }
         ("status", ..) => &[&["spec"]],
         ("" | "finalize" | "ephemeralcontainers" | "resize", ..) if has_status(stored) => &[&["status"]],
         _ => &[],

@@ -51,6 +51,7 @@ async fn through(
             let version = parse_version(call.query.get("resourceVersion"))?;
             server.fresh(version.map_or(Version::MostRecent, Version::NotOlderThan)).await?;
             let object = server.find(target).ok_or_else(|| target.not_found())?;
+            let object = server.shown(target.resource, object).await?;
             Ok(door.rendered(&renderer, StatusCode::OK, Outcome::Stored(object)))
         }
         "PUT" => crate::update::update(server, call, target, door, &renderer).await,

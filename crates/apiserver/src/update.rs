@@ -33,7 +33,7 @@ pub async fn update(
     let row = target.resource;
     let options = WriteOptions::parse(call, "UpdateOptions")?;
     let media = codec::body_media(&call.headers)?;
-    let decoded = codec::decode(media, &call.body, door.kind(row), options.validation)?;
+    let decoded = codec::decode_row(media, &call.body, row, door, options.validation)?;
     let mut warnings = decoded.warnings;
     let mut value = decoded.value;
     check_name(&mut value, target)?;
@@ -115,7 +115,7 @@ impl Server {
         let stored = stored_as(row);
         for _ in 0..TRIES {
             let old = self.current(target).await?.ok_or_else(|| target.not_found())?;
-            let before = old.value();
+            let before = self.value_of(row, &old).await?;
             let Change { mut value, tracked, again } = make(&before)?;
             if let Some(user) = &options.user {
                 crate::rbac::escalation::check(&self.rbac, user, target, &value, Some(&before)).await?;
@@ -150,7 +150,7 @@ impl Server {
                     metadata.insert("resourceVersion".into(), revision.to_string().into());
                     return Ok((Outcome::Imagined(value), warnings));
                 }
-            } else if value == before && !self.store.is_stale(&old.key) {
+            } else if value == before && !self.store.is_stale(&old.key) && self.is_stored_right(row, &old) {
                 // Nothing changed, so nothing is written and nobody is told.
                 return Ok((Outcome::Stored(old), warnings));
             } else if !claim.lock(self, &value).await? {
@@ -159,7 +159,7 @@ impl Server {
             } else if let Some(object) = self.put(row, value, Some(&old)).await? {
                 grant.keep();
                 claim.keep_for(self, &object).await;
-                return Ok((Outcome::Stored(object), warnings));
+                return Ok((Outcome::Stored(self.shown(row, object).await?), warnings));
             }
             if conditional {
                 break;
@@ -200,7 +200,9 @@ fn prepare(stored: &Resource, value: &mut Value, before: &Value, subresource: &s
         _ => stored.rules.prepare_update(value, before),
     }
     crate::special::stamp(stored, value, now);
-    if stored.generation && spec_differs(value, before) {
+    let status_counts = stored.custom.is_some() && !strategy::has_status(stored);
+    let differs = spec_differs(value, before) || status_counts && value.at("status") != before.at("status");
+    if stored.generation && differs {
         let generation = before.path("metadata.generation").as_i64().unwrap_or(0) + 1;
         value.object_mut("metadata").insert("generation".into(), generation.into());
     }

@@ -34,6 +34,9 @@ const MIN_TIMEOUT: Duration = Duration::from_secs(1800);
 const MAX_TIMEOUT: Duration = Duration::from_secs(366 * 24 * 3600);
 
 struct Watcher {
+    server: Arc<Server>,
+    /// Tells that custom kinds have come or gone; `None` for built-in ones, which never go.
+    kinds: Option<watch::Receiver<u64>>,
     cache: Arc<Cache>,
     shard: Arc<Shard>,
     selection: Selection,
@@ -60,7 +63,7 @@ struct Watcher {
 }
 
 pub async fn watch(
-    server: &Server,
+    server: &Arc<Server>,
     target: &Target,
     options: ListOptions,
     renderer: Renderer,
@@ -81,6 +84,8 @@ pub async fn watch(
     let timeout = options.timeout.unwrap_or_else(|| MIN_TIMEOUT + MIN_TIMEOUT.mul_f64(server.random()));
     let mut response = respond_with(&renderer, Body::empty());
     let watcher = Watcher {
+        server: server.clone(),
+        kinds: target.resource.custom.map(|_| server.registry.changes()),
         cache: server.cache.clone(),
         newest: begun.shard.subscribe(),
         shard: begun.shard,
@@ -127,7 +132,8 @@ async fn begin(server: &Server, target: &Target, options: &ListOptions) -> Resul
             let known = server.cache.revision();
             let scope = target.scope(&options.selection);
             let (snapshot, position) = shard.snapshot_and_position(&scope, known);
-            let mut initial = if initial_events == Some(false) { Vec::new() } else { snapshot.objects };
+            let initial = if initial_events == Some(false) { Vec::new() } else { snapshot.objects };
+            let mut initial = server.shown_all(target.resource, initial).await?;
             initial.retain(|object| options.selection.matches(object));
             Ok(Begun { shard, initial, position, sent: snapshot.revision })
         }
@@ -172,8 +178,13 @@ impl Watcher {
                 Batch::Lost => return Some(self.send_away()),
                 Batch::Events(events) if events.is_empty() => self.wait().await,
                 Batch::Events(events) => {
-                    if let Some(bytes) = self.render(&events) {
-                        return Some(bytes);
+                    match self.render(&events).await {
+                        Ok(Some(bytes)) => return Some(bytes),
+                        Ok(None) => {}
+                        Err(status) => {
+                            self.ended = true;
+                            return Some(self.renderer.error_event(&status));
+                        }
                     }
                     // Much may happen that this watcher does not want to see; let others run meanwhile.
                     tokio::task::consume_budget().await;
@@ -188,8 +199,18 @@ impl Watcher {
         tokio::select! {
             changed = self.newest.changed() => self.ended = changed.is_err(),
             () = stopped(&mut self.shutdown) => self.ended = true,
+            () = kinds_changed(&mut self.kinds) => self.ended = !self.is_served(),
             () = tokio::time::sleep_until(self.deadline.min(bookmark)) => {}
         }
+    }
+
+    /// Whether the kind is still there.
+    fn is_served(&self) -> bool {
+        let row = self.renderer.resource;
+        self.server
+            .registry
+            .find(row.group, row.version, row.plural)
+            .is_some_and(|found| std::ptr::eq(found, row))
     }
 
     /// Says how far the watcher has seen everything.
@@ -217,7 +238,7 @@ impl Watcher {
         (!out.is_empty()).then(|| out.into())
     }
 
-    fn render(&mut self, events: &[Arc<Event>]) -> Option<Bytes> {
+    async fn render(&mut self, events: &[Arc<Event>]) -> Result<Option<Bytes>, Status> {
         // Tables tell ages as of the event.
         self.renderer.now = Timestamp::now();
         let mut frames: Vec<Bytes> = Vec::with_capacity(events.len());
@@ -236,7 +257,9 @@ impl Watcher {
                 continue;
             }
             let first = self.first;
-            let frame = if self.selection.is_everything() {
+            let frame = if self.kinds.is_some() {
+                self.custom(event, first).await?
+            } else if self.selection.is_everything() {
                 Some(self.renderer.shared_event(event, first))
             } else {
                 self.selected(event, first)
@@ -247,18 +270,46 @@ impl Watcher {
                 frames.push(frame);
             }
         }
-        match frames.len() {
+        Ok(match frames.len() {
             0 => None,
             1 => frames.pop(),
             _ => Some(frames.concat().into()),
+        })
+    }
+
+    /// The same for objects that may have to be brought to the version asked for.
+    async fn custom(&self, event: &Arc<Event>, first: bool) -> Result<Option<Bytes>, Status> {
+        let row = self.renderer.resource;
+        let object = self.server.shown(row, event.object.clone()).await?;
+        let as_it_is = Arc::ptr_eq(&object, &event.object);
+        if self.selection.is_everything() {
+            return Ok(Some(match as_it_is {
+                true => self.renderer.shared_event(event, first),
+                false => self.renderer.event(event.kind(), &object, event.revision, first),
+            }));
         }
+        let previous = match &event.previous {
+            Some(previous) => Some(self.server.shown(row, previous.clone()).await?),
+            None => None,
+        };
+        Ok(self.told(previous.as_ref(), &object, event, first))
     }
 
     /// What an event means to a watcher who sees only part of the objects: one that starts to match is
     /// added, one that ceases to match is deleted.
     fn selected(&self, event: &Event, first: bool) -> Option<Bytes> {
-        let before = event.previous.as_ref().filter(|object| self.selection.matches(object));
-        let after = (!event.deleted && self.selection.matches(&event.object)).then_some(&event.object);
+        self.told(event.previous.as_ref(), &event.object, event, first)
+    }
+
+    fn told(
+        &self,
+        previous: Option<&Arc<Object>>,
+        object: &Arc<Object>,
+        event: &Event,
+        first: bool,
+    ) -> Option<Bytes> {
+        let before = previous.filter(|object| self.selection.matches(object));
+        let after = (!event.deleted && self.selection.matches(object)).then_some(object);
         let (kind, object) = match (before, after) {
             (None, Some(object)) => ("ADDED", object),
             (Some(_), Some(object)) => ("MODIFIED", object),
@@ -273,6 +324,17 @@ impl Watcher {
         self.ended = true;
         let status = Status::expired(format!("too old resource version: {}", self.sent));
         self.renderer.error_event(&status)
+    }
+}
+
+/// Waits for custom kinds to come or go; forever where that does not matter.
+async fn kinds_changed(kinds: &mut Option<watch::Receiver<u64>>) {
+    let changed = match kinds {
+        Some(kinds) => kinds.changed().await.is_ok(),
+        None => false,
+    };
+    if !changed {
+        std::future::pending().await
     }
 }
 

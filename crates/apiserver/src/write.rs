@@ -149,6 +149,7 @@ impl Server {
         let meta = value.at("metadata");
         let collection = Target::collection(resource, meta.text("namespace"));
         let key: Arc<str> = Target { name: meta.text("name").to_owned(), ..collection }.key().into();
+        let value = self.to_storage(resource, value).await?;
         let is_event = stored.group.is_empty() && stored.plural == "events";
         let bytes = to_stored(value);
         let write = Write {

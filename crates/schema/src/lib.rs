@@ -5,6 +5,7 @@
 //! [`Table`] of its own at run time. Knows shapes, never kinds' rules: validation lives in `api`.
 //! Read [`Table`], [`Type`], [`Field`] and [`Shape`] first.
 
+pub mod custom;
 pub mod decode;
 pub mod openapi;
 pub mod protobuf;

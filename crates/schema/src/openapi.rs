@@ -32,11 +32,23 @@ pub struct Definitions {
     form: Form,
     /// By definition name, or that and the field with a space between; as JSON strings.
     descriptions: HashMap<String, &'static str>,
+    /// Definitions that come from elsewhere, by name.
+    others: HashMap<String, Value>,
 }
 
 impl Definitions {
     pub fn new(form: Form) -> Definitions {
-        Definitions { form, descriptions: descriptions(include_str!("../data/descriptions.txt")) }
+        let descriptions = descriptions(include_str!("../data/descriptions.txt"));
+        Definitions { form, descriptions, others: HashMap::new() }
+    }
+
+    pub fn form(&self) -> Form {
+        self.form
+    }
+
+    /// Adds a definition that is no built-in type's.
+    pub fn add(&mut self, name: String, definition: Value) {
+        self.others.insert(name, definition);
     }
 
     /// What is said of a type or of one of its fields; empty if nothing is.
@@ -64,6 +76,9 @@ impl Definitions {
 
     /// A single definition.
     pub fn definition(&self, name: &str) -> Option<Value> {
+        if let Some(other) = self.others.get(name) {
+            return Some(other.clone());
+        }
         let mut definition = match (self.scalar(name), kubernetes().named(name)) {
             (Some(scalar), _) => scalar,
             (None, Some(id)) => self.structure(id, kubernetes().get(id)),

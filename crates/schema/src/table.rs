@@ -36,7 +36,7 @@ pub struct Gvk {
 }
 
 /// A struct: a named list of fields.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Type {
     /// The OpenAPI definition name, `io.k8s.api.core.v1.PodSpec`.
     pub name: Box<str>,
@@ -52,7 +52,7 @@ pub struct Type {
     pub sorted: Vec<u16>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Field {
     /// The JSON name.
     pub name: Box<str>,

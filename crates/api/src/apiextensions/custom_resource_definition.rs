@@ -18,6 +18,7 @@ use std::collections::HashSet;
 
 use serde_json::{Value, json};
 
+use crate::custom;
 use crate::field::{Errors, Path};
 use crate::json::Json;
 use crate::kind::Kind;
@@ -70,6 +71,26 @@ impl Kind for CustomResourceDefinition {
             .map(|format| format!("unrecognized format {}", Value::from(format)))
             .collect()
     }
+}
+
+/// The first request to delete a definition keeps it until all its objects are gone.
+pub fn begin_deletion(crd: &mut Value, now: &Value) {
+    let metadata = crd.object_mut("metadata");
+    let finalizers = metadata.entry("finalizers").or_insert_with(|| json!([]));
+    if let Some(finalizers) = finalizers.as_array_mut()
+        && !finalizers.iter().any(|name| name == custom::CLEANUP)
+    {
+        finalizers.push(custom::CLEANUP.into());
+    }
+    let mut conditions = crd.at("status").items("conditions").to_vec();
+    let pending = custom::condition(
+        custom::TERMINATING,
+        "True",
+        "InstanceDeletionPending",
+        "CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon",
+    );
+    custom::set_condition(&mut conditions, pending, now.as_str().unwrap_or_default());
+    crd.object_mut("status").insert("conditions".into(), Value::Array(conditions));
 }
 
 /// Objects may be stored in any version that ever was the storage version, so those are kept count of.

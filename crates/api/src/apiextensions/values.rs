@@ -1,96 +1,69 @@
-//! Whether a value is what a custom resource's schema says, in upstream's words.
+//! Whether a value is what a custom resource's schema says, in upstream's words, and what becomes of it before:
+//! unknown fields are pruned and defaults set.
 //!
-//! Patterns and string formats are not looked at here, nor are CEL rules.
+//! Schemas are read as the JSON they arrive in. CEL rules are not looked at here.
+
+mod embedded;
+mod formats;
+mod lists;
+mod pattern;
+mod shape;
 
 use serde_json::Value;
 
 use crate::field::{Errors, Path};
 use crate::json::Json;
 
+pub use embedded::embedded;
+pub use lists::lists;
+pub use pattern::Patterns;
+pub use shape::{coerce_embedded, drop_nulls, prune, set_defaults};
+
+pub(super) use formats::is_known as is_known_format;
+
 /// Checks a value that stands at `path`. Nesting is bounded by the JSON parser, so recursion is safe.
-pub fn check(schema: &Value, value: &Value, path: &Path, errors: &mut Errors) {
-    Check { base: path, errors }.value(schema, value, "");
+pub fn check(schema: &Value, value: &Value, path: &Path, patterns: &Patterns, errors: &mut Errors) {
+    Check { base: path, patterns, errors }.value(schema, value, None, "");
 }
 
-/// Removes the fields a schema does not know; gives back whether there were any.
-pub fn prune(schema: &Value, value: &mut Value) -> bool {
-    if schema.flag("x-kubernetes-preserve-unknown-fields") {
-        return keep_unknown(schema, value);
-    }
-    let embedded = schema.flag("x-kubernetes-embedded-resource");
-    let mut pruned = false;
-    match value {
-        Value::Object(map) => map.retain(|name, child| {
-            if embedded && is_meta(name) {
-                return true;
-            }
-            let property = schema.at("properties").at(name);
-            if property.is_object() {
-                pruned |= prune(property, child);
-            } else if schema.has("additionalProperties") {
-                pruned |= prune(schema.at("additionalProperties"), child);
-            } else {
-                pruned = true;
-                return false;
-            }
-            true
-        }),
-        Value::Array(items) => {
-            items.iter_mut().for_each(|item| pruned |= prune(schema.at("items"), item));
-        }
-        _ => {}
-    }
-    pruned
-}
-
-/// Fields nobody declared stay, but what is declared below is still pruned.
-fn keep_unknown(schema: &Value, value: &mut Value) -> bool {
-    let embedded = schema.flag("x-kubernetes-embedded-resource");
-    let mut pruned = false;
-    match value {
-        Value::Object(map) => {
-            for (name, child) in map.iter_mut().filter(|(name, _)| !(embedded && is_meta(name))) {
-                let property = schema.at("properties").at(name);
-                if property.is_object() {
-                    pruned |= prune(property, child);
-                } else if schema.at("additionalProperties").is_object() {
-                    pruned |= prune(schema.at("additionalProperties"), child);
-                }
-            }
-        }
-        Value::Array(items) if schema.at("items").is_object() => {
-            items.iter_mut().for_each(|item| pruned |= prune(schema.at("items"), item));
-        }
-        _ => {}
-    }
-    pruned
-}
-
-fn is_meta(name: &str) -> bool {
-    matches!(name, "apiVersion" | "kind" | "metadata")
+/// The same for a value that was `old` before: what was wrong already and has not changed is let pass.
+pub fn check_change(
+    schema: &Value,
+    value: &Value,
+    old: &Value,
+    path: &Path,
+    patterns: &Patterns,
+    errors: &mut Errors,
+) {
+    Check { base: path, patterns, errors }.value(schema, value, Some(old), "");
 }
 
 struct Check<'a> {
     base: &'a Path,
+    patterns: &'a Patterns,
     errors: &'a mut Errors,
 }
 
 impl Check<'_> {
     /// `name` is the value's place below the base: `.spec.ports[0]` without the first dot.
-    fn value(&mut self, schema: &Value, value: &Value, name: &str) {
+    fn value(&mut self, schema: &Value, value: &Value, old: Option<&Value>, name: &str) {
+        let before = self.errors.0.len();
         self.kind(schema, value, name);
         if !value.is_null() {
-            self.junctors(schema, value, name);
+            self.junctors(schema, value, old, name);
         }
         match value {
             Value::String(text) => self.text(schema, text, name),
             Value::Number(_) => self.number(schema, value, name),
-            Value::Array(items) => self.items(schema, items, name),
+            Value::Array(items) => self.items(schema, items, old, name),
             _ => {}
         }
         self.choice(schema, value, name);
         if value.is_object() {
-            self.fields(schema, value, name);
+            self.fields(schema, value, old, name);
+        }
+        if self.errors.0.len() > before && old == Some(value) {
+            self.errors.0.truncate(before);
         }
     }
 
@@ -109,35 +82,54 @@ impl Check<'_> {
     fn kind(&mut self, schema: &Value, value: &Value, name: &str) {
         let either = schema.flag("x-kubernetes-int-or-string");
         let wanted = if either { "integer,string" } else { schema.text("type") };
-        if wanted.is_empty() || value.is_null() && schema.flag("nullable") {
+        let format = formats::known(schema);
+        if wanted.is_empty() && format.is_empty()
+            || value.is_null() && (wanted.is_empty() || schema.flag("nullable"))
+        {
             return;
         }
         let kind = kind_of(value);
+        if !format.is_empty()
+            && matches!(value, Value::String(_) | Value::Array(_))
+            && !matches!(wanted, "integer" | "number")
+        {
+            // The format has the word.
+            return;
+        }
         let whole = value.as_f64().is_some_and(|number| number.fract() == 0.0);
         let fits = wanted.split(',').any(|wanted| {
             wanted == kind || wanted == "number" && kind == "integer" || wanted == "integer" && whole
         });
         if !fits {
             let path = self.at(name);
+            let (wanted, kind) = match value {
+                Value::Number(number) if !format.is_empty() => {
+                    (format, if number.is_f64() { "float64" } else { "int64" })
+                }
+                Value::Bool(_) | Value::Object(_) if !format.is_empty() => (format, ""),
+                _ => (wanted, kind),
+            };
             let message = format!("{name} in body must be of type {wanted}: \"{kind}\"");
             self.errors.type_invalid(&path, kind, &message);
         }
     }
 
     /// The complaints about a value if this were its schema.
-    fn trial(&self, schema: &Value, value: &Value, name: &str) -> Errors {
+    fn trial(&self, schema: &Value, value: &Value, old: Option<&Value>, name: &str) -> Errors {
         let mut errors = Errors::default();
-        Check { base: self.base, errors: &mut errors }.value(schema, value, name);
+        Check { base: self.base, patterns: self.patterns, errors: &mut errors }
+            .value(schema, value, old, name);
         errors
     }
 
-    fn junctors(&mut self, schema: &Value, value: &Value, name: &str) {
+    fn junctors(&mut self, schema: &Value, value: &Value, old: Option<&Value>, name: &str) {
         let shown = Value::from(name);
         let trials = |keyword: &str| -> Vec<Errors> {
-            schema.items(keyword).iter().map(|inner| self.trial(inner, value, name)).collect()
+            schema.items(keyword).iter().map(|inner| self.trial(inner, value, old, name)).collect()
         };
         let (any, one, all) = (trials("anyOf"), trials("oneOf"), trials("allOf"));
-        let refused = schema.at("not").is_object() && self.trial(schema.at("not"), value, name).is_empty();
+        let refused =
+            schema.at("not").is_object() && self.trial(schema.at("not"), value, old, name).is_empty();
         let mut complain = |words: String| self.errors.invalid(self.base, "", &words);
         let closest = |trials: Vec<Errors>| trials.into_iter().min_by_key(|errors| errors.0.len());
         let mut found = Vec::new();
@@ -175,11 +167,43 @@ impl Check<'_> {
             self.errors.too_long(&path, max);
         } else if let Some(min) = size(schema, "minLength").filter(|min| length() < *min) {
             self.invalid(name, text, &format!("be at least {min} chars long"));
+        } else if let Some(pattern) = schema.at("pattern").as_str().filter(|p| !p.is_empty()) {
+            if !self.patterns.matches(pattern, text) {
+                self.invalid(name, text, &format!("match '{pattern}'"));
+            }
+        }
+        let format = formats::known(schema);
+        if !format.is_empty()
+            && schema.text("type") != "integer"
+            && schema.text("type") != "number"
+            && !formats::is_valid(format, text)
+        {
+            let path = self.at(name);
+            let message = format!("{name} in body must be of type {format}: {}", crate::field::quoted(text));
+            self.errors.type_invalid(&path, text, &message);
         }
     }
 
     fn number(&mut self, schema: &Value, value: &Value, name: &str) {
         let Some(number) = value.as_f64() else { return };
+        let (kind, format) = (schema.text("type"), schema.text("format"));
+        let out_of_range = match (kind, format) {
+            ("integer", "int32") => number < f64::from(i32::MIN) || number > f64::from(i32::MAX),
+            ("integer", _) => value.as_i64().is_none() && number.abs() >= 9_223_372_036_854_775_807.0,
+            ("number", "float") => number.abs() > f64::from(f32::MAX),
+            _ => false,
+        };
+        if out_of_range {
+            let of = match format {
+                "int32" | "int64" | "float" => format!("with format {format}"),
+                _ => "(default format)".to_owned(),
+            };
+            self.errors.invalid(
+                self.base,
+                "",
+                &format!("Checked value must be of type {kind} {of} in {name}"),
+            );
+        }
         let limit = |keyword: &str| schema.at(keyword).as_f64();
         if let Some(factor) = limit("multipleOf").filter(|factor| *factor > 0.0) {
             let times = number / factor;
@@ -203,10 +227,11 @@ impl Check<'_> {
         }
     }
 
-    fn items(&mut self, schema: &Value, items: &[Value], name: &str) {
+    fn items(&mut self, schema: &Value, items: &[Value], old: Option<&Value>, name: &str) {
         if schema.at("items").is_object() {
             for (i, item) in items.iter().enumerate() {
-                self.value(schema.at("items"), item, &format!("{name}[{i}]"));
+                let before = old.and_then(|old| lists::counterpart(schema, old, item));
+                self.value(schema.at("items"), item, before, &format!("{name}[{i}]"));
             }
         }
         if let Some(min) = size(schema, "minItems").filter(|min| items.len() < *min) {
@@ -234,7 +259,7 @@ impl Check<'_> {
         self.errors.not_supported(&path, value.clone(), &words);
     }
 
-    fn fields(&mut self, schema: &Value, object: &Value, name: &str) {
+    fn fields(&mut self, schema: &Value, object: &Value, old: Option<&Value>, name: &str) {
         let fields = object.as_object().into_iter().flatten();
         let count = object.as_object().map_or(0, serde_json::Map::len);
         if let Some(min) = size(schema, "minProperties").filter(|min| count < *min) {
@@ -247,11 +272,14 @@ impl Check<'_> {
         let additional = schema.at("additionalProperties");
         for (field, value) in fields {
             let inside = if name.is_empty() { field.clone() } else { format!("{name}.{field}") };
+            // The version an object is in is the server's choice.
+            let type_meta = name.is_empty() && matches!(field.as_str(), "apiVersion" | "kind");
+            let before = old.filter(|_| !type_meta).and_then(|old| old.get(field));
             let property = schema.at("properties").at(field);
             if property.is_object() {
-                self.value(property, value, &inside);
+                self.value(property, value, before, &inside);
             } else if additional.is_object() {
-                self.value(additional, value, &inside);
+                self.value(additional, value, before, &inside);
             }
         }
         for field in schema.items("required").iter().filter_map(Value::as_str) {
@@ -289,7 +317,7 @@ mod tests {
     #[track_caller]
     fn complaints(schema: Value, value: Value, expected: Expect) {
         let mut errors = Errors::default();
-        check(&schema, &value, &Path::root(), &mut errors);
+        check(&schema, &value, &Path::root(), &Patterns::of(&schema), &mut errors);
         let lines: Vec<String> =
             errors.0.iter().map(|error| format!("{}: {}\n", error.path, error.message)).collect();
         expected.assert_eq(&lines.concat());
@@ -361,14 +389,40 @@ mod tests {
     }
 
     #[test]
-    fn unknown_fields_are_pruned() {
+    fn texts_keep_to_their_patterns_and_formats() {
         let schema = json!({"type": "object", "properties": {
-            "a": {"type": "object", "x-kubernetes-preserve-unknown-fields": true, "properties": {"b": {"type": "object"}}},
-            "l": {"type": "array", "items": {"type": "object", "properties": {"x": {"type": "string"}}}},
+            "code": {"type": "string", "pattern": "^\\d+-[a-z]{2}$"},
+            "when": {"type": "string", "format": "date-time"},
+            "ip": {"type": "string", "format": "ipv4"},
+            "odd": {"type": "string", "format": "no-such-format"},
+            "small": {"type": "integer", "format": "int32"},
         }});
-        let mut value = json!({"a": {"b": {"no": 1}, "free": {"any": 1}}, "l": [{"x": "1", "y": 2}], "z": 1});
-        assert!(prune(&schema, &mut value));
-        assert_eq!(value, json!({"a": {"b": {}, "free": {"any": 1}}, "l": [{"x": "1"}]}));
-        assert!(!prune(&schema, &mut value));
+        let good = json!({"code": "12-ab", "when": "2026-01-01T00:00:00Z", "ip": "10.0.0.1", "odd": "x", "small": 7});
+        complaints(schema.clone(), good, expect![""]);
+        complaints(
+            schema,
+            json!({"code": "٣-ab", "when": "x", "ip": 5, "small": 3_000_000_000_i64}),
+            expect![[r#"
+                code: Invalid value: "٣-ab": code in body should match '^\d+-[a-z]{2}$'
+                ip: Invalid value: "int64": ip in body must be of type ipv4: "int64"
+                <nil>: Invalid value: "": Checked value must be of type integer with format int32 in small
+                when: Invalid value: "x": when in body must be of type date-time: "x"
+            "#]],
+        );
+    }
+
+    #[test]
+    fn what_has_not_changed_may_stay_wrong() {
+        let schema = json!({"type": "object", "properties": {
+            "a": {"type": "string", "maxLength": 2},
+            "parts": {"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
+                      "items": {"type": "object", "properties": {"size": {"type": "integer", "minimum": 1}}}},
+        }});
+        let old = json!({"a": "long", "parts": [{"name": "x", "size": 0}, {"name": "y", "size": 0}]});
+        let new = json!({"a": "long", "b": 1, "parts": [{"name": "y", "size": 0}, {"name": "z", "size": 0}, {"name": "x", "size": -1}]});
+        let mut errors = Errors::default();
+        check_change(&schema, &new, &old, &Path::root(), &Patterns::of(&schema), &mut errors);
+        let paths: Vec<&str> = errors.0.iter().map(|error| error.path.as_str()).collect();
+        assert_eq!(paths, ["parts[1].size", "parts[2].size"]);
     }
 }

@@ -212,3 +212,13 @@ proptest::proptest! {
         }
     }
 }
+
+#[test]
+fn versions_by_how_finished_they_are() {
+    let sorted =
+        ["v10", "v2", "v1", "v11beta2", "v10beta3", "v3beta1", "v12alpha1", "v11alpha2", "foo1", "foo10"];
+    let mut versions = sorted;
+    versions.sort();
+    versions.sort_by(|a, b| compare_versions(b, a));
+    assert_eq!(versions, sorted);
+}

@@ -323,13 +323,22 @@ fn quotas_row() -> &'static Resource {
 /// until a quota changes, or an object of a kind that some quota counts.
 pub async fn keep_counts(server: Arc<Server>, mut shutdown: watch::Receiver<bool>) {
     let recounts = server.admission.quotas.recounts.clone();
-    let kinds: Vec<_> = server.registry.stored().filter(|row| row.namespaced).collect();
-    let shards: Vec<_> = kinds.iter().map(|row| server.shard(row)).collect();
-    let mut news: Vec<_> = shards.iter().map(|shard| shard.subscribe()).collect();
-    let mut positions: Vec<u64> =
-        shards.iter().map(|shard| shard.position_after(u64::MAX).unwrap_or(0)).collect();
+    let mut served = server.registry.changes();
+    let mut kinds: Vec<&'static Resource> = Vec::new();
+    let (mut shards, mut news, mut positions) = (Vec::new(), Vec::new(), Vec::new());
     ask_all(&server, &recounts);
     loop {
+        served.borrow_and_update();
+        // Custom kinds may come; those that have gone have no news any more.
+        for row in server.registry.stored().filter(|row| row.namespaced) {
+            if !kinds.iter().any(|known| std::ptr::eq(*known, row)) {
+                let shard = server.shard(row);
+                kinds.push(row);
+                news.push(shard.subscribe());
+                positions.push(shard.position_after(u64::MAX).unwrap_or(0));
+                shards.push(shard);
+            }
+        }
         for (i, shard) in shards.iter().enumerate() {
             news[i].borrow_and_update();
             match shard.events_from(positions[i], usize::MAX) {
@@ -366,6 +375,7 @@ pub async fn keep_counts(server: Arc<Server>, mut shutdown: watch::Receiver<bool
         tokio::select! {
             _ = futures_util::future::select_all(waiting) => {}
             () = recounts.news.notified() => {}
+            _ = served.changed(), if !quiet => {}
             () = tokio::time::sleep(PAUSE), if failed => {}
             () = stopped(&mut shutdown) => return,
         }

@@ -22,6 +22,9 @@ pub const STREAMS: &[&str] = &[
 ];
 const LOGS: &[&str] =
     &["text/plain", "application/json", "application/yaml", "application/vnd.kubernetes.protobuf"];
+const CUSTOM_BODIES: &[&str] = &["application/json", "application/yaml"];
+const CUSTOM_PATCHES: &[&str] =
+    &["application/json-patch+json", "application/merge-patch+json", "application/apply-patch+yaml"];
 const PATCHES: &[&str] = &[
     "application/json-patch+json",
     "application/merge-patch+json",
@@ -191,12 +194,15 @@ impl Builder<'_> {
                 self.patch(&item);
             }
         }
-        if watched {
+        let watched_by_path = watched && row.custom.is_none();
+        if watched_by_path {
             self.watch(&format!("{base}/watch{scope}/{}", row.plural), "watchlist", false);
             self.watch(&format!("{base}/watch{scope}/{}/{{name}}", row.plural), "watch", false);
         }
         if watched && row.namespaced {
             self.list(&format!("{base}/{}", row.plural), true, watched);
+        }
+        if watched_by_path && row.namespaced {
             self.watch(&format!("{base}/watch/{}", row.plural), "watchlist", true);
         }
         for sub in row.subresources {
@@ -237,22 +243,30 @@ impl Builder<'_> {
         }
     }
 
-    fn add(&mut self, path: &str, operation: Operation) {
+    fn add(&mut self, path: &str, mut operation: Operation) {
+        if self.row.custom.is_some() {
+            operation.produces = CUSTOM_BODIES;
+            operation.consumes = if operation.method == "patch" { CUSTOM_PATCHES } else { CUSTOM_BODIES };
+            // Custom kinds answer to a patch with what there was.
+            if operation.method == "patch" {
+                operation.responses.truncate(1);
+            }
+        }
         self.paths.entry(path.to_owned()).or_default().push(operation);
     }
 
     fn definition(&self) -> String {
-        definition(self.row.group, self.row.version, self.row.kind)
+        definition_of(self.row, self.row.kind)
     }
 
     fn list(&mut self, path: &str, everywhere: bool, watched: bool) {
         let suffix = if everywhere { "ForAllNamespaces" } else { "" };
         let mut operation = self.operation("get", "list", ("list", suffix), everywhere);
-        let verb = if watched { "list or watch" } else { "list" };
+        let verb = if watched && self.row.custom.is_none() { "list or watch" } else { "list" };
         operation.description = format!("{verb} objects of kind {}", self.row.kind);
         operation.produces = STREAMS;
         operation.parameters.extend(self.parameters.list());
-        let list = definition(self.row.group, self.row.version, &format!("{}List", self.row.kind));
+        let list = definition_of(self.row, &self.row.list_kind());
         operation.responses = vec![(200, Answer::Definition(list))];
         self.add(path, operation);
     }
@@ -360,7 +374,10 @@ impl Builder<'_> {
         let (owner, name) = (self.row.kind, sub.name);
         let kind = if sub.kind.is_empty() { owner } else { sub.kind };
         let (group, version) = sub.group_version.unwrap_or((self.row.group, self.row.version));
-        let definition = definition(group, version, kind);
+        let definition = match sub.group_version {
+            Some((group, version)) => definition(group, version, kind),
+            None => definition_of(self.row, kind),
+        };
         let suffix = capitalized(name);
         let mut operation = match verb {
             "get" => self.operation("get", "get", ("read", &suffix), false),
@@ -436,6 +453,15 @@ impl Builder<'_> {
 
 fn answers(codes: &[u16], definition: &str) -> Vec<(u16, Answer)> {
     codes.iter().map(|code| (*code, Answer::Definition(definition.to_owned()))).collect()
+}
+
+/// The name of the definition of a row's kind, or of its list.
+pub fn definition_of(row: &Resource, kind: &str) -> String {
+    if row.custom.is_none() {
+        return definition(row.group, row.version, kind);
+    }
+    let group: Vec<&str> = row.group.split('.').rev().collect();
+    format!("{}.{}.{kind}", group.join("."), row.version)
 }
 
 /// The name of the definition of a kind.

@@ -12,7 +12,7 @@ use super::operations::{Answer, Operation, paths, reason, shared};
 use super::parameters::{Parameter, Place};
 
 pub fn document(rows: &[&'static Resource]) -> Value {
-    let definitions = Definitions::new(Form::V2);
+    let definitions = super::custom::with_custom(Definitions::new(Form::V2), rows);
     let mut named = BTreeMap::new();
     let paths: Map<String, Value> = paths(rows, &definitions)
         .into_iter()

@@ -128,7 +128,9 @@ impl Renderer {
         match self.format.form {
             Form::Object if self.is_stored_form() => object.write_json(Place::Item, object.revision, out),
             Form::Metadata => write_partial(self.format.meta_version(), object, object.revision, out),
-            Form::Table if self.include != Include::Object => self.write_row(object, out),
+            Form::Table if self.include != Include::Object && self.resource.custom.is_none() => {
+                self.write_row(object, out)
+            }
             _ => {
                 // Writing into a Vec cannot fail.
                 let _ = serde_json::to_writer(out, &self.item_value(object));

@@ -65,6 +65,9 @@ impl<'t> Typed<'t> {
     pub fn atom(self, value: &Value) -> Atom<'t> {
         let at = |what| Typed { table: self.table, what };
         let of = |ty: &'t Type| {
+            if ty.preserve_unknown && ty.fields.is_empty() {
+                return at(What::Free).atom(value);
+            }
             let rest = ty.preserve_unknown.then_some(What::Free);
             Atom::Map(Fields { table: self.table, owner: Some(ty), rest, atomic: ty.atomic })
         };
@@ -102,7 +105,14 @@ impl<'t> Typed<'t> {
 
     /// Whether the value alone decides how it is walked.
     pub fn is_free(self) -> bool {
-        matches!(self.what, What::Free)
+        match self.what {
+            What::Free => true,
+            What::Shape(Shape::Struct(id)) => {
+                let ty = self.table.get(*id);
+                ty.preserve_unknown && ty.fields.is_empty()
+            }
+            _ => false,
+        }
     }
 
     /// What tells an item apart from the others of its list.

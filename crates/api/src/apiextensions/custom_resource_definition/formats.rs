@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::super::values;
 use super::Shared;
 use super::schema::children;
 use crate::json::Json;
@@ -22,45 +23,10 @@ pub(super) fn unrecognized_formats(crd: &Value) -> Vec<String> {
 
 fn collect_formats(schema: &Value, found: &mut Vec<String>) {
     let format = schema.text("format");
-    let known = match schema.text("type") {
-        "" | "string" => STRING_FORMATS.contains(&format.replace('-', "").as_str()),
-        "integer" => matches!(format, "int32" | "int64"),
-        "number" => matches!(format, "float" | "double"),
-        _ => false,
-    };
-    if !format.is_empty() && !known {
+    if !format.is_empty() && !values::is_known_format(schema) {
         found.push(format.to_owned());
     }
     for child in children(schema) {
         collect_formats(child, found);
     }
 }
-
-const STRING_FORMATS: [&str; 26] = [
-    "bsonobjectid",
-    "uri",
-    "email",
-    "hostname",
-    "ipv4",
-    "ipv6",
-    "cidr",
-    "mac",
-    "uuid",
-    "uuid3",
-    "uuid4",
-    "uuid5",
-    "isbn",
-    "isbn10",
-    "isbn13",
-    "creditcard",
-    "ssn",
-    "hexcolor",
-    "rgbcolor",
-    "byte",
-    "password",
-    "date",
-    "duration",
-    "datetime",
-    "k8sshortname",
-    "k8slongname",
-];

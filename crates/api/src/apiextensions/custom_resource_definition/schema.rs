@@ -73,10 +73,10 @@ fn defaults(schema: &Value, path: &Path, errors: &mut Errors) {
     let default = schema.at("default");
     if !default.is_null() {
         let path = path.at("default");
-        if values::prune(schema, &mut default.clone()) {
+        if !values::prune(schema, &mut default.clone(), false).is_empty() {
             errors.invalid(&path, default.clone(), "must not have unknown fields");
         }
-        values::check(schema, default, &path, errors);
+        values::check(schema, default, &path, &values::Patterns::of(schema), errors);
     }
     if schema.at("items").is_object() {
         defaults(schema.at("items"), &path.at("items"), errors);

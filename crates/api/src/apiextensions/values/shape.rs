@@ -1,0 +1,250 @@
+//! What is done to a value before it is looked at: fields nobody declared go, nulls that mean nothing go,
+//! defaults come.
+
+use serde_json::{Map, Value};
+
+use crate::json::Json;
+
+/// Removes the fields a schema does not know; gives back their paths, sorted. `root` is the object itself,
+/// whose metadata is not the schema's business.
+pub fn prune(schema: &Value, value: &mut Value, root: bool) -> Vec<String> {
+    let mut pruning = Pruning { unknown: Vec::new(), path: String::new() };
+    pruning.value(schema, value, root);
+    pruning.unknown.sort();
+    pruning.unknown
+}
+
+struct Pruning {
+    unknown: Vec<String>,
+    path: String,
+}
+
+impl Pruning {
+    fn value(&mut self, schema: &Value, value: &mut Value, root: bool) {
+        if schema.flag("x-kubernetes-preserve-unknown-fields") {
+            return self.keeping(schema, value, root);
+        }
+        let embedded = root || schema.flag("x-kubernetes-embedded-resource");
+        match value {
+            Value::Object(map) => map.retain(|name, child| {
+                if embedded && is_meta(name) {
+                    return true;
+                }
+                match below(schema, name) {
+                    Some(inner) => {
+                        self.at(name, |pruning| pruning.value(inner, child, false));
+                        true
+                    }
+                    None => {
+                        self.note(name);
+                        false
+                    }
+                }
+            }),
+            Value::Array(items) => {
+                for (i, item) in items.iter_mut().enumerate() {
+                    self.index(i, |pruning| pruning.value(schema.at("items"), item, false));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Fields nobody declared stay, but what is declared below is still pruned.
+    fn keeping(&mut self, schema: &Value, value: &mut Value, root: bool) {
+        let embedded = root || schema.flag("x-kubernetes-embedded-resource");
+        match value {
+            Value::Object(map) => {
+                for (name, child) in map.iter_mut().filter(|(name, _)| !(embedded && is_meta(name))) {
+                    if let Some(inner) = below(schema, name) {
+                        self.at(name, |pruning| pruning.value(inner, child, false));
+                    }
+                }
+            }
+            Value::Array(items) => {
+                for (i, item) in items.iter_mut().enumerate() {
+                    self.index(i, |pruning| pruning.keeping(schema.at("items"), item, false));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn at(&mut self, name: &str, inside: impl FnOnce(&mut Pruning)) {
+        let length = self.path.len();
+        if length > 0 {
+            self.path.push('.');
+        }
+        self.path.push_str(name);
+        inside(self);
+        self.path.truncate(length);
+    }
+
+    fn index(&mut self, i: usize, inside: impl FnOnce(&mut Pruning)) {
+        let length = self.path.len();
+        self.path.push_str(&format!("[{i}]"));
+        inside(self);
+        self.path.truncate(length);
+    }
+
+    fn note(&mut self, name: &str) {
+        self.at(name, |pruning| pruning.unknown.push(pruning.path.clone()));
+    }
+}
+
+/// What the schema says of a field; `None` if it says nothing.
+fn below<'s>(schema: &'s Value, name: &str) -> Option<&'s Value> {
+    static ANYTHING: Value = Value::Null;
+    let property = schema.at("properties").at(name);
+    if property.is_object() {
+        return Some(property);
+    }
+    match schema.at("additionalProperties") {
+        Value::Null => None,
+        additional @ Value::Object(_) => Some(additional),
+        _ => Some(&ANYTHING),
+    }
+}
+
+fn is_meta(name: &str) -> bool {
+    matches!(name, "apiVersion" | "kind" | "metadata")
+}
+
+/// A null where none is allowed is taken for nothing at all, unless a default is to take its place.
+pub fn drop_nulls(schema: &Value, value: &mut Value) {
+    match value {
+        Value::Object(map) => map.retain(|name, child| {
+            let inner = below(schema, name).filter(|inner| inner.is_object());
+            if let Some(inner) = inner
+                && child.is_null()
+                && !inner.flag("nullable")
+                && !inner.has("default")
+            {
+                return false;
+            }
+            drop_nulls(inner.unwrap_or(&Value::Null), child);
+            true
+        }),
+        Value::Array(items) => items.iter_mut().for_each(|item| drop_nulls(schema.at("items"), item)),
+        _ => {}
+    }
+}
+
+/// Fills in the defaults, outer before inner.
+pub fn set_defaults(schema: &Value, value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            for (name, property) in schema.entries("properties") {
+                let default = property.at("default");
+                if default.is_null() {
+                    continue;
+                }
+                let missing = match map.get(name) {
+                    None => true,
+                    Some(found) => found.is_null() && !property.flag("nullable"),
+                };
+                if missing {
+                    map.insert(name.to_owned(), default.clone());
+                }
+            }
+            for (name, child) in map.iter_mut() {
+                if let Some(inner) = below(schema, name) {
+                    replace_null(inner, child);
+                    set_defaults(inner, child);
+                }
+            }
+        }
+        Value::Array(items) => {
+            let inner = schema.at("items");
+            for item in items {
+                replace_null(inner, item);
+                set_defaults(inner, item);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn replace_null(schema: &Value, value: &mut Value) {
+    if value.is_null() && schema.is_object() && !schema.flag("nullable") && schema.has("default") {
+        *value = schema.at("default").clone();
+    }
+}
+
+/// Brings the metadata of objects inside the object into the shape of metadata; gives back the paths of what
+/// was unknown in it, or what cannot be right.
+pub fn coerce_embedded(
+    schema: &Value,
+    value: &mut Value,
+    path: &str,
+    coerce: &mut dyn FnMut(&mut Map<String, Value>, &str) -> Result<(), String>,
+) -> Result<(), String> {
+    match value {
+        Value::Object(map) => {
+            if schema.flag("x-kubernetes-embedded-resource") {
+                coerce(map, path)?;
+            }
+            for (name, child) in map.iter_mut() {
+                if let Some(inner) = below(schema, name) {
+                    let inside = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                    coerce_embedded(inner, child, &inside, coerce)?;
+                }
+            }
+        }
+        Value::Array(items) => {
+            for (i, item) in items.iter_mut().enumerate() {
+                coerce_embedded(schema.at("items"), item, &format!("{path}[{i}]"), coerce)?;
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn unknown_fields_are_pruned() {
+        let schema = json!({"type": "object", "properties": {
+            "a": {"type": "object", "x-kubernetes-preserve-unknown-fields": true, "properties": {"b": {"type": "object"}}},
+            "l": {"type": "array", "items": {"type": "object", "properties": {"x": {"type": "string"}}}},
+            "m": {"type": "object", "additionalProperties": {"type": "object", "properties": {"y": {"type": "string"}}}},
+            "open": {"type": "object", "additionalProperties": true},
+        }});
+        let mut value = json!({"metadata": {"name": "n"}, "a": {"b": {"no": 1}, "free": {"any": 1}},
+            "l": [{"x": "1", "y": 2}], "m": {"k": {"y": "", "z": 1}}, "open": {"q": 1}, "z": 1});
+        assert_eq!(prune(&schema, &mut value, true), ["a.b.no", "l[0].y", "m.k.z", "z"]);
+        let pruned = json!({"metadata": {"name": "n"}, "a": {"b": {}, "free": {"any": 1}}, "l": [{"x": "1"}],
+            "m": {"k": {"y": ""}}, "open": {"q": 1}});
+        assert_eq!(value, pruned);
+        assert!(prune(&schema, &mut value, true).is_empty());
+        assert_eq!(prune(&schema, &mut value, false), ["metadata"]);
+    }
+
+    #[test]
+    fn defaults_take_the_place_of_nothing() {
+        let schema = json!({"type": "object", "properties": {
+            "spec": {"type": "object", "default": {}, "properties": {
+                "crew": {"type": "integer", "default": 2},
+                "note": {"type": "string", "nullable": true, "default": "x"},
+                "plain": {"type": "string"},
+                "parts": {"type": "array", "items": {"type": "object", "properties": {"n": {"type": "integer", "default": 1}}}},
+                "by": {"type": "object", "additionalProperties": {"type": "integer", "default": 3}},
+            }},
+        }});
+        let mut value = json!({});
+        set_defaults(&schema, &mut value);
+        assert_eq!(value, json!({"spec": {"crew": 2, "note": "x"}}));
+        let mut value = json!({"spec": {"crew": null, "note": null, "plain": null, "parts": [{}, {"n": 5}], "by": {"k": null}}});
+        drop_nulls(&schema, &mut value);
+        set_defaults(&schema, &mut value);
+        assert_eq!(
+            value,
+            json!({"spec": {"crew": 2, "note": null, "parts": [{"n": 1}, {"n": 5}], "by": {"k": 3}}})
+        );
+    }
+}

@@ -1,0 +1,290 @@
+//! What a CustomResourceDefinition says, without its schemas.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+
+use super::{Form, ScalePaths};
+
+/// A definition as it is stored, read as far as is needed to serve its kind.
+#[derive(Debug)]
+pub struct Definition {
+    /// Tells this state of the definition from all others there were.
+    pub serial: u32,
+    pub name: String,
+    pub uid: String,
+    pub group: String,
+    pub namespaced: bool,
+    /// The names it would like to have.
+    pub wanted: Naming,
+    /// The names it has.
+    pub accepted: Naming,
+    pub preserve_unknown: bool,
+    pub versions: Vec<Version>,
+    pub conversion: Conversion,
+    /// `status.conditions`, as they are.
+    pub conditions: Vec<Value>,
+    pub deleting: bool,
+    pub finalizers: Vec<String>,
+    /// The note of a review, for groups of the Kubernetes project.
+    pub approval: Option<String>,
+    source: Bytes,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Naming {
+    pub plural: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub singular: String,
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "or_default")]
+    pub short_names: Vec<String>,
+    pub kind: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub list_kind: String,
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "or_default")]
+    pub categories: Vec<String>,
+}
+
+#[derive(Debug)]
+pub struct Version {
+    pub name: String,
+    pub served: bool,
+    pub storage: bool,
+    /// The word on a deprecated version.
+    pub deprecation: Option<String>,
+    pub has_status: bool,
+    pub scale: Option<ScalePaths>,
+    form: OnceLock<Arc<Form>>,
+}
+
+/// How objects get from one version to another.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Conversion {
+    /// By changing what they say their version is.
+    None,
+    /// By a webhook; `spec.conversion.webhook`.
+    Webhook(Value),
+}
+
+impl Definition {
+    /// Reads the JSON of a CRD.
+    pub fn read(source: Bytes) -> Result<Definition, serde_json::Error> {
+        let raw: RawDefinition = serde_json::from_slice(&source)?;
+        let deprecation = |version: &RawVersion| {
+            version.deprecated.then(|| {
+                let said = version.deprecation_warning.clone();
+                said.unwrap_or_else(|| deprecation(&raw.spec, &version.name))
+            })
+        };
+        let versions = raw.spec.versions.iter().map(|version| Version {
+            name: version.name.clone(),
+            served: version.served,
+            storage: version.storage,
+            deprecation: deprecation(version),
+            has_status: version.subresources.status.is_some(),
+            scale: version.subresources.scale.clone(),
+            form: OnceLock::new(),
+        });
+        Ok(Definition {
+            serial: serial(),
+            versions: versions.collect(),
+            name: raw.metadata.name,
+            uid: raw.metadata.uid,
+            deleting: raw.metadata.deletion_timestamp.is_some(),
+            finalizers: raw.metadata.finalizers,
+            approval: raw
+                .metadata
+                .annotations
+                .get("api-approved.kubernetes.io")
+                .and_then(Value::as_str)
+                .map(str::to_owned),
+            conversion: match raw.spec.conversion {
+                Some(RawConversion { strategy, webhook }) if strategy == "Webhook" => {
+                    Conversion::Webhook(webhook)
+                }
+                _ => Conversion::None,
+            },
+            group: raw.spec.group,
+            namespaced: raw.spec.scope == "Namespaced",
+            wanted: raw.spec.names,
+            preserve_unknown: raw.spec.preserve_unknown_fields,
+            accepted: raw.status.accepted_names,
+            conditions: raw.status.conditions,
+            source,
+        })
+    }
+
+    /// The same definition with names and conditions that it is about to get.
+    pub fn settled(&self, accepted: Naming, conditions: Vec<Value>) -> Definition {
+        let mut settled = self.again();
+        settled.accepted = accepted;
+        settled.conditions = conditions;
+        settled
+    }
+
+    /// What is left of a definition that is gone, for requests that are still under way.
+    pub fn gone(&self) -> Definition {
+        let mut gone = self.again();
+        gone.source = Bytes::new();
+        gone
+    }
+
+    fn again(&self) -> Definition {
+        let version = |version: &Version| Version {
+            name: version.name.clone(),
+            deprecation: version.deprecation.clone(),
+            scale: version.scale.clone(),
+            form: OnceLock::new(),
+            ..*version
+        };
+        Definition {
+            serial: serial(),
+            name: self.name.clone(),
+            uid: self.uid.clone(),
+            group: self.group.clone(),
+            wanted: self.wanted.clone(),
+            accepted: self.accepted.clone(),
+            versions: self.versions.iter().map(version).collect(),
+            conversion: self.conversion.clone(),
+            conditions: self.conditions.clone(),
+            finalizers: self.finalizers.clone(),
+            approval: self.approval.clone(),
+            source: self.source.clone(),
+            ..*self
+        }
+    }
+
+    /// All names it would like to have are its own.
+    pub fn has_names(&self) -> bool {
+        super::is_true(&self.conditions, "NamesAccepted")
+    }
+
+    /// The version in which objects are stored.
+    pub fn storage_version(&self) -> &str {
+        self.versions.iter().find(|version| version.storage).map_or("", |version| &version.name)
+    }
+
+    pub fn version(&self, name: &str) -> Option<&Version> {
+        self.versions.iter().find(|version| version.name == name)
+    }
+
+    /// The schema of a version and all that goes by it, worked out when it is first asked for.
+    pub fn form(&self, version: &str) -> Arc<Form> {
+        let make = || Arc::new(Form::new(self, version, &self.described(version)));
+        match self.version(version) {
+            Some(version) => version.form.get_or_init(make).clone(),
+            None => make(),
+        }
+    }
+
+    /// What the definition says about a version, all of it.
+    pub fn described(&self, version: &str) -> Value {
+        let mut whole: Value = serde_json::from_slice(&self.source).unwrap_or_default();
+        let versions = whole.pointer_mut("/spec/versions").map(Value::take).unwrap_or_default();
+        let Value::Array(versions) = versions else { return Value::Null };
+        versions.into_iter().find(|found| found["name"] == version).unwrap_or_default()
+    }
+
+    /// Whether objects can be read as they are stored, whatever version of the definition wrote them.
+    pub fn is_served(&self) -> bool {
+        super::is_true(&self.conditions, "NamesAccepted") || super::is_true(&self.conditions, "Established")
+    }
+}
+
+fn serial() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// What clients of a deprecated version are told, if the definition does not say.
+fn deprecation(spec: &RawSpec, deprecated: &str) -> String {
+    let kind = &spec.names.kind;
+    let group = &spec.group;
+    let newer = spec.versions.iter().filter(|version| {
+        let newer = crate::names::compare_versions(deprecated, &version.name).is_lt();
+        version.served && !version.deprecated && newer
+    });
+    let best = newer.max_by(|a, b| crate::names::compare_versions(&a.name, &b.name));
+    let instead = best.map(|version| format!("; use {group}/{} {kind}", version.name));
+    format!("{group}/{deprecated} {kind} is deprecated{}", instead.unwrap_or_default())
+}
+
+#[derive(Deserialize)]
+struct RawDefinition {
+    metadata: RawMetadata,
+    spec: RawSpec,
+    #[serde(default)]
+    status: RawStatus,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawMetadata {
+    name: String,
+    #[serde(default)]
+    uid: String,
+    deletion_timestamp: Option<String>,
+    #[serde(default)]
+    finalizers: Vec<String>,
+    #[serde(default)]
+    annotations: serde_json::Map<String, Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawSpec {
+    group: String,
+    scope: String,
+    names: Naming,
+    versions: Vec<RawVersion>,
+    conversion: Option<RawConversion>,
+    #[serde(default)]
+    preserve_unknown_fields: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawVersion {
+    name: String,
+    #[serde(default)]
+    served: bool,
+    #[serde(default)]
+    storage: bool,
+    #[serde(default)]
+    deprecated: bool,
+    deprecation_warning: Option<String>,
+    #[serde(default)]
+    subresources: RawSubresources,
+}
+
+#[derive(Default, Deserialize)]
+struct RawSubresources {
+    status: Option<Value>,
+    scale: Option<ScalePaths>,
+}
+
+#[derive(Deserialize)]
+struct RawConversion {
+    #[serde(default)]
+    strategy: String,
+    #[serde(default)]
+    webhook: Value,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawStatus {
+    #[serde(default)]
+    accepted_names: Naming,
+    #[serde(default, deserialize_with = "or_default")]
+    conditions: Vec<Value>,
+}
+
+/// Null reads as nothing.
+fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or_default())
+}

@@ -1,0 +1,137 @@
+//! Bodies of custom kinds: any JSON at first, then metadata by its type and the rest by the schema.
+
+use api::Status;
+use api::apiextensions::values::coerce_embedded;
+use api::custom::Form;
+use schema::{DecodeError, TypeId};
+use serde_json::{Map, Value, json};
+
+const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
+
+/// Reads the JSON of an object. The second part is what strict decoding has against it.
+pub fn decode(form: &Form, json: &[u8]) -> Result<(Value, Vec<String>), DecodeError> {
+    let mut value: Value = serde_json::from_slice(json).map_err(|error| {
+        let text = error.to_string();
+        match text.starts_with("recursion limit") {
+            true => DecodeError::Depth,
+            false => DecodeError::Syntax(schema::syntax::error(json).unwrap_or(text)),
+        }
+    })?;
+    if value.is_null() {
+        value = json!({});
+    }
+    let mut complaints = crate::patching::strict::complaints(json, false);
+    complaints.extend(normalize(form, &mut value)?);
+    Ok((value, complaints))
+}
+
+/// Brings a value into the shape of the kind; answers with the complaints of strict decoding.
+pub fn normalize(form: &Form, value: &mut Value) -> Result<Vec<String>, DecodeError> {
+    let mut complaints = Vec::new();
+    if let Some(fields) = value.as_object_mut() {
+        metadata(fields, "", &mut complaints)?;
+    }
+    let unknown = form.prune(value);
+    complaints.extend(unknown.iter().map(|path| format!("unknown field {path:?}")));
+    let mut coerce = |fields: &mut Map<String, Value>, path: &str| {
+        metadata(fields, path, &mut complaints).map_err(|error| error.to_string())
+    };
+    coerce_embedded(&form.schema, value, "", &mut coerce).map_err(DecodeError::Type)?;
+    Ok(complaints)
+}
+
+/// Reads `metadata` as what it is.
+fn metadata(
+    fields: &mut Map<String, Value>,
+    path: &str,
+    complaints: &mut Vec<String>,
+) -> Result<(), DecodeError> {
+    let Some(metadata) = fields.get_mut("metadata") else { return Ok(()) };
+    if metadata.is_null() {
+        fields.remove("metadata");
+        return Ok(());
+    }
+    let table = schema::kubernetes();
+    let Some(ty) = table.named(OBJECT_META) else { return Ok(()) };
+    let unknown = by_type(ty, metadata)?;
+    let inside = if path.is_empty() { "metadata".to_owned() } else { format!("{path}.metadata") };
+    complaints.extend(unknown.into_iter().map(|complaint| match complaint.split_once('"') {
+        Some((what, name)) => format!("{what}\"{inside}.{name}"),
+        None => complaint,
+    }));
+    // Upstream writes the time of an object that has none as null; ours say nothing.
+    if let Some(metadata) = metadata.as_object_mut()
+        && metadata.get("creationTimestamp").is_some_and(Value::is_null)
+    {
+        metadata.remove("creationTimestamp");
+    }
+    Ok(())
+}
+
+fn by_type(ty: TypeId, metadata: &mut Value) -> Result<Vec<String>, DecodeError> {
+    schema::normalize(schema::kubernetes(), ty, metadata)
+}
+
+/// The answer to a body in protobuf, and to an Accept header that asks for it.
+pub const NO_PROTOBUF: &str = "object *unstructured.Unstructured does not implement the protobuf marshalling interface and cannot be encoded to a protobuf message";
+
+/// Custom kinds have no protobuf form; only their metadata has.
+pub fn not_acceptable() -> Status {
+    Status::failure(406, "NotAcceptable", NO_PROTOBUF)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use api::custom::Definition;
+
+    use super::*;
+
+    fn form() -> Arc<Form> {
+        let crd = json!({
+            "metadata": {"name": "boats.a.b"},
+            "spec": {
+                "group": "a.b", "scope": "Namespaced", "names": {"plural": "boats", "kind": "Boat"},
+                "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {
+                    "type": "object", "properties": {"spec": {"type": "object", "properties": {
+                        "n": {"type": "integer"}, "part": {"type": "object", "x-kubernetes-embedded-resource": true},
+                    }}},
+                }}}],
+            },
+        });
+        Definition::read(crd.to_string().into()).unwrap().form("v1")
+    }
+
+    #[track_caller]
+    fn check(body: &str, expected: &str) {
+        let found = match decode(&form(), body.as_bytes()) {
+            Ok((value, complaints)) => format!("{value} {}", complaints.join(", ")),
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn bodies() {
+        check(r#"{"spec":{"n":"x"}}"#, r#"{"spec":{"n":"x"}} "#);
+        check(
+            r#"{"metadata":{"name":"a"},"spec":{"n":1,"m":2},"x":1}"#,
+            r#"{"metadata":{"name":"a"},"spec":{"n":1}} unknown field "spec.m", unknown field "x""#,
+        );
+        check(r#"{"spec":{"n":1,"n":2}}"#, r#"{"spec":{"n":2}} duplicate field "spec.n""#);
+        check(
+            r#"{"metadata":{"name":"a","nope":1},"spec":{"n":null}}"#,
+            r#"{"metadata":{"name":"a"},"spec":{}} unknown field "metadata.nope""#,
+        );
+        check(
+            r#"{"metadata":{"name":5}}"#,
+            "json: cannot unmarshal number into Go struct field ObjectMeta.name of type string",
+        );
+        check(
+            r#"{"spec":{"part":{"apiVersion":"v1","kind":"K","metadata":{"name":"n","x":1},"y":1}}}"#,
+            r#"{"spec":{"part":{"apiVersion":"v1","kind":"K","metadata":{"name":"n"}}}} unknown field "spec.part.y", unknown field "spec.part.metadata.x""#,
+        );
+        check("{", "unexpected end of JSON input");
+    }
+}
