@@ -62,6 +62,8 @@ fn is_zero(n: &u32) -> bool {
     *n == 0
 }
 
+const NO_SUCH_PATH: &str = "the server could not find the requested resource";
+
 impl Status {
     pub fn failure(code: u16, reason: &'static str, message: impl Into<String>) -> Status {
         Status {
@@ -91,9 +93,14 @@ impl Status {
 
     /// No such path; kubectl words this one itself.
     pub fn no_such_path() -> Status {
-        let mut status = Status::failure(404, "NotFound", "the server could not find the requested resource");
+        let mut status = Status::failure(404, "NotFound", NO_SUCH_PATH);
         status.details = Some(Details::default());
         status
+    }
+
+    /// Nobody serves the path at all.
+    pub fn is_no_such_path(&self) -> bool {
+        self.code == 404 && self.message == NO_SUCH_PATH
     }
 
     /// `resource` is the plural, qualified as `deployments.apps` where it has a group.

@@ -256,6 +256,13 @@ pub fn respond(code: StatusCode, media: Media, body: Body) -> Response<Body> {
 /// A failure, in the media type asked for; tables have no form for it.
 pub fn failure(format: &Format, status: &Status) -> Response<Body> {
     let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    if status.is_no_such_path() {
+        // Said as upstream's router says it; clients then add what they have asked for.
+        let mut response = respond(code, Media::Json, "404 page not found\n".as_bytes().to_vec().into());
+        let text = header::HeaderValue::from_static("text/plain; charset=utf-8");
+        response.headers_mut().insert(header::CONTENT_TYPE, text);
+        return response;
+    }
     let mut response = match format.media {
         // Fields in upstream's order, for whoever reads them.
         Media::Json => respond(code, Media::Json, json(format, status).into()),
