@@ -136,6 +136,16 @@ pub enum NormalizeError {
     Status(Status),
 }
 
+impl NormalizeError {
+    /// For values that no client has sent.
+    pub fn internal(self) -> Status {
+        match self {
+            NormalizeError::Shape(error) => Status::internal(error),
+            NormalizeError::Status(status) => status,
+        }
+    }
+}
+
 impl From<schema::DecodeError> for NormalizeError {
     fn from(error: schema::DecodeError) -> NormalizeError {
         NormalizeError::Shape(error)

@@ -167,10 +167,11 @@ impl Check<'_> {
             self.errors.too_long(&path, max);
         } else if let Some(min) = size(schema, "minLength").filter(|min| length() < *min) {
             self.invalid(name, text, &format!("be at least {min} chars long"));
-        } else if let Some(pattern) = schema.at("pattern").as_str().filter(|p| !p.is_empty()) {
-            if !self.patterns.matches(pattern, text) {
-                self.invalid(name, text, &format!("match '{pattern}'"));
-            }
+        } else if let Some(pattern) = schema.at("pattern").as_str()
+            && !pattern.is_empty()
+            && !self.patterns.matches(pattern, text)
+        {
+            self.invalid(name, text, &format!("match '{pattern}'"));
         }
         let format = formats::known(schema);
         if !format.is_empty()

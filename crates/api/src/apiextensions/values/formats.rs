@@ -204,13 +204,13 @@ fn is_credit_card(text: &str) -> bool {
         .zip([1, 2].into_iter().cycle())
         .map(|(digit, weight)| digit * weight / 10 + digit * weight % 10)
         .sum();
-    CREDIT_CARD.is_match(&digits) && sum % 10 == 0
+    CREDIT_CARD.is_match(&digits) && sum.is_multiple_of(10)
 }
 
 fn is_base64(text: &str) -> bool {
     let body = text.trim_end_matches('=');
     !text.is_empty()
-        && text.len() % 4 == 0
+        && text.len().is_multiple_of(4)
         && text.len() - body.len() <= 2
         && body.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/'))
 }

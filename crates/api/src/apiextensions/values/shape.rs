@@ -171,13 +171,16 @@ fn replace_null(schema: &Value, value: &mut Value) {
     }
 }
 
+/// What is done to the fields of an object inside the object that stands at a path.
+type Coerce<'c> = dyn FnMut(&mut Map<String, Value>, &str) -> Result<(), String> + 'c;
+
 /// Brings the metadata of objects inside the object into the shape of metadata; gives back the paths of what
 /// was unknown in it, or what cannot be right.
 pub fn coerce_embedded(
     schema: &Value,
     value: &mut Value,
     path: &str,
-    coerce: &mut dyn FnMut(&mut Map<String, Value>, &str) -> Result<(), String>,
+    coerce: &mut Coerce<'_>,
 ) -> Result<(), String> {
     match value {
         Value::Object(map) => {

@@ -5,7 +5,7 @@ use api::{Resource, Status};
 use serde_json::Value;
 
 use crate::admission::Request;
-use crate::codec;
+use crate::codec::{self, NormalizeError};
 use crate::create::defaulted;
 use crate::door::Door;
 
@@ -32,7 +32,8 @@ pub fn told(request: &Request<'_>, row: &'static Resource, object: &Value) -> Va
         return Value::Null;
     }
     match request.subresource {
-        "scale" => Door::Scale.view(row, object.clone()),
+        // An object without a number of replicas has no scale to show.
+        "scale" => Door::Scale.view(row, object.clone()).unwrap_or_default(),
         _ if is_own(request, row) => object.clone(),
         _ => codec::from_stored(row, object.clone()),
     }
@@ -46,6 +47,11 @@ pub fn taken(
     mut made: Value,
 ) -> Result<Value, Status> {
     let gvk = kind_of(row, request.subresource);
+    if row.custom.is_some() && request.subresource != "scale" {
+        codec::normalize_row(row, Door::Main, &mut made).map_err(NormalizeError::internal)?;
+        codec::set_type_meta(&mut made, gvk.0, gvk.1, gvk.2);
+        return defaulted(row, made);
+    }
     let ty = codec::type_of(gvk.0, gvk.1, gvk.2)?;
     let table = schema::kubernetes();
     schema::normalize(table, ty, &mut made).map_err(Status::internal)?;
