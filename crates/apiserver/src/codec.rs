@@ -6,7 +6,7 @@ use std::fmt;
 use api::{Resource, Status};
 use bytes::Bytes;
 use http::{HeaderMap, header};
-use schema::{Table, TypeId};
+use schema::{DecodeError, Table, TypeId};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::error::Category;
 use serde_json::{Value, json};
@@ -122,39 +122,14 @@ pub fn decode_row(
 }
 
 /// Brings a value into the shape of what goes through a door; answers with the complaints of strict decoding.
-pub fn normalize_row(row: &Resource, door: Door, value: &mut Value) -> Result<Vec<String>, NormalizeError> {
+pub fn normalize_row(row: &Resource, door: Door, value: &mut Value) -> Result<Vec<String>, DecodeError> {
     let (group, version, kind) = door.kind(row);
     match row.custom.filter(|_| door != Door::Scale) {
-        Some(slot) => Ok(custom::normalize(&slot.form(), value)?),
-        None => Ok(schema::normalize(schema::kubernetes(), type_of(group, version, kind)?, value)?),
-    }
-}
-
-/// Why a value is no object of its kind.
-pub enum NormalizeError {
-    Shape(schema::DecodeError),
-    Status(Status),
-}
-
-impl NormalizeError {
-    /// For values that no client has sent.
-    pub fn internal(self) -> Status {
-        match self {
-            NormalizeError::Shape(error) => Status::internal(error),
-            NormalizeError::Status(status) => status,
+        Some(slot) => custom::normalize(&slot.form(), value),
+        None => {
+            let ty = type_of(group, version, kind).map_err(|status| DecodeError::Type(status.message))?;
+            schema::normalize(schema::kubernetes(), ty, value)
         }
-    }
-}
-
-impl From<schema::DecodeError> for NormalizeError {
-    fn from(error: schema::DecodeError) -> NormalizeError {
-        NormalizeError::Shape(error)
-    }
-}
-
-impl From<Status> for NormalizeError {
-    fn from(status: Status) -> NormalizeError {
-        NormalizeError::Status(status)
     }
 }
 

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use crate::access;
 use crate::body::Body;
-use crate::codec::{self, FieldValidation, NormalizeError, Yaml, type_of};
+use crate::codec::{self, FieldValidation, Yaml, type_of};
 use crate::create::defaulted;
 use crate::door::Door;
 use crate::registry::stored_as;
@@ -160,10 +160,9 @@ fn shape(
         errors.invalid(&Path::new("patch"), shown, why);
         Status::invalid("", "", "", &errors)
     };
-    let more = codec::normalize_row(row, door, value).map_err(|error| match (kind, error) {
-        (_, NormalizeError::Status(status)) => status,
-        (Kind::Strategic, NormalizeError::Shape(error)) => refused(&unstructured(&error.to_string())),
-        (_, NormalizeError::Shape(error)) => refused(&error.to_string()),
+    let more = codec::normalize_row(row, door, value).map_err(|error| match kind {
+        Kind::Strategic => refused(&unstructured(&error.to_string())),
+        _ => refused(&error.to_string()),
     })?;
     let complaints = [complaints, &more].concat();
     // A custom kind's rules say what is wrong with another kind.
@@ -229,10 +228,8 @@ async fn apply(
         })?;
         let mut value = applied.map_err(apply_failed)?;
         // What was applied has only the fields that were sent; defaults go by the whole shape.
-        codec::normalize_row(stored, Door::Main, &mut value).map_err(|error| match error {
-            NormalizeError::Status(status) => status,
-            NormalizeError::Shape(error) => Status::bad_request(error.to_string()),
-        })?;
+        codec::normalize_row(stored, Door::Main, &mut value)
+            .map_err(|error| Status::bad_request(error.to_string()))?;
         // Only said once everything else is found good, as upstream does.
         match &duplicates {
             Some(why) if options.validation == FieldValidation::Strict => {

@@ -5,7 +5,7 @@ use api::{Resource, Status};
 use serde_json::Value;
 
 use crate::admission::Request;
-use crate::codec::{self, NormalizeError};
+use crate::codec;
 use crate::create::defaulted;
 use crate::door::Door;
 
@@ -48,7 +48,7 @@ pub fn taken(
 ) -> Result<Value, Status> {
     let gvk = kind_of(row, request.subresource);
     if row.custom.is_some() && request.subresource != "scale" {
-        codec::normalize_row(row, Door::Main, &mut made).map_err(NormalizeError::internal)?;
+        codec::normalize_row(row, Door::Main, &mut made).map_err(Status::internal)?;
         codec::set_type_meta(&mut made, gvk.0, gvk.1, gvk.2);
         return defaulted(row, made);
     }
