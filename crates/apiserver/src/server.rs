@@ -25,7 +25,7 @@ use crate::cache::Cache;
 use crate::door::Door;
 use crate::flow::{Asking, Entered, Flow, SEATS};
 use crate::metrics::{Label, Metrics};
-use crate::negotiate::{Form, Format, negotiate};
+use crate::negotiate::{Form, Format, negotiate, not_acceptable};
 use crate::options::ListOptions;
 use crate::rbac::{Ask, Rbac};
 use crate::registry::Registry;
@@ -358,6 +358,10 @@ impl Server {
             crate::custom::check_request(call, &target, verb)?;
         }
         if target.resource.storage == api::table::Storage::None {
+            // What is never stored has no columns.
+            if call.format.form == Form::Table {
+                return Err(not_acceptable());
+            }
             return crate::review::answer(self, call, &target).await;
         }
         let renderer = call.renderer(&target)?;

@@ -114,20 +114,21 @@ impl Algorithm {
             extenders,
             filters: Filters::default(),
             diagnosis: Diagnosis::default(),
+            evaluated: 1,
         };
         let feasible = search.feasible(self).map_err(Failure::Error)?;
         match &feasible[..] {
             [] => Err(search.fail(self)),
             [only] => {
-                let evaluated = 1 + search.diagnosis.nodes.len();
-                Ok(Placement { node: cycle.state.node(*only).name.clone(), evaluated, feasible: 1 })
+                let node = cycle.state.node(*only).name.clone();
+                Ok(Placement { node, evaluated: search.evaluated, feasible: 1 })
             }
             several => {
                 let scores = search.scores(several).map_err(Failure::Error)?;
                 let best = self.random.best(&scores);
                 Ok(Placement {
                     node: cycle.state.node(several[best]).name.clone(),
-                    evaluated: several.len() + search.diagnosis.nodes.len(),
+                    evaluated: search.evaluated,
                     feasible: several.len(),
                 })
             }
@@ -155,6 +156,8 @@ struct Search<'a, 'c> {
     extenders: &'a dyn Extenders,
     filters: Filters<'c>,
     diagnosis: Diagnosis,
+    /// How many nodes were looked at.
+    evaluated: usize,
 }
 
 impl<'c> Search<'_, 'c> {
@@ -181,7 +184,7 @@ impl<'c> Search<'_, 'c> {
                 self.search(&there, algorithm)?
             }
         };
-        algorithm.next_start = (algorithm.next_start + found.len() + self.diagnosis.nodes.len()) % all.len();
+        algorithm.next_start = (algorithm.next_start + self.evaluated) % all.len();
         if !self.extenders.is_empty() {
             let before = found.len();
             self.extenders.filter(&self.cycle, &mut found, &mut self.diagnosis)?;
@@ -262,7 +265,13 @@ impl<'c> Search<'_, 'c> {
         let state = self.cycle.state;
         let start = if nodes.is_empty() { 0 } else { algorithm.next_start % nodes.len() };
         let (tail, head) = nodes.split_at(start);
+        let quick = self.filters.quick();
+        let mut ruled_out = Vec::new();
         for &id in head.iter().chain(tail) {
+            if quick.iter().any(|quick| quick.rules_out(id)) {
+                ruled_out.push(id);
+                continue;
+            }
             let node = state.node(id);
             let status = self.filters.run_with_nominated(self.cycle.pod, node, self.nominations);
             match status.code {
@@ -274,6 +283,18 @@ impl<'c> Search<'_, 'c> {
                 }
                 Code::Error => return Err(status.message()),
                 _ => self.diagnosis.add(id, status),
+            }
+        }
+        self.evaluated = found.len() + ruled_out.len() + self.diagnosis.nodes.len();
+        if found.is_empty() {
+            for id in ruled_out {
+                let node = state.node(id);
+                let status = self.filters.run_with_nominated(self.cycle.pod, node, self.nominations);
+                match status.code {
+                    Code::Success => found.push(id),
+                    Code::Error => return Err(status.message()),
+                    _ => self.diagnosis.add(id, status),
+                }
             }
         }
         Ok(found)

@@ -82,6 +82,16 @@ pub trait Filter<'c>: Send {
     fn fork(&self) -> Option<Box<dyn Filter<'c> + 'c>> {
         None
     }
+    /// A way to tell at once that most nodes are out, for a filter that has one.
+    fn quick(&self) -> Option<&dyn Quick> {
+        None
+    }
+}
+
+/// Tells that a node will not pass without saying why, which is asked only when no node does.
+pub trait Quick {
+    /// Whether the filter is sure to turn the node away.
+    fn rules_out(&self, node: NodeId) -> bool;
 }
 
 /// A filter that is a plain function of the node.

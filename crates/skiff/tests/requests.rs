@@ -38,6 +38,11 @@ fn answers_come_in_the_form_asked_for() {
 
     let unacceptable = get(&[("accept", "text/html")], space);
     assert_eq!((unacceptable.status, unacceptable.json()["reason"].as_str()), (406, Some("NotAcceptable")));
+    let review = json!({"spec": {"nonResourceAttributes": {"path": "/", "verb": "get"}}}).to_string();
+    let table =
+        [("accept", "application/json;as=Table;v=v1;g=meta.k8s.io"), ("content-type", "application/json")];
+    let reviews = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+    assert_eq!(http.send("POST", reviews, &table, review.as_bytes()).unwrap().status, 406, "no columns");
     assert_eq!(http.send("HEAD", "/readyz", &[], b"").unwrap().status, 200);
 
     for (flag, version) in [("--http2", "2"), ("--http1.1", "1.1")] {

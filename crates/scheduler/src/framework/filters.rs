@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Filter, Status};
+use super::{Filter, Quick, Status};
 use crate::state::{NodeInfo, PodInfo};
 
 /// The best a node can be.
@@ -42,6 +42,11 @@ impl<'c> Filters<'c> {
             }
         }
         Status::success()
+    }
+
+    /// The filters that can rule out nodes at once.
+    pub fn quick(&self) -> Vec<&dyn Quick> {
+        self.0.iter().filter_map(|(_, filter)| filter.quick()).collect()
     }
 
     /// The node must do with the pods of no less priority that are promised it, and without them, since

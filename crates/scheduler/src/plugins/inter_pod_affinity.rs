@@ -13,7 +13,8 @@ use serde_json::Value;
 
 use super::arguments;
 use crate::framework::{
-    Change, Cycle, Filter, MAX_SCORE, Plugin, PreFilter, PreScore, Prepared, Requeue, Score, Scoring, Status,
+    Change, Cycle, Filter, MAX_SCORE, Plugin, PreFilter, PreScore, Prepared, Quick, Requeue, Score, Scoring,
+    Status,
 };
 use crate::state::objects::Objects;
 use crate::state::pod::AffinityTerm;
@@ -76,12 +77,14 @@ struct Domains {
     key: Arc<str>,
     topology: Arc<Topology>,
     counts: Vec<i64>,
+    /// Of all domains.
+    total: i64,
 }
 
 impl Domains {
     fn new(key: &Arc<str>, state: &State) -> Domains {
         let topology = state.topology(key);
-        Domains { key: key.clone(), counts: vec![0; topology.len()], topology }
+        Domains { key: key.clone(), counts: vec![0; topology.len()], topology, total: 0 }
     }
 
     fn at(&self, node: NodeId) -> Option<i64> {
@@ -89,10 +92,16 @@ impl Domains {
         (domain != NOWHERE).then(|| self.counts[domain as usize])
     }
 
+    /// Whether there are pods in the node's domain.
+    fn is_taken(&self, node: NodeId) -> bool {
+        self.at(node).is_some_and(|count| count > 0)
+    }
+
     fn add(&mut self, node: NodeId, by: i64) {
         let domain = self.topology.domain(node);
         if domain != NOWHERE {
             self.counts[domain as usize] += by;
+            self.total += by;
         }
     }
 }
@@ -185,8 +194,7 @@ impl Nearness<'_> {
                 Some(count) => all &= count > 0,
             }
         }
-        let nobody = || self.near.iter().all(|domains| domains.counts.iter().all(|count| *count == 0));
-        all || self.matches_itself && nobody()
+        all || self.matches_itself && self.near.iter().all(|domains| domains.total == 0)
     }
 
     fn step(&mut self, other: &PodInfo, node: &NodeInfo, by: i64) {
@@ -213,11 +221,10 @@ impl<'c> Filter<'c> for Nearness<'c> {
         if !self.near.is_empty() && !self.is_near(node.id) {
             return Status::unresolvable(AFFINITY);
         }
-        let taken = |domains: &Domains| domains.at(node.id).is_some_and(|count| count > 0);
-        if self.far.iter().any(taken) {
+        if self.far.iter().any(|domains| domains.is_taken(node.id)) {
             return Status::unschedulable(ANTI_AFFINITY);
         }
-        if self.existing.iter().any(taken) {
+        if self.existing.iter().any(|domains| domains.is_taken(node.id)) {
             return Status::unschedulable(EXISTING);
         }
         Status::success()
@@ -233,6 +240,17 @@ impl<'c> Filter<'c> for Nearness<'c> {
 
     fn fork(&self) -> Option<Box<dyn Filter<'c> + 'c>> {
         Some(Box::new(self.clone()))
+    }
+
+    fn quick(&self) -> Option<&dyn Quick> {
+        Some(self)
+    }
+}
+
+impl Quick for Nearness<'_> {
+    fn rules_out(&self, node: NodeId) -> bool {
+        !self.near.is_empty() && !self.is_near(node)
+            || self.far.iter().chain(&self.existing).any(|domains| domains.is_taken(node))
     }
 }
 
