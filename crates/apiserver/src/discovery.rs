@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use sha2::Digest as _;
 
 use crate::body::Body;
-use crate::negotiate::{Form, Format, Media};
+use crate::negotiate::{Form, Format, Media, negotiate};
 use crate::render::encoded;
 use crate::server::{Call, Server, method_not_allowed};
 
@@ -40,7 +40,7 @@ pub fn answer(server: &Server, call: &Call, segments: &[String]) -> Result<Respo
         ["apis", group, version] if !group.is_empty() => resources(registry, group, version)?,
         _ => return Err(Status::no_such_path()),
     };
-    Ok(encoded(StatusCode::OK, &call.format, value))
+    Ok(encoded(StatusCode::OK, &negotiate(&call.headers, &call.query)?, value))
 }
 
 /// The groups in upstream's order, core first.

@@ -278,8 +278,8 @@ impl Server {
         }
         ask.permitted(&user, verdict)?;
         let format = match (negotiate(&parts.headers, &query), &route) {
-            // These have forms of their own, as OpenAPI's protobuf.
-            (Err(_), Ok(Route::Other)) => Format::JSON,
+            // These have forms of their own, as OpenAPI's protobuf and aggregated discovery.
+            (Err(_), Ok(Route::Other | Route::Discovery(_))) => Format::JSON,
             (format, _) => format?,
         };
         let body = read(body).await?;

@@ -38,6 +38,11 @@ fn answers_come_in_the_form_asked_for() {
 
     let unacceptable = get(&[("accept", "text/html")], space);
     assert_eq!((unacceptable.status, unacceptable.json()["reason"].as_str()), (406, Some("NotAcceptable")));
+    for path in ["/api", "/apis"] {
+        let aggregated = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+        assert_eq!(get(&[("accept", aggregated)], path).json()["kind"], "APIGroupDiscoveryList");
+        assert_eq!(get(&[("accept", "text/html")], path).status, 406);
+    }
     let review = json!({"spec": {"nonResourceAttributes": {"path": "/", "verb": "get"}}}).to_string();
     let table =
         [("accept", "application/json;as=Table;v=v1;g=meta.k8s.io"), ("content-type", "application/json")];
@@ -257,17 +262,15 @@ fn make(http: &Http, path: &str, object: Value) -> Value {
 
 #[test]
 fn the_roles_count_among_the_servers_metrics() {
-    let server = Server::start();
+    let server = Server::start_with(&["--controllers=*"]);
     let http = server.http();
     make(
         &http,
         PODS,
         json!({"metadata": {"name": "waits"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}),
     );
-    let wanted = [
-        "scheduler_pending_pods{queue=\"unschedulable\"} 1",
-        "workqueue_adds_total{name=\"namespace-controller\"}",
-    ];
+    let wanted =
+        ["scheduler_pending_pods{queue=\"unschedulable\"} 1", "workqueue_adds_total{name=\"namespace\"}"];
     let begun = std::time::Instant::now();
     loop {
         let text = http.get("/metrics").unwrap().text();
