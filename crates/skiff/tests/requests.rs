@@ -269,8 +269,10 @@ fn the_roles_count_among_the_servers_metrics() {
         PODS,
         json!({"metadata": {"name": "waits"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}),
     );
-    let wanted =
-        ["scheduler_pending_pods{queue=\"unschedulable\"} 1", "workqueue_adds_total{name=\"namespace\"}"];
+    let wanted = [
+        "scheduler_schedule_attempts_total{profile=\"default-scheduler\",result=\"unschedulable\"}",
+        "workqueue_adds_total{name=\"namespace\"}",
+    ];
     let begun = std::time::Instant::now();
     loop {
         let text = http.get("/metrics").unwrap().text();
