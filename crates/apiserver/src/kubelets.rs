@@ -40,9 +40,9 @@ const PORT: u64 = 10250;
 
 /// A kubelet's address.
 #[derive(Debug, PartialEq)]
-struct Place {
-    host: String,
-    port: u16,
+pub struct Place {
+    pub host: String,
+    pub port: u16,
 }
 
 /// `pods/log`.
@@ -159,7 +159,7 @@ fn place(server: &Server, pod: &Value) -> Result<Option<Place>, Status> {
 }
 
 impl Place {
-    fn of(node: &Value) -> Result<Place, Status> {
+    pub fn of(node: &Value) -> Result<Place, Status> {
         let status = node.at("status");
         let known = status.items("addresses");
         let best = ADDRESSES.iter().find_map(|kind| known.iter().find(|known| known.text("type") == *kind));
@@ -174,7 +174,7 @@ impl Place {
         Ok(Place { host: best.text("address").to_owned(), port })
     }
 
-    fn shown(&self) -> String {
+    pub fn shown(&self) -> String {
         match self.host.contains(':') {
             true => format!("[{}]:{}", self.host, self.port),
             false => format!("{}:{}", self.host, self.port),
@@ -182,7 +182,8 @@ impl Place {
     }
 }
 
-async fn dial(server: &Server, place: &Place) -> Result<TlsStream<TcpStream>, String> {
+/// A connection to a kubelet that has shown the cluster's certificate.
+pub async fn dial(server: &Server, place: &Place) -> Result<TlsStream<TcpStream>, String> {
     let Some(dialing) = &server.dialing else {
         return Err("this server has no certificate to show to nodes".to_owned());
     };
@@ -233,7 +234,7 @@ async fn complaint(answer: Response<Incoming>, target: &Target) -> Status {
 }
 
 /// What comes from a node as it comes, until the server stops.
-fn streamed(server: &Server, body: Incoming) -> Body {
+pub fn streamed(server: &Server, body: Incoming) -> Body {
     let mut shutdown = server.shutdown.clone();
     let whole = BodyStream::new(body).take_while(|frame| futures_util::future::ready(frame.is_ok()));
     let chunks = whole.filter_map(|frame| async { frame.ok()?.into_data().ok() });

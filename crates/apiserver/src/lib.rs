@@ -37,6 +37,7 @@ mod openapi;
 mod options;
 mod other;
 mod patching;
+mod proxy;
 mod rbac;
 mod read;
 mod registry;

@@ -94,6 +94,10 @@ pub struct Call {
     pub method: Method,
     pub path: String,
     pub query: Query,
+    /// The query as it was sent.
+    pub raw_query: String,
+    /// Where the client is, if it is elsewhere.
+    pub remote: Option<std::net::IpAddr>,
     pub headers: http::HeaderMap,
     pub body: Bytes,
     pub user: User,
@@ -232,6 +236,7 @@ impl Server {
         passage: &mut Passage<'_>,
     ) -> Result<Response<Body>, Status> {
         let path = request.uri().path().to_owned();
+        let raw_query = request.uri().query().unwrap_or("").to_owned();
         let (mut parts, body) = request.into_parts();
         // HTTP/2 names the host elsewhere.
         if let Some(host) = parts.uri.authority().and_then(|host| host.as_str().parse().ok()) {
@@ -285,10 +290,12 @@ impl Server {
         let body = read(body).await?;
         let now = Timestamp::now();
         let call = Call {
+            remote: parts.extensions.get().map(|Remote(ip)| *ip),
             upgrade: parts.extensions.remove(),
             method: parts.method,
             path,
             query,
+            raw_query,
             headers: parts.headers,
             body,
             user,

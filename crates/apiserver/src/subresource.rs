@@ -32,7 +32,7 @@ pub async fn answer(server: &Arc<Server>, call: &Call, target: &Target) -> Resul
         ("exec", _) => kubelets::stream(server, call, target, Stream::Exec).await,
         ("attach", _) => kubelets::stream(server, call, target, Stream::Attach).await,
         ("portforward", _) => kubelets::stream(server, call, target, Stream::PortForward).await,
-        ("proxy", _) => Err(no_node(server, target).await),
+        ("proxy", _) => crate::proxy::answer(server, call, target).await,
         ("token", "POST") => crate::tokens::issue(server, call, target).await,
         _ => Err(method_not_allowed()),
     }
@@ -143,37 +143,5 @@ pub fn set_condition(object: &mut Value, mut condition: Value, now: &str) {
     match old {
         Some(old) => *old = condition,
         None => list.push(condition),
-    }
-}
-
-/// What proxies answer while nothing runs pods.
-async fn no_node(server: &Server, target: &Target) -> Status {
-    match server.current(&Target { subresource: String::new(), ..target.clone() }).await {
-        Err(status) => status,
-        Ok(None) => target.not_found(),
-        Ok(Some(object)) => {
-            let node = object.value().path("spec.nodeName").as_str().unwrap_or("").to_owned();
-            match (target.resource.plural, node.as_str()) {
-                ("pods", "") => {
-                    Status::bad_request(format!("pod {} does not have a host assigned", target.name))
-                }
-                ("pods", node) => Status::internal(format!(
-                    "error dialing backend: no node agent is connected for node {node:?}"
-                )),
-                _ => {
-                    let mut status = Status::failure(
-                        503,
-                        "ServiceUnavailable",
-                        format!(
-                            "no endpoints available for {} {:?}: no node agent is connected",
-                            target.resource.singular(),
-                            target.name
-                        ),
-                    );
-                    status.details = Some(api::status::Details::default());
-                    status
-                }
-            }
-        }
     }
 }

@@ -113,6 +113,8 @@ impl Rig {
             path: path.to_owned(),
             format: negotiate(&headers, &query).expect("JSON"),
             query,
+            raw_query: String::new(),
+            remote: None,
             headers,
             body: body.to_owned().into(),
             user,

@@ -24,7 +24,7 @@ pub use identity::{Identity, identity_of};
 pub use kubeconfig::kubeconfig;
 pub use leaf::{Issued, Leaf, Usage, ends, load_or_issue};
 pub use request::Request;
-pub use tls::{ClientAuthority, Dialing, Serving, server_config};
+pub use tls::{ClientAuthority, Dialing, Serving, server_config, unverified};
 
 /// Why a certificate could not be made, read or used.
 #[derive(Debug, thiserror::Error)]

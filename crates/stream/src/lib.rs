@@ -59,12 +59,6 @@ pub async fn forward<IO>(io: IO, ask: Ask<'_>, client: Option<OnUpgrade>) -> Res
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let (mut sender, connection) = http1::handshake(TokioIo::new(io)).await?;
-    tokio::spawn(async move {
-        if let Err(error) = connection.with_upgrades().await {
-            tracing::debug!(%error, "a connection that was forwarded to ended");
-        }
-    });
     let mut request = Request::new(Full::new(Bytes::new()));
     *request.method_mut() = ask.method;
     *request.uri_mut() = ask.path.parse().unwrap_or_default();
@@ -79,6 +73,24 @@ where
             }
         }
     }
+    hand_on(io, request, client).await
+}
+
+/// As [`forward`], with a request that is sent as it is.
+pub async fn hand_on<IO>(
+    io: IO,
+    request: Request<Full<Bytes>>,
+    client: Option<OnUpgrade>,
+) -> Result<Response<Incoming>, Error>
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (mut sender, connection) = http1::handshake(TokioIo::new(io)).await?;
+    tokio::spawn(async move {
+        if let Err(error) = connection.with_upgrades().await {
+            tracing::debug!(%error, "a connection that was forwarded to ended");
+        }
+    });
     let mut response = sender.send_request(request).await?;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS
         && let Some(client) = client
