@@ -176,8 +176,8 @@ fn event(note: &Note, message: String, count: i32) -> Event {
         reporting_instance: Some(String::new()),
         ..Event::default()
     };
+    event.source = Some(EventSource { component: Some(note.source.to_owned()), host: None });
     if note.action.is_empty() {
-        event.source = Some(EventSource { component: Some(note.source.to_owned()), host: None });
         event.count = Some(count);
         event.first_timestamp = Some(Time(note.at));
         event.last_timestamp = Some(Time(note.at));
