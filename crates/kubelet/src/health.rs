@@ -8,7 +8,7 @@ use reconcile::{Object as _, Severity};
 
 use crate::memory::Health;
 use crate::observed::{Observed, State};
-use crate::{Node, hooks, start};
+use crate::{Node, ask, hooks, start};
 
 impl Node {
     /// Sees to it that each running container is asked how it is.
@@ -85,11 +85,11 @@ impl Watch {
     }
 
     /// Asks until the answer is good; `false` when the container has failed to start or is gone.
-    async fn ask_until(&self, probe: &Probe, kind: &str) -> bool {
+    async fn ask_until(&self, probe: &Probe, kind: &'static str) -> bool {
         wait(probe.initial_delay_seconds.unwrap_or(0)).await;
         let mut failures = 0;
         while self.lives() {
-            match self.ask(probe).await {
+            match self.ask(probe, kind).await {
                 Ok(()) => return true,
                 Err(why) => {
                     self.complain(kind, &why);
@@ -105,11 +105,11 @@ impl Watch {
         false
     }
 
-    async fn keep_asking(&self, probe: &Probe, kind: &str, judge: impl Fn(&mut Health, bool)) {
+    async fn keep_asking(&self, probe: &Probe, kind: &'static str, judge: impl Fn(&mut Health, bool)) {
         wait(probe.initial_delay_seconds.unwrap_or(0)).await;
         let (mut good, mut bad) = (0, 0);
         while self.lives() {
-            match self.ask(probe).await {
+            match self.ask(probe, kind).await {
                 Ok(()) => (good, bad) = (good + 1, 0),
                 Err(why) => {
                     (good, bad) = (0, bad + 1);
@@ -125,7 +125,14 @@ impl Watch {
         }
     }
 
-    async fn ask(&self, probe: &Probe) -> Result<(), String> {
+    async fn ask(&self, probe: &Probe, kind: &'static str) -> Result<(), String> {
+        let answer = self.question(probe).await;
+        let counted = (self.container.name.clone(), kind, answer.is_ok());
+        self.node.remember(&self.pod, |memory| *memory.asked.entry(counted).or_default() += 1);
+        answer
+    }
+
+    async fn question(&self, probe: &Probe) -> Result<(), String> {
         let timeout =
             Duration::from_secs(u64::try_from(probe.timeout_seconds.unwrap_or(1)).unwrap_or(1).max(1));
         let pods = self.node.ctx.caches.pods();
@@ -141,15 +148,15 @@ impl Watch {
         }
         let ip = hooks::ip_of(pod);
         if let Some(get) = &probe.http_get {
-            return hooks::http_get(pod, &ip, get, timeout).await;
+            return ask::http(pod, &ip, get, timeout).await;
         }
         if let Some(socket) = &probe.tcp_socket {
             let host = socket.host.clone().unwrap_or(ip);
-            return hooks::tcp(&host, hooks::port(pod, &socket.port)?, timeout).await;
+            return ask::tcp(&host, hooks::port(pod, &socket.port)?, timeout).await;
         }
         if let Some(grpc) = &probe.grpc {
-            return hooks::tcp(&ip, u16::try_from(grpc.port).map_err(|error| error.to_string())?, timeout)
-                .await;
+            let port = u16::try_from(grpc.port).map_err(|error| error.to_string())?;
+            return ask::grpc(&ip, port, grpc.service.as_deref().unwrap_or_default(), timeout).await;
         }
         Ok(())
     }
@@ -171,7 +178,7 @@ impl Watch {
         }
     }
 
-    fn complain(&self, kind: &str, why: &str) {
+    fn complain(&self, kind: &'static str, why: &str) {
         let message = format!("{kind} probe failed: {why}");
         start::note(&self.node, &self.pod, &self.container.name, Severity::Warning, "Unhealthy", message);
     }

@@ -4,11 +4,13 @@
 //! ([`pod::plan`], pure), does it, and writes what there is to say ([`pod::status`], pure). Containers outlive
 //! this process; a new one finds them again by their labels. Read [`run`], then [`worker::reconcile`].
 
+mod ask;
 pub mod config;
 mod env;
 mod health;
 mod hooks;
 mod memory;
+pub mod network;
 mod observed;
 mod payload;
 mod pod;
@@ -17,6 +19,7 @@ mod registration;
 mod server;
 mod sources;
 mod start;
+mod stats;
 mod volumes;
 mod worker;
 
@@ -63,6 +66,9 @@ struct Node {
     /// By the uid of the pod.
     memories: Mutex<HashMap<String, Memory>>,
     queue: Enqueue,
+    /// What is known of the pace of things.
+    counts: stats::Counts,
+    reviews: server::Reviews,
     /// Counts the times when the runtime was seen to have changed.
     news: watch::Sender<u64>,
 }
@@ -97,6 +103,8 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         memories: Mutex::default(),
         queue: controller.enqueue(),
         news: watch::Sender::new(0),
+        counts: stats::Counts::default(),
+        reviews: server::Reviews::default(),
         ctx,
     });
     let own = node.settings.node_name.clone();

@@ -14,6 +14,8 @@ pub struct Memory {
     pub failures: BTreeMap<String, Failure>,
     /// Why there is no sandbox.
     pub sandbox_failure: Option<Failure>,
+    /// How often containers were asked how they are: the container, which probe, whether the answer was good.
+    pub asked: BTreeMap<(String, &'static str, bool), u64>,
     /// Why the pod was ended by the node: reason and message.
     pub ended: Option<(String, String)>,
 }

@@ -12,15 +12,19 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference, Time};
 use reconcile::{Error, Key, Object as _};
 
-use crate::Node;
+use crate::{Node, network};
 
 const LEASE_SECONDS: i32 = 40;
 const RENEW_EVERY: Duration = Duration::from_secs(10);
 /// How often the status is looked at; it is written when it has changed, or after five minutes.
 const STATUS_EVERY: Duration = Duration::from_secs(10);
 const REPORT_EVERY: i64 = 300;
+/// Until the node can be used somebody waits for it.
+const UNREADY_EVERY: Duration = Duration::from_millis(250);
 const LOST_RACE: Duration = Duration::from_millis(50);
 const VERSION: &str = "v1.36.4";
+/// What the scheduler and admission may count on: streams reach containers as they come, in WebSockets too.
+const DECLARED: [&str; 1] = ["ExtendWebSocketsToKubelet"];
 const MOST_IMAGES: usize = 50;
 
 /// How the node presents itself.
@@ -41,7 +45,8 @@ pub async fn run(node: &Node) {
         async {
             loop {
                 let pause = match report(node).await {
-                    Ok(()) => STATUS_EVERY,
+                    Ok(true) => STATUS_EVERY,
+                    Ok(false) => UNREADY_EVERY,
                     // Others write to a new node as well; its first status must not wait for long.
                     Err(error) if error.is_conflict() => LOST_RACE,
                     Err(error) => {
@@ -63,17 +68,24 @@ pub async fn run(node: &Node) {
     );
 }
 
-async fn report(node: &Node) -> Result<(), Error> {
+/// Whether the node is ready.
+async fn report(node: &Node) -> Result<bool, Error> {
     let key = Key::new("", &node.settings.node_name);
     let current = match node.ctx.caches.nodes().get(&key) {
         Some(current) => ApiNode::clone(&current),
         None => node.ctx.create(&fresh(node)).await?,
     };
     let status = status(node, &current).await;
+    let is_ready = |condition: &NodeCondition| condition.type_ == "Ready" && condition.status == "True";
+    let ready = status.conditions.iter().flatten().any(is_ready);
+    if !ready {
+        let spec = current.spec.as_ref();
+        network::provide(node, spec.and_then(|spec| spec.pod_cidrs.as_deref()).unwrap_or_default()).await;
+    }
     if worth_telling(current.status.as_ref(), &status, node) {
         node.ctx.replace_status(&ApiNode { status: Some(status), ..current }).await?;
     }
-    Ok(())
+    Ok(ready)
 }
 
 fn fresh(node: &Node) -> ApiNode {
@@ -175,6 +187,7 @@ async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
         daemon_endpoints: Some(NodeDaemonEndpoints {
             kubelet_endpoint: Some(DaemonEndpoint { port: i32::from(node.presentation.port) }),
         }),
+        declared_features: Some(DECLARED.map(str::to_owned).to_vec()),
         images: Some(images(node).await),
         node_info: Some(info(node)),
         ..before.clone()

@@ -1,14 +1,16 @@
 //! The node's HTTPS API: what the API server asks a node for, mostly in the name of users.
 //!
-//! Whoever connects shows a certificate of the cluster's authority for clients; only administrators and the
-//! API server itself are let in. Pods and containers are looked up by name among this node's and paths are made
-//! from what is found, never from what was asked. Streams are the runtime's own: it is asked for an address,
+//! Who may ask for what is the API server's to say ([`access`]). Pods and containers are looked up by name among
+//! this node's and paths are made from what is found, never from what was asked. Streams are the runtime's own: it is asked for an address,
 //! and the connection is tied to it. Read [`run`], then [`answer`].
 
+mod access;
 mod log;
+mod metrics;
 mod request;
 mod status;
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -28,20 +30,19 @@ use k8s_openapi::api::core::v1::Pod;
 use pki::{ClientAuthority, Serving};
 use reconcile::{Key, Object as _};
 use runtime::cri;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 
 use crate::Node;
-use request::{Flags, Route, Streams};
+pub(crate) use access::Reviews;
+use request::{Flags, Metrics, Route, Streams};
 
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// To send a request's headers, the pause before them included.
 const HEADERS: Duration = Duration::from_secs(90);
 const MAX_CONNECTIONS: usize = 4096;
-/// Who may do everything, whatever roles say.
-const MASTERS: &str = "system:masters";
 /// To reach the runtime's own server, which is on this machine.
 const DIAL: Duration = Duration::from_secs(10);
 
@@ -111,13 +112,15 @@ async fn connection(node: Arc<Node>, api: Arc<Api>, acceptor: TlsAcceptor, strea
         Err(_) => return tracing::debug!("TLS handshake took too long"),
     };
     let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
-    let access = Access::of(&api, shown, Timestamp::now());
+    let user = access::shown(&api, shown, Timestamp::now());
     let service = service_fn(move |request: Request<Incoming>| {
-        let (node, access) = (node.clone(), access.clone());
+        let (node, api, user) = (node.clone(), api.clone(), user.clone());
         async move {
-            Ok::<_, Infallible>(match access.refusal(request.method()) {
-                Some((code, why)) => text(code, why),
-                None => answer(&node, request).await,
+            let asked = (request.method(), request.uri().path());
+            let admitted = access::admit(&node, &api, user.as_ref(), asked, request.headers()).await;
+            Ok::<_, Infallible>(match admitted {
+                Err((code, why)) => text(code, why),
+                Ok(()) => answer(&node, request).await,
             })
         }
     });
@@ -129,45 +132,6 @@ async fn connection(node: Arc<Node>, api: Arc<Api>, acceptor: TlsAcceptor, strea
     }
 }
 
-/// What whoever connected may do: everything or nothing.
-#[derive(Clone, Debug, PartialEq)]
-enum Access {
-    Full,
-    Unknown,
-    Other { user: String },
-}
-
-impl Access {
-    fn of(api: &Api, chain: &[rustls::pki_types::CertificateDer<'_>], now: Timestamp) -> Access {
-        if !api.authority.vouches_for(chain, now) {
-            return Access::Unknown;
-        }
-        let identity = chain.first().map(|leaf| pki::identity_of(leaf));
-        match identity {
-            Some(Ok(known))
-                if known.user == api.user || known.groups.iter().any(|group| group == MASTERS) =>
-            {
-                Access::Full
-            }
-            Some(Ok(known)) => Access::Other { user: known.user },
-            _ => Access::Unknown,
-        }
-    }
-
-    fn refusal(&self, method: &Method) -> Option<(StatusCode, String)> {
-        match self {
-            Access::Full => None,
-            Access::Unknown => Some((StatusCode::UNAUTHORIZED, "Unauthorized".to_owned())),
-            Access::Other { user } => {
-                let verb = if *method == Method::GET { "get" } else { "create" };
-                let why =
-                    format!("Forbidden (user={user}, verb={verb}, resource=nodes, subresource(s)=[proxy])");
-                Some((StatusCode::FORBIDDEN, why))
-            }
-        }
-    }
-}
-
 /// A refusal in the kubelet's words.
 type Refused = (StatusCode, String);
 
@@ -176,7 +140,18 @@ async fn answer(node: &Arc<Node>, request: Request<Incoming>) -> Response<Body> 
     let done = match (route, request.method()) {
         (Route::Health, &Method::GET) => Ok(text(StatusCode::OK, "ok".to_owned())),
         (Route::Pods, &Method::GET) => Ok(pods(node)),
-        (Route::Metrics, &Method::GET) => Ok(metrics(node)),
+        (Route::RunningPods, &Method::GET) => running_pods(node).await,
+        (Route::Summary, &Method::GET | &Method::POST) => summary(node, request.uri().query()).await,
+        (Route::Config, &Method::GET) => Ok(json(&config(node))),
+        (Route::Metrics(which), &Method::GET) => Ok(text(
+            StatusCode::OK,
+            match which {
+                Metrics::Own => metrics::own(node).await,
+                Metrics::Resource => metrics::resource(node).await,
+                Metrics::Cadvisor => metrics::cadvisor(node).await,
+                Metrics::Probes => metrics::probes(node),
+            },
+        )),
         (Route::Logs { pod, container }, &Method::GET) => {
             log::answer(node, &pod, &container, request.uri().query().unwrap_or("")).await
         }
@@ -302,24 +277,57 @@ fn failed(error: runtime::Error) -> Refused {
 fn pods(node: &Node) -> Response<Body> {
     let mine = node.ctx.caches.pods().indexed("node", &node.settings.node_name);
     let items: Vec<_> = mine.iter().map(|pod| json!(**pod)).collect();
-    let list = json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items});
-    let mut response = text(StatusCode::OK, list.to_string());
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
+    json(&json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}))
 }
 
-fn metrics(node: &Node) -> Response<Body> {
-    let name = &node.settings.node_name;
-    let pods = node.ctx.caches.pods().indexed("node", name).len();
-    let lines = [
-        "# HELP kubelet_node_name The node's name. The count is always 1.".to_owned(),
-        "# TYPE kubelet_node_name gauge".to_owned(),
-        format!("kubelet_node_name{{node={name:?}}} 1"),
-        "# HELP kubelet_desired_pods The number of pods the kubelet is being instructed to run.".to_owned(),
-        "# TYPE kubelet_desired_pods gauge".to_owned(),
-        format!("kubelet_desired_pods{{static=\"\"}} {pods}\n"),
-    ];
-    text(StatusCode::OK, lines.join("\n"))
+/// What the runtime has, whatever the API says.
+async fn running_pods(node: &Node) -> Result<Response<Body>, Refused> {
+    let mut items: BTreeMap<(Key, String), Vec<Value>> = BTreeMap::new();
+    for container in node.runtime.containers(&[]).await.map_err(failed)? {
+        if container.state() == cri::ContainerState::Running
+            && let Some(pod) = crate::pod_of(&container.labels)
+        {
+            let name = container.labels.get(crate::CONTAINER_NAME);
+            let image = container.image.map(|image| image.image);
+            items.entry(pod).or_default().push(json!({"name": name, "image": image, "resources": {}}));
+        }
+    }
+    let items = items.into_iter().map(|((key, uid), containers)| {
+        json!({
+            "metadata": {"name": &*key.name, "namespace": &*key.namespace, "uid": uid},
+            "spec": {"containers": containers},
+            "status": {},
+        })
+    });
+    let items: Vec<_> = items.collect();
+    Ok(json(&json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items})))
+}
+
+async fn summary(node: &Node, query: Option<&str>) -> Result<Response<Body>, Refused> {
+    let little = Flags::of(query.unwrap_or("")).is_set("only_cpu_and_memory");
+    crate::stats::summary(node, little).await.map(|summary| json(&summary)).map_err(failed)
+}
+
+/// How this node is set up, in the words of upstream's configuration file.
+fn config(node: &Node) -> Value {
+    let settings = &node.settings;
+    json!({"kubeletconfig": {
+        "kind": "KubeletConfiguration",
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "port": node.presentation.port,
+        "maxPods": node.presentation.max_pods,
+        "clusterDomain": settings.cluster_domain,
+        "clusterDNS": settings.cluster_dns,
+        "authentication": {"anonymous": {"enabled": false}, "webhook": {"enabled": true, "cacheTTL": "2m0s"}},
+        "authorization": {"mode": "Webhook"},
+        "podLogsDir": settings.logs,
+    }})
+}
+
+fn json(value: &Value) -> Response<Body> {
+    let mut response = text(StatusCode::OK, value.to_string());
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
 }
 
 fn text(code: StatusCode, text: String) -> Response<Body> {

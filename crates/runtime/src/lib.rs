@@ -6,6 +6,7 @@
 pub mod cri;
 mod remote;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -58,6 +59,10 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub trait Runtime: Send + Sync + 'static {
     async fn version(&self) -> Result<VersionResponse>;
     async fn status(&self) -> Result<StatusResponse>;
+    /// What the runtime says of itself beyond what was agreed on, by topic, mostly JSON.
+    async fn details(&self) -> Result<BTreeMap<String, String>> {
+        Ok(BTreeMap::new())
+    }
     /// Tells which addresses this node's pods get, where the runtime cares.
     async fn set_pod_cidr(&self, cidr: &str) -> Result<()>;
 

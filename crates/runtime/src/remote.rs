@@ -1,5 +1,6 @@
 //! A CRI runtime over its Unix socket. Connects when it is first needed and again when it was lost.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -105,7 +106,7 @@ macro_rules! path {
     };
 }
 
-fn map(labels: &[(&str, &str)]) -> std::collections::BTreeMap<String, String> {
+fn map(labels: &[(&str, &str)]) -> BTreeMap<String, String> {
     labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
@@ -122,6 +123,11 @@ impl Runtime for Remote {
 
     async fn status(&self) -> Result<StatusResponse> {
         self.runtime(path!("Status"), &StatusRequest { verbose: false }).await
+    }
+
+    async fn details(&self) -> Result<BTreeMap<String, String>> {
+        let answer: StatusResponse = self.runtime(path!("Status"), &StatusRequest { verbose: true }).await?;
+        Ok(answer.info)
     }
 
     async fn set_pod_cidr(&self, cidr: &str) -> Result<()> {

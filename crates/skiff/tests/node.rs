@@ -113,8 +113,10 @@ fn logs_exec_cp_attach_and_port_forward() {
     let Some(cluster) = start() else { return };
     let talk = "echo one; echo two; echo three; while ! test -e /go; do sleep 0.1; done; echo four";
     cluster.run("talker", talk, "Never");
-    cluster.run("web", "while true; do echo hello from web | nc -l -p 8080; done", "Always");
+    cluster.run("web", "sleep 1000000", "Always");
     cluster.run("ticker", "while true; do echo tick; sleep 0.1; done", "Always");
+    let page = r#"mkdir /www; echo '<a href="/there">' > /www/index.html; busybox httpd -f -p 80 -h /www"#;
+    cluster.run("site", page, "Always");
     cluster.run("crasher", "echo run; test -e /x || exit 3", "Always");
     cluster.wait("talker", "condition=Ready");
     logs(&cluster);
@@ -123,8 +125,50 @@ fn logs_exec_cp_attach_and_port_forward() {
     copy(&cluster);
     port_forward(&cluster);
     attach(&cluster);
+    proxies(&cluster);
     strangers_are_refused(&cluster);
     previous_logs(&cluster);
+    leaves_nothing(&cluster);
+}
+
+/// What is behind pods, services and nodes can be had through the API server.
+fn proxies(cluster: &Cluster) {
+    let server = &cluster.server;
+    cluster.wait("site", "condition=Ready");
+    server.kubectl(&["label", "pod", "site", "app=site"]).ok();
+    server.kubectl(&["expose", "pod", "site", "--port=8080", "--target-port=80"]).ok();
+    let get = |path: &str| server.kubectl(&["get", "--raw", path]);
+    let pods = "/api/v1/namespaces/default/pods";
+    let through = format!("<a href=\"{pods}/site:80/proxy/there\">\n");
+    cluster.until("the site answers", || get(&format!("{pods}/site:80/proxy/")).stdout == through);
+    let services = "/api/v1/namespaces/default/services";
+    cluster.until("its service has an endpoint", || {
+        let expected = format!("<a href=\"{services}/site:8080/proxy/there\">\n");
+        get(&format!("{services}/site:8080/proxy/")).stdout == expected
+    });
+    assert_eq!(get("/api/v1/nodes/here/proxy/healthz").ok(), "ok");
+    let refused = |path: &str, expected: &str| {
+        let output = get(path);
+        assert_eq!(output.stderr.trim_end(), format!("Error from server {expected}"));
+    };
+    refused(
+        &format!("{services}/site:81/proxy/"),
+        "(ServiceUnavailable): no service port 81 found for service \"site\"",
+    );
+    refused(&format!("{services}/none/proxy/"), "(NotFound): endpoints \"none\" not found");
+    refused(&format!("{pods}/a:b:c:d/proxy/"), "(BadRequest): invalid pod request \"a:b:c:d\"");
+}
+
+/// Pods that are deleted take their cgroups with them.
+fn leaves_nothing(cluster: &Cluster) {
+    let uids = cluster.server.kubectl(&["get", "pods", "-o", "jsonpath={.items[*].metadata.uid}"]).ok();
+    cluster.server.kubectl(&["delete", "pods", "--all"]).ok();
+    let roots = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup/pids", "/sys/fs/cgroup"];
+    let left = |uid: &str| {
+        let here = |root: &&str| std::path::Path::new(root).join(format!("skiff/pod{uid}")).exists();
+        roots.iter().any(here)
+    };
+    cluster.until("their cgroups are gone", || !uids.split_whitespace().any(left));
 }
 
 fn logs(cluster: &Cluster) {
@@ -197,15 +241,18 @@ fn copy(cluster: &Cluster) {
 }
 
 fn port_forward(cluster: &Cluster) {
-    let mut forwarding = cluster.background(&["port-forward", "pod/web", ":8080"]);
+    cluster.wait("site", "condition=Ready");
+    let page = || cluster.server.kubectl(&["exec", "site", "--", "wget", "-qO-", "http://127.0.0.1/"]).code;
+    cluster.until("the site listens", || page() == 0);
+    let mut forwarding = cluster.background(&["port-forward", "pod/site", ":80"]);
     let mut lines = forwarding.lines();
     let line = lines.next().expect("a port");
     let port = line.split_once("127.0.0.1:").and_then(|(_, rest)| rest.split_whitespace().next());
+    let url = format!("http://127.0.0.1:{}/", port.expect("a port"));
     for _ in 0..3 {
         let mut heard = cluster.server.command("/bin/busybox");
-        heard.args(["nc", "127.0.0.1", port.expect("a port")]).stdin(Stdio::null());
-        let heard = heard.output().expect("an answer");
-        assert_eq!(String::from_utf8_lossy(&heard.stdout), "hello from web\n");
+        let heard = heard.args(["wget", "-qO-", &url]).output().expect("an answer");
+        assert_eq!(String::from_utf8_lossy(&heard.stdout), "<a href=\"/there\">\n");
     }
 }
 

@@ -10,7 +10,10 @@ use super::Refused;
 pub enum Route {
     Health,
     Pods,
-    Metrics,
+    RunningPods,
+    Summary,
+    Config,
+    Metrics(Metrics),
     Logs { pod: Key, container: String },
     Exec { pod: Key, container: String },
     Attach { pod: Key, container: String },
@@ -18,8 +21,20 @@ pub enum Route {
     Unknown,
 }
 
+/// The pages of metrics there are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Metrics {
+    Own,
+    Resource,
+    Cadvisor,
+    Probes,
+}
+
 impl Route {
     pub fn of(path: &str) -> Route {
+        if path == "/runningpods/" {
+            return Route::RunningPods;
+        }
         let parts: Vec<&str> = path.split('/').skip(1).collect();
         let named = parts.get(1..).unwrap_or_default();
         // Names of objects need no escapes; one that has any, or a dot alone, is no name.
@@ -30,7 +45,12 @@ impl Route {
         match parts.as_slice() {
             ["healthz"] | ["healthz", "ping"] => Route::Health,
             ["pods"] => Route::Pods,
-            ["metrics"] => Route::Metrics,
+            ["configz"] => Route::Config,
+            ["stats", "summary"] => Route::Summary,
+            ["metrics"] => Route::Metrics(Metrics::Own),
+            ["metrics", "resource"] => Route::Metrics(Metrics::Resource),
+            ["metrics", "cadvisor"] => Route::Metrics(Metrics::Cadvisor),
+            ["metrics", "probes"] => Route::Metrics(Metrics::Probes),
             ["containerLogs", namespace, name, container] => {
                 Route::Logs { pod: pod(namespace, name), container: (*container).to_owned() }
             }
@@ -143,6 +163,10 @@ mod tests {
         let container = || "main".to_owned();
         check("/healthz", Route::Health);
         check("/pods", Route::Pods);
+        check("/runningpods/", Route::RunningPods);
+        check("/metrics/resource", Route::Metrics(Metrics::Resource));
+        check("/metrics/else", Route::Unknown);
+        check("/stats/summary", Route::Summary);
         check("/containerLogs/default/web/main", Route::Logs { pod: pod(), container: container() });
         check("/exec/default/web/main", Route::Exec { pod: pod(), container: container() });
         check("/exec/default/web/some-uid/main", Route::Exec { pod: pod(), container: container() });

@@ -1,0 +1,122 @@
+//! The pods' network where the runtime has none: a bridge on this host with addresses from the node's range.
+//!
+//! It is said in CNI's words, in the directory the runtime looks into, and only where that is empty: a network
+//! somebody else has set up is theirs. [`FILE`] is the only file ever written there.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::Node;
+
+/// What the configuration is called, so that it can be found and removed.
+pub const FILE: &str = "10-skiff.conflist";
+/// The bridge all pods of this node are on.
+pub const BRIDGE: &str = "skiff0";
+
+/// Gives the runtime a network for pods of these ranges, if it has none and says where it would look for one.
+pub(crate) async fn provide(node: &Node, ranges: &[String]) {
+    if ranges.is_empty() {
+        return;
+    }
+    let details = node.runtime.details().await.unwrap_or_default();
+    let Some(dir) = details.get("config").and_then(|config| directory(config)) else { return };
+    let addresses = node.settings.pods.with_file_name("network");
+    match write(&dir, &conflist(ranges, &addresses, has_iptables())) {
+        Ok(true) => tracing::info!(dir = %dir.display(), bridge = BRIDGE, "pods have a network now"),
+        Ok(false) => {}
+        Err(error) => tracing::warn!(%error, dir = %dir.display(), "cannot give pods a network"),
+    }
+}
+
+/// Where the runtime looks for networks, from its own account of its configuration.
+fn directory(config: &str) -> Option<PathBuf> {
+    let config: Value = serde_json::from_str(config).ok()?;
+    config.get("cni")?.get("confDir")?.as_str().map(PathBuf::from)
+}
+
+/// Writes the configuration if there is no other; whether it was written.
+fn write(dir: &Path, text: &str) -> io::Result<bool> {
+    std::fs::create_dir_all(dir)?;
+    let path = dir.join(FILE);
+    for entry in std::fs::read_dir(dir)? {
+        let other = entry?.path();
+        let extension = other.extension().and_then(|extension| extension.to_str());
+        if other != path && matches!(extension, Some("conf" | "conflist" | "json")) {
+            return Ok(false);
+        }
+    }
+    if std::fs::read_to_string(&path).is_ok_and(|current| current == text) {
+        return Ok(false);
+    }
+    let new = dir.join(".skiff.new");
+    std::fs::write(&new, text)?;
+    std::fs::rename(&new, &path)?;
+    Ok(true)
+}
+
+/// `iptables` is how CNI's programs let pods out and host ports in; without it pods reach each other only.
+fn conflist(ranges: &[String], addresses: &Path, iptables: bool) -> String {
+    let subnets: Vec<Value> = ranges.iter().map(|range| json!([{"subnet": range}])).collect();
+    let everywhere = |range: &String| if range.contains(':') { "::/0" } else { "0.0.0.0/0" };
+    let routes: Vec<Value> = ranges.iter().map(|range| json!({"dst": everywhere(range)})).collect();
+    let mut plugins = vec![json!({
+        "type": "bridge",
+        "bridge": BRIDGE,
+        "isGateway": true,
+        "ipMasq": iptables,
+        "hairpinMode": true,
+        "ipam": {"type": "host-local", "dataDir": addresses, "ranges": subnets, "routes": routes},
+    })];
+    if iptables {
+        plugins.push(json!({"type": "portmap", "capabilities": {"portMappings": true}}));
+    }
+    json!({"cniVersion": "0.4.0", "name": "skiff", "plugins": plugins}).to_string()
+}
+
+fn has_iptables() -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| dir.join("iptables").exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_empty_directory_is_written_to() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let dir = dir.path().join("net.d");
+        assert!(write(&dir, "a").expect("written"));
+        assert!(!write(&dir, "a").expect("the same"));
+        assert!(write(&dir, "b").expect("another range"));
+        std::fs::write(dir.join("05-other.conflist"), "{}").expect("written");
+        assert!(!write(&dir, "c").expect("somebody else's"));
+        assert_eq!(std::fs::read_to_string(dir.join(FILE)).expect("text"), "b");
+    }
+
+    #[test]
+    fn where_the_runtime_looks() {
+        let config = r#"{"cni":{"binDir":"/usr/lib/cni","confDir":"/etc/cni/net.d"},"sandboxImage":"x"}"#;
+        assert_eq!(directory(config), Some(PathBuf::from("/etc/cni/net.d")));
+        assert_eq!(directory("{}"), None);
+        assert_eq!(directory("no JSON"), None);
+    }
+
+    #[test]
+    fn both_families() {
+        let ranges = ["10.42.0.0/24".to_owned(), "fd00::/64".to_owned()];
+        let text = conflist(&ranges, Path::new("/x"), true);
+        let config: Value = serde_json::from_str(&text).expect("JSON");
+        let bridge = &config["plugins"][0];
+        assert_eq!(
+            bridge["ipam"]["ranges"],
+            json!([[{"subnet": "10.42.0.0/24"}], [{"subnet": "fd00::/64"}]])
+        );
+        assert_eq!(bridge["ipam"]["routes"], json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]));
+        assert_eq!(config["plugins"][1]["type"], "portmap");
+        let alone: Value = serde_json::from_str(&conflist(&ranges, Path::new("/x"), false)).expect("JSON");
+        assert_eq!(alone["plugins"].as_array().map(Vec::len), Some(1));
+    }
+}

@@ -1,0 +1,359 @@
+//! What pods and the node use, read when somebody asks: from the runtime, and from the kernel's own accounts.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use runtime::cri;
+use serde_json::{Value, json};
+
+use crate::observed::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID};
+use crate::{Key, Node};
+
+/// The kernel counts processor time in hundredths of a second.
+const TICK: u64 = 10_000_000;
+
+/// Processor time and memory of something.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Usage {
+    /// When it was counted, in nanoseconds.
+    pub at: i64,
+    pub cpu_nanoseconds: u64,
+    pub working_set: u64,
+    pub memory: Option<u64>,
+    pub rss: Option<u64>,
+    pub page_faults: Option<u64>,
+    pub major_page_faults: Option<u64>,
+}
+
+/// What a container uses.
+pub struct Container {
+    pub name: String,
+    pub usage: Usage,
+    pub layer: Option<u64>,
+    pub layer_inodes: Option<u64>,
+}
+
+/// What a pod uses.
+pub struct Pod {
+    pub key: Key,
+    pub uid: String,
+    pub containers: Vec<Container>,
+}
+
+impl Pod {
+    pub fn usage(&self) -> Usage {
+        let mut sum = Usage::default();
+        for Container { usage, .. } in &self.containers {
+            sum.at = sum.at.max(usage.at);
+            sum.cpu_nanoseconds += usage.cpu_nanoseconds;
+            sum.working_set += usage.working_set;
+            sum.memory = Some(sum.memory.unwrap_or(0) + usage.memory.unwrap_or(0));
+            sum.rss = Some(sum.rss.unwrap_or(0) + usage.rss.unwrap_or(0));
+        }
+        sum
+    }
+}
+
+/// The last count of each thing, from which its present pace follows.
+#[derive(Default)]
+pub struct Counts(Mutex<HashMap<String, (i64, u64, u64)>>);
+
+impl Counts {
+    /// Nanoseconds of processor time a second since the last count, or as long as that is the same, as then.
+    fn pace(&self, of: &str, usage: &Usage) -> u64 {
+        let mut counts = self.0.lock();
+        let known = counts.get(of).copied();
+        let pace = match known {
+            Some((at, cpu, pace)) => {
+                let time = u64::try_from(usage.at - at).unwrap_or(0);
+                match usage.cpu_nanoseconds.saturating_sub(cpu).checked_mul(1_000_000_000) {
+                    Some(spent) if time > 0 => spent / time,
+                    _ => pace,
+                }
+            }
+            None => 0,
+        };
+        counts.insert(of.to_owned(), (usage.at, usage.cpu_nanoseconds, pace));
+        pace
+    }
+
+    fn keep_only(&self, ids: &BTreeMap<String, ()>) {
+        self.0.lock().retain(|id, _| ids.contains_key(id));
+    }
+}
+
+/// All pods' containers that run.
+pub async fn pods(node: &Node) -> runtime::Result<Vec<Pod>> {
+    let mut pods: BTreeMap<String, Pod> = BTreeMap::new();
+    for stats in node.runtime.stats().await? {
+        let Some(attributes) = &stats.attributes else { continue };
+        let label = |name: &str| attributes.labels.get(name).cloned();
+        let (Some(namespace), Some(name), Some(uid), Some(container)) =
+            (label(POD_NAMESPACE), label(POD_NAME), label(POD_UID), label(CONTAINER_NAME))
+        else {
+            continue;
+        };
+        // One that has ended uses nothing and says so by its absence.
+        let Some(usage) = usage(&stats) else { continue };
+        let layer = stats.writable_layer.as_ref();
+        let found = Container {
+            name: container,
+            usage,
+            layer: layer.and_then(|layer| layer.used_bytes.as_ref()).map(|used| used.value),
+            layer_inodes: layer.and_then(|layer| layer.inodes_used.as_ref()).map(|used| used.value),
+        };
+        let key = Key::new(&namespace, &name);
+        let pod = pods.entry(uid.clone()).or_insert_with(|| Pod { key, uid, containers: Vec::new() });
+        pod.containers.push(found);
+    }
+    Ok(pods.into_values().collect())
+}
+
+fn usage(stats: &cri::ContainerStats) -> Option<Usage> {
+    let (cpu, memory) = (stats.cpu.as_ref()?, stats.memory.as_ref()?);
+    let value = |value: &Option<cri::Uint64Value>| value.as_ref().map(|value| value.value);
+    Some(Usage {
+        at: cpu.timestamp,
+        cpu_nanoseconds: value(&cpu.usage_core_nano_seconds)?,
+        working_set: value(&memory.working_set_bytes)?,
+        memory: value(&memory.usage_bytes),
+        rss: value(&memory.rss_bytes),
+        page_faults: value(&memory.page_faults),
+        major_page_faults: value(&memory.major_page_faults),
+    })
+}
+
+/// What the whole machine uses.
+pub fn machine(now: Timestamp) -> Usage {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let memory = read("/proc/meminfo");
+    let kib = |name: &str| meminfo(&memory, name);
+    Usage {
+        at: i64::try_from(now.as_nanosecond()).unwrap_or(0),
+        cpu_nanoseconds: processor_time(&read("/proc/stat")),
+        working_set: kib("MemTotal").saturating_sub(kib("MemAvailable")),
+        memory: Some(kib("MemTotal").saturating_sub(kib("MemFree"))),
+        rss: Some(kib("AnonPages")),
+        page_faults: None,
+        major_page_faults: None,
+    }
+}
+
+/// Bytes of an entry in `/proc/meminfo`.
+pub fn meminfo(text: &str, name: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let kib: Option<u64> = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+/// All but idle and waiting, from `/proc/stat`.
+fn processor_time(stat: &str) -> u64 {
+    let line = stat.lines().find_map(|line| line.strip_prefix("cpu "));
+    let columns: Vec<u64> =
+        line.into_iter().flat_map(str::split_whitespace).filter_map(|n| n.parse().ok()).collect();
+    // user nice system idle iowait irq softirq steal; what guests use is in user.
+    let busy = [0, 1, 2, 5, 6, 7].into_iter().filter_map(|i| columns.get(i)).sum::<u64>();
+    busy.saturating_mul(TICK)
+}
+
+/// `/stats/summary`.
+pub async fn summary(node: &Node, only_cpu_and_memory: bool) -> runtime::Result<Value> {
+    let now = node.ctx.clock.now();
+    let pods = pods(node).await?;
+    let mut ids = BTreeMap::from([("node".to_owned(), ())]);
+    let mut told = Vec::new();
+    for pod in &pods {
+        let known = node.ctx.caches.pods().get_exactly(&pod.key, &pod.uid);
+        let status = known.as_ref().and_then(|pod| pod.status.as_ref());
+        let started = |name: &str| {
+            let all = status?
+                .container_statuses
+                .iter()
+                .flatten()
+                .chain(status?.init_container_statuses.iter().flatten());
+            let state = all.into_iter().find(|status| status.name == name)?.state.as_ref()?;
+            Some(shown(state.running.as_ref()?.started_at.as_ref()?.0))
+        };
+        let mut containers = Vec::new();
+        for container in &pod.containers {
+            let id = format!("{}/{}", pod.uid, container.name);
+            let mut one = json!({"name": container.name, "startTime": started(&container.name)});
+            put_usage(node, &mut one, &id, &container.usage, None);
+            ids.insert(id, ());
+            if !only_cpu_and_memory {
+                let mut rootfs = disk(&node.settings.pods, now);
+                rootfs["usedBytes"] = json!(container.layer);
+                rootfs["inodesUsed"] = json!(container.layer_inodes);
+                one["rootfs"] = rootfs;
+                let dir = node.settings.log_dir(&pod.key, &pod.uid).join(&container.name);
+                let mut logs = disk(&node.settings.logs, now);
+                let (bytes, files) = size_of(&dir);
+                logs["usedBytes"] = json!(bytes);
+                logs["inodesUsed"] = json!(files);
+                one["logs"] = logs;
+            }
+            containers.push(one);
+        }
+        let start = status.and_then(|status| status.start_time.as_ref()).map(|time| shown(time.0));
+        let mut one = json!({
+            "podRef": {"name": &*pod.key.name, "namespace": &*pod.key.namespace, "uid": pod.uid},
+            "startTime": start,
+            "containers": containers,
+        });
+        put_usage(node, &mut one, &pod.uid, &pod.usage(), None);
+        ids.insert(pod.uid.clone(), ());
+        if !only_cpu_and_memory {
+            let (bytes, files) = size_of(&node.settings.pods.join(&pod.uid));
+            let layers: u64 = pod.containers.iter().filter_map(|container| container.layer).sum();
+            let mut ephemeral = disk(&node.settings.pods, now);
+            ephemeral["usedBytes"] = json!(bytes + layers);
+            ephemeral["inodesUsed"] = json!(files);
+            one["ephemeral-storage"] = ephemeral;
+        }
+        told.push(one);
+    }
+    node.counts.keep_only(&ids);
+    let uptime = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
+    let seconds: f64 = uptime.split(' ').next().and_then(|text| text.parse().ok()).unwrap_or(0.0);
+    let boot = now.checked_sub(jiff::SignedDuration::from_secs(seconds as i64)).unwrap_or(now);
+    let mut machine_told = json!({"nodeName": node.settings.node_name, "startTime": shown(boot)});
+    let available = meminfo(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable");
+    put_usage(node, &mut machine_told, "node", &machine(now), Some(available));
+    if !only_cpu_and_memory {
+        machine_told["fs"] = disk(&node.settings.pods, now);
+        machine_told["network"] = network(now);
+        machine_told["rlimit"] = processes(now);
+        let images = node.runtime.image_filesystems().await.unwrap_or_default();
+        if let Some(usage) = images.first() {
+            let mount = usage.fs_id.as_ref().map_or("/", |id| &id.mountpoint);
+            let mut image = disk(Path::new(mount), now);
+            image["usedBytes"] = json!(usage.used_bytes.as_ref().map(|used| used.value));
+            image["inodesUsed"] = json!(usage.inodes_used.as_ref().map(|used| used.value));
+            machine_told["runtime"] = json!({"imageFs": image, "containerFs": image});
+        }
+    }
+    Ok(json!({"node": machine_told, "pods": told}))
+}
+
+fn put_usage(node: &Node, into: &mut Value, id: &str, usage: &Usage, available: Option<u64>) {
+    let time = Timestamp::from_nanosecond(i128::from(usage.at)).map(shown).unwrap_or_default();
+    into["cpu"] = json!({
+        "time": time,
+        "usageNanoCores": node.counts.pace(id, usage),
+        "usageCoreNanoSeconds": usage.cpu_nanoseconds,
+    });
+    let mut memory = json!({"time": time, "workingSetBytes": usage.working_set});
+    let more = [
+        ("availableBytes", available),
+        ("usageBytes", usage.memory),
+        ("rssBytes", usage.rss),
+        ("pageFaults", usage.page_faults),
+        ("majorPageFaults", usage.major_page_faults),
+    ];
+    more.into_iter().filter_map(|(name, value)| Some((name, value?))).for_each(|(name, value)| {
+        memory[name] = json!(value);
+    });
+    into["memory"] = memory;
+}
+
+/// The file system a path is on.
+fn disk(path: &Path, now: Timestamp) -> Value {
+    let Ok(stat) = rustix::fs::statvfs(path) else { return json!({"time": shown(now)}) };
+    json!({
+        "time": shown(now),
+        "availableBytes": stat.f_bavail * stat.f_frsize,
+        "capacityBytes": stat.f_blocks * stat.f_frsize,
+        "usedBytes": (stat.f_blocks - stat.f_bfree) * stat.f_frsize,
+        "inodesFree": stat.f_ffree,
+        "inodes": stat.f_files,
+        "inodesUsed": stat.f_files - stat.f_ffree,
+    })
+}
+
+/// Bytes on disk and files under a directory, other file systems not counted.
+pub fn size_of(path: &Path) -> (u64, u64) {
+    use std::os::unix::fs::MetadataExt as _;
+    let Ok(top) = path.symlink_metadata() else { return (0, 0) };
+    let (mut bytes, mut files) = (top.blocks() * 512, 1);
+    let mut dirs = vec![path.to_owned()];
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
+            let Ok(found) = entry.path().symlink_metadata() else { continue };
+            if found.dev() != top.dev() {
+                continue;
+            }
+            bytes += found.blocks() * 512;
+            files += 1;
+            if found.is_dir() {
+                dirs.push(entry.path());
+            }
+        }
+    }
+    (bytes, files)
+}
+
+fn network(now: Timestamp) -> Value {
+    let text = std::fs::read_to_string("/proc/net/dev").unwrap_or_default();
+    let interfaces: Vec<Value> = text.lines().skip(2).filter_map(interface).collect();
+    let mut told = interfaces.first().cloned().unwrap_or(json!({"name": ""}));
+    told["time"] = json!(shown(now));
+    told["interfaces"] = json!(interfaces);
+    told
+}
+
+/// One line of `/proc/net/dev`; pods' ends of their links are theirs, and nobody counts the loopback.
+fn interface(line: &str) -> Option<Value> {
+    let (name, counts) = line.split_once(':')?;
+    let name = name.trim();
+    if name == "lo" || name.starts_with("veth") {
+        return None;
+    }
+    let counts: Vec<u64> = counts.split_whitespace().filter_map(|count| count.parse().ok()).collect();
+    let at = |i: usize| counts.get(i).copied().unwrap_or(0);
+    Some(json!({"name": name, "rxBytes": at(0), "rxErrors": at(2), "txBytes": at(8), "txErrors": at(10)}))
+}
+
+fn processes(now: Timestamp) -> Value {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let most: Option<i64> = read("/proc/sys/kernel/pid_max").trim().parse().ok();
+    let load = read("/proc/loadavg");
+    let running = load.split(' ').nth(3).and_then(|pair| pair.split('/').nth(1)?.parse::<i64>().ok());
+    json!({"time": shown(now), "maxpid": most, "curproc": running})
+}
+
+fn shown(time: Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_accounts() {
+        assert_eq!(processor_time("cpu  1 2 3 100 200 4 5 6 7 8\ncpu0 9\n"), 21 * TICK);
+        assert_eq!(meminfo("MemTotal:   10 kB\nMemFree: 3 kB\n", "MemFree"), 3072);
+        assert_eq!(meminfo("", "MemFree"), 0);
+        let line = "  eth0: 100 2 3 0 0 0 0 0 200 1 4 0 0 0 0 0";
+        assert_eq!(
+            interface(line),
+            Some(json!({"name": "eth0", "rxBytes": 100, "rxErrors": 3, "txBytes": 200, "txErrors": 4}))
+        );
+        assert_eq!(interface("    lo: 1 2"), None);
+        assert_eq!(interface("Inter-|   Receive"), None);
+    }
+
+    #[test]
+    fn the_pace_follows_from_two_counts() {
+        let counts = Counts::default();
+        let at = |at: i64, cpu| Usage { at, cpu_nanoseconds: cpu, ..Usage::default() };
+        assert_eq!(counts.pace("a", &at(1_000_000_000, 5)), 0);
+        assert_eq!(counts.pace("a", &at(3_000_000_000, 1_000_000_005)), 500_000_000);
+        // The runtime has not counted again.
+        assert_eq!(counts.pace("a", &at(3_000_000_000, 1_000_000_005)), 500_000_000);
+        // Started again from nothing.
+        assert_eq!(counts.pace("a", &at(4_000_000_000, 1)), 0);
+    }
+}
