@@ -26,13 +26,16 @@ lint:
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo xtask tidy
 
-# A control plane on this machine with three nodes that are only played, until Ctrl-C.
+# A cluster on this machine until Ctrl-C: one node that runs real containers where this is root and containerd is
+# installed, else three nodes that are only played.
+NODES ?= $(shell [ $$(id -u) = 0 ] && command -v containerd >/dev/null || echo "--disable-agent --simulate 3")
 up: build
 	@mkdir -p "$(DATA)"
 	@echo "kubeconfig: $(DATA)/kubeconfig.yaml    in another terminal:"
 	@echo "    export KUBECONFIG=$(DATA)/kubeconfig.yaml"
 	@echo "    kubectl get nodes"
-	@exec "$(CARGO_TARGET_DIR)/release/skiff" server --disable-agent --simulate 3 --data-dir "$(DATA)/server" \
+	@echo "    $(CARGO_TARGET_DIR)/release/skiff image import -d $(DATA)/server FILE"
+	@exec "$(CARGO_TARGET_DIR)/release/skiff" server $(NODES) --data-dir "$(DATA)/server" \
 		--write-kubeconfig "$(DATA)/kubeconfig.yaml" --bind-address 127.0.0.1 --https-listen-port $(PORT)
 
 # One figure a line, all of them as JSON on the last; see bench/README.md. ARGS="--compare earlier.txt".

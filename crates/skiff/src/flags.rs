@@ -28,6 +28,8 @@ pub enum Command {
     Proxy(ProxyFlags),
     /// Play nodes and pods that are not there, against any API server
     Simulate(SimulateFlags),
+    /// Look after the images of the container runtime in use
+    Image(ImageFlags),
     /// Copy a stopped server's data into one file
     Backup(BackupFlags),
     /// Fill an empty data directory from a backup
@@ -97,7 +99,8 @@ pub struct ServerFlags {
     /// Do not route Services on this node; something else does
     #[arg(long)]
     pub disable_kube_proxy: bool,
-    /// The socket of a CRI runtime, such as /run/containerd/containerd.sock; pods are run on this machine then
+    /// The socket of the CRI runtime that runs pods on this machine [default: the host's containerd if it runs,
+    /// else one started here]
     #[arg(long)]
     pub container_runtime_endpoint: Option<String>,
     /// The address this node serves logs and streams of its containers on
@@ -210,6 +213,34 @@ pub struct BackupFlags {
     /// The server's data directory
     #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = "/var/lib/skiff")]
     pub data_dir: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct ImageFlags {
+    /// The socket of the runtime [default: the server's, else the host's containerd]
+    #[arg(long, global = true)]
+    pub container_runtime_endpoint: Option<String>,
+    /// The server's data directory
+    #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = "/var/lib/skiff", global = true)]
+    pub data_dir: PathBuf,
+    #[command(subcommand)]
+    pub action: ImageAction,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ImageAction {
+    /// Load the images of archives, as `docker save` writes them or in OCI's layout
+    Import {
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+    },
+    /// List images
+    Ls,
+    /// Remove images
+    Rm {
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
 }
 
 #[derive(Clone, Debug)]

@@ -4,7 +4,9 @@ mod address;
 mod arguments;
 mod certificates;
 mod config;
+mod containerd;
 mod flags;
+mod image;
 mod node;
 mod roles;
 mod server;
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
         Command::Scheduler(flags) => roles::scheduler(&flags),
         Command::Proxy(flags) => roles::proxy(&flags),
         Command::Simulate(flags) => roles::simulate(&flags),
+        Command::Image(flags) => image::run(&flags),
         Command::Backup(flags) => server::backup(&flags),
         Command::Restore(flags) => server::restore(&flags),
     };

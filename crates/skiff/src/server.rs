@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use crate::address;
 use crate::arguments::Arguments;
 use crate::certificates::{Certificates, Kubeconfig};
+use crate::containerd;
 use crate::flags::{BackupFlags, ServerFlags};
 use crate::node;
 use crate::roles::{CONTROLLER_MANAGER, SCHEDULER, scheduler_config};
@@ -76,11 +77,6 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         authority: certificates.client_authority()?,
     };
     tokio::spawn(certificates.keep_renewed(Timestamp::now));
-    if !flags.disable_agent && flags.simulate == 0 && flags.container_runtime_endpoint.is_none() {
-        tracing::warn!(
-            "pods stay pending: name a container runtime with --container-runtime-endpoint, or say --disable-agent"
-        );
-    }
     tokio::spawn(async move {
         told_to_stop().await;
         stop.send_replace(true);
@@ -114,7 +110,10 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     if flags.simulate > 0 {
         tokio::spawn(simulate::run(ctx.clone(), simulate::Config { nodes: flags.simulate, events: true }));
     }
-    if let Some(socket) = flags.container_runtime_endpoint.as_deref().filter(|_| !flags.disable_agent) {
+    if !flags.disable_agent
+        && (flags.simulate == 0 || flags.container_runtime_endpoint.is_some())
+        && containerd::is_there(flags.container_runtime_endpoint.as_deref())
+    {
         let config = node::config(&flags, advertise, credentials)?;
         let name = format!("system:node:{}", config.settings.node_name);
         let client = Client::new(started.local(), "kubelet").acting_as(&name);
@@ -122,7 +121,12 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
             services::route(&ctx, Client::new(started.local(), services::PROXY), &flags)?;
         }
         let ctx = Ctx { client, ..ctx.clone() };
-        tokio::spawn(kubelet::run(ctx, Arc::new(runtime::Remote::new(socket)), config));
+        let (endpoint, data_dir) = (flags.container_runtime_endpoint.clone(), flags.data_dir.clone());
+        tokio::spawn(async move {
+            if let Some(socket) = containerd::choose(endpoint, &data_dir, ctx.shutdown.clone()).await {
+                kubelet::run(ctx, Arc::new(runtime::Remote::new(&socket)), config).await;
+            }
+        });
     }
     let mut is_ready = started.ready();
     tokio::spawn(async move {

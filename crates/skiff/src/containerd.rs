@@ -1,0 +1,241 @@
+//! Which container runtime a node uses when none is named: the host's containerd where one runs, else one of our
+//! own where the program is installed.
+//!
+//! Our own keeps everything under the data directory. It goes with the server; what it runs does not, and the next
+//! server finds it again.
+
+mod pause;
+
+use std::fs::File;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::sync::watch;
+
+/// Where Debian's and most others' containerd listens.
+const SYSTEM: &str = "/run/containerd/containerd.sock";
+/// Where CNI's programs are, by distribution.
+const NETWORK_PROGRAMS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
+const SANDBOX_IMAGE: &str = "registry.k8s.io/pause:3.10.1";
+const START: Duration = Duration::from_secs(30);
+const PAUSE: Duration = Duration::from_secs(1);
+/// CAP_SYS_RESOURCE: whoever lacks it cannot lower the score by which processes are killed for their memory.
+const SYS_RESOURCE: u32 = 24;
+
+/// The socket of a runtime that answers, if there is one without our doing.
+pub fn running(data_dir: &Path) -> Option<String> {
+    let own = socket(data_dir);
+    [own, PathBuf::from(SYSTEM)]
+        .into_iter()
+        .find(|socket| UnixStream::connect(socket).is_ok())
+        .map(|socket| socket.display().to_string())
+}
+
+/// Whether there is a container runtime, or one that could be started.
+pub fn is_there(named: Option<&str>) -> bool {
+    let root = rustix::process::geteuid().is_root();
+    let found = named.is_some()
+        || UnixStream::connect(SYSTEM).is_ok()
+        || root && find_program("containerd").is_some();
+    if !found {
+        tracing::warn!(
+            "pods stay pending: install containerd (and be root), name a runtime with --container-runtime-endpoint, or say --disable-agent"
+        );
+    }
+    found
+}
+
+/// The container runtime of this node: the one that is named, or one that is found or started. `None` where there is
+/// none to be had.
+pub async fn choose(
+    named: Option<String>,
+    data_dir: &Path,
+    shutdown: watch::Receiver<bool>,
+) -> Option<String> {
+    if named.is_some() {
+        return named;
+    }
+    match provide(data_dir, shutdown).await {
+        Ok(found) => found,
+        Err(error) => {
+            tracing::error!("pods stay pending: {error:#}");
+            None
+        }
+    }
+}
+
+/// The socket of the host's containerd or of one started here; `None` where there is none to start.
+async fn provide(data_dir: &Path, shutdown: watch::Receiver<bool>) -> anyhow::Result<Option<String>> {
+    if UnixStream::connect(SYSTEM).is_ok() {
+        return Ok(Some(SYSTEM.to_owned()));
+    }
+    let Some(program) = find_program("containerd") else { return Ok(None) };
+    let own = Own { program, dir: dir(data_dir) };
+    let socket = socket(data_dir);
+    ensure!(socket.as_os_str().len() < 100, "{} is too long for a socket", socket.display());
+    own.write_config()?;
+    own.stop_earlier().await;
+    tokio::spawn(own.clone().keep_running(shutdown));
+    let begun = Instant::now();
+    while UnixStream::connect(&socket).is_err() {
+        if begun.elapsed() > START {
+            bail!("containerd does not answer, see {}", own.log().display());
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    if let Some(archive) = pause::archive(own.sandbox_image())? {
+        let path = own.dir.join("pause.tar");
+        std::fs::write(&path, archive).with_context(|| format!("cannot write {}", path.display()))?;
+        import(&socket.display().to_string(), &path)?;
+    }
+    Ok(Some(socket.display().to_string()))
+}
+
+/// Puts the images of an archive where pods find them.
+pub fn import(socket: &str, archive: &Path) -> anyhow::Result<String> {
+    let output = Command::new("ctr")
+        .args([
+            "--address",
+            socket.trim_start_matches("unix://"),
+            "--namespace",
+            "k8s.io",
+            "images",
+            "import",
+        ])
+        .arg(archive)
+        .output()
+        .context("cannot run ctr, which comes with containerd")?;
+    let failure = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "cannot import {}: {}", archive.display(), failure.trim_end());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn dir(data_dir: &Path) -> PathBuf {
+    data_dir.join("agent/containerd")
+}
+
+fn socket(data_dir: &Path) -> PathBuf {
+    dir(data_dir).join("containerd.sock")
+}
+
+/// A containerd under our own directory.
+#[derive(Clone)]
+struct Own {
+    program: PathBuf,
+    dir: PathBuf,
+}
+
+impl Own {
+    fn log(&self) -> PathBuf {
+        self.dir.join("containerd.log")
+    }
+
+    fn sandbox_image(&self) -> &'static str {
+        if pause::IS_OURS { pause::IMAGE } else { SANDBOX_IMAGE }
+    }
+
+    fn write_config(&self) -> anyhow::Result<()> {
+        std::fs::create_dir_all(&self.dir).with_context(|| format!("cannot make {}", self.dir.display()))?;
+        let programs = NETWORK_PROGRAMS.into_iter().find(|dir| Path::new(dir).join("bridge").exists());
+        if programs.is_none() {
+            tracing::warn!("pods have no network: install CNI's programs (containernetworking-plugins)");
+        }
+        let text = format!(
+            r#"version = 2
+root = "{dir}/root"
+state = "{dir}/state"
+disabled_plugins = ["io.containerd.internal.v1.opt"]
+[grpc]
+  address = "{dir}/containerd.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{image}"
+  restrict_oom_score_adj = {restrict}
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    conf_dir = "{dir}/net.d"
+    bin_dir = "{programs}"
+"#,
+            dir = self.dir.display(),
+            image = self.sandbox_image(),
+            restrict = !has_capability(SYS_RESOURCE),
+            programs = programs.unwrap_or(NETWORK_PROGRAMS[0]),
+        );
+        let path = self.dir.join("config.toml");
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Starts it again whenever it has ended.
+    async fn keep_running(self, mut shutdown: watch::Receiver<bool>) {
+        while !*shutdown.borrow() {
+            let child = match self.spawn() {
+                Ok(child) => child,
+                Err(error) => {
+                    tracing::error!(%error, program = %self.program.display(), "cannot start containerd");
+                    return;
+                }
+            };
+            let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+            let mut child = child;
+            let ended = tokio::task::spawn_blocking(move || child.wait());
+            tokio::select! {
+                _ = ended => tracing::warn!(log = %self.log().display(), "containerd has ended, starting it again"),
+                _ = shutdown.wait_for(|stop| *stop) => {
+                    let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
+                    return;
+                }
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    fn spawn(&self) -> io::Result<std::process::Child> {
+        let log = File::options().create(true).append(true).open(self.log())?;
+        let child = Command::new(&self.program)
+            .arg("--config")
+            .arg(self.dir.join("config.toml"))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            // Ctrl-C is for us; it is told by us.
+            .process_group(0)
+            .spawn()?;
+        std::fs::write(self.dir.join("containerd.pid"), child.id().to_string())?;
+        Ok(child)
+    }
+
+    /// One that is left from an earlier server is replaced: its configuration may have changed, and nobody would
+    /// notice its end. What it runs goes on.
+    async fn stop_earlier(&self) {
+        let pid = std::fs::read_to_string(self.dir.join("containerd.pid")).ok();
+        let Some(pid) = pid.and_then(|text| text.trim().parse().ok()).and_then(Pid::from_raw) else { return };
+        // The number may be somebody else's by now.
+        let config = self.dir.join("config.toml").display().to_string();
+        let is_it = || {
+            let command =
+                std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+            String::from_utf8_lossy(&command).contains(&config)
+        };
+        let begun = Instant::now();
+        while is_it() && begun.elapsed() < START {
+            let _ = kill_process(pid, Signal::TERM);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).map(|dir| dir.join(name)).find(|program| program.exists())
+}
+
+fn has_capability(number: u32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+    set.is_none_or(|set| set >> number & 1 == 1)
+}
