@@ -126,6 +126,18 @@ pub fn container(
     }
 }
 
+/// Lets a container see the processes of another run, where one is named.
+pub fn look_into(config: &mut cri::ContainerConfig, target: Option<&str>) {
+    let linux = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
+    if let (Some(target), Some(options)) =
+        (target, linux.and_then(|context| context.namespace_options.as_mut()))
+        && options.pid == i32::from(cri::NamespaceMode::Container)
+    {
+        options.pid = cri::NamespaceMode::Target.into();
+        options.target_id = target.to_owned();
+    }
+}
+
 /// The labels by which everything of a pod is found again.
 fn identity(pod: &Pod) -> BTreeMap<String, String> {
     let labels = [(POD_NAME, pod.name()), (POD_NAMESPACE, pod.namespace()), (POD_UID, pod.uid())];

@@ -13,8 +13,7 @@ use crate::{Node, ask, hooks, start};
 impl Node {
     /// Sees to it that each running container is asked how it is.
     pub fn watch_health(self: &Arc<Node>, pod: &Pod, seen: &Observed) {
-        let spec = pod.spec.clone().unwrap_or_default();
-        for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
+        for container in &crate::pod::containers(pod) {
             let probes = [&container.startup_probe, &container.liveness_probe, &container.readiness_probe];
             if probes.iter().all(|probe| probe.is_none()) {
                 continue;
@@ -25,11 +24,14 @@ impl Node {
             }
             let new = self.remember(pod, |memory| {
                 let new = !memory.health.contains_key(&run.id);
-                let health = Health {
-                    started: container.startup_probe.is_none(),
-                    ready: container.startup_probe.is_none() && container.readiness_probe.is_none(),
-                    dead: false,
+                // What this run was said to be before this process began holds until it is asked again.
+                let said = said(pod, &container.name, &run.id);
+                let started = container.startup_probe.is_none() || said.is_some_and(|(started, _)| started);
+                let ready = match said {
+                    Some((_, ready)) => started && ready,
+                    None => started && container.readiness_probe.is_none(),
                 };
+                let health = Health { started, ready, dead: false };
                 memory.health.entry(run.id.clone()).or_insert(health);
                 new
             });
@@ -46,6 +48,16 @@ impl Node {
     }
 }
 
+/// Whether a run was said to be started and ready.
+fn said(pod: &Pod, container: &str, id: &str) -> Option<(bool, bool)> {
+    let status = pod.status.as_ref()?;
+    let mut all =
+        status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten());
+    let known = all.find(|known| known.name == container)?;
+    let same = known.container_id.as_ref().is_some_and(|known| known.ends_with(id));
+    same.then(|| (known.started == Some(true), known.ready))
+}
+
 /// The questions to one run of a container.
 struct Watch {
     node: Arc<Node>,
@@ -56,7 +68,9 @@ struct Watch {
 
 impl Watch {
     async fn run(self) {
-        if let Some(startup) = self.container.startup_probe.clone() {
+        let started =
+            self.node.remember(&self.pod, |memory| memory.health.get(&self.id).is_some_and(|h| h.started));
+        if let Some(startup) = self.container.startup_probe.clone().filter(|_| !started) {
             // Nothing else is asked before the container has started.
             if !self.ask_until(&startup, "Startup").await {
                 return;

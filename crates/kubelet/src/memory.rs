@@ -1,9 +1,9 @@
 //! What a pod's worker knows that the runtime does not: how probes went and what could not be started.
 //! Lost with the process, and found out again.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 /// What is known of one pod.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -16,6 +16,8 @@ pub struct Memory {
     pub sandbox_failure: Option<Failure>,
     /// How often containers were asked how they are: the container, which probe, whether the answer was good.
     pub asked: BTreeMap<(String, &'static str, bool), u64>,
+    /// Runs and failures of which was told that they are left alone for a while.
+    pub told: BTreeSet<String>,
     /// Why the pod was ended by the node: reason and message.
     pub ended: Option<(String, String)>,
 }
@@ -37,5 +39,16 @@ pub struct Failure {
     pub reason: String,
     pub message: String,
     pub times: u32,
+    pub at: Timestamp,
     pub again: Timestamp,
+}
+
+/// A failed attempt is what is said at first; then that it is left alone for a while.
+const QUIET_AFTER: SignedDuration = SignedDuration::from_secs(2);
+
+impl Failure {
+    /// From when on it is said that nothing is tried for a while; only of images that cannot be pulled.
+    pub fn quiet_from(&self) -> Option<Timestamp> {
+        (self.reason == "ErrImagePull").then(|| self.at.checked_add(QUIET_AFTER).ok()).flatten()
+    }
 }

@@ -2,3 +2,45 @@
 
 pub mod plan;
 pub mod status;
+
+use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};
+
+/// Every container of a pod: those that come first, the others, and those for having a look.
+pub fn containers(pod: &Pod) -> Vec<Container> {
+    let Some(spec) = &pod.spec else { return Vec::new() };
+    let mut all = spec.init_containers.clone().unwrap_or_default();
+    all.extend(spec.containers.iter().cloned());
+    all.extend(spec.ephemeral_containers.iter().flatten().map(ephemeral));
+    all
+}
+
+/// A container of a pod by its name.
+pub fn container(pod: &Pod, name: &str) -> Option<Container> {
+    containers(pod).into_iter().find(|container| container.name == name)
+}
+
+/// One for having a look is started like any other, just never again.
+pub fn ephemeral(container: &EphemeralContainer) -> Container {
+    let EphemeralContainer { name, image, command, args, working_dir, .. } = container.clone();
+    let EphemeralContainer { env, env_from, volume_mounts, volume_devices, security_context, .. } =
+        container.clone();
+    Container {
+        name,
+        image,
+        command,
+        args,
+        working_dir,
+        env,
+        env_from,
+        volume_mounts,
+        volume_devices,
+        security_context,
+        image_pull_policy: container.image_pull_policy.clone(),
+        stdin: container.stdin,
+        stdin_once: container.stdin_once,
+        tty: container.tty,
+        termination_message_path: container.termination_message_path.clone(),
+        termination_message_policy: container.termination_message_policy.clone(),
+        ..Container::default()
+    }
+}

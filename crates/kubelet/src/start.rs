@@ -52,11 +52,17 @@ pub async fn start(
         note(node, pod, &spec.name, Severity::Warning, "Failed", format!("Error: {message}"));
         failed("CreateContainerError", message)
     };
-    volumes::write_files(pod, &node.settings, &sandbox.ips).map_err(|error| creating(error.to_string()))?;
-    let mounts = volumes::mounts(pod, spec, &places, &env, &node.settings)
+    volumes::write_files(pod, spec, attempt, &node.settings, &sandbox.ips)
+        .map_err(|error| creating(error.to_string()))?;
+    let mounts = volumes::mounts(pod, spec, attempt, &places, &env, &node.settings)
         .map_err(|error| failed("CreateContainerConfigError", error.to_string()))?;
+    crate::identity::check(node, pod, spec, &image).await.map_err(|why| {
+        note(node, pod, &spec.name, Severity::Warning, "Failed", format!("Error: {why}"));
+        failed("CreateContainerConfigError", why)
+    })?;
     let sandbox_config = config::sandbox(pod, sandbox.attempt, &node.settings);
-    let config = config::container(pod, spec, attempt, &image, &env, mounts, &node.settings);
+    let mut config = config::container(pod, spec, attempt, &image, &env, mounts, &node.settings);
+    config::look_into(&mut config, target(pod, seen, &spec.name));
     let log = node.settings.log_dir(&pod.key(), pod.uid()).join(&spec.name);
     std::fs::create_dir_all(&log).map_err(|error| creating(error.to_string()))?;
     // One that was made before and never started.
@@ -87,6 +93,13 @@ pub async fn start(
     Ok(())
 }
 
+/// The run whose processes one for having a look is to see.
+fn target<'a>(pod: &Pod, seen: &'a Observed, name: &str) -> Option<&'a str> {
+    let looks = pod.spec.as_ref()?.ephemeral_containers.as_ref()?;
+    let target = looks.iter().find(|look| look.name == name)?.target_container_name.as_deref()?;
+    seen.latest(target).filter(|run| run.state.is_running()).map(|run| run.id.as_str())
+}
+
 /// All but the last run before this one are of no interest any more.
 async fn remove_old_runs(node: &Node, seen: &Observed, name: &str) {
     for old in seen.containers.iter().filter(|run| run.name == name).skip(1) {
@@ -99,8 +112,14 @@ async fn remove_old_runs(node: &Node, seen: &Observed, name: &str) {
 /// The image, pulled where that is wanted and needed.
 async fn image(node: &Node, pod: &Pod, spec: &Container) -> Result<ImageSpec, Failed> {
     let name = spec.image.clone().unwrap_or_default();
-    let wanted =
-        ImageSpec { image: with_tag(&name), user_specified_image: name.clone(), ..ImageSpec::default() };
+    let tagged = crate::reference::with_tag(&name).map_err(|why| {
+        let message =
+            format!("Failed to apply default image tag {name:?}: couldn't parse image name {name:?}: {why}");
+        note(node, pod, &spec.name, Severity::Warning, "InspectFailed", message.clone());
+        note(node, pod, &spec.name, Severity::Warning, "Failed", "Error: InvalidImageName".to_owned());
+        failed("InvalidImageName", message)
+    })?;
+    let wanted = ImageSpec { image: tagged, user_specified_image: name.clone(), ..ImageSpec::default() };
     let warn =
         |reason: &str, message: String| note(node, pod, &spec.name, Severity::Warning, reason, message);
     let present = node.runtime.image(&wanted).await.map_err(|error| {
@@ -151,18 +170,18 @@ async fn image(node: &Node, pod: &Pod, spec: &Container) -> Result<ImageSpec, Fa
     Err(failed("ErrImagePull", last))
 }
 
-/// An image without tag or digest means its latest.
-fn with_tag(name: &str) -> String {
-    let last = name.rsplit('/').next().unwrap_or(name);
-    if last.contains(':') || name.contains('@') { name.to_owned() } else { format!("{name}:latest") }
-}
-
 /// An event about one container of a pod.
 pub fn note(node: &Node, pod: &Pod, container: &str, severity: Severity, reason: &str, message: String) {
     let mut about = reconcile::reference(pod);
     let inits = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_ref());
     let init = inits.into_iter().flatten().any(|init| init.name == container);
-    let field = if init { "initContainers" } else { "containers" };
+    let looks = pod.spec.as_ref().and_then(|spec| spec.ephemeral_containers.as_ref());
+    let look = looks.into_iter().flatten().any(|look| look.name == container);
+    let field = match (init, look) {
+        (true, _) => "initContainers",
+        (_, true) => "ephemeralContainers",
+        _ => "containers",
+    };
     about.field_path = Some(format!("spec.{field}{{{container}}}"));
     about.namespace = Some(pod.namespace().to_owned());
     node.ctx.events.record(about, severity, reason, message);

@@ -1,5 +1,8 @@
 //! A pod's volumes on this node: made before its containers, kept up to date, removed after them.
 
+mod claims;
+mod sub_path;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _, chown};
@@ -26,7 +29,14 @@ pub struct VolumeError {
 }
 
 /// Where each volume of a pod is on this host.
-pub type Places = BTreeMap<String, PathBuf>;
+pub type Places = BTreeMap<String, Place>;
+
+/// A volume on this host.
+pub struct Place {
+    pub path: PathBuf,
+    /// Whoever mounts it may only read.
+    pub read_only: bool,
+}
 
 /// What volumes are made from.
 pub struct Materials<'a> {
@@ -40,11 +50,38 @@ pub struct Materials<'a> {
 pub async fn set_up(pod: &Pod, materials: &Materials<'_>) -> Result<Places, VolumeError> {
     let mut places = Places::new();
     for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
-        let made = one(pod, volume, materials).await;
-        let place = made.map_err(|message| VolumeError { volume: volume.name.clone(), message })?;
+        let failed = |message| VolumeError { volume: volume.name.clone(), message };
+        let place = match claims::name(pod, volume) {
+            Some(claim) => {
+                let found = claims::set_up(materials.ctx, pod, volume, &claim).await.map_err(failed)?;
+                share(pod, &found).map_err(|message| VolumeError { volume: found.name.clone(), message })?;
+                Place { path: found.place, read_only: found.read_only }
+            }
+            None => {
+                let path = one(pod, volume, materials).await.map_err(failed)?;
+                Place { path, read_only: false }
+            }
+        };
         places.insert(volume.name.clone(), place);
     }
     Ok(places)
+}
+
+/// Gives a claimed volume to the pod's group, unless it is known to be theirs already.
+fn share(pod: &Pod, found: &claims::Claimed) -> Result<(), String> {
+    let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
+    let Some(context) = context.filter(|context| context.fs_group.is_some() && !found.read_only) else {
+        return Ok(());
+    };
+    let group = context.fs_group.and_then(|group| u32::try_from(group).ok());
+    let is_theirs = fs::metadata(&found.place).is_ok_and(|known| {
+        use std::os::unix::fs::MetadataExt as _;
+        Some(known.gid()) == group && known.mode() & 0o2060 == 0o2060
+    });
+    if is_theirs && context.fs_group_change_policy.as_deref() == Some("OnRootMismatch") {
+        return Ok(());
+    }
+    own(&found.place, pod, 0o2775)
 }
 
 async fn one(pod: &Pod, volume: &Volume, materials: &Materials<'_>) -> Result<PathBuf, String> {
@@ -305,6 +342,7 @@ async fn token(
 pub fn mounts(
     pod: &Pod,
     container: &Container,
+    attempt: u32,
     places: &Places,
     env: &[(String, String)],
     settings: &Settings,
@@ -313,7 +351,7 @@ pub fn mounts(
     for mount in container.volume_mounts.iter().flatten() {
         let failed = |message: String| VolumeError { volume: mount.name.clone(), message };
         let place = places.get(&mount.name).ok_or_else(|| failed("there is no such volume".into()))?;
-        let path = sub_path(place, mount, env).map_err(failed)?;
+        let path = part_of(&place.path, mount, env).map_err(failed)?;
         let propagation = match mount.mount_propagation.as_deref() {
             Some("HostToContainer") => cri::MountPropagation::HostToContainer,
             Some("Bidirectional") => cri::MountPropagation::Bidirectional,
@@ -322,7 +360,7 @@ pub fn mounts(
         mounts.push(cri::Mount {
             container_path: mount.mount_path.clone(),
             host_path: path.display().to_string(),
-            readonly: mount.read_only == Some(true),
+            readonly: place.read_only || mount.read_only == Some(true),
             propagation: propagation.into(),
             ..cri::Mount::default()
         });
@@ -339,18 +377,36 @@ pub fn mounts(
     }
     let words = container.termination_message_path.as_deref().unwrap_or("/dev/termination-log");
     if !mounted(&mounts, words) {
-        mounts.push(file(last_words(pod, container, settings), words));
+        mounts.push(file(last_words(pod, &container.name, attempt, settings), words));
     }
     Ok(mounts)
 }
 
-/// Where a container leaves its last words.
-pub fn last_words(pod: &Pod, container: &Container, settings: &Settings) -> PathBuf {
-    settings.pod_dir(pod).join("containers").join(&container.name).join("termination-log")
+/// Where a run of a container leaves its last words.
+pub fn last_words(pod: &Pod, container: &str, attempt: u32, settings: &Settings) -> PathBuf {
+    settings.pod_dir(pod).join("containers").join(container).join(attempt.to_string())
 }
 
-/// The part of a volume that is mounted; it must not lead out of it, by links neither.
-fn sub_path(place: &Path, mount: &VolumeMount, env: &[(String, String)]) -> Result<PathBuf, String> {
+/// When the first of the pod's tokens is to be renewed.
+pub fn stale_from(pod: &Pod, settings: &Settings) -> Option<jiff::Timestamp> {
+    let dir = settings.pod_dir(pod).join("volumes/kubernetes.io~projected");
+    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    let sources = volumes.flat_map(|volume| {
+        let sources = volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten());
+        sources.map(move |source| (&volume.name, source))
+    });
+    let times = sources.filter_map(|(volume, source)| {
+        let wanted = source.service_account_token.as_ref()?;
+        let made = fs::metadata(dir.join(volume).join(&wanted.path)).ok()?.modified().ok()?;
+        let made = jiff::Timestamp::try_from(made).ok()?;
+        let seconds = wanted.expiration_seconds.unwrap_or(3607) * 8 / 10 + 1;
+        made.checked_add(jiff::SignedDuration::from_secs(seconds)).ok()
+    });
+    times.min()
+}
+
+/// The part of a volume that is mounted.
+fn part_of(place: &Path, mount: &VolumeMount, env: &[(String, String)]) -> Result<PathBuf, String> {
     let known =
         |name: &str| env.iter().rev().find(|(known, _)| known == name).map(|(_, value)| value.clone());
     let part = match (&mount.sub_path, &mount.sub_path_expr) {
@@ -358,29 +414,23 @@ fn sub_path(place: &Path, mount: &VolumeMount, env: &[(String, String)]) -> Resu
         (Some(part), _) if !part.is_empty() => part.clone(),
         _ => return Ok(place.to_owned()),
     };
-    let path = place.join(part.trim_start_matches('/'));
-    if !path.exists() {
-        fs::create_dir_all(&path).map_err(|error| error.to_string())?;
-    }
-    let (real, root) = (fs::canonicalize(&path), fs::canonicalize(place));
-    match (real, root) {
-        (Ok(real), Ok(root)) if real.starts_with(&root) => Ok(real),
-        _ => Err(format!("subPath {part:?} leads out of the volume")),
-    }
+    sub_path::find(place, &part)
 }
 
-/// What every pod has beside its volumes: the hosts file, and room for containers' last words.
-pub fn write_files(pod: &Pod, settings: &Settings, ips: &[String]) -> std::io::Result<()> {
+/// What every container has beside its volumes: the hosts file, and room for its last words.
+pub fn write_files(
+    pod: &Pod,
+    container: &Container,
+    attempt: u32,
+    settings: &Settings,
+    ips: &[String],
+) -> std::io::Result<()> {
     let dir = settings.pod_dir(pod);
     let spec = pod.spec.clone().unwrap_or_default();
-    for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
-        let words = last_words(pod, container, settings);
-        fs::create_dir_all(words.parent().unwrap_or(&dir))?;
-        if !words.exists() {
-            fs::write(&words, "")?;
-            fs::set_permissions(&words, fs::Permissions::from_mode(0o666))?;
-        }
-    }
+    let words = last_words(pod, &container.name, attempt, settings);
+    fs::create_dir_all(words.parent().unwrap_or(&dir))?;
+    fs::write(&words, "")?;
+    fs::set_permissions(&words, fs::Permissions::from_mode(0o666))?;
     let mut text =
         "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n\
         fe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n"
@@ -413,16 +463,33 @@ pub fn write_files(pod: &Pod, settings: &Settings, ips: &[String]) -> std::io::R
 /// Removes everything of the pod from this host.
 pub fn clear(uid: &str, settings: &Settings) -> std::io::Result<()> {
     let dir = settings.pods.join(uid);
-    let empty_dirs = dir.join("volumes/kubernetes.io~empty-dir");
-    for entry in fs::read_dir(&empty_dirs).into_iter().flatten().flatten() {
-        // Fails for those that are not mounts, which is fine.
-        let _ = rustix::mount::unmount(entry.path(), rustix::mount::UnmountFlags::DETACH);
+    let mounted = |path: &Path| {
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let places = table.lines().filter_map(|line| line.split(' ').nth(4)).map(unescaped);
+        places.filter(|place| place.starts_with(path)).collect::<Vec<_>>()
+    };
+    // The deepest first; what is on somebody else's disk must not be removed with the rest.
+    for place in mounted(&dir).iter().rev() {
+        let _ = rustix::mount::unmount(place, rustix::mount::UnmountFlags::DETACH);
+    }
+    if let Some(left) = mounted(&dir).first() {
+        return Err(std::io::Error::other(format!("{} is still mounted", left.display())));
     }
     remove_cgroups(uid);
     match fs::remove_dir_all(&dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
+}
+
+/// A path as mountinfo writes it, with spaces and the like as `\\040`.
+fn unescaped(text: &str) -> PathBuf {
+    PathBuf::from(
+        ["\\040", "\\011", "\\012", "\\134"]
+            .iter()
+            .zip([" ", "\t", "\n", "\\"])
+            .fold(text.to_owned(), |text, (escape, sign)| text.replace(escape, sign)),
+    )
 }
 
 /// The runtime removes the cgroups of containers, not the one of their pod that they are in.

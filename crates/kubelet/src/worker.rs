@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Pod, Probe};
+use k8s_openapi::api::node::v1::RuntimeClass;
 use reconcile::{Delete, Error, Key, Next, Object as _, Severity};
 use runtime::Runtime;
 
@@ -12,8 +13,9 @@ use crate::Node;
 use crate::config::{self, Settings};
 use crate::env::Addresses;
 use crate::memory::{Failure, Memory};
-use crate::observed::{Observed, POD_UID, State};
-use crate::pod::plan::{Action, Why, plan};
+use crate::observed::{Observed, POD_UID};
+use crate::pod::container as find;
+use crate::pod::plan::{Action, Why, deadline, plan, restart_at};
 use crate::pod::status::{Host, status};
 use crate::sources::Cluster;
 use crate::volumes::{self, Materials};
@@ -43,8 +45,10 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
             }
         };
         node.watch_health(&pod, &seen);
-        let memory = node.remember(&pod, |memory| memory.clone());
         let now = node.ctx.clock.now();
+        end_in_time(node, &pod, now);
+        tell_of_pauses(node, &pod, &seen, now);
+        let memory = node.remember(&pod, |memory| memory.clone());
         let actions = plan(&pod, &seen, &memory, now);
         let rechecks = actions.iter().filter_map(|action| match action {
             Action::Recheck(at) => Some(*at),
@@ -55,7 +59,12 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
             actions.into_iter().filter(|action| !matches!(action, Action::Recheck(_))).collect();
         tell(node, &pod, &seen).await?;
         if work.is_empty() {
-            refresh(node, &pod, &seen).await;
+            if let Some(stale) = refresh(node, &pod, &seen).await {
+                next = match next {
+                    Next::At(at) => Next::At(at.min(stale)),
+                    _ => Next::At(stale),
+                };
+            }
             break;
         }
         for action in work {
@@ -88,23 +97,56 @@ pub async fn observe(runtime: &dyn Runtime, pod: &Pod, settings: &Settings) -> r
         }
     }
     let mut seen = Observed::new(&sandboxes, &containers);
-    add_last_words(pod, &mut seen, settings);
+    crate::last_words::add(pod, &mut seen, settings);
     Ok(seen)
 }
 
-/// What containers left in the file for it.
-fn add_last_words(pod: &Pod, seen: &mut Observed, settings: &Settings) {
-    const LONGEST: usize = 4096;
-    let spec = pod.spec.clone().unwrap_or_default();
-    for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
-        let latest = seen.containers.iter_mut().find(|run| run.name == container.name);
-        if let Some(run) = latest.filter(|run| matches!(run.state, State::Exited { .. }))
-            && let Ok(mut words) = std::fs::read(volumes::last_words(pod, container, settings))
-            && !words.is_empty()
-        {
-            words.truncate(LONGEST);
-            run.message = String::from_utf8_lossy(&words).into_owned();
+/// A pod that has been at it for too long is ended.
+fn end_in_time(node: &Node, pod: &Pod, now: Timestamp) {
+    const TOO_LONG: &str = "Pod was active on the node longer than the specified deadline";
+    if deadline(pod).is_none_or(|deadline| deadline > now) || pod.is_deleting() {
+        return;
+    }
+    let first = node.remember(pod, |memory| {
+        let first = memory.ended.is_none();
+        memory.ended.get_or_insert_with(|| ("DeadlineExceeded".to_owned(), TOO_LONG.to_owned()));
+        first
+    });
+    if first {
+        node.ctx.events.normal(pod, "DeadlineExceeded", TOO_LONG);
+    }
+}
+
+/// Tells once of each run and of each failure that nothing is tried for a while.
+fn tell_of_pauses(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
+    if pod.is_deleting() {
+        return;
+    }
+    let mut news = Vec::new();
+    node.remember(pod, |memory| {
+        for container in crate::pod::containers(pod) {
+            let name = container.name.clone();
+            if let Some(failure) = memory.failures.get(&name)
+                && failure.quiet_from().is_some_and(|from| from <= now)
+                && memory.told.insert(format!("{name} {}", failure.times))
+            {
+                let image = container.image.unwrap_or_default();
+                let message = format!("Back-off pulling image {image:?}");
+                news.push((name.clone(), Severity::Normal, "BackOff", message));
+                news.push((name.clone(), Severity::Warning, "Failed", "Error: ImagePullBackOff".to_owned()));
+            }
+            let waits = |run: &&crate::observed::Ran| restart_at(run).is_some_and(|at| at > now);
+            if let Some(run) = seen.latest(&name).filter(waits)
+                && memory.told.insert(run.id.clone())
+            {
+                let whole = format!("{}_{}({})", pod.name(), pod.namespace(), pod.uid());
+                let message = format!("Back-off restarting failed container {name} in pod {whole}");
+                news.push((name, Severity::Warning, "BackOff", message));
+            }
         }
+    });
+    for (container, severity, reason, message) in news {
+        crate::start::note(node, pod, &container, severity, reason, message);
     }
 }
 
@@ -125,20 +167,26 @@ async fn tell(node: &Node, pod: &Pod, seen: &Observed) -> Result<(), Error> {
 }
 
 /// What volumes are made from may have changed while containers run.
-async fn refresh(node: &Node, pod: &Pod, seen: &Observed) {
-    let Some(sandbox) = seen.sandbox().filter(|_| seen.running().next().is_some()) else { return };
+/// Says when that is the case for sure.
+async fn refresh(node: &Node, pod: &Pod, seen: &Observed) -> Option<Timestamp> {
+    let sandbox = seen.sandbox().filter(|_| seen.running().next().is_some())?;
     let sources = node.sources();
     let addresses = Addresses { host_ip: &node.settings.node_ip, pod_ips: &sandbox.ips };
     let materials = Materials { ctx: &node.ctx, sources: &sources, settings: &node.settings, addresses };
     if let Err(error) = volumes::set_up(pod, &materials).await {
         tracing::debug!(%error, pod = %pod.key(), "a volume is out of date");
     }
+    volumes::stale_from(pod, &node.settings)
 }
 
 /// Does one thing. What fails is remembered and tried again later.
 async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
     match action {
         Action::MakeSandbox { attempt } => {
+            if attempt > 0 && memory_of_sandboxes(seen) {
+                let message = "Pod sandbox changed, it will be killed and re-created.";
+                node.ctx.events.normal(pod, "SandboxChanged", message);
+            }
             let result = make_sandbox(node, pod, attempt).await;
             if let Err(message) = &result {
                 node.ctx.events.warning(
@@ -155,7 +203,7 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
         }
         Action::Start { container, attempt } => {
             let Some(spec) = find(pod, &container) else { return };
-            let result = crate::start::start(node, pod, seen, spec, attempt).await;
+            let result = crate::start::start(node, pod, seen, &spec, attempt).await;
             let now = node.ctx.clock.now();
             node.remember(pod, |memory| match result {
                 Ok(()) => drop(memory.failures.remove(&container)),
@@ -176,28 +224,42 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
     }
 }
 
+/// Whether something has run in the sandboxes there were.
+fn memory_of_sandboxes(seen: &Observed) -> bool {
+    !seen.sandboxes.is_empty() && !seen.containers.is_empty()
+}
+
 async fn make_sandbox(node: &Node, pod: &Pod, attempt: u32) -> Result<(), String> {
     let config = config::sandbox(pod, attempt, &node.settings);
     std::fs::create_dir_all(&config.log_directory).map_err(|error| error.to_string())?;
-    let handler = node.runtime_handler(pod)?;
+    let handler = node.runtime_handler(pod).await?;
     node.runtime.run_sandbox(&config, &handler).await.map(drop).map_err(|error| error.message())
 }
 
 async fn stop(node: &Arc<Node>, pod: &Pod, id: &str, container: &str, why: Why) {
     let spec = pod.spec.as_ref();
+    let started = node.remember(pod, |memory| memory.health.get(id).is_none_or(|health| health.started));
+    let own = find(pod, container);
+    let probe = own
+        .as_ref()
+        .and_then(|own| if started { own.liveness_probe.as_ref() } else { own.startup_probe.as_ref() });
     let grace = match why {
         Why::PodEnds => pod.metadata.deletion_grace_period_seconds,
-        Why::Unhealthy | Why::SandboxGone => None,
+        Why::Unhealthy => probe.and_then(|probe: &Probe| probe.termination_grace_period_seconds),
+        Why::SandboxGone => None,
     };
     let grace = grace.or(spec.and_then(|spec| spec.termination_grace_period_seconds)).unwrap_or(30);
     let grace = Duration::from_secs(u64::try_from(grace).unwrap_or(0));
     let message = match why {
-        Why::Unhealthy => format!("Container {container} failed liveness probe, will be restarted"),
+        Why::Unhealthy => {
+            let kind = if started { "liveness" } else { "startup" };
+            format!("Container {container} failed {kind} probe, will be restarted")
+        }
         _ => format!("Stopping container {container}"),
     };
     crate::start::note(node, pod, container, Severity::Normal, "Killing", message);
     let begun = tokio::time::Instant::now();
-    if let Some(hook) = find(pod, container).and_then(|spec| spec.lifecycle.as_ref()?.pre_stop.clone()) {
+    if let Some(hook) = own.as_ref().and_then(|own| own.lifecycle.as_ref()?.pre_stop.clone()) {
         let run = crate::hooks::run(node, pod, id, &hook);
         if let Ok(Err(message)) = tokio::time::timeout(grace.max(Duration::from_secs(1)), run).await {
             crate::start::note(node, pod, container, Severity::Warning, "FailedPreStopHook", message);
@@ -259,17 +321,12 @@ pub async fn remove_all(node: &Node, uid: &str) -> bool {
     result.is_ok()
 }
 
-fn find<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {
-    let spec = pod.spec.as_ref()?;
-    spec.init_containers.iter().flatten().chain(&spec.containers).find(|container| container.name == name)
-}
-
 /// The same failure once more, or another.
 fn again(before: Option<&Failure>, reason: &str, message: String, now: Timestamp) -> Failure {
     let times = before.map_or(0, |before| before.times) + 1;
     let pause = FIRST_PAUSE.saturating_mul(1 << (times - 1).min(10)).min(LONGEST_PAUSE);
     let again = now.checked_add(pause).unwrap_or(now);
-    Failure { reason: reason.to_owned(), message, times, again }
+    Failure { reason: reason.to_owned(), message, times, at: now, again }
 }
 
 impl Node {
@@ -287,11 +344,16 @@ impl Node {
         self.memories.lock().remove(uid);
     }
 
-    fn runtime_handler(&self, pod: &Pod) -> Result<String, String> {
-        match pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref()) {
-            None | Some("") => Ok(String::new()),
-            // The class's handler is looked up by name; most classes are called after it.
-            Some(class) => Ok(class.to_owned()),
+    /// What the runtime calls the class the pod wants to be run by.
+    async fn runtime_handler(&self, pod: &Pod) -> Result<String, String> {
+        let class = pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref()).unwrap_or_default();
+        if class.is_empty() {
+            return Ok(String::new());
+        }
+        match self.ctx.client.get::<RuntimeClass>(&Key::new("", class)).await {
+            Ok(class) => Ok(class.handler),
+            Err(error) if error.is_not_found() => Err(error.to_string()),
+            Err(error) => Err(format!("failed to lookup RuntimeClass {class}: {error}")),
         }
     }
 

@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use reconcile::Object as _;
 
-use crate::memory::Memory;
+use crate::memory::{Failure, Memory};
 use crate::observed::{Observed, Ran, State};
 
 /// A container that fails is started again at once, then after this long, then twice as long, and so on.
@@ -66,7 +66,25 @@ pub fn is_finished(pod: &Pod, seen: &Observed, memory: &Memory) -> bool {
     policy != "Always" && !spec.containers.is_empty() && spec.containers.iter().all(over)
 }
 
+/// When the pod has been at it for as long as it may.
+pub fn deadline(pod: &Pod) -> Option<Timestamp> {
+    let seconds = pod.spec.as_ref()?.active_deadline_seconds?;
+    let start = pod.status.as_ref()?.start_time.as_ref()?.0;
+    start.checked_add(SignedDuration::from_secs(seconds)).ok()
+}
+
 pub fn plan(pod: &Pod, seen: &Observed, memory: &Memory, now: Timestamp) -> Vec<Action> {
+    let mut actions = next(pod, seen, memory, now);
+    if memory.ended.is_none() {
+        actions.extend(deadline(pod).filter(|deadline| *deadline > now).map(Action::Recheck));
+    }
+    // What is said about a failure changes once nothing is tried for a while.
+    let quiet = memory.failures.values().filter_map(Failure::quiet_from);
+    actions.extend(quiet.filter(|from| *from > now).map(Action::Recheck));
+    actions
+}
+
+fn next(pod: &Pod, seen: &Observed, memory: &Memory, now: Timestamp) -> Vec<Action> {
     if pod.is_deleting() || is_finished(pod, seen, memory) {
         return end(pod, seen);
     }
@@ -77,6 +95,13 @@ pub fn plan(pod: &Pod, seen: &Observed, memory: &Memory, now: Timestamp) -> Vec<
         actions.push(Action::StopSandbox { id: old.id.clone() });
     }
     let spec = pod.spec.clone().unwrap_or_default();
+    // Whoever wants to have a look waits for nobody, and has one look.
+    for container in spec.ephemeral_containers.iter().flatten().map(super::ephemeral) {
+        let run = seen.latest(&container.name);
+        if run.is_none_or(|run| run.state == State::Created) {
+            start(&container, run, memory, now, &mut actions);
+        }
+    }
     for container in spec.init_containers.iter().flatten() {
         let sidecar = is_sidecar(container);
         let run = seen.latest(&container.name);

@@ -33,12 +33,14 @@ pub fn status(pod: &Pod, seen: &Observed, memory: &Memory, host: &Host<'_>, now:
     let unready: Vec<&str> =
         mains.iter().filter(|container| !container.ready).map(|container| container.name.as_str()).collect();
     let ready = !over && initialized && unready.is_empty();
+    let gates = look.closed_gates(&before);
     let why = match phase {
         _ if ready => None,
         "Succeeded" => Some(("PodCompleted", String::new())),
         "Failed" => Some(("PodFailed", String::new())),
         _ => Some(("ContainersNotReady", format!("containers with unready status: [{}]", unready.join(" ")))),
     };
+    let closed = (ready && !gates.is_empty()).then(|| ("ReadinessGatesNotReady", gates.join(", ")));
     let uninitialized = (!initialized).then(|| look.uninitialized());
     let conditions = Conditions { before: &before, now, generation: pod.metadata.generation };
     let ips = if spec.host_network == Some(true) {
@@ -48,7 +50,13 @@ pub fn status(pod: &Pod, seen: &Observed, memory: &Memory, host: &Host<'_>, now:
     };
     // The address of a pod that is over is remembered.
     let ips = if ips.is_empty() { known_ips(&before) } else { ips };
-    let (reason, message) = memory.ended.clone().unzip();
+    let looks: Vec<_> = spec
+        .ephemeral_containers
+        .iter()
+        .flatten()
+        .map(|container| ContainerStatus { ready: false, ..look.container(&super::ephemeral(container), "") })
+        .collect();
+    let (reason, message) = memory.ended.clone().filter(|_| over).unzip();
     PodStatus {
         phase: Some(phase.to_owned()),
         reason: reason.or(before.reason.clone()),
@@ -59,12 +67,13 @@ pub fn status(pod: &Pod, seen: &Observed, memory: &Memory, host: &Host<'_>, now:
         pod_ip: ips.first().cloned(),
         pod_ips: (!ips.is_empty()).then(|| ips.into_iter().map(|ip| PodIP { ip }).collect()),
         init_container_statuses: (!inits.is_empty()).then_some(inits),
+        ephemeral_container_statuses: (!looks.is_empty()).then_some(looks),
         container_statuses: (!mains.is_empty()).then_some(mains),
         observed_generation: pod.metadata.generation,
         conditions: Some(conditions.all([
             ("PodReadyToStartContainers", seen.sandbox().is_some(), None),
             ("Initialized", initialized, uninitialized),
-            ("Ready", ready, why.clone()),
+            ("Ready", ready && closed.is_none(), closed.or(why.clone())),
             ("ContainersReady", ready, why),
         ])),
         ..before.clone()
@@ -114,8 +123,29 @@ impl Look<'_> {
         ("ContainersNotInitialized", format!("containers with incomplete status: [{}]", names.join(" ")))
     }
 
+    /// What others have yet to say yes to.
+    fn closed_gates(&self, before: &PodStatus) -> Vec<String> {
+        let gates = self.pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
+        let closed = gates.filter_map(|gate| {
+            let type_ = &gate.condition_type;
+            match before.conditions.iter().flatten().find(|condition| condition.type_ == *type_) {
+                None => {
+                    Some(format!("corresponding condition of pod readiness gate {type_:?} does not exist."))
+                }
+                Some(known) if known.status != "True" => Some(format!(
+                    "the status of pod readiness gate {type_:?} is not \"True\", but {}",
+                    known.status
+                )),
+                Some(_) => None,
+            }
+        });
+        closed.collect()
+    }
+
     fn phase(&self, initialized: bool, mains: &[ContainerStatus]) -> &'static str {
-        if self.memory.ended.is_some() || failed_init(self.pod, self.seen) {
+        let ends = self.memory.ended.is_some() || failed_init(self.pod, self.seen);
+        // Nothing is over as long as something runs.
+        if ends && self.seen.running().next().is_none() {
             return "Failed";
         }
         if !initialized {
@@ -194,6 +224,12 @@ impl Look<'_> {
             return ContainerState { running: Some(running), ..ContainerState::default() };
         }
         if let Some(failure) = self.memory.failures.get(&container.name) {
+            if failure.quiet_from().is_some_and(|from| from <= self.now) {
+                let image = container.image.as_deref().unwrap_or_default();
+                let message =
+                    format!("Back-off pulling image {image:?}: {}: {}", failure.reason, failure.message);
+                return waiting("ImagePullBackOff", &message);
+            }
             return waiting(&failure.reason, &failure.message);
         }
         let over = is_finished(self.pod, self.seen, self.memory);

@@ -147,8 +147,13 @@ fn a_lost_sandbox_is_replaced_once_nothing_runs_any_more() {
 fn the_unhealthy_are_stopped_and_the_impossible_waits() {
     let mut memory = Memory::default();
     memory.health.insert("a#0".into(), Health { started: true, ready: false, dead: true });
-    let failure =
-        Failure { reason: "ErrImagePull".into(), message: String::new(), times: 1, again: time(30) };
+    let failure = Failure {
+        reason: "ErrImagePull".into(),
+        message: String::new(),
+        times: 1,
+        at: time(-9),
+        again: time(30),
+    };
     memory.failures.insert("b".into(), failure);
     let actions = plan(&pod("main a b"), &seen("s0 ready | a#0 running"), &memory, time(9));
     assert_eq!(shown(&actions), "stop a#0 Unhealthy\nrecheck at 30\n");

@@ -202,9 +202,10 @@ fn pods_that_are_over() {
 fn an_image_that_cannot_be_had() {
     let mut memory = Memory::default();
     let failure = Failure {
-        reason: "ImagePullBackOff".into(),
-        message: "Back-off pulling image \"web:1\"".into(),
+        reason: "ErrImagePull".into(),
+        message: "no such host".into(),
         times: 1,
+        at: time(-9),
         again: time(60),
     };
     memory.failures.insert("main".into(), failure);
@@ -214,12 +215,12 @@ fn an_image_that_cannot_be_had() {
         &memory,
         6,
         expect![[r#"
-        Pending 10.42.0.7
-        main: ImagePullBackOff (Back-off pulling image "web:1"), last -, ready false, restarts 0
-        PodReadyToStartContainers=True
-        Initialized=True
-        Ready=False ContainersNotReady
-        ContainersReady=False ContainersNotReady
-    "#]],
+            Pending 10.42.0.7
+            main: ImagePullBackOff (Back-off pulling image "web:1": ErrImagePull: no such host), last -, ready false, restarts 0
+            PodReadyToStartContainers=True
+            Initialized=True
+            Ready=False ContainersNotReady
+            ContainersReady=False ContainersNotReady
+        "#]],
     );
 }

@@ -1,0 +1,132 @@
+//! Persistent volumes: a pod's claim leads to a volume, and that to a place on this host.
+
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Volume};
+use reconcile::{Ctx, Key, Object as _};
+
+use super::host_path;
+
+/// Where a volume that a claim stands for is on this host.
+pub struct Claimed {
+    /// The volume's own name, which is what people look for.
+    pub name: String,
+    pub place: PathBuf,
+    pub read_only: bool,
+}
+
+/// The claim that a pod's volume stands for; those made for one pod alone are called after both.
+pub fn name(pod: &Pod, volume: &Volume) -> Option<String> {
+    match (&volume.persistent_volume_claim, &volume.ephemeral) {
+        (Some(claim), _) => Some(claim.claim_name.clone()),
+        (_, Some(_)) => Some(format!("{}-{}", pod.name(), volume.name)),
+        _ => None,
+    }
+}
+
+/// Finds the volume of a claim and makes sure that it is there. The claim and the volume are asked for by name, since
+/// a node may see no others than those of its own pods.
+pub async fn set_up(ctx: &Ctx, pod: &Pod, volume: &Volume, claim: &str) -> Result<Claimed, String> {
+    let told = |why: String| format!("error processing PVC {}/{claim}: {why}", pod.namespace());
+    let key = Key::new(pod.namespace(), claim);
+    let found: PersistentVolumeClaim = ctx
+        .client
+        .get(&key)
+        .await
+        .map_err(|error| told(format!("failed to fetch PVC from API server: {error}")))?;
+    let bound = bound(pod, volume, &found).map_err(told)?;
+    let found: PersistentVolume = ctx
+        .client
+        .get(&Key::new("", &bound))
+        .await
+        .map_err(|error| told(format!("failed to fetch PV {bound} from API server: {error}")))?;
+    let read_only =
+        volume.persistent_volume_claim.as_ref().and_then(|claim| claim.read_only).unwrap_or(false);
+    let place = place(&found)?;
+    Ok(Claimed { name: bound, place, read_only })
+}
+
+/// The name of the volume a claim is bound to.
+fn bound(pod: &Pod, volume: &Volume, claim: &PersistentVolumeClaim) -> Result<String, String> {
+    if volume.ephemeral.is_some() && claim.controller().is_none_or(|owner| owner.uid != pod.uid()) {
+        return Err("PVC was not created for pod".to_owned());
+    }
+    if claim.is_deleting() {
+        return Err("PVC is being deleted".to_owned());
+    }
+    let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.clone()).unwrap_or_default();
+    let phase = claim.status.as_ref().and_then(|status| status.phase.clone()).unwrap_or_default();
+    if phase != "Bound" || name.is_empty() {
+        return Err(format!("PVC has non-bound phase ({phase:?}) or empty pvc.Spec.VolumeName ({name:?})"));
+    }
+    Ok(name)
+}
+
+fn place(volume: &PersistentVolume) -> Result<PathBuf, String> {
+    let Some(spec) = &volume.spec else { return Err("the volume is empty".to_owned()) };
+    if spec.volume_mode.as_deref() == Some("Block") {
+        return Err("block volumes are not supported on this node".to_owned());
+    }
+    if let Some(host) = &spec.host_path {
+        return host_path(&host.path, host.type_.as_deref().unwrap_or_default());
+    }
+    if let Some(local) = &spec.local {
+        let path = Path::new(&local.path);
+        return match path.is_dir() {
+            true => Ok(path.to_owned()),
+            false if path.exists() => {
+                Err(format!("{:?} is not a directory: mount the device there first", local.path))
+            }
+            false => Err(format!("path {:?} does not exist", local.path)),
+        };
+    }
+    Err("this kind of persistent volume is not supported on this node: use hostPath, local or a class of this cluster"
+        .to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod() -> Pod {
+        serde_json::from_value(json!({"metadata": {"name": "web", "uid": "u"}})).expect("a pod")
+    }
+
+    #[track_caller]
+    fn check(volume: Value, claim: Value, expected: Result<&str, &str>) {
+        let volume: Volume = serde_json::from_value(volume).expect("a volume");
+        let claim: PersistentVolumeClaim = serde_json::from_value(claim).expect("a claim");
+        let found = bound(&pod(), &volume, &claim);
+        assert_eq!(found, expected.map(str::to_owned).map_err(str::to_owned));
+    }
+
+    #[test]
+    fn claims() {
+        let volume = || json!({"name": "data", "persistentVolumeClaim": {"claimName": "c"}});
+        let own = || json!({"name": "data", "ephemeral": {}});
+        let whole = json!({"spec": {"volumeName": "pv"}, "status": {"phase": "Bound"}});
+        check(volume(), whole.clone(), Ok("pv"));
+        let unbound = "PVC has non-bound phase (\"Pending\") or empty pvc.Spec.VolumeName (\"\")";
+        check(volume(), json!({"spec": {}, "status": {"phase": "Pending"}}), Err(unbound));
+        check(own(), whole.clone(), Err("PVC was not created for pod"));
+        let owner =
+            json!([{"apiVersion": "v1", "kind": "Pod", "name": "web", "uid": "u", "controller": true}]);
+        let mut owned = whole;
+        owned["metadata"] = json!({"ownerReferences": owner});
+        check(own(), owned, Ok("pv"));
+        let own: Volume = serde_json::from_value(own()).expect("a volume");
+        assert_eq!(name(&pod(), &own).as_deref(), Some("web-data"));
+    }
+
+    #[test]
+    fn places() {
+        let volume = |spec: Value| serde_json::from_value(json!({"spec": spec})).expect("a volume");
+        assert_eq!(place(&volume(json!({"local": {"path": "/"}}))), Ok(PathBuf::from("/")));
+        let missing = "path \"/not/there\" does not exist".to_owned();
+        assert_eq!(place(&volume(json!({"local": {"path": "/not/there"}}))), Err(missing));
+        assert!(place(&volume(json!({"local": {"path": "/"}, "volumeMode": "Block"}))).is_err());
+        assert!(place(&volume(json!({"glusterfs": {"endpoints": "a", "path": "b"}}))).is_err());
+    }
+}
