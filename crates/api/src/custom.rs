@@ -11,6 +11,7 @@ mod definition;
 mod form;
 mod kind;
 mod path;
+pub(crate) mod rules;
 mod scale;
 
 use std::sync::{Arc, PoisonError, RwLock};

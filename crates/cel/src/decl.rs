@@ -99,6 +99,11 @@ impl Decl {
         }
     }
 
+    /// How often such a value can stand in one request.
+    pub fn most_in_a_request(&self) -> u64 {
+        LARGEST_REQUEST / self.min_size.saturating_add(1)
+    }
+
     pub(crate) fn unknown() -> &'static Decl {
         static UNKNOWN: LazyLock<Decl> = LazyLock::new(|| Decl::new(Type::Dyn));
         &UNKNOWN

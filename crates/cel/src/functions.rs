@@ -16,6 +16,8 @@ mod template;
 mod timestamps;
 mod url;
 
+pub use regex::compile as compile_regex;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 

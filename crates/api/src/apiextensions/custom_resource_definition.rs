@@ -10,6 +10,7 @@ mod field_path;
 mod formats;
 mod inner;
 mod lists;
+mod rules;
 mod schema;
 mod structural;
 mod version;

@@ -15,7 +15,7 @@ use crate::field::{Errors, Path};
 use crate::json::Json;
 
 pub use embedded::embedded;
-pub use lists::lists;
+pub use lists::{counterpart, lists};
 pub use pattern::Patterns;
 pub use shape::{coerce_embedded, drop_nulls, prune, set_defaults};
 

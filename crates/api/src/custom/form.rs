@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::columns::{self, CustomColumn};
 use super::path::JsonPath;
+use super::rules::Rules;
 use super::{Definition, ScalePaths};
 use crate::apiextensions::values::{self, Patterns};
 use crate::json::Json as _;
@@ -25,6 +26,7 @@ pub struct Form {
     pub scale: Option<ScalePaths>,
     pub has_status: bool,
     pub(super) patterns: Patterns,
+    pub(super) rules: Option<Rules>,
     /// Nothing is pruned.
     preserve_unknown: bool,
 }
@@ -56,6 +58,7 @@ impl Form {
             scale: known.and_then(|version| version.scale.clone()),
             has_status: known.is_some_and(|version| version.has_status),
             patterns: Patterns::of(&schema),
+            rules: Rules::of(&schema, true),
             preserve_unknown,
             schema,
         }

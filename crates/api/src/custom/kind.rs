@@ -34,9 +34,7 @@ impl Kind for Slot {
         scale(&form, new, &["spec", "status"], errors);
         values::embedded(&form.schema, new, &root, errors);
         values::lists(&form.schema, new, &root, errors);
-        if is_blocked(errors) {
-            errors.invalid(&root, Value::Null, UNCHECKED);
-        }
+        rules(&form, new, None, errors);
     }
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
@@ -49,9 +47,7 @@ impl Kind for Slot {
         scale(&form, new, &["spec", "status"], errors);
         values::embedded(&form.schema, new, &root, errors);
         changed_lists(&form, new, old, errors);
-        if is_blocked(errors) {
-            errors.invalid(&root, Value::Null, UNCHECKED);
-        }
+        rules(&form, new, Some(old), errors);
     }
 
     fn validate_status(&self, new: &Value, old: &Value, errors: &mut Errors) {
@@ -71,9 +67,7 @@ impl Kind for Slot {
         }
         scale(&form, new, &["status"], errors);
         changed_lists(&form, new, old, errors);
-        if is_blocked(errors) {
-            errors.invalid(&Path::root(), Value::Null, UNCHECKED);
-        }
+        rules(&form, new, Some(old), errors);
     }
 
     fn warnings(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
@@ -114,6 +108,16 @@ fn changed_lists(form: &Form, new: &Value, old: &Value, errors: &mut Errors) {
     values::lists(&form.schema, old, &Path::root(), &mut before);
     if before.is_empty() {
         values::lists(&form.schema, new, &Path::root(), errors);
+    }
+}
+
+/// The rules of the schema, unless they could meet what they do not expect.
+fn rules(form: &Form, new: &Value, old: Option<&Value>, errors: &mut Errors) {
+    let Some(rules) = &form.rules else { return };
+    if is_blocked(errors) {
+        errors.invalid(&Path::root(), Value::Null, UNCHECKED);
+    } else {
+        rules.check(&form.schema, new, old, errors);
     }
 }
 

@@ -18,7 +18,10 @@ fn boat() -> Value {
                 "additionalPrinterColumns": [{"name": "Length", "type": "integer", "jsonPath": ".spec.length"}],
                 "selectableFields": [{"jsonPath": ".spec.rig"}],
                 "schema": {"openAPIV3Schema": {"type": "object", "required": ["spec"], "properties": {
-                    "spec": {"type": "object", "required": ["length"], "properties": {
+                    "spec": {"type": "object", "required": ["length"], "x-kubernetes-validations": [
+                        {"rule": "self.crew <= self.length", "message": "crew must not exceed length"},
+                        {"rule": "!has(oldSelf.rig) || self.rig == oldSelf.rig", "messageExpression": "'still a ' + oldSelf.rig", "fieldPath": ".rig", "reason": "FieldValueForbidden"},
+                    ], "properties": {
                         "length": {"type": "integer", "minimum": 1},
                         "crew": {"type": "integer", "default": 2},
                         "rig": {"type": "string", "enum": ["sloop", "ketch"]},
@@ -73,9 +76,21 @@ fn check(object: Value, expected: Expect) {
 
 #[test]
 fn objects_keep_to_the_schema() {
-    check(object(json!({"length": 9})), expect![""]);
+    check(object(json!({"length": 9, "crew": 2})), expect![""]);
     check(
-        object(json!({"length": 0})),
+        object(json!({"length": 3, "crew": 9})),
+        expect![[r#"
+            spec: Invalid value: crew must not exceed length
+        "#]],
+    );
+    check(
+        object(json!({"length": 3})),
+        expect![[r#"
+            spec: Invalid value: "object": no such key: crew evaluating rule: crew must not exceed length
+        "#]],
+    );
+    check(
+        object(json!({"length": 0, "crew": 0})),
         expect![[r#"
             spec.length: Invalid value: 0: spec.length in body should be greater than or equal to 1
         "#]],
@@ -102,8 +117,26 @@ fn objects_keep_to_the_schema() {
 }
 
 #[test]
+fn transitions_are_judged_and_old_faults_let_pass() {
+    let check = |new: Value, old: Value| {
+        let mut errors = Errors::default();
+        row().rules.validate_update(&object(new), &object(old), &mut errors);
+        errors.to_string()
+    };
+    let old = json!({"length": 3, "crew": 9, "rig": "sloop"});
+    assert_eq!(
+        check(json!({"length": 3, "crew": 3, "rig": "ketch"}), old.clone()),
+        "spec.rig: Forbidden: still a sloop"
+    );
+    // It was wrong before, and is no worse now.
+    assert_eq!(check(old.clone(), old.clone()), "");
+    let word = "spec: Invalid value: crew must not exceed length";
+    assert_eq!(check(json!({"length": 3, "crew": 8, "rig": "sloop"}), old), word);
+}
+
+#[test]
 fn status_is_looked_at_alone() {
-    let old = object(json!({"length": 0}));
+    let old = object(json!({"length": 0, "crew": 9}));
     let mut new = old.clone();
     new["status"] = json!({"aboard": 10});
     let mut errors = Errors::default();

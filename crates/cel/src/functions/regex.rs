@@ -44,7 +44,8 @@ pub(super) fn native(name: &str) -> Option<Native> {
     })
 }
 
-pub(crate) fn compile(pattern: &str) -> Result<Regex, String> {
+/// Compiles a pattern as RE2 reads it; says what is wrong with one that is none.
+pub fn compile(pattern: &str) -> Result<Regex, String> {
     if let Some(operator) = nested_repetition(pattern) {
         let words = format!("error parsing regexp: invalid nested repetition operator: `{operator}`");
         return Err(format!("Illegal regex: {words}"));

@@ -78,20 +78,22 @@ fn list(schemas: &Value) -> String {
     format!("[{}]", shown.join(","))
 }
 
+/// One of a schema's CEL rules.
+pub(super) fn rule(rule: &Value) -> String {
+    format!(
+        "{{\"Rule\":{},\"Message\":{},\"MessageExpression\":{},\"Reason\":{},\"FieldPath\":{},\"OptionalOldSelf\":{}}}",
+        Value::from(rule.text("rule")),
+        Value::from(rule.text("message")),
+        Value::from(rule.text("messageExpression")),
+        rule.at("reason"),
+        Value::from(rule.text("fieldPath")),
+        rule.at("optionalOldSelf"),
+    )
+}
+
 fn rules(rules: &Value) -> String {
     let Some(rules) = rules.as_array() else { return "null".to_owned() };
-    let one = |rule: &Value| {
-        format!(
-            "{{\"Rule\":{},\"Message\":{},\"MessageExpression\":{},\"Reason\":{},\"FieldPath\":{},\"OptionalOldSelf\":{}}}",
-            Value::from(rule.text("rule")),
-            Value::from(rule.text("message")),
-            Value::from(rule.text("messageExpression")),
-            rule.at("reason"),
-            Value::from(rule.text("fieldPath")),
-            rule.at("optionalOldSelf"),
-        )
-    };
-    format!("[{}]", rules.iter().map(one).collect::<Vec<_>>().join(","))
+    format!("[{}]", rules.iter().map(rule).collect::<Vec<_>>().join(","))
 }
 
 /// `spec.versions`; what the versions share is not in them.

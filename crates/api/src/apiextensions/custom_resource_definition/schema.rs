@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::super::values;
 use super::field_path::field_at;
+use super::rules::expressions;
 use super::{inner, lists, structural};
 use crate::field::{Errors, Path, Reason};
 use crate::json::Json;
@@ -65,6 +66,10 @@ pub(super) fn validation(validation: &Value, has_status: bool, path: &Path, erro
         && errors.0.len() == before
     {
         errors.invalid(&path, "", &format!("OpenAPIV3Schema '{keyword}' is not supported"));
+    }
+    // Of a schema that makes no sense, expressions make none either.
+    if errors.0.len() == before {
+        expressions(schema, &path, errors);
     }
 }
 

@@ -64,7 +64,7 @@ fn key(schema: &Value, item: &Value) -> Value {
 }
 
 /// The item of the list as it was before that is the same one.
-pub(super) fn counterpart<'v>(schema: &Value, old: &'v Value, item: &Value) -> Option<&'v Value> {
+pub fn counterpart<'v>(schema: &Value, old: &'v Value, item: &Value) -> Option<&'v Value> {
     if schema.text("x-kubernetes-list-type") != "map" {
         return None;
     }
