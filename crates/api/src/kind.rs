@@ -57,6 +57,11 @@ pub trait Kind: Sync {
         Vec::new()
     }
 
+    /// What the version that is stored calls a field that can be selected by.
+    fn stored_field<'n>(&self, name: &'n str) -> &'n str {
+        name
+    }
+
     /// Words for the `Warning` header, such as use of a deprecated field.
     fn warnings(&self, _new: &Value, _old: Option<&Value>) -> Vec<String> {
         Vec::new()

@@ -221,6 +221,7 @@ impl Selection {
             "metadata.namespace" => "",
             name => {
                 let rules = crate::registry::stored_as(self.resource).rules;
+                let name = self.resource.rules.stored_field(name);
                 object.fields(rules).iter().find(|(field, _)| *field == name).map_or("", |(_, value)| value)
             }
         }

@@ -197,7 +197,17 @@ fn fields_select_as_each_kind_allows() {
         let pod = json!({"metadata": {"name": name}, "spec": {"nodeName": node, "containers": [{"name": "c", "image": "i"}]}});
         assert_eq!(http.post(PODS, &pod).unwrap().status, 201);
     }
+    let event = json!({
+        "metadata": {"name": "e"}, "regarding": {"kind": "Pod", "name": "a", "namespace": "default"},
+        "eventTime": "2026-01-01T00:00:00.000000Z", "type": "Normal", "reason": "Sails", "action": "Sail",
+        "reportingController": "mast", "reportingInstance": "m-1",
+    });
+    let made = http.post("/apis/events.k8s.io/v1/namespaces/default/events", &event).unwrap();
+    assert_eq!(made.status, 201, "{}", made.text());
     let table = [
+        ("/api/v1/events", "source=mast,involvedObject.name=a", "e"),
+        ("/apis/events.k8s.io/v1/events", "reportingController=mast,regarding.kind=Pod", "e"),
+        ("/apis/events.k8s.io/v1/events", "regarding.name=b", ""),
         (PODS, "spec.nodeName=n1", "b"),
         (PODS, "spec.nodeName=", "a"),
         (PODS, "spec.nodeName!=n1", "a"),

@@ -87,6 +87,20 @@ impl Kind for Event {
             ("type", text(&event, "type")),
         ]
     }
+
+    fn stored_field<'n>(&self, name: &'n str) -> &'n str {
+        match name {
+            "regarding.kind" => "involvedObject.kind",
+            "regarding.namespace" => "involvedObject.namespace",
+            "regarding.name" => "involvedObject.name",
+            "regarding.uid" => "involvedObject.uid",
+            "regarding.apiVersion" => "involvedObject.apiVersion",
+            "regarding.resourceVersion" => "involvedObject.resourceVersion",
+            "regarding.fieldPath" => "involvedObject.fieldPath",
+            "reportingController" => "reportingComponent",
+            same => same,
+        }
+    }
 }
 
 fn core_form(event: &Value) -> Cow<'_, Value> {
