@@ -56,6 +56,19 @@ pub trait Extenders: Send + Sync {
     ) -> Result<(), String>;
     /// Adds to the scores.
     fn score(&self, cycle: &Cycle<'_>, nodes: &[NodeId], scores: &mut [i64]);
+    /// Takes out nodes that no room is to be made on, or changes which pods have to go there.
+    fn preempt(&self, _cycle: &Cycle<'_>, _candidates: &mut Vec<Candidate>) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// A node with the pods that would have to go to make room, the most important first.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    pub node: NodeId,
+    pub victims: Vec<Arc<crate::state::PodInfo>>,
+    /// How many of them a disruption budget protects.
+    pub violations: usize,
 }
 
 /// No extenders.
@@ -336,6 +349,7 @@ impl<'c> Search<'_, 'c> {
                 diagnosis: &self.diagnosis,
                 nominations: self.nominations,
                 random: &mut algorithm.random,
+                extenders: self.extenders,
             };
             match plugin.post_filter(&mut attempt) {
                 Rescue::Nominate { node, victims } => {

@@ -3,6 +3,7 @@
 //! A call holds the scheduler up, as it does upstream: the answer is part of the choice.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,7 +19,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::algorithm::{Diagnosis, Extenders};
+use crate::algorithm::{Candidate, Diagnosis, Extenders};
 use crate::config::{ConfigError, ExtenderConfig};
 use crate::framework::{Cycle, MAX_SCORE, Status};
 use crate::state::{NodeId, PodInfo};
@@ -84,6 +85,29 @@ struct HostScore {
 struct BindResult {
     #[serde(alias = "error")]
     error: String,
+}
+
+/// On which nodes an extender would make room, and by which pods' going.
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "PascalCase")]
+struct Preempted {
+    #[serde(alias = "nodeNameToMetaVictims")]
+    node_name_to_meta_victims: BTreeMap<String, Option<Victims>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "PascalCase")]
+struct Victims {
+    #[serde(alias = "pods")]
+    pods: Vec<Victim>,
+    #[serde(rename = "NumPDBViolations", alias = "numPDBViolations")]
+    violations: usize,
+}
+
+#[derive(Deserialize)]
+struct Victim {
+    #[serde(rename = "UID", alias = "uid")]
+    uid: String,
 }
 
 impl HttpExtenders {
@@ -208,6 +232,25 @@ impl Extenders for HttpExtenders {
             }
         }
     }
+
+    fn preempt(&self, cycle: &Cycle<'_>, candidates: &mut Vec<Candidate>) -> Result<(), String> {
+        for extender in self.0.iter().filter(|one| !one.config.preempt_verb.is_empty()) {
+            if candidates.is_empty() || !extender.is_interested(cycle.pod) {
+                continue;
+            }
+            let body = extender.preemption(cycle, candidates);
+            let answer: Result<Preempted, String> =
+                self.wait(extender.send(&extender.config.preempt_verb, &body));
+            match answer.and_then(|answer| extender.agreed(cycle, answer)) {
+                Ok(agreed) => *candidates = agreed,
+                Err(words) if extender.config.ignorable => {
+                    tracing::info!(words, extender = extender.config.url_prefix, "an extender is left out");
+                }
+                Err(words) => return Err(words),
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Extender {
@@ -246,6 +289,58 @@ impl Extender {
             body["Nodes"] = json!({"metadata": {}, "items": items});
         }
         body
+    }
+
+    /// An extender that knows the pods gets their UIDs, another one as much of them as the scheduler keeps.
+    fn preemption(&self, cycle: &Cycle<'_>, candidates: &[Candidate]) -> Value {
+        let known = self.config.node_cache_capable;
+        let shown = |pod: &Arc<PodInfo>| match known {
+            true => json!({"UID": &*pod.uid}),
+            false => json!({
+                "metadata": {"name": &*pod.name, "namespace": &*pod.namespace, "uid": &*pod.uid},
+                "spec": {"nodeName": pod.node_name.as_deref(), "priority": pod.priority},
+            }),
+        };
+        let nodes: serde_json::Map<String, Value> = candidates
+            .iter()
+            .map(|candidate| {
+                let pods: Vec<Value> = candidate.victims.iter().map(shown).collect();
+                let node = cycle.state.node(candidate.node).name.to_string();
+                (node, json!({"Pods": pods, "NumPDBViolations": candidate.violations}))
+            })
+            .collect();
+        let field = if known { "NodeNameToMetaVictims" } else { "NodeNameToVictims" };
+        let mut body = json!({"Pod": cycle.object, "NodeNameToVictims": null, "NodeNameToMetaVictims": null});
+        body[field] = Value::Object(nodes);
+        body
+    }
+
+    /// The candidates an extender has left, if it speaks of nodes and pods there are.
+    fn agreed(&self, cycle: &Cycle<'_>, answer: Preempted) -> Result<Vec<Candidate>, String> {
+        let mut agreed = Vec::new();
+        for (name, victims) in answer.node_name_to_meta_victims {
+            let Victims { pods, violations } = victims.unwrap_or_default();
+            if pods.is_empty() {
+                if self.config.ignorable {
+                    continue;
+                }
+                return Err(format!("expected at least one victim pod on node {name:?}"));
+            }
+            let node = cycle
+                .state
+                .node_named(&name)
+                .ok_or_else(|| format!("nodeinfo not found for node name {name:?}"))?;
+            let find = |victim: &Victim| {
+                let pod = node.pods.iter().find(|pod| *pod.uid == *victim.uid).cloned();
+                pod.ok_or_else(|| {
+                    let url = &self.config.url_prefix;
+                    format!("extender: {url} claims to preempt pod (UID: {}) on node: {name}, but the pod is not found on that node", victim.uid)
+                })
+            };
+            let victims = pods.iter().map(find).collect::<Result<_, String>>()?;
+            agreed.push(Candidate { node: node.id, victims, violations });
+        }
+        Ok(agreed)
     }
 
     async fn send<T: DeserializeOwned>(&self, verb: &str, body: &Value) -> Result<T, String> {
@@ -297,4 +392,71 @@ fn tls(config: &ExtenderConfig) -> Result<rustls::ClientConfig, String> {
     let key = PrivateKeyDer::from_pem_slice(&read(&settings.key_file)?).map_err(|error| error.to_string())?;
     let chain = chain.map_err(|error| error.to_string())?;
     builder.with_client_auth_cert(chain, key).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::world;
+
+    /// What an extender is asked about making room, and what is made of its answer.
+    #[track_caller]
+    fn check(config: &str, answer: Value, asked: &str, expected: Result<&str, &str>) {
+        let config: ExtenderConfig = serde_json::from_str(config).expect("a test's extender is well-formed");
+        let extender = Extender::new(&config).expect("a test's extender can be made");
+        let mut world = world("node a cpu=1\nnode b cpu=1\npod x on=a\npod y on=b");
+        let (pod, object) = world.info("pod p");
+        let cycle = Cycle { state: &world.state, pod: &pod, object: &object };
+        let candidates: Vec<Candidate> = ["a", "b"]
+            .iter()
+            .filter_map(|name| world.state.node_named(name))
+            .map(|node| Candidate { node: node.id, victims: node.pods.clone(), violations: 1 })
+            .collect();
+        let body = extender.preemption(&cycle, &candidates);
+        assert_eq!(body["NodeNameToMetaVictims"]["a"].to_string(), asked);
+        let mut text = answer.to_string();
+        for candidate in &candidates {
+            text = text.replace(&format!("uid-{}", candidate.victims[0].name), &candidate.victims[0].uid);
+        }
+        let answer: Preempted = serde_json::from_str(&text).expect("a test's answer is well-formed");
+        let agreed = extender.agreed(&cycle, answer).map(|agreed| {
+            let shown = agreed.iter().map(|one| {
+                format!("{} {} {}", world.state.node(one.node).name, one.victims[0].name, one.violations)
+            });
+            shown.collect::<Vec<_>>().join(", ")
+        });
+        assert_eq!(agreed.as_deref().map_err(String::as_str), expected);
+    }
+
+    #[test]
+    fn an_extender_has_a_say_in_where_room_is_made() {
+        let knows = r#"{"urlPrefix": "http://e", "preemptVerb": "preempt", "nodeCacheCapable": true}"#;
+        let world = world("node a\npod x on=a");
+        let uid = world.state.node_named("a").expect("a").pods[0].uid.clone();
+        let asked = format!("{{\"NumPDBViolations\":1,\"Pods\":[{{\"UID\":\"{uid}\"}}]}}");
+        let victims = |uid: &str| json!({"Pods": [{"UID": uid}], "NumPDBViolations": 0});
+        check(knows, json!({"NodeNameToMetaVictims": {"b": victims("uid-y")}}), &asked, Ok("b y 0"));
+        check(knows, json!({"nodeNameToMetaVictims": {}}), &asked, Ok(""));
+        check(
+            knows,
+            json!({"NodeNameToMetaVictims": {"b": null}}),
+            &asked,
+            Err("expected at least one victim pod on node \"b\""),
+        );
+        check(
+            knows,
+            json!({"NodeNameToMetaVictims": {"b": victims("nobody")}}),
+            &asked,
+            Err(
+                "extender: http://e claims to preempt pod (UID: nobody) on node: b, but the pod is not found on that node",
+            ),
+        );
+        let learns = r#"{"urlPrefix": "http://e", "preemptVerb": "preempt", "ignorable": true}"#;
+        check(
+            learns,
+            json!({"NodeNameToMetaVictims": {"b": null, "a": victims("uid-x")}}),
+            "null",
+            Ok("a x 0"),
+        );
+    }
 }

@@ -27,7 +27,7 @@ pub use plugin::Plugin;
 pub use profile::{Profile, ProfileError, Scorer};
 pub use status::{Code, Status};
 
-use crate::algorithm::{Diagnosis, Random};
+use crate::algorithm::{Diagnosis, Extenders, Random};
 use crate::queue::QueuedPod;
 use crate::state::{NodeId, NodeInfo, PodInfo, State};
 
@@ -110,6 +110,7 @@ pub struct Attempt<'a, 'c> {
     pub diagnosis: &'a Diagnosis,
     pub nominations: &'a dyn Nominations,
     pub random: &'a mut Random,
+    pub extenders: &'a dyn Extenders,
 }
 
 /// What a post-filter has come up with.

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::arguments;
-use crate::algorithm::{Diagnosis, FitError};
+use crate::algorithm::{Candidate, Diagnosis, FitError};
 use crate::framework::{Attempt, Code, Plugin, PostFilter, Rescue, Status};
 use crate::state::objects::Budget;
 use crate::state::{NodeId, PodInfo};
@@ -50,13 +50,6 @@ pub fn make(args: &Value) -> Result<Plugin, String> {
     Ok(Plugin::new(NAME).post_filter(Arc::new(DefaultPreemption(args))))
 }
 
-/// A node with the pods that would have to go, the most important first.
-struct Candidate {
-    node: NodeId,
-    victims: Vec<Arc<PodInfo>>,
-    violations: usize,
-}
-
 impl PostFilter for DefaultPreemption {
     fn post_filter(&self, attempt: &mut Attempt<'_, '_>) -> Rescue {
         let nothing = |words: String, clear: bool| Rescue::Nothing {
@@ -66,8 +59,11 @@ impl PostFilter for DefaultPreemption {
         if let Some(words) = ineligible(attempt) {
             return nothing(words.to_owned(), false);
         }
-        let (candidates, statuses) = self.candidates(attempt);
+        let (mut candidates, statuses) = self.candidates(attempt);
         let state = attempt.cycle.state;
+        if let Err(words) = attempt.extenders.preempt(&attempt.cycle, &mut candidates) {
+            return Rescue::Nothing { status: Status::error(format!("preemption: {words}")), clear: false };
+        }
         let Some(best) = least_hurt(&candidates) else {
             let absent = Status::unresolvable("Preemption is not helpful for scheduling");
             let error = FitError { nodes: state.order().len(), diagnosis: Diagnosis::new(statuses, absent) };
