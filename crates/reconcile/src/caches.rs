@@ -93,7 +93,7 @@ caches! {
     pods: core::Pod = &[Index { name: "node", values: pod_node }, orphans()];
     nodes: core::Node = &[];
     namespaces: core::Namespace = &[];
-    services: core::Service = &[];
+    services: core::Service = &[Index { name: "ip", values: service_ips }];
     endpoints: core::Endpoints = &[];
     service_accounts: core::ServiceAccount = &[];
     secrets: core::Secret = &[],
@@ -121,7 +121,8 @@ caches! {
     cron_jobs: batch::CronJob = &[];
     autoscalers: autoscaling::HorizontalPodAutoscaler = &[];
     disruption_budgets: policy::PodDisruptionBudget = &[];
-    endpoint_slices: discovery::EndpointSlice = &[Index { name: "service", values: slice_service }];
+    endpoint_slices: discovery::EndpointSlice =
+        &[Index { name: "service", values: slice_service }, Index { name: "address", values: slice_addresses }];
     leases: coordination::Lease = &[];
     signing_requests: certificates::CertificateSigningRequest = &[];
     cluster_roles: rbac::ClusterRole = &[];
@@ -169,6 +170,20 @@ fn volume_claim(volume: &core::PersistentVolume, found: &mut dyn FnMut(&str)) {
 
 fn attachment_node(attachment: &storage::VolumeAttachment, found: &mut dyn FnMut(&str)) {
     found(&attachment.spec.node_name);
+}
+
+/// The cluster IPs of a Service, as everybody writes them.
+fn service_ips(service: &core::Service, found: &mut dyn FnMut(&str)) {
+    let ips = service.spec.as_ref().and_then(|spec| spec.cluster_ips.as_ref()).into_iter().flatten();
+    ips.filter_map(|ip| ip.parse::<std::net::IpAddr>().ok()).for_each(|ip| found(&ip.to_string()));
+}
+
+/// The addresses of a slice's endpoints, as everybody writes them.
+fn slice_addresses(slice: &discovery::EndpointSlice, found: &mut dyn FnMut(&str)) {
+    let addresses = slice.endpoints.iter().flatten().flat_map(|endpoint| &endpoint.addresses);
+    addresses
+        .filter_map(|address| address.parse::<std::net::IpAddr>().ok())
+        .for_each(|address| found(&address.to_string()));
 }
 
 /// `namespace/name` of the Service a slice belongs to.

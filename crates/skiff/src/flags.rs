@@ -118,7 +118,7 @@ pub struct ServerFlags {
     /// A taint for this node, as `name=value:NoSchedule`
     #[arg(long, value_parser = taint)]
     pub node_taint: Vec<(String, String, String)>,
-    /// The addresses pods ask for names [default: those of the node]
+    /// The addresses pods ask for names [default: the tenth of the Services' networks]
     #[arg(long, value_delimiter = ',')]
     pub cluster_dns: Vec<IpAddr>,
     /// Run no controllers in this process
@@ -127,9 +127,9 @@ pub struct ServerFlags {
     /// The controllers to run: `*` is all, `-name` is all but that one
     #[arg(long, value_delimiter = ',', default_value = "*", allow_hyphen_values = true)]
     pub controllers: Vec<String>,
-    /// Parts to do without: `local-storage` makes volumes on nodes, `servicelb` leads to Services at the nodes'
+    /// Parts to do without: `dns` answers for names of the cluster, `local-storage` makes volumes on nodes, `servicelb` leads to Services at the nodes'
     /// addresses
-    #[arg(long, value_delimiter = ',', value_parser = ["local-storage", "servicelb"])]
+    #[arg(long, value_delimiter = ',', value_parser = ["dns", "local-storage", "servicelb"])]
     pub disable: Vec<String>,
     /// Where on nodes volumes of the built-in storage class are kept [default: storage in the data directory]
     #[arg(long)]

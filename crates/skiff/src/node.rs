@@ -8,6 +8,7 @@ use kubelet::{Api, Config, Presentation, Settings};
 
 use crate::certificates::KUBELET_CLIENT;
 use crate::flags::ServerFlags;
+use crate::services;
 
 /// Upstream's default.
 const MAX_PODS: u32 = 110;
@@ -52,7 +53,7 @@ pub fn config(
             pods,
             logs,
             cluster_domain: flags.cluster_domain.clone(),
-            cluster_dns: flags.cluster_dns.iter().map(ToString::to_string).collect(),
+            cluster_dns: services::dns_addresses(flags)?.iter().map(ToString::to_string).collect(),
             host_dns: kubelet::host_dns(),
             memory: memory()?,
         },

@@ -120,6 +120,11 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         if !flags.disable_kube_proxy {
             services::route(&ctx, Client::new(started.local(), services::PROXY), &flags)?;
         }
+        if let Some(address) = advertise.filter(|_| !services::is_disabled(&flags, "dns")) {
+            let admin = Client::new(started.local(), "dns");
+            let counted = services::names(&ctx, admin, &flags, address).await?;
+            started.also_count(move |out| counted.write(out));
+        }
         let ctx = Ctx { client, ..ctx.clone() };
         let (endpoint, data_dir) = (flags.container_runtime_endpoint.clone(), flags.data_dir.clone());
         tokio::spawn(async move {

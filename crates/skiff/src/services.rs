@@ -1,6 +1,8 @@
-//! Services on this node: the proxy's rules.
+//! Services on this node: the proxy's rules, and names.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use client::Client;
@@ -13,6 +15,10 @@ use crate::node;
 
 /// What the proxy calls itself.
 pub const PROXY: &str = "kube-proxy";
+/// Which address of the Services' networks names are asked at. Upstream's habit.
+const DNS_NUMBER: u8 = 10;
+/// How long to wait until trying again to tell where names are asked.
+const PAUSE: Duration = Duration::from_secs(1);
 
 pub fn proxy_config(node: String, pods: &[String], services: &[String]) -> anyhow::Result<proxy::Config> {
     Ok(proxy::Config { node, pods: networks(pods)?, services: networks(services)? })
@@ -35,4 +41,80 @@ pub fn route(ctx: &Ctx, client: Client, flags: &ServerFlags) -> anyhow::Result<(
 /// Removes the table, whether there is one or not.
 pub fn remove_rules() -> anyhow::Result<()> {
     proxy::Kernel.apply(&nft::Batch::remove()).context("cannot remove the rules")
+}
+
+/// Where pods ask for names: what was said, or the usual address of each network of Services.
+pub fn dns_addresses(flags: &ServerFlags) -> anyhow::Result<Vec<IpAddr>> {
+    if !flags.cluster_dns.is_empty() || is_disabled(flags, "dns") {
+        return Ok(flags.cluster_dns.clone());
+    }
+    let networks = networks(&flags.service_cidr)?;
+    let tenth = |net: &Net| match net.first() {
+        IpAddr::V4(first) => IpAddr::V4(Ipv4Addr::from_bits(first.to_bits() | u32::from(DNS_NUMBER))),
+        IpAddr::V6(first) => IpAddr::V6(Ipv6Addr::from_bits(first.to_bits() | u128::from(DNS_NUMBER))),
+    };
+    Ok(networks.iter().map(tenth).collect())
+}
+
+pub fn is_disabled(flags: &ServerFlags, part: &str) -> bool {
+    flags.disable.iter().any(|name| name == part)
+}
+
+/// Answers for names at the node's address, as an endpoint of the Service that pods ask. Returns what it counts.
+pub async fn names(
+    ctx: &Ctx,
+    admin: Client,
+    flags: &ServerFlags,
+    address: IpAddr,
+) -> anyhow::Result<Arc<dns::Metrics>> {
+    let server = dns::Server::bind(SocketAddr::new(address, 0)).await.context("cannot listen for DNS")?;
+    let place = dns::announce::Place {
+        node: node::name(flags),
+        udp: server.udp_address()?,
+        tcp: server.tcp_address()?,
+    };
+    let cluster_ips = dns_addresses(flags)?;
+    let config = dns::Config {
+        domain: flags.cluster_domain.clone(),
+        upstream: upstream(&cluster_ips),
+        allowed: allowed(ctx, networks(&flags.cluster_cidr)?, address),
+    };
+    let metrics = Arc::new(dns::Metrics::default());
+    tokio::spawn(server.run(ctx.clone(), config, metrics.clone()));
+    let mut shutdown = ctx.shutdown.clone();
+    let telling = async move {
+        while let Err(error) = dns::announce::announce(&admin, &cluster_ips, &place).await {
+            tracing::warn!(%error, "cannot make the Service kube-dns, trying again");
+            tokio::time::sleep(PAUSE).await;
+        }
+    };
+    tokio::spawn(async move {
+        tokio::select! {
+            () = telling => {}
+            _ = shutdown.wait_for(|stop| *stop) => {}
+        }
+    });
+    Ok(metrics)
+}
+
+/// Who knows all other names: whom this host asks, unless that is us.
+fn upstream(own: &[IpAddr]) -> Vec<SocketAddr> {
+    let servers = kubelet::host_dns().servers;
+    let servers = servers.iter().filter_map(|text| text.parse::<IpAddr>().ok());
+    servers.filter(|server| !own.contains(server)).map(|server| SocketAddr::new(server, 53)).collect()
+}
+
+/// Pods and nodes are answered, the rest of the world is not.
+fn allowed(ctx: &Ctx, pods: Vec<Net>, own: IpAddr) -> dns::Allowed {
+    let nodes = ctx.caches.nodes().clone();
+    Arc::new(move |address| {
+        let is_node = || {
+            let text = address.to_string();
+            nodes.all().iter().any(|node| {
+                let status = node.status.as_ref().and_then(|status| status.addresses.as_ref());
+                status.into_iter().flatten().any(|found| found.address == text)
+            })
+        };
+        address.is_loopback() || address == own || pods.iter().any(|net| net.contains(address)) || is_node()
+    })
 }

@@ -1,0 +1,71 @@
+//! Asks others about names that are not the cluster's.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpStream, UdpSocket};
+
+use crate::wire::{self, HEADER};
+
+/// How long to wait for one server before asking the next.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How often to go through them all: packets get lost.
+const ROUNDS: usize = 2;
+
+/// Asks each of the servers in turn until one answers. `None` if none does.
+pub async fn ask(servers: &[SocketAddr], question: &[u8], over_tcp: bool) -> Option<Vec<u8>> {
+    for server in servers.iter().cycle().take(servers.len() * ROUNDS) {
+        let asking = async {
+            match over_tcp {
+                true => ask_tcp(*server, question).await,
+                false => ask_udp(*server, question).await,
+            }
+        };
+        match tokio::time::timeout(PATIENCE, asking).await {
+            Ok(Ok(answer)) => return Some(answer),
+            Ok(Err(error)) => tracing::debug!(%error, %server, "cannot ask"),
+            Err(_) => tracing::debug!(%server, "does not answer in time"),
+        }
+    }
+    None
+}
+
+/// From a port of its own, so that nobody can guess where an answer is expected.
+async fn ask_udp(server: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
+    let any: IpAddr =
+        if server.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).await?;
+    socket.connect(server).await?;
+    socket.send(question).await?;
+    let mut buffer = vec![0; usize::from(u16::MAX)];
+    loop {
+        let length = socket.recv(&mut buffer).await?;
+        let answer = buffer.get(..length).unwrap_or_default();
+        if is_answer(question, answer) {
+            return Ok(answer.to_vec());
+        }
+    }
+}
+
+async fn ask_tcp(server: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
+    let mut stream = TcpStream::connect(server).await?;
+    let length = u16::try_from(question.len()).map_err(io::Error::other)?;
+    stream.write_all(&[&length.to_be_bytes()[..], question].concat()).await?;
+    let mut answer = vec![0; usize::from(stream.read_u16().await?)];
+    stream.read_exact(&mut answer).await?;
+    if is_answer(question, &answer) { Ok(answer) } else { Err(io::Error::other("answers something else")) }
+}
+
+/// Whether this is an answer, to this question.
+fn is_answer(question: &[u8], answer: &[u8]) -> bool {
+    let same_number = wire::number(question, 0) == wire::number(answer, 0);
+    let is_response = wire::number(answer, 2).is_some_and(|flags| flags & 0x8000 != 0);
+    let Ok(query) = wire::query(question) else { return false };
+    let echoed = answer.get(HEADER..HEADER + query.question.len());
+    // A server that fails may leave the question out.
+    let same_question = echoed.is_some_and(|echoed| echoed.eq_ignore_ascii_case(query.question))
+        || wire::number(answer, 4) == Some(0);
+    same_number && is_response && same_question
+}

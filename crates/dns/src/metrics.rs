@@ -1,0 +1,77 @@
+//! What the server counts, under CoreDNS' names.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+
+/// Counts of questions and answers.
+#[derive(Default)]
+pub struct Metrics {
+    /// By protocol and type.
+    requests: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
+    /// By code.
+    responses: Mutex<BTreeMap<&'static str, u64>>,
+    pub cache_hits: AtomicU64,
+    pub cache_misses: AtomicU64,
+    pub forwarded: AtomicU64,
+}
+
+impl Metrics {
+    pub fn asked(&self, proto: &'static str, kind: u16) {
+        *self.requests.lock().entry((proto, kind_name(kind))).or_default() += 1;
+    }
+
+    pub fn answered(&self, flags: u16) {
+        *self.responses.lock().entry(code_name(flags & 0xf)).or_default() += 1;
+    }
+
+    /// Appends everything in Prometheus' text form.
+    pub fn write(&self, out: &mut String) {
+        let _ = writeln!(out, "# TYPE coredns_dns_requests_total counter");
+        for ((proto, kind), count) in &*self.requests.lock() {
+            let _ = writeln!(out, "coredns_dns_requests_total{{proto=\"{proto}\",type=\"{kind}\"}} {count}");
+        }
+        let _ = writeln!(out, "# TYPE coredns_dns_responses_total counter");
+        for (code, count) in &*self.responses.lock() {
+            let _ = writeln!(out, "coredns_dns_responses_total{{rcode=\"{code}\"}} {count}");
+        }
+        let counters = [
+            ("coredns_cache_hits_total", &self.cache_hits),
+            ("coredns_cache_misses_total", &self.cache_misses),
+            ("coredns_forward_requests_total", &self.forwarded),
+        ];
+        for (name, count) in counters {
+            let _ = writeln!(out, "# TYPE {name} counter\n{name} {}", count.load(Relaxed));
+        }
+    }
+}
+
+fn kind_name(kind: u16) -> &'static str {
+    use crate::wire::kind::{A, AAAA, ANY, CNAME, NS, PTR, SOA, SRV, TXT};
+    match kind {
+        A => "A",
+        AAAA => "AAAA",
+        ANY => "ANY",
+        CNAME => "CNAME",
+        NS => "NS",
+        PTR => "PTR",
+        SOA => "SOA",
+        SRV => "SRV",
+        TXT => "TXT",
+        _ => "other",
+    }
+}
+
+fn code_name(code: u16) -> &'static str {
+    match code {
+        0 => "NOERROR",
+        1 => "FORMERR",
+        2 => "SERVFAIL",
+        3 => "NXDOMAIN",
+        4 => "NOTIMP",
+        5 => "REFUSED",
+        _ => "other",
+    }
+}
