@@ -100,7 +100,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
 fn network_text(dir: &Path) -> String {
     let dir = dir.display();
     format!(
-        r#"{{"cniVersion":"0.4.0","name":"test","plugins":[{{"type":"bridge","bridge":"test0","isGateway":true,
+        r#"{{"cniVersion":"0.4.0","name":"test","plugins":[{{"type":"bridge","bridge":"test0","isDefaultGateway":true,"hairpinMode":true,
             "ipam":{{"type":"host-local","dataDir":"{dir}/addresses","ranges":[[{{"subnet":"10.88.0.0/16"}}]]}}}}]}}"#
     )
 }

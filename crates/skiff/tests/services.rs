@@ -1,0 +1,157 @@
+//! Services and names as pods see them: real containers, our rules in a real kernel, our names.
+//!
+//! Needs root, containerd and kubectl; says so and passes where these are missing.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use testkit::{Containerd, Server};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+/// The pods' network of the test's containerd, and an address for the node that holds them.
+const PODS: &str = "10.88.0.0/16";
+const NODE: &str = "192.0.2.1";
+/// Asks the web server at an address and a port. (The image's wget needs files of its C library to be there.)
+const ASK: &str = r"printf 'GET / HTTP/1.0\r\n\r\n' | busybox nc -w 2 $AT | busybox tail -n 1";
+
+struct Cluster {
+    server: Server,
+    containerd: Containerd,
+    _dir: tempfile::TempDir,
+}
+
+fn start() -> Option<Cluster> {
+    let has = |program: &str| Command::new(program).arg("--version").output().is_ok();
+    if !testkit::has_kubectl() || !has("containerd") || !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root, containerd and kubectl");
+        return None;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let containerd = Containerd::start(&dir.path().join("containerd")).expect("a containerd");
+    // A node has an address and a way out.
+    let script = format!(
+        "ip link add uplink type veth peer name far && ip link set far up && ip addr add {NODE}/24 dev uplink && ip link set uplink up \
+         && ip route add default via 192.0.2.254"
+    );
+    inside(&containerd, &script);
+    let flags = [
+        "--controllers=*".to_owned(),
+        "--node-name=here".to_owned(),
+        format!("--advertise-address={NODE}"),
+        format!("--cluster-cidr={PODS}"),
+    ];
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let server = Server::start_with_node(&containerd, &flags);
+    let cluster = Cluster { server, containerd, _dir: dir };
+    cluster.until("the default service account", || {
+        cluster.server.kubectl(&["get", "serviceaccount", "default"]).code == 0
+    });
+    Some(cluster)
+}
+
+/// Runs a script in the node's network.
+#[track_caller]
+fn inside(containerd: &Containerd, script: &str) -> String {
+    let network = format!("--net={}", containerd.network().display());
+    let output = Command::new("nsenter").arg(network).args(["sh", "-ec", script]).output().expect("nsenter");
+    assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+impl Cluster {
+    #[track_caller]
+    fn until(&self, what: &str, mut look: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !look() {
+            if begun.elapsed() > DEADLINE {
+                let seen =
+                    self.server.kubectl(&["get", "pods,services,endpointslices,events", "-A", "-o", "wide"]);
+                panic!("not in time: {what}\n{}\n{}", seen.stdout, self.server.log());
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn apply(&self, object: &serde_json::Value) {
+        self.server.kubectl_with(&["apply", "-f", "-"], &object.to_string()).ok();
+    }
+
+    fn pod(&self, name: &str, labels: serde_json::Value, script: &str) {
+        self.apply(&serde_json::json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels},
+            "spec": {
+                "terminationGracePeriodSeconds": 1,
+                "containers": [{"name": "main", "image": "busybox:1.36", "command": ["sh", "-c", script]}],
+            },
+        }));
+    }
+
+    /// What a command in the client pod says.
+    fn client(&self, command: &str) -> String {
+        let output = self.server.kubectl(&["exec", "client", "--", "sh", "-c", command]);
+        format!("{}{}", output.stdout, output.stderr)
+    }
+}
+
+#[test]
+fn pods_reach_services_and_know_names() {
+    let Some(cluster) = start() else { return };
+    for name in ["one", "two"] {
+        let serve = format!(
+            "mkdir -p /tmp/www && echo {name} > /tmp/www/index.html && exec busybox httpd -f -p 8080 -h /tmp/www"
+        );
+        cluster.pod(name, serde_json::json!({"app": "web"}), &serve);
+    }
+    cluster.pod("client", serde_json::json!({}), "sleep 1000000");
+    cluster.apply(&serde_json::json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
+        "spec": {
+            "type": "NodePort", "clusterIP": "10.43.7.1", "selector": {"app": "web"},
+            "ports": [{"name": "http", "port": 80, "targetPort": 8080, "nodePort": 30080}],
+        },
+    }));
+    cluster.apply(&serde_json::json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "each"},
+        "spec": {"clusterIP": "None", "selector": {"app": "web"}, "ports": [{"name": "http", "port": 8080}]},
+    }));
+    let ready = ["wait", "--for=condition=Ready", "pod/one", "pod/two", "pod/client", "--timeout=50s"];
+    cluster.server.kubectl(&ready).ok();
+
+    // Both pods answer for the Service, from a pod and from outside.
+    for at in ["10.43.7.1 80", "192.0.2.1 30080"] {
+        let ask = ASK.replace("$AT", at);
+        let mut seen = std::collections::BTreeSet::new();
+        cluster.until("both pods answer", || {
+            seen.insert(cluster.client(&ask).trim().to_owned());
+            seen.contains("one") && seen.contains("two")
+        });
+    }
+    let ask = ASK.replace("$AT", "10.43.7.1 80");
+    cluster.until("the node reaches the Service", || {
+        let words = inside(&cluster.containerd, &ask);
+        words.trim() == "one" || words.trim() == "two"
+    });
+
+    // Names: with and without the search list, several addresses, backwards, and none.
+    cluster.until("a name is known", || {
+        cluster.client("busybox nslookup web.default.svc.cluster.local").contains("10.43.7.1")
+    });
+    let config = cluster.client("cat /etc/resolv.conf");
+    assert!(config.contains("nameserver 10.43.0.10"), "{config}");
+    let each = cluster.client("busybox nslookup -type=a each.default.svc.cluster.local");
+    assert_eq!(each.matches("Address: 10.88.").count(), 2, "{each}");
+    let service = cluster.client("busybox nslookup -type=srv _http._tcp.each.default.svc.cluster.local");
+    assert_eq!(service.matches("8080 10-88-").count(), 2, "{service}");
+    let back = cluster.client("busybox nslookup -type=ptr 1.7.43.10.in-addr.arpa");
+    assert!(back.contains("web.default.svc.cluster.local"), "{back}");
+    let none = cluster.client("busybox nslookup nobody.default.svc.cluster.local");
+    assert!(none.contains("NXDOMAIN"), "{none}");
+
+    // A pod that goes takes no connection with it.
+    cluster.server.kubectl(&["delete", "pod", "one", "--wait=true"]).ok();
+    for _ in 0..20 {
+        assert_eq!(cluster.client(&ask).trim(), "two");
+    }
+    let counted = cluster.server.kubectl(&["get", "--raw", "/metrics"]).stdout;
+    assert!(counted.contains("coredns_dns_requests_total{proto=\"udp\",type=\"A\"}"), "names are counted");
+}
