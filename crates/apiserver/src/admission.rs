@@ -8,6 +8,7 @@
 mod certificates;
 mod defaults;
 mod event_rates;
+mod expressions;
 mod lifecycle;
 mod limits;
 mod node_restriction;

@@ -136,8 +136,7 @@ impl Webhooks {
             rounds.give_another_look();
         }
         for (index, hook) in hooks.iter().enumerate() {
-            let Some(row) = matching::wanted(server, hook, request, object, &self.tally, "admit").await?
-            else {
+            let Some(row) = matching::wanted(server, hook, request, object, &self.tally, "admit")? else {
                 continue;
             };
             if rounds.second && !rounds.again.contains(&hook.uid) {
@@ -231,7 +230,7 @@ impl Webhooks {
         let hooks = self.hooks(VALIDATING, request);
         let mut concerned = Vec::new();
         for hook in hooks.iter() {
-            let wanted = matching::wanted(server, hook, request, object, &self.tally, "validating").await?;
+            let wanted = matching::wanted(server, hook, request, object, &self.tally, "validating")?;
             concerned.extend(wanted.map(|row| (hook, row)));
         }
         let calls = concerned.into_iter().enumerate().map(|(index, (hook, row))| async move {

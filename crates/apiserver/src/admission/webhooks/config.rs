@@ -8,6 +8,7 @@ use api::json::Json as _;
 use api::selector::LabelSelector;
 use serde_json::Value;
 
+use crate::admission::expressions::Condition;
 use crate::callout::Callout;
 
 /// One webhook.
@@ -44,12 +45,6 @@ pub struct Rule {
     pub scope: String,
 }
 
-/// One of `matchConditions`.
-pub struct Condition {
-    pub name: String,
-    pub expression: String,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
     V1,
@@ -84,10 +79,8 @@ fn hook(configuration: &str, count: usize, hook: &Value) -> Hook {
         Value::Null => LabelSelector::everything(),
         given => LabelSelector::from_value(given).unwrap_or_else(|_| LabelSelector::nothing()),
     };
-    let conditions = hook.items("matchConditions").iter().map(|condition| Condition {
-        name: condition.text("name").to_owned(),
-        expression: condition.text("expression").to_owned(),
-    });
+    let conditions =
+        hook.items("matchConditions").iter().map(|condition| Condition::new(condition.text("expression")));
     let version = hook.items("admissionReviewVersions").iter().find_map(|version| match version.as_str() {
         Some("v1") => Some(Version::V1),
         Some("v1beta1") => Some(Version::V1Beta1),

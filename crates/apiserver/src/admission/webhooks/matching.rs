@@ -12,7 +12,7 @@ use crate::registry::stored_as;
 use crate::server::Server;
 
 /// The row in whose version the webhook wants to see the request; `None` where it does not care.
-pub async fn wanted(
+pub fn wanted(
     server: &Server,
     hook: &Hook,
     request: &Request<'_>,
@@ -31,7 +31,7 @@ pub async fn wanted(
         return Ok(Some(row));
     }
     let told = form::told(request, row, object);
-    match review::conditions(server, hook, request, row, &told).await {
+    match review::conditions(server, hook, request, row, &told) {
         Ok(true) => Ok(Some(row)),
         Ok(false) => {
             tally.excluded(hook, step, request.operation);
@@ -90,7 +90,7 @@ fn version(server: &Server, hook: &Hook, request: &Request<'_>) -> Option<&'stat
     }
     let equivalent = |row: &&&'static Resource| {
         !std::ptr::eq(**row, request.asked)
-            && std::ptr::eq(stored_as(row), request.row)
+            && same_objects(row, request.row)
             && (request.subresource.is_empty()
                 || row.subresources.iter().any(|sub| sub.name == request.subresource))
     };
@@ -98,6 +98,12 @@ fn version(server: &Server, hook: &Hook, request: &Request<'_>) -> Option<&'stat
     hook.rules
         .iter()
         .find_map(|rule| rows.iter().filter(equivalent).find(|row| rule.matches(request, row)).copied())
+}
+
+/// Whether the objects of a row are those stored as another's.
+fn same_objects(row: &'static Resource, stored: &'static Resource) -> bool {
+    std::ptr::eq(stored_as(row), stored)
+        || row.custom.is_some() && (row.group, row.plural) == (stored.group, stored.plural)
 }
 
 impl Rule {

@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 
 use super::config::{Hook, Version};
 use super::{form, matching};
+use crate::admission::expressions::{self, Subject};
 use crate::admission::{Operation, Request};
-use crate::codec::api_version;
 use crate::server::Server;
 use crate::tokens::user_info;
 
@@ -245,17 +245,18 @@ fn denied(name: &str, said: &Value) -> Status {
     status
 }
 
-/// Whether a webhook's own conditions hold: one that does not is enough to leave it alone.
-pub async fn conditions(
-    _server: &Server,
+/// Whether a webhook's own conditions hold.
+pub fn conditions(
+    server: &Server,
     hook: &Hook,
-    _request: &Request<'_>,
+    request: &Request<'_>,
     row: &'static Resource,
-    _told: &Value,
+    told: &Value,
 ) -> Result<bool, String> {
-    let gv = api_version(row.group, row.version);
-    let texts =
-        hook.conditions.iter().map(|condition| format!("{}: {}", condition.name, condition.expression));
-    let texts: Vec<String> = texts.collect();
-    Err(format!("match conditions cannot be evaluated for {gv}: {}", texts.join(", ")))
+    let mut asked = request_of(request, row, told);
+    asked.remove("object");
+    let old = asked.remove("oldObject").unwrap_or_default();
+    let Some(user) = request.user else { return Ok(false) };
+    let subject = Subject { server, user, request: &asked.into(), object: told, old: &old };
+    expressions::hold(&hook.conditions, &subject)
 }

@@ -236,3 +236,60 @@ async fn the_old_review_is_spoken_too() {
     assert_eq!((code, &made["data"]["x"]), (201, &json!("y")), "{made}");
     assert_eq!(stage.hook.asked()[0].body["apiVersion"], "admission.k8s.io/v1beta1");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conditions_in_cel() {
+    let stage = Stage::start(|asked| answer(asked, json!({"allowed": false}))).await;
+    let check = async |expressions: &[&str], policy: &str, expected: &str| {
+        let mut hook = stage.webhook("v.example.com", rule("CREATE", "core", "v1", "configmaps"));
+        let conditions = expressions
+            .iter()
+            .enumerate()
+            .map(|(i, text)| json!({"name": format!("c{i}"), "expression": text}));
+        hook["matchConditions"] = conditions.collect();
+        hook["failurePolicy"] = policy.into();
+        stage.configure("Validating", "v", json!([hook])).await;
+        let found = stage.brief(&format!("{CONFIG_MAPS}?dryRun=All"), config_map("a")).await;
+        assert_eq!(
+            found.replace(
+                "400 admission webhook \"v.example.com\" denied the request without explanation",
+                "asked"
+            ),
+            expected,
+            "{expressions:?}"
+        );
+        let path = "DELETE /apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/v";
+        assert_eq!(stage.rig.send(path, json!({})).await.0, 200);
+        stage.settle().await;
+    };
+    check(&["object.metadata.name == 'a'"], "Fail", "asked").await;
+    check(&["object.metadata.name == 'a'", "request.userInfo.username != 'alice'"], "Fail", "201").await;
+    check(&["request.operation == 'CREATE' && request.dryRun && oldObject == null"], "Fail", "asked").await;
+    check(
+        &["request.resource.resource == 'configmaps' && 'system:masters' in request.userInfo.groups"],
+        "Fail",
+        "asked",
+    )
+    .await;
+    check(
+        &["authorizer.group('').resource('pods').namespace('x').check('delete').allowed()"],
+        "Fail",
+        "asked",
+    )
+    .await;
+    check(&["authorizer.requestResource.check('create').allowed()"], "Fail", "asked").await;
+    let error =
+        "403 configmaps \"a\" is forbidden: expression 'object.spec.x' resulted in error: no such key: spec";
+    check(&["object.spec.x"], "Fail", error).await;
+    check(&["object.spec.x"], "Ignore", "201").await;
+    // What does not hold counts more than what cannot be told.
+    check(&["object.spec.x", "false"], "Fail", "201").await;
+    let mut out = String::new();
+    stage.rig.server.webhooks.print(&mut out);
+    for line in [
+        "apiserver_admission_match_condition_exclusions_total{kind=\"webhook\",name=\"v.example.com\",operation=\"CREATE\",type=\"validating\"} 2",
+        "apiserver_admission_match_condition_evaluation_errors_total{kind=\"webhook\",name=\"v.example.com\",operation=\"CREATE\",type=\"validating\"} 2",
+    ] {
+        assert!(out.lines().any(|found| found == line), "{line}\n{out}");
+    }
+}
