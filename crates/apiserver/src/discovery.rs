@@ -19,20 +19,27 @@ pub fn answer(server: &Server, call: &Call, segments: &[String]) -> Result<Respo
     let registry = registry.as_slice();
     let parts: Vec<&str> = segments.iter().map(String::as_str).collect();
     if let (["api"] | ["apis"], Some(version)) = (parts.as_slice(), wants_aggregated(call)) {
-        return Ok(aggregated(registry, parts[0] == "api", version, call));
+        let mut list = aggregated_list(registry, parts[0] == "api", version);
+        if let ("apis", Some(groups)) = (parts[0], list["items"].as_array_mut()) {
+            server.aggregator.add_to_aggregated(groups);
+        }
+        return Ok(aggregated(list, version, call));
     }
     let value = match parts.as_slice() {
         ["api"] => json!({
             "kind": "APIVersions", "versions": ["v1"],
             "serverAddressByClientCIDRs": [{"clientCIDR": "0.0.0.0/0", "serverAddress": call.header(header::HOST)}],
         }),
-        ["apis"] => json!({
-            "kind": "APIGroupList", "apiVersion": "v1",
-            "groups": groups(registry).iter().filter(|group| !group.is_empty()).map(|group| group_of(registry, group)).collect::<Vec<_>>(),
-        }),
+        ["apis"] => {
+            let groups = groups(registry).into_iter().filter(|group| !group.is_empty());
+            let mut groups: Vec<Value> = groups.map(|group| group_of(registry, group)).collect();
+            server.aggregator.add_to_groups(&mut groups);
+            json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
+        }
         ["api", version] => resources(registry, "", version)?,
-        ["apis", group] if groups(registry).contains(group) && !group.is_empty() => {
-            let mut value = group_of(registry, group);
+        ["apis", group] if !group.is_empty() => {
+            let ours = groups(registry).contains(group).then(|| group_of(registry, group));
+            let mut value = server.aggregator.group(group, ours).ok_or_else(Status::no_such_path)?;
             value["kind"] = json!("APIGroup");
             value["apiVersion"] = json!("v1");
             value
@@ -169,8 +176,7 @@ fn wants_aggregated(call: &Call) -> Option<&'static str> {
     })
 }
 
-fn aggregated(registry: &[&'static Resource], core: bool, version: &str, call: &Call) -> Response<Body> {
-    let list = aggregated_list(registry, core, version);
+fn aggregated(list: Value, version: &str, call: &Call) -> Response<Body> {
     let etag = format!("\"{:X}\"", sha2::Sha256::digest(list.to_string()));
     let format = Format { media: Media::Json, form: Form::Object, ..call.format };
     let mut response = if call.header(header::IF_NONE_MATCH) == etag {

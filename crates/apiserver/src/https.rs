@@ -313,7 +313,8 @@ impl Client {
     }
 }
 
-fn roots(url: &str, pem: Option<&str>) -> Result<RootCertStore, ConfigError> {
+/// The authorities in `pem`, or those of the machine.
+pub fn roots(url: &str, pem: Option<&str>) -> Result<RootCertStore, ConfigError> {
     let mut roots = RootCertStore::empty();
     if let Some(pem) = pem {
         for root in CertificateDer::pem_slice_iter(pem.as_bytes()) {

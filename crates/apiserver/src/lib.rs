@@ -7,6 +7,7 @@
 
 mod access;
 mod admission;
+mod aggregator;
 mod audit;
 mod authentication;
 mod authorization;
@@ -106,6 +107,8 @@ pub struct Config {
     pub tokens: ServiceAccountTokens,
     /// How kubelets are spoken to; `None` has no logs and streams.
     pub dialing: Option<Arc<pki::Dialing>>,
+    /// Who this server is to API servers behind it.
+    pub proxy_client: Option<Arc<pki::Showing>>,
 }
 
 /// How service accounts' tokens are made and taken.
@@ -176,6 +179,7 @@ pub async fn start(
     server.admission = admission::Chain::new(&config.admission)?;
     server.authenticators = authenticators;
     server.dialing = config.dialing;
+    server.aggregator.showing = config.proxy_client;
     server.audit = audit::Audit::new(&config.audit)?;
     server.flow = flow::Flow::new(config.seats);
     server.rbac.chain = authorization::Chain::new(&config.authorization)?;
@@ -194,6 +198,8 @@ pub async fn start(
     rbac::ensure_defaults(&server).await.map_err(|status| Error::FirstObjects(status.message))?;
     flow::ensure_defaults(&server).await.map_err(|status| Error::FirstObjects(status.message))?;
     tokio::spawn(custom::keep(server.clone(), definitions, shutdown.clone()));
+    tokio::spawn(aggregator::keep_registered(server.clone(), shutdown.clone()));
+    tokio::spawn(aggregator::keep_available(server.clone(), shutdown.clone()));
     tokio::spawn(flow::keep(server.clone(), shutdown.clone()));
     tokio::spawn(bootstrap::keep_first_objects(server.clone(), cluster, shutdown.clone()));
     tokio::spawn(admission::quota::keep_counts(server.clone(), shutdown.clone()));
@@ -227,6 +233,7 @@ pub async fn start_in(
             key_set_url: None,
         },
         dialing: None,
+        proxy_client: None,
     };
     start(config, Arc::new(store), shutdown).await
 }

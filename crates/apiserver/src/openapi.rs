@@ -32,9 +32,10 @@ pub struct Document {
     pub hash: String,
 }
 
-/// Everything in one document. Old clients ask for it as protobuf.
-pub fn v2_document(rows: &[&'static Resource], protobuf: bool) -> Document {
-    let value = v2::document(rows);
+/// Everything in one document, with what `add` adds to it. Old clients ask for it as protobuf.
+pub fn v2_document(rows: &[&'static Resource], protobuf: bool, add: impl FnOnce(&mut Value)) -> Document {
+    let mut value = v2::document(rows);
+    add(&mut value);
     match protobuf {
         true => Document::new(gnostic::document(&value), PROTOBUF),
         false => Document::new(value.to_string().into_bytes(), JSON),

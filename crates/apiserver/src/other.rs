@@ -1,5 +1,7 @@
 //! Paths that are not about objects: health, version, metrics and the schemas.
 
+use std::sync::Arc;
+
 use api::Status;
 use api::field::quoted;
 use bytes::Bytes;
@@ -15,7 +17,7 @@ use crate::server::{Call, Server, method_not_allowed};
 /// The version clients are told: upstream's, whose API this is.
 pub const VERSION: &str = "v1.36.4";
 
-pub async fn answer(server: &Server, call: &Call) -> Result<Response<Body>, Status> {
+pub async fn answer(server: &Arc<Server>, call: &Call) -> Result<Response<Body>, Status> {
     if !matches!(call.method.as_str(), "GET" | "HEAD") {
         return Err(method_not_allowed());
     }
@@ -35,6 +37,9 @@ pub async fn answer(server: &Server, call: &Call) -> Result<Response<Body>, Stat
         ("/openapi", Some("v3")) => Ok(openapi_v3_index(server, call)),
         ("/openapi", Some(rest)) => {
             let group_version = rest.strip_prefix("v3/").ok_or_else(Status::no_such_path)?;
+            if let Some(entry) = server.aggregator.documented_by(group_version) {
+                return crate::aggregator::answer(server, call, &entry).await;
+            }
             openapi_v3(server, call, group_version)
         }
         ("/.well-known" | "/openid", Some(_)) => {
@@ -157,12 +162,16 @@ fn openapi_v2(server: &Server, call: &Call) -> Response<Body> {
     let accept = call.header(header::ACCEPT);
     let protobuf =
         accept.contains("openapi.spec.v2@v1.0+protobuf") || accept.contains("openapi.spec.v2.v1.0+protobuf");
-    let document = openapi::v2_document(&server.registry.rows(), protobuf);
+    let document = openapi::v2_document(&server.registry.rows(), protobuf, |document| {
+        server.aggregator.add_to_v2(document);
+    });
     conditional(call, document, None)
 }
 
 fn openapi_v3_index(server: &Server, call: &Call) -> Response<Body> {
-    let mut response = encoded(StatusCode::OK, &Format::JSON, openapi::v3_index(&server.registry.rows()));
+    let mut index = openapi::v3_index(&server.registry.rows());
+    server.aggregator.add_to_v3_index(&mut index);
+    let mut response = encoded(StatusCode::OK, &Format::JSON, index);
     response
         .headers_mut()
         .insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-cache, private"));

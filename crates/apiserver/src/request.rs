@@ -147,6 +147,15 @@ impl Query {
         self.0.iter().find(|(key, _)| key == name).map_or("", |(_, value)| value)
     }
 
+    /// As a query string again, in the order of names.
+    pub fn encode(&self) -> String {
+        let mut pairs: Vec<&(String, String)> = self.0.iter().collect();
+        pairs.sort_by_key(|(name, _)| name);
+        let pairs =
+            pairs.iter().map(|(name, value)| format!("{}={}", percent_encode(name), percent_encode(value)));
+        pairs.collect::<Vec<_>>().join("&")
+    }
+
     pub fn has(&self, name: &str) -> bool {
         self.0.iter().any(|(key, _)| key == name)
     }
@@ -178,6 +187,19 @@ impl Query {
             _ => Some(true),
         }
     }
+}
+
+/// What a query's name or value must be written as.
+fn percent_encode(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => out.push(byte.into()),
+            b' ' => out.push('+'),
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
 }
 
 /// Undoes `%20`; what is not a valid escape stands for itself.

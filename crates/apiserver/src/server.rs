@@ -18,6 +18,7 @@ use tokio::sync::watch;
 
 use crate::access::{self, User};
 use crate::admission::{Chain, Webhooks};
+use crate::aggregator::Aggregator;
 use crate::audit::{self, Arrival, Audit, Outcome, Remote, Trail};
 use crate::authentication::{self, Authenticators, Peer};
 use crate::body::Body;
@@ -53,6 +54,7 @@ pub struct Server {
     pub flow: Flow,
     pub admission: Chain,
     pub webhooks: Webhooks,
+    pub aggregator: Aggregator,
     pub authenticators: Authenticators,
     /// `None`: nothing is written down about requests.
     pub audit: Option<Arc<Audit>>,
@@ -137,6 +139,7 @@ impl Server {
         Server {
             rbac: Rbac::new(&cache),
             webhooks: Webhooks::new(&cache),
+            aggregator: Aggregator::new(&cache),
             store,
             cache,
             registry: Arc::new(registry),
@@ -282,7 +285,10 @@ impl Server {
             trail.decided(&verdict);
         }
         ask.permitted(&user, verdict)?;
+        let remote = self.aggregator.serves(&path);
         let format = match (negotiate(&parts.headers, &query), &route) {
+            // Others have forms of their own as well.
+            (Err(_), _) if remote.is_some() => Format::JSON,
             // These have forms of their own, as OpenAPI's protobuf and aggregated discovery.
             (Err(_), Ok(Route::Other | Route::Discovery(_))) => Format::JSON,
             (format, _) => format?,
@@ -303,6 +309,9 @@ impl Server {
             now,
             remarks: passage.remarks.clone(),
         };
+        if let Some(entry) = remote {
+            return crate::aggregator::answer(self, &call, &entry).await;
+        }
         match route? {
             Route::Resource(target) => {
                 if let Some(trail) = &mut passage.trail {

@@ -13,6 +13,7 @@ pub mod jwk;
 mod kubeconfig;
 mod leaf;
 mod request;
+mod showing;
 mod tls;
 pub mod token;
 
@@ -24,6 +25,7 @@ pub use identity::{Identity, identity_of};
 pub use kubeconfig::kubeconfig;
 pub use leaf::{Issued, Leaf, Usage, ends, load_or_issue};
 pub use request::Request;
+pub use showing::{Showing, dialing_config};
 pub use tls::{ClientAuthority, Dialing, Serving, server_config, unverified};
 
 /// Why a certificate could not be made, read or used.

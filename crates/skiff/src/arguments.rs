@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
-use crate::certificates::Certificates;
+use crate::certificates::{Certificates, PROXY_CLIENT};
 use crate::flags::ServerFlags;
 
 /// Every name that is understood.
@@ -56,6 +57,8 @@ const KNOWN: &[&str] = &[
     "oidc-signing-algs",
     "oidc-username-claim",
     "oidc-username-prefix",
+    "proxy-client-cert-file",
+    "proxy-client-key-file",
     "requestheader-allowed-names",
     "requestheader-client-ca-file",
     "requestheader-extra-headers-prefix",
@@ -303,7 +306,7 @@ impl Arguments {
             Some(path) => (read(&path)?, self.list("requestheader-allowed-names")),
             None => (
                 certificates.request_header_ca().to_owned(),
-                list("requestheader-allowed-names", "system:auth-proxy"),
+                list("requestheader-allowed-names", PROXY_CLIENT),
             ),
         };
         Ok(apiserver::FrontProxy {
@@ -314,6 +317,20 @@ impl Arguments {
             group_headers: list("requestheader-group-headers", "X-Remote-Group"),
             extra_header_prefixes: list("requestheader-extra-headers-prefix", "X-Remote-Extra-"),
         })
+    }
+
+    /// Who this server is to API servers behind it: a certificate of the administrator's, or ours.
+    pub fn proxy_client(&self, certificates: &Certificates) -> anyhow::Result<Arc<pki::Showing>> {
+        match (self.path("proxy-client-cert-file"), self.path("proxy-client-key-file")) {
+            (None, None) => Ok(certificates.showing()),
+            (Some(certificate), Some(key)) => {
+                let issued = pki::Issued { cert_pem: read(&certificate)?, key_pem: read(&key)? };
+                Ok(pki::Showing::new(&issued)?)
+            }
+            _ => {
+                bail!("--kube-apiserver-arg proxy-client-cert-file and proxy-client-key-file need each other")
+            }
+        }
     }
 
     pub fn tokens(&self, flags: &ServerFlags) -> anyhow::Result<apiserver::ServiceAccountTokens> {

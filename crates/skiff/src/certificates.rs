@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use pki::{Authority, ClientAuthority, Dialing, Issued, Leaf, Serving, Usage};
+use pki::{Authority, ClientAuthority, Dialing, Issued, Leaf, Serving, Showing, Usage};
 use reconcile::Signers;
 
 use crate::flags::ServerFlags;
@@ -23,6 +23,9 @@ const RETRY: Duration = Duration::from_secs(3600);
 
 /// Who the API server is to kubelets.
 pub const KUBELET_CLIENT: &str = "system:kube-apiserver";
+
+/// Who the API server is to API servers behind it.
+pub const PROXY_CLIENT: &str = "system:auth-proxy";
 
 /// The administrator's file, and where it leads.
 pub struct Kubeconfig {
@@ -44,6 +47,8 @@ pub struct Certificates {
     kubelet_serving: Arc<Serving>,
     kubelet_client: Leaf,
     dialing: Arc<Dialing>,
+    proxy_client: Leaf,
+    showing: Arc<Showing>,
     /// When to look again.
     due: Timestamp,
 }
@@ -64,13 +69,18 @@ impl Certificates {
         let kubelet_issued = pki::load_or_issue(&dir, "kubelet", &server_ca, &kubelet, now)?;
         let kubelet_client = client_leaf(KUBELET_CLIENT, &[]);
         let client_issued = pki::load_or_issue(&dir, "kubelet-client", &client_ca, &kubelet_client, now)?;
+        let request_header_ca = Authority::load_or_create(&dir, "request-header-ca", now)?;
+        let proxy_client = client_leaf(PROXY_CLIENT, &[]);
+        let proxy_issued = pki::load_or_issue(&dir, "proxy-client", &request_header_ca, &proxy_client, now)?;
         let mut certificates = Certificates {
+            proxy_client,
+            showing: Showing::new(&proxy_issued)?,
             kubelet,
             kubelet_serving: Serving::new(&kubelet_issued)?,
             kubelet_client,
             dialing: Dialing::new(server_ca.pem(), &client_issued)?,
             client_ca,
-            request_header_ca: Authority::load_or_create(&dir, "request-header-ca", now)?,
+            request_header_ca,
             server_ca,
             server,
             admin: client_leaf("system:admin", &["system:masters"]),
@@ -96,6 +106,11 @@ impl Certificates {
     /// How the API server speaks to kubelets; follows renewals.
     pub fn dialing(&self) -> Arc<Dialing> {
         self.dialing.clone()
+    }
+
+    /// What the API server shows to API servers behind it; follows renewals.
+    pub fn showing(&self) -> Arc<Showing> {
+        self.showing.clone()
     }
 
     /// Who vouches for clients.
@@ -152,7 +167,11 @@ impl Certificates {
         let client =
             pki::load_or_issue(&self.dir, "kubelet-client", &self.client_ca, &self.kubelet_client, now)?;
         self.dialing.replace(&client)?;
-        let due = [&server, &admin, &kubelet, &client].into_iter().map(|issued| issued.renewal_due()).min();
+        let proxy =
+            pki::load_or_issue(&self.dir, "proxy-client", &self.request_header_ca, &self.proxy_client, now)?;
+        self.showing.replace(&proxy)?;
+        let due =
+            [&server, &admin, &kubelet, &client, &proxy].into_iter().map(|issued| issued.renewal_due()).min();
         self.due = due.unwrap_or(now);
         tracing::debug!(due = %self.due, "certificates are good");
         Ok(())

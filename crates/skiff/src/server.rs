@@ -71,6 +71,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         authorization: arguments.authorization()?,
         tokens: arguments.tokens(&flags)?,
         dialing: Some(certificates.dialing()),
+        proxy_client: Some(arguments.proxy_client(&certificates)?),
     };
     let credentials = node::Credentials {
         serving: certificates.kubelet_serving(),

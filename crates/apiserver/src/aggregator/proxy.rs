@@ -1,0 +1,212 @@
+//! Handing requests on to the server that answers for them, as ourselves but in the user's name.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::Status;
+use bytes::Bytes;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Full, Limited};
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::{Entry, Remote};
+use crate::access::User;
+use crate::body::Body;
+use crate::callout::{certificate_words, shown};
+use crate::endpoints;
+use crate::kubelets::streamed;
+use crate::server::{Call, Server};
+
+/// How long a server may take to take our call.
+const DIAL: Duration = Duration::from_secs(30);
+/// What is read of what servers offer: their OpenAPI documents are the largest.
+const OFFER_LIMIT: usize = 32 << 20;
+/// What is between two that are next to each other, and no further.
+const HOP: [&str; 9] = [
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// Answers a request with what the server behind an APIService says.
+pub async fn answer(server: &Arc<Server>, call: &Call, entry: &Entry) -> Result<Response<Body>, Status> {
+    let Some(remote) = entry.remote.as_ref().filter(|remote| remote.available) else {
+        return Ok(plain(StatusCode::SERVICE_UNAVAILABLE, "service unavailable"));
+    };
+    let place = match endpoints::resolve(server, &remote.namespace, &remote.service, remote.port) {
+        Ok(place) => place,
+        Err(why) => {
+            tracing::warn!(
+                apiservice = entry.name,
+                error = why,
+                "cannot find the server behind an APIService"
+            );
+            return Ok(plain(StatusCode::SERVICE_UNAVAILABLE, "service unavailable"));
+        }
+    };
+    let host = shown(&place.0, place.1);
+    let connection = match dial(server, remote, &place).await {
+        Ok(connection) => connection,
+        Err(why) => return Ok(plain(StatusCode::SERVICE_UNAVAILABLE, &why)),
+    };
+    let upgrade = call.upgrade.clone().filter(|_| stream::wants_upgrade(&call.headers));
+    let query = call.query.encode();
+    let path = if query.is_empty() { call.path.clone() } else { format!("{}?{query}", call.path) };
+    let mut request = Request::new(Full::new(call.body.clone()));
+    *request.method_mut() = call.method.clone();
+    *request.uri_mut() = path.parse().map_err(|_| Status::bad_request("the path cannot be handed on"))?;
+    *request.headers_mut() = headers(call, &host, upgrade.is_some());
+    let answer = match stream::hand_on(connection, request, upgrade).await {
+        Ok(answer) => answer,
+        Err(error) => return Ok(plain(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())),
+    };
+    if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+        return Ok(answer.map(|_| Body::empty()));
+    }
+    if answer.status().is_redirection() && answer.status() != StatusCode::NOT_MODIFIED {
+        const REDIRECT: &str = "the backend attempted to redirect this request, which is not permitted";
+        return Ok(plain(StatusCode::BAD_GATEWAY, REDIRECT));
+    }
+    let (mut parts, body) = answer.into_parts();
+    for name in HOP.map(HeaderName::from_static) {
+        parts.headers.remove(name);
+    }
+    Ok(Response::from_parts(parts, streamed(server, body)))
+}
+
+/// The headers of the request, without what is nobody else's business and with who asks.
+fn headers(call: &Call, host: &str, upgrade: bool) -> HeaderMap {
+    let mut out = HeaderMap::new();
+    for (name, value) in &call.headers {
+        let text = name.as_str();
+        let changes = upgrade && matches!(text, "connection" | "upgrade");
+        let hop = HOP.contains(&text) && !changes;
+        let ours = text.starts_with("x-remote-") || text.starts_with("impersonate-");
+        if !hop && !ours && !matches!(text, "host" | "content-length" | "authorization") {
+            out.append(name.clone(), value.clone());
+        }
+    }
+    let mut set = |name: &'static str, text: &str| {
+        if let Ok(value) = HeaderValue::from_str(text) {
+            out.insert(HeaderName::from_static(name), value);
+        }
+    };
+    set("host", host);
+    set("x-forwarded-host", call.header(header::HOST));
+    set("x-forwarded-uri", &call.path);
+    set("x-forwarded-proto", "https");
+    introduce(&mut out, &call.user);
+    out
+}
+
+/// Says in whose name a request comes.
+fn introduce(headers: &mut HeaderMap, user: &User) {
+    let mut add = |name: &str, text: &str| {
+        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::from_str(text)) {
+            headers.append(name, value);
+        }
+    };
+    add("x-remote-user", &user.name);
+    if !user.uid.is_empty() {
+        add("x-remote-uid", &user.uid);
+    }
+    for group in &user.groups {
+        add("x-remote-group", group);
+    }
+    for (key, values) in &user.extra {
+        let name = format!("x-remote-extra-{}", escape(key));
+        values.iter().for_each(|value| add(&name, value));
+    }
+}
+
+/// What is no letter of a header's name is written as `%2f`.
+fn escape(key: &str) -> String {
+    let mut out = String::with_capacity(key.len());
+    for byte in key.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => out.push(byte.into()),
+            b'!' | b'#' | b'$' | b'&' | b'\'' | b'*' | b'+' | b'-' | b'.' | b'^' | b'_' | b'`' | b'|'
+            | b'~' => {
+                out.push(byte.into());
+            }
+            _ => out.push_str(&format!("%{byte:02x}")),
+        }
+    }
+    out
+}
+
+async fn dial(
+    server: &Server,
+    remote: &Remote,
+    (host, port): &(String, u16),
+) -> Result<TlsStream<TcpStream>, String> {
+    let tls = remote.tls(server.aggregator.showing.as_ref())?;
+    let name = ServerName::try_from(remote.server_name());
+    let name = name.map_err(|_| format!("{:?} is no name", remote.server_name()))?;
+    let connect = async {
+        let stream = TcpStream::connect((host.as_str(), *port)).await?;
+        stream.set_nodelay(true)?;
+        TlsConnector::from(tls).connect(name, stream).await
+    };
+    let place = shown(host, *port);
+    let why = match tokio::time::timeout(DIAL, connect).await {
+        Ok(Ok(stream)) => return Ok(stream),
+        Ok(Err(error)) => match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+            Some(error) => certificate_words(error),
+            None if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+                format!("dial tcp {place}: connect: connection refused")
+            }
+            None => format!("dial tcp {place}: {error}"),
+        },
+        Err(_) => format!("dial tcp {place}: i/o timeout"),
+    };
+    Err(why)
+}
+
+/// Gets something from a server in the name of the aggregator itself.
+pub async fn get(
+    server: &Server,
+    remote: &Remote,
+    place: &(String, u16),
+    path: &str,
+) -> Result<(u16, Bytes), String> {
+    let connection = dial(server, remote, place).await?;
+    let mut request = Request::new(Full::new(Bytes::new()));
+    *request.method_mut() = Method::GET;
+    *request.uri_mut() = path.parse().unwrap_or_default();
+    let aggregator = User {
+        name: "system:kube-aggregator".into(),
+        groups: vec!["system:masters".into()],
+        ..User::default()
+    };
+    introduce(request.headers_mut(), &aggregator);
+    request.headers_mut().insert(header::ACCEPT, HeaderValue::from_static("application/json"));
+    if let Ok(host) = shown(&place.0, place.1).parse() {
+        request.headers_mut().insert(header::HOST, host);
+    }
+    let answer = stream::hand_on(connection, request, None).await.map_err(|error| error.to_string())?;
+    let status = answer.status().as_u16();
+    let body = Limited::new(answer.into_body(), OFFER_LIMIT).collect().await;
+    let body = body.map_err(|error| error.to_string())?.to_bytes();
+    Ok((status, body))
+}
+
+/// A failure as upstream's proxy tells it.
+fn plain(status: StatusCode, text: &str) -> Response<Body> {
+    let mut response = Response::new(Body::from(Bytes::from(format!("{text}\n"))));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}
