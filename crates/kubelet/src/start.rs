@@ -35,10 +35,11 @@ pub async fn start(
     let image = image(node, pod, spec).await?;
     let addresses = || Addresses { host_ip: &node.settings.node_ip, pod_ips: &sandbox.ips };
     let sources = node.sources();
-    let env = environment(pod, spec, &sources, &addresses()).map_err(|missing| {
-        note(node, pod, &spec.name, Severity::Warning, "Failed", format!("Error: {missing}"));
-        failed("CreateContainerConfigError", missing.0)
-    })?;
+    let unusable = |why: String| {
+        note(node, pod, &spec.name, Severity::Warning, "Failed", format!("Error: {why}"));
+        failed("CreateContainerConfigError", why)
+    };
+    let env = environment(pod, spec, &sources, &addresses()).map_err(|missing| unusable(missing.0))?;
     let materials =
         Materials { ctx: &node.ctx, sources: &sources, settings: &node.settings, addresses: addresses() };
     let places = match volumes::set_up(pod, &materials).await {
@@ -55,11 +56,8 @@ pub async fn start(
     volumes::write_files(pod, spec, attempt, &node.settings, &sandbox.ips)
         .map_err(|error| creating(error.to_string()))?;
     let mounts = volumes::mounts(pod, spec, attempt, &places, &env, &node.settings)
-        .map_err(|error| failed("CreateContainerConfigError", error.to_string()))?;
-    crate::identity::check(node, pod, spec, &image).await.map_err(|why| {
-        note(node, pod, &spec.name, Severity::Warning, "Failed", format!("Error: {why}"));
-        failed("CreateContainerConfigError", why)
-    })?;
+        .map_err(|why| unusable(why.to_string()))?;
+    crate::identity::check(node, pod, spec, &image).await.map_err(unusable)?;
     let sandbox_config = config::sandbox(pod, sandbox.attempt, &node.settings);
     let mut config = config::container(pod, spec, attempt, &image, &env, mounts, &node.settings);
     config::look_into(&mut config, target(pod, seen, &spec.name));

@@ -414,6 +414,12 @@ fn part_of(place: &Path, mount: &VolumeMount, env: &[(String, String)]) -> Resul
         (Some(part), _) if !part.is_empty() => part.clone(),
         _ => return Ok(place.to_owned()),
     };
+    if part.starts_with('/') {
+        return Err(format!("error SubPath `{part}` must not be an absolute path"));
+    }
+    if part.split('/').any(|step| step == "..") {
+        return Err(format!("unable to provision SubPath `{part}`: must not contain '..'"));
+    }
     sub_path::find(place, &part)
 }
 
@@ -499,5 +505,25 @@ fn remove_cgroups(uid: &str) {
     for base in controllers.chain([root.to_owned()]) {
         // Most of these are not there: one hierarchy for all, or one for each controller.
         let _ = fs::remove_dir(base.join(format!("skiff/pod{uid}")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expression_may_not_name_another_place() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mount = VolumeMount { sub_path_expr: Some("$(WHERE)".to_owned()), ..VolumeMount::default() };
+        let check = |value: &str, expected: Result<&str, &str>| {
+            let found = part_of(dir.path(), &mount, &[("WHERE".to_owned(), value.to_owned())]);
+            let root = dir.path().canonicalize().expect("a path");
+            let found = found.map(|path| path.strip_prefix(&root).expect("inside").display().to_string());
+            assert_eq!(found.as_deref().map_err(String::as_str), expected, "{value}");
+        };
+        check("pod-1", Ok("pod-1"));
+        check("/tmp", Err("error SubPath `/tmp` must not be an absolute path"));
+        check("a/../..", Err("unable to provision SubPath `a/../..`: must not contain '..'"));
     }
 }
