@@ -36,6 +36,8 @@ pub mod json;
 pub mod kind;
 pub mod meta;
 pub mod names;
+pub mod quota;
+pub mod resources;
 pub mod selector;
 pub mod status;
 pub mod table;

@@ -2,7 +2,7 @@
 //!
 //! One table of plugins in upstream's order, each a pure function of the request, the object and what the
 //! cluster holds. The changing half of a plugin runs before the kind's rules, the judging half after them.
-//! Only `quota` keeps state, since what it grants must hold until the object is stored, and `event_rates`.
+//! Only `quota` writes, since what it grants must be known to the next request, and only `event_rates` keeps state.
 //! What others have to say is asked last, and over the network: `webhooks`.
 
 mod certificates;
@@ -17,14 +17,12 @@ mod pod_security;
 mod priority;
 pub mod quota;
 mod resize;
-mod resources;
 mod runtime;
 mod service_account;
 mod settings;
 mod storage;
 #[cfg(test)]
 mod tests;
-mod usage;
 mod webhooks;
 
 use std::sync::Arc;
@@ -140,7 +138,7 @@ pub const PLUGINS: &[Plugin] = &[
     // Ask others, which takes time: see `Server::admit` and `Server::judge`.
     plugin(MUTATING, true, None, None),
     plugin(VALIDATING, true, None, None),
-    // Judges in `quota`, since it must hold on to what it grants.
+    // Judges in `quota`, since it writes down what it grants.
     plugin("ResourceQuota", true, None, None),
 ];
 

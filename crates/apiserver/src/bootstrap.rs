@@ -39,6 +39,11 @@ pub async fn first_objects(server: &Server, cluster: &Cluster) -> Result<(), Sta
         let class = json!({"value": value, "description": description});
         ensure(server, row("scheduling.k8s.io", "priorityclasses"), "", name, class).await?;
     }
+    // Since when the use of tokens that stand in Secrets is noted.
+    let today = Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date();
+    let since = json!({"data": {"since": today.to_string()}});
+    let tracking = "kube-apiserver-legacy-service-account-token-tracking";
+    ensure(server, row("", "configmaps"), "kube-system", tracking, since).await?;
     let cidrs = json!({"spec": {"cidrs": cluster.service_cidrs}});
     ensure(server, row("networking.k8s.io", "servicecidrs"), "", "kubernetes", cidrs).await?;
     ready_service_cidr(server).await?;

@@ -102,7 +102,7 @@ impl Server {
             request.dry_run = options.dry_run || versioned;
             let warnings = stored.rules.warnings(&attempt, None);
             self.judge(&request, &attempt).await?;
-            let grant = self.admission.quotas.grant(self, &request, &attempt).await?;
+            self.admission.quotas.grant(self, &request, &attempt).await?;
             let name = attempt.path("metadata.name").as_str().unwrap_or("").to_owned();
             if options.dry_run || versioned {
                 let place = Target { name: name.clone(), ..target.clone() };
@@ -121,7 +121,6 @@ impl Server {
             }
             match self.put(row, attempt, None).await? {
                 Some(object) => {
-                    grant.keep();
                     claim.keep_for(self, &object).await;
                     return Ok((Outcome::Stored(self.shown(row, object).await?), warnings));
                 }

@@ -202,7 +202,6 @@ pub async fn start(
     tokio::spawn(aggregator::keep_available(server.clone(), shutdown.clone()));
     tokio::spawn(flow::keep(server.clone(), shutdown.clone()));
     tokio::spawn(bootstrap::keep_first_objects(server.clone(), cluster, shutdown.clone()));
-    tokio::spawn(admission::quota::keep_counts(server.clone(), shutdown.clone()));
     tokio::spawn(services::repair_later(server.clone(), shutdown.clone()));
     Ok(Started { server, shutdown, ready })
 }

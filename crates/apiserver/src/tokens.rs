@@ -8,6 +8,7 @@
 mod claims;
 pub mod header;
 mod issue;
+mod legacy;
 #[cfg(test)]
 mod tests;
 
@@ -64,6 +65,18 @@ pub enum Refused {
     AccountDeleted(String, String),
     #[error("service account token has been invalidated")]
     Invalidated,
+    #[error("Token has been invalidated")]
+    NoSecret,
+    #[error("Token does not match server's copy")]
+    OtherToken,
+    #[error("ServiceAccount UID ({found}) does not match claim ({claimed})")]
+    LegacyAccount { found: String, claimed: String },
+    #[error("ServiceAccount {0}/{1} has been deleted")]
+    LegacyAccountDeleted(String, String),
+    #[error(
+        "the token in secret {secret} for service account {account} has been marked invalid. Use tokens from the TokenRequest API or manually created secret-based tokens, or remove the 'kubernetes.io/legacy-token-invalid-since' label from the secret to temporarily allow use of this token"
+    )]
+    Marked { secret: String, account: String },
     #[error("{kind} UID ({found}) does not match service account {kind} ref claim ({claimed})")]
     Bound { kind: &'static str, found: String, claimed: String },
 }
@@ -156,7 +169,8 @@ pub async fn owner(
 ) -> Result<(User, Vec<String>), Refused> {
     let tokens = &server.tokens;
     let unverified = pki::token::unverified_claims(token).ok_or(Refused::Unknown)?;
-    if !tokens.issuers.iter().any(|issuer| issuer == unverified.text("iss")) {
+    let of_old = unverified.text("iss") == legacy::ISSUER;
+    if !of_old && !tokens.issuers.iter().any(|issuer| issuer == unverified.text("iss")) {
         return Err(Refused::Unknown);
     }
     let claims = tokens.keys.verify(token).map_err(|why| match why {
@@ -164,6 +178,9 @@ pub async fn owner(
         pki::token::Refused::UnknownKey => Refused::UnknownKey,
         pki::token::Refused::Signature => Refused::Signature,
     })?;
+    if of_old {
+        return legacy::owner(server, token, &claims, wanted, now).await;
+    }
     let claims: Claims = serde_json::from_value(claims).map_err(|_| Refused::Unknown)?;
     let audiences: Vec<String> =
         claims.audiences.iter().filter(|audience| wanted.contains(audience)).cloned().collect();

@@ -136,7 +136,7 @@ impl Server {
             prepare(stored, &mut value, &before, &target.subresource, &options.timestamp());
             let warnings = validate_change(target, &value, &before)?;
             self.judge(&request, &value).await?;
-            let grant = self.admission.quotas.grant(self, &request, &value).await?;
+            self.admission.quotas.grant(self, &request, &value).await?;
             patch::apply::keep_times(&before, &mut value);
             if options.dry_run {
                 return Ok((Outcome::Imagined(value), warnings));
@@ -157,7 +157,6 @@ impl Server {
                 // Another server gave it away at the same moment; something else is chosen.
                 continue;
             } else if let Some(object) = self.put(row, value, Some(&old)).await? {
-                grant.keep();
                 claim.keep_for(self, &object).await;
                 return Ok((Outcome::Stored(self.shown(row, object).await?), warnings));
             }

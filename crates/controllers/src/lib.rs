@@ -4,6 +4,7 @@
 //! it, and a row in [`CONTROLLERS`]. Controllers meet only through the API. Read a small one first, then
 //! [`run`].
 
+mod account_tokens;
 mod attach_detach;
 mod autoscaler;
 mod backends;
@@ -13,6 +14,7 @@ mod cluster_roles;
 mod cronjob;
 mod daemonset;
 mod deployment;
+mod device_taints;
 mod disruption;
 mod disruption_condition;
 mod endpoint_slices;
@@ -34,6 +36,7 @@ pub mod placement;
 mod pod;
 mod pod_garbage;
 mod protection;
+mod quota;
 mod replicaset;
 mod replicationcontroller;
 mod resource_claims;
@@ -88,6 +91,7 @@ pub const CONTROLLERS: &[Loop] = &[
     Loop { name: "cronjob-controller", run: |ctx| Box::pin(cronjob::run(ctx)) },
     Loop { name: "daemonset-controller", run: |ctx| Box::pin(daemonset::run(ctx)) },
     Loop { name: "deployment-controller", run: |ctx| Box::pin(deployment::run(ctx)) },
+    Loop { name: "device-taint-eviction-controller", run: |ctx| Box::pin(device_taints::run(ctx)) },
     Loop { name: "disruption-controller", run: |ctx| Box::pin(disruption::run(ctx)) },
     Loop { name: "endpoints-controller", run: |ctx| Box::pin(endpoints::run(ctx)) },
     Loop { name: "endpointslice-controller", run: |ctx| Box::pin(endpoint_slices::run(ctx)) },
@@ -96,6 +100,10 @@ pub const CONTROLLERS: &[Loop] = &[
     Loop { name: "garbage-collector-controller", run: |ctx| Box::pin(garbage::run(ctx)) },
     Loop { name: "horizontal-pod-autoscaler-controller", run: |ctx| Box::pin(autoscaler::run(ctx)) },
     Loop { name: "job-controller", run: |ctx| Box::pin(job::run(ctx)) },
+    Loop {
+        name: "legacy-serviceaccount-token-cleaner-controller",
+        run: |ctx| Box::pin(account_tokens::clean(ctx)),
+    },
     Loop { name: "local-storage-controller", run: |ctx| Box::pin(local_storage::run(ctx)) },
     Loop { name: "namespace-controller", run: |ctx| Box::pin(namespace::run(ctx)) },
     Loop { name: "node-ipam-controller", run: |ctx| Box::pin(node_ipam::run(ctx)) },
@@ -113,10 +121,12 @@ pub const CONTROLLERS: &[Loop] = &[
     Loop { name: "replicaset-controller", run: |ctx| Box::pin(replicaset::run(ctx)) },
     Loop { name: "replicationcontroller-controller", run: |ctx| Box::pin(replicationcontroller::run(ctx)) },
     Loop { name: "resourceclaim-controller", run: |ctx| Box::pin(resource_claims::run(ctx)) },
+    Loop { name: "resourcequota-controller", run: |ctx| Box::pin(quota::run(ctx)) },
     Loop { name: "root-ca-certificate-publisher-controller", run: |ctx| Box::pin(root_ca::run(ctx)) },
     Loop { name: "service-cidr-controller", run: |ctx| Box::pin(service_cidrs::run(ctx)) },
     Loop { name: "service-lb-controller", run: |ctx| Box::pin(service_balancer::run(ctx)) },
     Loop { name: "serviceaccount-controller", run: |ctx| Box::pin(service_accounts::run(ctx)) },
+    Loop { name: "serviceaccount-token-controller", run: |ctx| Box::pin(account_tokens::fill(ctx)) },
     Loop { name: "statefulset-controller", run: |ctx| Box::pin(statefulset::run(ctx)) },
     Loop { name: "taint-eviction-controller", run: |ctx| Box::pin(taint_eviction::run(ctx)) },
     Loop { name: "token-cleaner-controller", run: |ctx| Box::pin(bootstrap_tokens::clean(ctx)) },

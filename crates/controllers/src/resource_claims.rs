@@ -14,6 +14,7 @@ use reconcile::{Changed, Controller, Ctx, Delete, Error, Key, Next, Object, Patc
 use serde_json::json;
 
 use plan::Step;
+pub use plan::claim_names;
 
 const WORKERS: usize = 10;
 const FIELD_MANAGER: &str = "ResourceClaimController";

@@ -37,7 +37,9 @@ impl Rig {
             cluster_cidrs: vec!["10.42.0.0/16".into(), "2001:db8:42::/56".into()],
             service_cidrs: vec!["10.43.0.0/16".into()],
             signers: signers(directory.path()),
-            account_tokens: None,
+            account_tokens: pki::token::Keys::load_or_create(&directory.path().join("tls"))
+                .ok()
+                .map(Arc::new),
             local_storage: "/var/lib/skiff/storage".into(),
             cloud: Place(Some(Arc::new(Nodes::default()))),
         });

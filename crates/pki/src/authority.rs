@@ -54,6 +54,12 @@ impl Authority {
         Authority::from_parts(pem, key, cert_path, now)
     }
 
+    /// Reads an authority that must be there.
+    pub fn load(certificate: &Path, key: &Path, now: Timestamp) -> Result<Authority, Error> {
+        let parsed = parse_key(&file::read_present(key)?, key)?;
+        Authority::from_parts(file::read_present(certificate)?, parsed, certificate.to_owned(), now)
+    }
+
     /// The certificate, for others to trust.
     pub fn pem(&self) -> &str {
         &self.pem

@@ -29,6 +29,11 @@ pub(crate) fn read(path: &Path) -> Result<Option<String>, Error> {
     }
 }
 
+/// The file as text; it must be there.
+pub(crate) fn read_present(path: &Path) -> Result<String, Error> {
+    fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })
+}
+
 fn replace(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));

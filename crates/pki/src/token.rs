@@ -92,6 +92,15 @@ impl Keys {
         Ok(Keys { signing, random, public })
     }
 
+    /// Only the key in this file, which must be there: for whoever signs and does not verify.
+    pub fn load(path: &Path) -> Result<Keys, Error> {
+        let random = SystemRandom::new();
+        let pem = file::read_present(path)?;
+        let signing = private_key(&pem, path, &random)?;
+        let public = vec![PublicKey::of(&signing, path)?];
+        Ok(Keys { signing, random, public })
+    }
+
     /// The claims as a token.
     pub fn sign(&self, claims: &Value) -> Result<String, Error> {
         let header = json!({"alg": ALGORITHM, "kid": self.public[0].id});

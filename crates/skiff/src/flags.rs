@@ -21,7 +21,7 @@ pub enum Command {
     /// Run a control plane
     Server(Box<ServerFlags>),
     /// Run the controllers alone, against any API server
-    ControllerManager(ControllerManagerFlags),
+    ControllerManager(Box<ControllerManagerFlags>),
     /// Run the scheduler alone, against any API server
     Scheduler(SchedulerFlags),
     /// Route Services on this machine, for any API server
@@ -159,6 +159,64 @@ pub struct ControllerManagerFlags {
     /// Work only while holding the lease, so that several may run
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub leader_elect: bool,
+    /// The networks of pods, at most one of each family; without any, nodes get none
+    #[arg(long, value_delimiter = ',')]
+    pub cluster_cidr: Vec<String>,
+    /// The networks of cluster IPs
+    #[arg(long, value_delimiter = ',')]
+    pub service_cluster_ip_range: Vec<String>,
+    /// The authority by which pods know the API server [default: the kubeconfig's]
+    #[arg(long, value_name = "FILE")]
+    pub root_ca_file: Option<PathBuf>,
+    /// The key for tokens of service accounts that stand in Secrets
+    #[arg(long, value_name = "FILE")]
+    pub service_account_private_key_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub signing: SigningFlags,
+    /// Where on nodes volumes of the built-in storage class are kept; without it, none are made
+    #[arg(long)]
+    pub default_local_storage_path: Option<String>,
+    /// Lead to Services of type LoadBalancer at the addresses of nodes
+    #[arg(long)]
+    pub servicelb: bool,
+    /// Addresses for Services of type LoadBalancer, as networks or ranges, instead of those of the nodes
+    #[arg(long, value_delimiter = ',', requires = "servicelb")]
+    pub servicelb_pool: Vec<String>,
+}
+
+/// Who signs requests for certificates: one authority for all, or one for each signer.
+#[derive(Debug, Args)]
+pub struct SigningFlags {
+    /// The authority that signs all requests for certificates, in PEM
+    #[arg(long, value_name = "FILE", requires = "cluster_signing_key_file")]
+    pub cluster_signing_cert_file: Option<PathBuf>,
+    /// Its key, in PEM
+    #[arg(long, value_name = "FILE", requires = "cluster_signing_cert_file")]
+    pub cluster_signing_key_file: Option<PathBuf>,
+    /// The authority that signs requests of clients, in PEM
+    #[arg(long, value_name = "FILE", requires = "cluster_signing_kube_apiserver_client_key_file")]
+    pub cluster_signing_kube_apiserver_client_cert_file: Option<PathBuf>,
+    /// Its key, in PEM
+    #[arg(long, value_name = "FILE", requires = "cluster_signing_kube_apiserver_client_cert_file")]
+    pub cluster_signing_kube_apiserver_client_key_file: Option<PathBuf>,
+    /// The authority that signs requests of kubelets as clients, in PEM
+    #[arg(long, value_name = "FILE", requires = "cluster_signing_kubelet_client_key_file")]
+    pub cluster_signing_kubelet_client_cert_file: Option<PathBuf>,
+    /// Its key, in PEM
+    #[arg(long, value_name = "FILE", requires = "cluster_signing_kubelet_client_cert_file")]
+    pub cluster_signing_kubelet_client_key_file: Option<PathBuf>,
+    /// The authority that signs requests of kubelets as servers, in PEM
+    #[arg(long, value_name = "FILE", requires = "cluster_signing_kubelet_serving_key_file")]
+    pub cluster_signing_kubelet_serving_cert_file: Option<PathBuf>,
+    /// Its key, in PEM
+    #[arg(long, value_name = "FILE", requires = "cluster_signing_kubelet_serving_cert_file")]
+    pub cluster_signing_kubelet_serving_key_file: Option<PathBuf>,
+    /// The authority that signs all other requests, in PEM
+    #[arg(long, value_name = "FILE", requires = "cluster_signing_legacy_unknown_key_file")]
+    pub cluster_signing_legacy_unknown_cert_file: Option<PathBuf>,
+    /// Its key, in PEM
+    #[arg(long, value_name = "FILE", requires = "cluster_signing_legacy_unknown_cert_file")]
+    pub cluster_signing_legacy_unknown_key_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -2,16 +2,19 @@
 //! `skiff proxy`, `skiff simulate`.
 
 use std::future::Future;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context as _;
 use client::remote::Remote;
 use client::{Client, Kubeconfig};
-use reconcile::{Clock, Ctx, Election, Settings};
+use controllers::service_balancer::nodes::Nodes;
+use jiff::Timestamp;
+use reconcile::cloud::{Cloud, Place};
+use reconcile::{Clock, Ctx, Election, Settings, Signers};
 use tokio::sync::watch;
 
-use crate::flags::{ControllerManagerFlags, ProxyFlags, SchedulerFlags, SimulateFlags};
+use crate::flags::{ControllerManagerFlags, ProxyFlags, SchedulerFlags, SigningFlags, SimulateFlags};
 use crate::server::told_to_stop;
 use crate::services;
 
@@ -20,7 +23,12 @@ pub const SCHEDULER: &str = "kube-scheduler";
 
 pub fn controller_manager(flags: &ControllerManagerFlags) -> anyhow::Result<()> {
     let chosen = controllers::Chosen::parse(&flags.controllers)?;
+    let settings = settings(flags)?;
     apart(&flags.kubeconfig, CONTROLLER_MANAGER, async |ctx| {
+        // Unless told otherwise, pods know the API server as this process does.
+        let root_ca = if settings.root_ca.is_empty() { &ctx.settings.root_ca } else { &settings.root_ca };
+        let settings = Settings { root_ca: root_ca.clone(), ..settings };
+        let ctx = ctx.with(settings);
         if !flags.leader_elect {
             controllers::run(ctx, chosen).await;
             return Ok(());
@@ -57,6 +65,60 @@ pub fn scheduler(flags: &SchedulerFlags) -> anyhow::Result<()> {
         anyhow::ensure!(!lost, "lost the lease {SCHEDULER}");
         Ok(outcome?)
     })
+}
+
+/// What the flags tell the controllers of the cluster.
+fn settings(flags: &ControllerManagerFlags) -> anyhow::Result<Settings> {
+    let read = |path: &PathBuf| {
+        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    let keys = flags.service_account_private_key_file.as_deref().map(pki::token::Keys::load).transpose()?;
+    let nodes = flags.servicelb.then(|| Nodes::with_pool(&flags.servicelb_pool)).transpose()?;
+    Ok(Settings {
+        root_ca: flags.root_ca_file.as_ref().map(read).transpose()?.unwrap_or_default(),
+        cluster_cidrs: flags.cluster_cidr.clone(),
+        service_cidrs: flags.service_cluster_ip_range.clone(),
+        signers: signers(&flags.signing)?,
+        account_tokens: keys.map(Arc::new),
+        local_storage: flags.default_local_storage_path.clone().unwrap_or_default(),
+        cloud: Place(nodes.map(|nodes| Arc::new(nodes) as Arc<dyn Cloud>)),
+    })
+}
+
+/// The authorities behind signers: their own, or the one for all.
+fn signers(flags: &SigningFlags) -> anyhow::Result<Signers> {
+    let all = (&flags.cluster_signing_cert_file, &flags.cluster_signing_key_file);
+    let rows = [
+        (
+            "kube-apiserver-client",
+            &flags.cluster_signing_kube_apiserver_client_cert_file,
+            &flags.cluster_signing_kube_apiserver_client_key_file,
+        ),
+        (
+            "kube-apiserver-client-kubelet",
+            &flags.cluster_signing_kubelet_client_cert_file,
+            &flags.cluster_signing_kubelet_client_key_file,
+        ),
+        (
+            "kubelet-serving",
+            &flags.cluster_signing_kubelet_serving_cert_file,
+            &flags.cluster_signing_kubelet_serving_key_file,
+        ),
+        (
+            "legacy-unknown",
+            &flags.cluster_signing_legacy_unknown_cert_file,
+            &flags.cluster_signing_legacy_unknown_key_file,
+        ),
+    ];
+    let mut signers = Signers::default();
+    for (name, certificate, key) in rows {
+        let files = certificate.as_ref().zip(key.as_ref()).or(all.0.as_ref().zip(all.1.as_ref()));
+        if let Some((certificate, key)) = files {
+            let authority = pki::Authority::load(certificate, key, Timestamp::now())?;
+            signers.0.insert(format!("kubernetes.io/{name}"), Arc::new(authority));
+        }
+    }
+    Ok(signers)
 }
 
 /// The scheduler's configuration: a file's, or the default.

@@ -54,7 +54,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         cluster_cidrs: flags.cluster_cidr.clone(),
         service_cidrs: flags.service_cidr.clone(),
         signers: certificates.signers(),
-        account_tokens: None,
+        account_tokens: Some(Arc::new(pki::token::Keys::load_or_create(&flags.data_dir.join("tls"))?)),
         local_storage: local_storage(&flags)?,
         cloud: cloud(&flags)?,
     };

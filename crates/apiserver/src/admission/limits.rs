@@ -2,10 +2,10 @@
 
 use api::Status;
 use api::json::Json as _;
+use api::resources::{ResourceList, list, of_pod};
 use schema::quantity::Quantity;
 use serde_json::Value;
 
-use super::resources::{ResourceList, list, of_pod};
 use super::{Cluster, Operation, Request};
 
 const ANNOTATION: &str = "kubernetes.io/limit-ranger";

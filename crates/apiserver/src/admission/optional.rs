@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use api::Status;
 use api::json::Json as _;
+use api::quota::is_extended;
 use serde_json::{Value, json};
 
 use super::service_account::push;
@@ -105,12 +106,6 @@ pub fn extended_resource_tolerations(
         }
     }
     Ok(())
-}
-
-/// A resource of somebody else's: with a domain that is not Kubernetes' own.
-pub fn is_extended(name: &str) -> bool {
-    let native = !name.contains('/') || name.contains("kubernetes.io/");
-    !native && !name.starts_with("requests.")
 }
 
 /// DenyServiceExternalIPs: no external IPs beyond those that are there.

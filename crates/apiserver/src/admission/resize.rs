@@ -3,11 +3,12 @@
 use api::Status;
 use api::field::quoted;
 use api::json::Json as _;
+use api::resources;
 use api::status::Cause;
 use schema::quantity::Quantity;
 use serde_json::Value;
 
-use super::{Cluster, Operation, Request, resources};
+use super::{Cluster, Operation, Request};
 
 pub fn validate(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
     let resize = (request.row.group, request.row.plural, request.subresource) == ("", "pods", "resize");

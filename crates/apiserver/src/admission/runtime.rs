@@ -2,9 +2,9 @@
 
 use api::Status;
 use api::json::Json as _;
+use api::resources::list;
 use serde_json::Value;
 
-use super::resources::list;
 use super::{Cluster, Request};
 
 const MISMATCH: &str = "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead";

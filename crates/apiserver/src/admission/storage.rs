@@ -2,6 +2,7 @@
 
 use api::Status;
 use api::json::Json as _;
+use api::quota::class_of;
 use schema::quantity::Quantity;
 use serde_json::{Value, json};
 
@@ -72,12 +73,4 @@ pub fn resize(request: &Request<'_>, claim: &Value, cluster: &dyn Cluster) -> Re
     Err(request.forbidden(
         "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize",
     ))
-}
-
-/// The class of a claim, by its annotation of old or its field.
-pub fn class_of(claim: &Value) -> &str {
-    match claim.path("metadata.annotations").get(CLASS_ANNOTATION) {
-        Some(class) => class.as_str().unwrap_or(""),
-        None => claim.at("spec").text("storageClassName"),
-    }
 }

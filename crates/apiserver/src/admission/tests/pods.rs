@@ -93,7 +93,7 @@ fn pod_sums_take_sidecars_and_the_greediest_start() {
         "containers": [cpu("a", "1", ""), cpu("b", "500m", "")],
         "initContainers": [cpu("once", "2", ""), cpu("sidecar", "1", "Always"), cpu("late", "1500m", "")],
     });
-    let sum = super::super::resources::of_pod(&spec, "requests");
+    let sum = api::resources::of_pod(&spec, "requests");
     assert_eq!(sum["cpu"].to_string(), "2500m");
 }
 

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use api::json::Json as _;
 use schema::quantity::Quantity;
 use serde_json::Value;
 
+use crate::json::Json as _;
+
+/// Quantities by the names of resources.
 pub type ResourceList = BTreeMap<String, Quantity>;
 
 /// The quantities of an object field such as `requests`.
@@ -14,6 +16,7 @@ pub fn list(value: &Value, field: &str) -> ResourceList {
     entries.filter_map(|(name, value)| Some((name.to_owned(), Quantity::read(value)?))).collect()
 }
 
+/// Adds what another list has.
 pub fn add(sum: &mut ResourceList, more: &ResourceList) {
     for (name, quantity) in more {
         // The first one decides how the sum is printed.

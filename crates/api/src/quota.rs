@@ -1,0 +1,403 @@
+//! What an object uses of a ResourceQuota, and which quotas count it. Pure.
+//!
+//! Shared by the API server, which grants, and the control loop, which counts.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use schema::quantity::{Format, Quantity};
+use serde_json::Value;
+
+use crate::json::Json as _;
+use crate::resources::{ResourceList, add, list, of_pod};
+
+/// Core kinds that have a name of their own in a quota besides `count/...`.
+const COUNTED: &[&str] = &[
+    "configmaps",
+    "persistentvolumeclaims",
+    "pods",
+    "replicationcontrollers",
+    "resourcequotas",
+    "secrets",
+    "services",
+];
+const COMPUTE: &[&str] = &["cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory"];
+const CLASS: &str = ".storageclass.storage.k8s.io/";
+
+/// A kind by group and plural; the oldest group is `""`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Counted<'a> {
+    pub group: &'a str,
+    pub plural: &'a str,
+}
+
+impl<'a> Counted<'a> {
+    /// One of the oldest kinds.
+    pub const fn core(plural: &'a str) -> Counted<'a> {
+        Counted { group: "", plural }
+    }
+
+    /// `count/deployments.apps`.
+    fn count_name(self) -> String {
+        match self.group {
+            "" => format!("count/{}", self.plural),
+            group => format!("count/{}.{group}", self.plural),
+        }
+    }
+
+    fn is(self, plural: &str) -> bool {
+        self.group.is_empty() && self.plural == plural
+    }
+
+    /// Whether an object must be decoded to know what it uses.
+    pub fn looks_inside(self) -> bool {
+        ["pods", "services", "persistentvolumeclaims"].into_iter().any(|plural| self.is(plural))
+    }
+}
+
+impl<'a> From<&'a crate::Resource> for Counted<'a> {
+    fn from(row: &'a crate::Resource) -> Counted<'a> {
+        Counted { group: row.group, plural: row.plural }
+    }
+}
+
+/// The kind whose objects use a resource; none where nothing does.
+pub fn kind_of(resource: &str) -> Option<Counted<'_>> {
+    if let Some(name) = resource.strip_prefix("count/") {
+        let (plural, group) = name.split_once('.').unwrap_or((name, ""));
+        return Some(Counted { group, plural });
+    }
+    if COUNTED.contains(&resource) {
+        return Some(Counted::core(resource));
+    }
+    if matches!(resource, "services.nodeports" | "services.loadbalancers") {
+        return Some(Counted::core("services"));
+    }
+    if resource == "requests.storage" || resource.contains(CLASS) {
+        return Some(Counted::core("persistentvolumeclaims"));
+    }
+    let compute = resource.strip_prefix("requests.").or(resource.strip_prefix("limits."));
+    let name = compute.unwrap_or(resource);
+    let of_pods = matches!(name, "cpu" | "memory" | "ephemeral-storage")
+        || name.starts_with("hugepages-") && !resource.starts_with("limits.")
+        || resource.strip_prefix("requests.").is_some_and(is_extended);
+    of_pods.then_some(Counted::core("pods"))
+}
+
+/// Whether usage of `resource` comes from objects of this kind.
+pub fn is_of(kind: Counted<'_>, resource: &str) -> bool {
+    kind_of(resource) == Some(kind)
+}
+
+/// A resource of somebody else's: with a domain that is not Kubernetes' own.
+pub fn is_extended(name: &str) -> bool {
+    let native = !name.contains('/') || name.contains("kubernetes.io/");
+    !native && !name.starts_with("requests.")
+}
+
+/// The class of a claim, by its annotation of old or its field.
+pub fn class_of(claim: &Value) -> &str {
+    match claim.path("metadata.annotations").get("volume.beta.kubernetes.io/storage-class") {
+        Some(class) => class.as_str().unwrap_or(""),
+        None => claim.at("spec").text("storageClassName"),
+    }
+}
+
+/// What one object uses. Only some kinds need to be looked into; for the rest `object` may be `Null`.
+pub fn usage(kind: Counted<'_>, object: &Value, now: Timestamp) -> ResourceList {
+    let mut used = ResourceList::new();
+    used.insert(kind.count_name(), whole(1));
+    if !kind.group.is_empty() {
+        return used;
+    }
+    match kind.plural {
+        "pods" if !counts(object, now) => return used,
+        "pods" => add(&mut used, &of_running(object.at("spec"))),
+        "services" => of_service(object.at("spec"), &mut used),
+        "persistentvolumeclaims" => of_claim(object, &mut used),
+        _ => {}
+    }
+    if COUNTED.contains(&kind.plural) {
+        used.insert(kind.plural.to_owned(), whole(1));
+    }
+    used
+}
+
+fn whole(n: usize) -> Quantity {
+    Quantity::new(i64::try_from(n).unwrap_or(i64::MAX), Format::DecimalSI)
+}
+
+/// A pod that has ended, or should have long ago, uses nothing any more.
+fn counts(pod: &Value, now: Timestamp) -> bool {
+    let ended = matches!(pod.at("status").text("phase"), "Failed" | "Succeeded");
+    !ended && counts_until(pod).is_none_or(|end| now.as_second() <= end)
+}
+
+/// The last second in which a pod that is being deleted uses anything.
+pub fn counts_until(pod: &Value) -> Option<i64> {
+    let metadata = pod.at("metadata");
+    let end = metadata.text("deletionTimestamp").parse::<Timestamp>().ok()?;
+    Some(end.as_second().saturating_add(metadata.int("deletionGracePeriodSeconds")?))
+}
+
+fn of_running(spec: &Value) -> ResourceList {
+    let mut requests = of_pod(spec, "requests");
+    let mut limits = of_pod(spec, "limits");
+    let overhead = list(spec, "overhead");
+    add(&mut requests, &overhead);
+    for (name, quantity) in overhead {
+        if let Some(limit) = limits.get_mut(&name) {
+            *limit = *limit + quantity;
+        }
+    }
+    compute(&requests, &limits)
+}
+
+/// Requests and limits under the names quotas have for them.
+fn compute(requests: &ResourceList, limits: &ResourceList) -> ResourceList {
+    let mut used = ResourceList::new();
+    for (name, quantity) in requests {
+        let plain = matches!(name.as_str(), "cpu" | "memory" | "ephemeral-storage");
+        if plain || name.starts_with("hugepages-") {
+            used.insert(name.clone(), *quantity);
+            used.insert(format!("requests.{name}"), *quantity);
+        } else if is_extended(name) {
+            used.insert(format!("requests.{name}"), *quantity);
+        }
+    }
+    for (name, quantity) in limits {
+        if matches!(name.as_str(), "cpu" | "memory" | "ephemeral-storage") {
+            used.insert(format!("limits.{name}"), *quantity);
+        }
+    }
+    used
+}
+
+fn of_service(spec: &Value, used: &mut ResourceList) {
+    let ports = spec.items("ports");
+    let (balancers, node_ports) = match spec.text("type") {
+        "NodePort" => (0, ports.len()),
+        "LoadBalancer" if spec.at("allocateLoadBalancerNodePorts") == false => {
+            (1, ports.iter().filter(|port| port.int("nodePort").unwrap_or(0) != 0).count())
+        }
+        "LoadBalancer" => (1, ports.len()),
+        _ => (0, 0),
+    };
+    used.insert("services.loadbalancers".into(), whole(balancers));
+    used.insert("services.nodeports".into(), whole(node_ports));
+}
+
+fn of_claim(claim: &Value, used: &mut ResourceList) {
+    let class = class_of(claim);
+    if !class.is_empty() {
+        used.insert(format!("{class}{CLASS}persistentvolumeclaims"), whole(1));
+    }
+    // A claim that has grown or shrinks counts with the larger size.
+    let asked = Quantity::read(claim.path("spec.resources.requests.storage"));
+    let given = Quantity::read(claim.path("status.allocatedResources.storage"));
+    if let Some(size) = asked.max(given) {
+        used.insert("requests.storage".into(), size);
+        if !class.is_empty() {
+            used.insert(format!("{class}{CLASS}requests.storage"), size);
+        }
+    }
+}
+
+/// Where a quota limits compute, every container must say what it takes.
+pub fn missing(kind: Counted<'_>, restricted: &[&str], object: &Value) -> Option<String> {
+    if !kind.is("pods") {
+        return None;
+    }
+    let spec = object.at("spec");
+    let said = |value: &Value| {
+        let resources = value.at("resources");
+        compute(&list(resources, "requests"), &list(resources, "limits"))
+    };
+    let of_pod = said(spec);
+    let mut missing: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for container in spec.items("containers").iter().chain(spec.items("initContainers")) {
+        let said = said(container);
+        for name in restricted.iter().filter(|name| COMPUTE.contains(name)) {
+            if !said.contains_key(*name) && !of_pod.contains_key(*name) {
+                missing.entry(name).or_default().insert(container.text("name"));
+            }
+        }
+    }
+    let lines: Vec<String> = missing
+        .into_iter()
+        .map(|(name, containers)| {
+            format!("{name} for: {}", containers.into_iter().collect::<Vec<_>>().join(","))
+        })
+        .collect();
+    (!lines.is_empty()).then(|| format!("must specify {}", lines.join("; ")))
+}
+
+/// What of an object the scopes of quotas look at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Facts {
+    /// Scopes are about pods and claims; a quota that has any counts nothing else.
+    #[default]
+    Other,
+    Pod {
+        terminating: bool,
+        best_effort: bool,
+        priority_class: String,
+        crosses_namespaces: bool,
+    },
+    Claim {
+        attributes_class: String,
+    },
+}
+
+impl Facts {
+    pub fn of(kind: Counted<'_>, object: &Value) -> Facts {
+        let spec = object.at("spec");
+        if kind.is("pods") {
+            return Facts::Pod {
+                terminating: spec.int("activeDeadlineSeconds").is_some_and(|seconds| seconds >= 0),
+                best_effort: crate::core::pod::qos_class(object) == "BestEffort",
+                priority_class: spec.text("priorityClassName").to_owned(),
+                crosses_namespaces: crosses_namespaces(spec.at("affinity")),
+            };
+        }
+        match kind.is("persistentvolumeclaims") {
+            true => Facts::Claim { attributes_class: spec.text("volumeAttributesClassName").to_owned() },
+            false => Facts::Other,
+        }
+    }
+}
+
+/// Whether a quota with this spec has scopes.
+pub fn has_scopes(spec: &Value) -> bool {
+    !spec.items("scopes").is_empty() || spec.has("scopeSelector")
+}
+
+/// Whether a quota counts an object: all of its scopes hold.
+pub fn matches(quota: &Value, facts: &Facts) -> bool {
+    let spec = quota.at("spec");
+    let plain = spec.items("scopes").iter().filter_map(Value::as_str).map(|scope| (scope, "Exists", &[][..]));
+    let selected = spec.at("scopeSelector").items("matchExpressions").iter();
+    let selected = selected.map(|term| (term.text("scopeName"), term.text("operator"), term.items("values")));
+    plain.chain(selected).all(|(scope, operator, values)| in_scope(facts, scope, operator, values))
+}
+
+fn in_scope(facts: &Facts, scope: &str, operator: &str, values: &[Value]) -> bool {
+    let named = |name: &str| match operator {
+        "Exists" => !name.is_empty(),
+        "DoesNotExist" => name.is_empty(),
+        "In" => values.iter().any(|value| value == name),
+        "NotIn" => !values.iter().any(|value| value == name),
+        _ => false,
+    };
+    match (facts, scope) {
+        (Facts::Pod { terminating, .. }, "Terminating") => *terminating,
+        (Facts::Pod { terminating, .. }, "NotTerminating") => !terminating,
+        (Facts::Pod { best_effort, .. }, "BestEffort") => *best_effort,
+        (Facts::Pod { best_effort, .. }, "NotBestEffort") => !best_effort,
+        (Facts::Pod { priority_class, .. }, "PriorityClass") => named(priority_class),
+        (Facts::Pod { crosses_namespaces, .. }, "CrossNamespacePodAffinity") => *crosses_namespaces,
+        (Facts::Claim { attributes_class }, "VolumeAttributesClass") => named(attributes_class),
+        _ => false,
+    }
+}
+
+fn crosses_namespaces(affinity: &Value) -> bool {
+    let crosses = |term: &Value| !term.items("namespaces").is_empty() || term.has("namespaceSelector");
+    ["podAffinity", "podAntiAffinity"].iter().any(|kind| {
+        let rules = affinity.at(kind);
+        rules.items("requiredDuringSchedulingIgnoredDuringExecution").iter().any(crosses)
+            || rules
+                .items("preferredDuringSchedulingIgnoredDuringExecution")
+                .iter()
+                .any(|weighted| crosses(weighted.at("podAffinityTerm")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn each_resource_is_used_by_one_kind() {
+        let check = |resource: &str, expected: Option<(&str, &str)>| {
+            assert_eq!(kind_of(resource).map(|kind| (kind.group, kind.plural)), expected, "{resource}");
+        };
+        check("count/deployments.apps", Some(("apps", "deployments")));
+        check("count/widgets.example.com", Some(("example.com", "widgets")));
+        check("count/pods", Some(("", "pods")));
+        check("secrets", Some(("", "secrets")));
+        check("services.nodeports", Some(("", "services")));
+        check("gold.storageclass.storage.k8s.io/requests.storage", Some(("", "persistentvolumeclaims")));
+        check("limits.memory", Some(("", "pods")));
+        check("requests.example.com/gpu", Some(("", "pods")));
+        check("limits.hugepages-2Mi", None);
+        check("example.com/gpu", None);
+    }
+
+    #[test]
+    fn scopes_choose_pods() {
+        let in_scope = |scope: Value, spec: Value| {
+            let quota = json!({"spec": scope});
+            matches(&quota, &Facts::of(Counted::core("pods"), &json!({"spec": spec})))
+        };
+        let plain = |scope: &str| json!({"scopes": [scope]});
+        let class = |operator: &str, values: Value| json!({"scopeSelector": {"matchExpressions": [{"scopeName": "PriorityClass", "operator": operator, "values": values}]}});
+        let cases = [
+            (plain("Terminating"), json!({"activeDeadlineSeconds": 5}), true),
+            (plain("Terminating"), json!({}), false),
+            (plain("NotTerminating"), json!({}), true),
+            (plain("BestEffort"), json!({"containers": [{"name": "c"}]}), true),
+            (plain("NotBestEffort"), json!({"containers": [{"name": "c"}]}), false),
+            (class("In", json!(["high"])), json!({"priorityClassName": "high"}), true),
+            (class("In", json!(["high"])), json!({"priorityClassName": "low"}), false),
+            (class("NotIn", json!(["high"])), json!({}), true),
+            (class("Exists", json!([])), json!({}), false),
+            (json!({}), json!({}), true),
+        ];
+        for (scope, spec, expected) in cases {
+            assert_eq!(in_scope(scope.clone(), spec.clone()), expected, "{scope} {spec}");
+        }
+    }
+
+    #[test]
+    fn objects_use_what_they_ask_for() {
+        let now = "2026-01-01T00:00:00Z".parse().unwrap();
+        let check = |plural: &str, object: Value, expected: &str| {
+            let kind = Counted::core(plural);
+            let used = usage(kind, &object, now);
+            let used: Vec<String> =
+                used.iter().map(|(name, quantity)| format!("{name}={quantity}")).collect();
+            assert_eq!(used.join(" "), expected, "{object}");
+            for name in used.iter().filter_map(|part| part.split_once('=')).map(|(name, _)| name) {
+                assert!(is_of(kind, name), "{name}");
+            }
+        };
+        let resources = json!({"requests": {"cpu": "1", "example.com/gpu": "2", "hugepages-2Mi": "4Mi"}, "limits": {"memory": "1Gi"}});
+        let pod = |phase: &str| json!({"spec": {"containers": [{"name": "c", "resources": resources}], "overhead": {"cpu": "500m"}}, "status": {"phase": phase}});
+        check(
+            "pods",
+            pod("Pending"),
+            "count/pods=1 cpu=1500m hugepages-2Mi=4Mi limits.memory=1Gi pods=1 requests.cpu=1500m requests.example.com/gpu=2 requests.hugepages-2Mi=4Mi",
+        );
+        check("pods", pod("Succeeded"), "count/pods=1");
+        let late = json!({"metadata": {"deletionTimestamp": "2025-12-31T23:59:00Z", "deletionGracePeriodSeconds": 30}});
+        check("pods", late, "count/pods=1");
+        check("configmaps", Value::Null, "configmaps=1 count/configmaps=1");
+        let service = json!({"spec": {"type": "LoadBalancer", "ports": [{"port": 1}, {"port": 2}]}});
+        check(
+            "services",
+            service,
+            "count/services=1 services=1 services.loadbalancers=1 services.nodeports=2",
+        );
+        let bare = json!({"spec": {"type": "LoadBalancer", "allocateLoadBalancerNodePorts": false, "ports": [{"port": 1}]}});
+        check("services", bare, "count/services=1 services=1 services.loadbalancers=1 services.nodeports=0");
+        let claim = json!({"spec": {"storageClassName": "fast", "resources": {"requests": {"storage": "1Gi"}}}, "status": {"allocatedResources": {"storage": "2Gi"}}});
+        check(
+            "persistentvolumeclaims",
+            claim,
+            "count/persistentvolumeclaims=1 fast.storageclass.storage.k8s.io/persistentvolumeclaims=1 fast.storageclass.storage.k8s.io/requests.storage=2Gi persistentvolumeclaims=1 requests.storage=2Gi",
+        );
+    }
+}

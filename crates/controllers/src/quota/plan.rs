@@ -1,0 +1,91 @@
+//! What a quota's status should say. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use api::quota::{Facts, kind_of};
+use api::resources::ResourceList;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ResourceQuota, ResourceQuotaStatus};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
+use schema::quantity::Quantity;
+use serde_json::Value;
+
+/// A kind by group and plural.
+pub type Kind = (String, String);
+
+/// What one object uses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    pub uses: ResourceList,
+    pub facts: Facts,
+    /// What it uses once its time has come, where it has one.
+    pub afterwards: Option<(Timestamp, ResourceList)>,
+}
+
+/// The kinds that some quota limits.
+pub fn kinds(quotas: &[Arc<ResourceQuota>]) -> BTreeSet<Kind> {
+    let names = quotas.iter().flat_map(|quota| hard(quota).into_keys().collect::<Vec<_>>());
+    names
+        .filter_map(|name| kind_of(&name).map(|kind| (kind.group.to_owned(), kind.plural.to_owned())))
+        .collect()
+}
+
+/// What a quota limits.
+pub fn hard(quota: &ResourceQuota) -> BTreeMap<String, Text> {
+    quota.spec.as_ref().and_then(|spec| spec.hard.clone()).unwrap_or_default()
+}
+
+/// What is used of what a quota limits, by objects of kinds that are `known`; and when to look again though nothing
+/// changes.
+pub fn count<'a>(
+    quota: &ResourceQuota,
+    known: &BTreeSet<Kind>,
+    entries: impl Iterator<Item = &'a Entry>,
+    now: Timestamp,
+) -> (ResourceList, Option<Timestamp>) {
+    let mut used: ResourceList = hard(quota)
+        .into_keys()
+        .filter(|name| {
+            kind_of(name).is_some_and(|kind| known.contains(&(kind.group.to_owned(), kind.plural.to_owned())))
+        })
+        .map(|name| (name, Quantity::ZERO))
+        .collect();
+    let value = serde_json::to_value(quota).unwrap_or(Value::Null);
+    let mut recheck: Option<Timestamp> = None;
+    for entry in entries.filter(|entry| api::quota::matches(&value, &entry.facts)) {
+        let uses = match &entry.afterwards {
+            Some((end, afterwards)) if *end <= now => afterwards,
+            Some((end, _)) => {
+                recheck = Some(recheck.map_or(*end, |other| other.min(*end)));
+                &entry.uses
+            }
+            None => &entry.uses,
+        };
+        for (name, quantity) in uses {
+            if let Some(sum) = used.get_mut(name) {
+                // The first decides how the sum is printed.
+                *sum = if sum.is_zero() { *quantity } else { *sum + *quantity };
+            }
+        }
+    }
+    (used, recheck)
+}
+
+/// The quota with what is used of it, where it says something else.
+pub fn counted(quota: &ResourceQuota, used: &ResourceList) -> Option<ResourceQuota> {
+    let status = quota.status.clone().unwrap_or_default();
+    let hard = hard(quota);
+    let read = |list: &BTreeMap<String, Text>| -> ResourceList {
+        list.iter().filter_map(|(name, text)| Some((name.clone(), Quantity::parse(&text.0).ok()?))).collect()
+    };
+    let told = status.used.as_ref().map(read).unwrap_or_default();
+    if read(&hard) == read(&status.hard.unwrap_or_default()) && told == *used {
+        return None;
+    }
+    let text = |list: &ResourceList| {
+        list.iter().map(|(name, quantity)| (name.clone(), Text(quantity.to_string()))).collect()
+    };
+    let status = ResourceQuotaStatus { hard: Some(hard), used: Some(text(used)) };
+    Some(ResourceQuota { status: Some(status), ..quota.clone() })
+}
