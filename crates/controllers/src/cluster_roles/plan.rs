@@ -25,6 +25,7 @@ pub fn plan(role: &ClusterRole, roles: &[Arc<ClusterRole>]) -> Option<Vec<Policy
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use serde_json::{Value, json};
 
     use super::*;
@@ -69,5 +70,24 @@ mod tests {
         check(&[], &[], None);
         // It does not gather from itself.
         check(&["own"], &[Arc::new(gathering(&["own"]))], Some(&[]));
+    }
+
+    proptest! {
+        /// Writing down what is gathered leaves nothing to gather, and nothing is gathered from nowhere.
+        #[test]
+        fn what_is_gathered_stays(parts in prop::collection::vec((0..3usize, prop::sample::subsequence(vec!["get", "list", "watch"], 0..=3)), 0..6)) {
+            let roles: Vec<_> = parts
+                .iter()
+                .enumerate()
+                .map(|(i, (label, verbs))| part(&i.to_string(), ["a", "b", "c"][*label], verbs))
+                .collect();
+            let mut role = gathering(&["old"]);
+            role.rules = plan(&role, &roles);
+            prop_assert_eq!(plan(&role, &roles), None);
+            let chosen = |verb: &str| parts.iter().any(|(label, verbs)| *label < 2 && verbs.contains(&verb));
+            for rule in role.rules.iter().flatten() {
+                prop_assert!(chosen(&rule.verbs.concat()));
+            }
+        }
     }
 }

@@ -1,5 +1,6 @@
 use expect_test::{Expect, expect};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
@@ -294,4 +295,55 @@ async fn a_job_is_started_on_a_server() {
     let name = status.active.into_iter().flatten().next().and_then(|active| active.name);
     assert!(jobs.iter().any(|job| Some(job.name()) == name.as_deref()));
     assert!(status.last_schedule_time.is_some());
+}
+
+proptest! {
+    /// However time passes and Jobs end, and wherever the controller is stopped between starting a Job and noting
+    /// that down: no run is started twice, runs that forbid or replace each other are never two, no more history is
+    /// kept than wanted, and planning again yields nothing.
+    #[test]
+    fn runs_keep_to_their_policy(
+        policy in 0..3usize,
+        story in prop::collection::vec((1..300i64, any::<bool>(), any::<bool>()), 1..20),
+    ) {
+        let policy = ["Allow", "Forbid", "Replace"][policy];
+        let spec = json!({
+            "schedule": "* * * * *", "concurrencyPolicy": policy,
+            "successfulJobsHistoryLimit": 2, "failedJobsHistoryLimit": 1,
+        });
+        let mut cron = cron(spec, json!({}));
+        let mut jobs: Vec<Arc<Job>> = Vec::new();
+        let mut names = std::collections::BTreeSet::new();
+        let mut now: Timestamp = "2026-01-01T00:00:30Z".parse().expect("a time");
+        for (seconds, ends, stopped) in story {
+            now = now.checked_add(SignedDuration::from_secs(seconds)).expect("a time");
+            if ends && let Some(running) = jobs.iter_mut().find(|job| plan::outcome(job).is_none()) {
+                let minute = now.strftime("%M").to_string();
+                *running = job(&format!("{} Complete {minute}", running.name()));
+            }
+            for lost in [stopped, false] {
+                let planned = plan(&cron, &jobs, now, &TimeZone::UTC);
+                let mut status = planned.status.clone();
+                jobs.retain(|job| !planned.delete.iter().any(|gone| gone.uid() == job.uid()));
+                planned.delete.iter().for_each(|gone| plan::forget(&mut status, gone));
+                if let Some(start) = planned.start {
+                    let started = if start.is_there { Arc::new(start.job) } else { job(start.job.name()) };
+                    if !start.is_there {
+                        prop_assert!(names.insert(started.name().to_owned()), "{} twice", started.name());
+                        jobs.push(started.clone());
+                    }
+                    status = plan::started(status, &started, start.at);
+                }
+                if !lost {
+                    cron.status = Some(status);
+                }
+            }
+            let running = jobs.iter().filter(|job| plan::outcome(job).is_none()).count();
+            prop_assert!(policy == "Allow" || running <= 1, "{running} at once");
+            prop_assert!(jobs.len() - running <= 2);
+            let again = plan(&cron, &jobs, now, &TimeZone::UTC);
+            prop_assert!(again.start.is_none() && again.delete.is_empty());
+            prop_assert_eq!(Some(again.status), cron.status.clone());
+        }
+    }
 }

@@ -175,3 +175,48 @@ fn annotate(changes: &mut Changes, blank: &EndpointSlice) {
         slice.metadata.annotations = wanted.clone();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    proptest! {
+        /// However Endpoints change, carrying out the plan mirrors just their addresses and leaves nothing to do.
+        #[test]
+        fn mirrors_show_what_is_there(
+            rounds in prop::collection::vec(prop::collection::btree_set(0..30u8, 0..30), 1..4),
+            mirrored in any::<bool>(),
+        ) {
+            let service: Service = serde_json::from_value(json!({"metadata": {"name": "s"}, "spec": {}})).expect("a service");
+            let mut slices: Vec<Arc<EndpointSlice>> = Vec::new();
+            let mut made = 0;
+            for addresses in rounds {
+                let addresses: Vec<_> = addresses.iter().map(|last| json!({"ip": format!("10.0.0.{last}")})).collect();
+                let subsets = json!([{"addresses": addresses, "ports": [{"port": 80}]}]);
+                let skip = (!mirrored).to_string();
+                let metadata = json!({"name": "s", "namespace": "ns", "uid": "u", "labels": {SKIP: skip}});
+                let endpoints: Endpoints = serde_json::from_value(json!({"metadata": metadata, "subsets": subsets})).expect("endpoints");
+                let changes = plan(Some(&endpoints), Some(&service), &slices).changes;
+                slices.retain(|slice| changes.keep.iter().any(|kept| kept.name() == slice.name()));
+                slices.extend(changes.update.into_iter().map(Arc::new));
+                for mut slice in changes.create {
+                    made += 1;
+                    slice.metadata.name = Some(format!("s-{made}"));
+                    slices.push(Arc::new(slice));
+                }
+                let shown: Vec<String> = slices
+                    .iter()
+                    .flat_map(|slice| slice.endpoints.iter().flatten())
+                    .flat_map(|endpoint| endpoint.addresses.clone())
+                    .collect();
+                let wanted = if mirrored { addresses.len() } else { 0 };
+                prop_assert_eq!(shown.len(), wanted);
+                let again = plan(Some(&endpoints), Some(&service), &slices).changes;
+                prop_assert!(again.create.is_empty() && again.update.is_empty() && again.delete.is_empty());
+            }
+        }
+    }
+}

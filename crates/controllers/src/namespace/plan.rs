@@ -127,6 +127,7 @@ pub fn pause(since: Timestamp, now: Timestamp) -> std::time::Duration {
 #[cfg(test)]
 mod tests {
     use expect_test::{Expect, expect};
+    use proptest::prelude::*;
 
     use super::*;
 
@@ -179,5 +180,32 @@ mod tests {
             NamespaceFinalizersRemaining True SomeFinalizersRemain Some content in the namespace has finalizers remaining: x/y in 3 resource instances
         "#]],
         );
+    }
+
+    proptest! {
+        /// What is told is told once, and says since when it has been so.
+        #[test]
+        fn conditions_are_written_once(rests in prop::collection::vec((0..3usize, 0..3usize, any::<bool>()), 1..6)) {
+            let mut told: Vec<NamespaceCondition> = Vec::new();
+            for (second, (objects, finalizers, failed)) in rests.into_iter().enumerate() {
+                let now = Timestamp::from_second(second as i64).expect("a time");
+                let some = |name: &str, count: usize| (count > 0).then(|| (name.to_owned(), count)).into_iter().collect();
+                let rest = Rest {
+                    objects: some("pods.", objects),
+                    finalizers: some("f", finalizers),
+                    errors: failed.then(|| "no".to_owned()).into_iter().collect(),
+                    unknown: Vec::new(),
+                };
+                let before = told.clone();
+                told = conditions(&told, &rest, now).unwrap_or(told);
+                prop_assert_eq!(conditions(&told, &rest, now), None);
+                for condition in &told {
+                    let was = before.iter().find(|was| was.type_ == condition.type_);
+                    let unchanged = was.is_some_and(|was| was.status == condition.status);
+                    let since = condition.last_transition_time.as_ref().map(|time| time.0);
+                    prop_assert_eq!(since == Some(now), !unchanged);
+                }
+            }
+        }
     }
 }

@@ -66,6 +66,7 @@ pub fn surplus(pods: &[Arc<Pod>], most: usize) -> Vec<Arc<Pod>> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use serde_json::json;
 
     use super::*;
@@ -127,5 +128,24 @@ mod tests {
             surplus(&pods, most).iter().map(|pod| pod.name().to_owned()).collect::<Vec<_>>().join(",")
         };
         assert_eq!([names(3), names(2), names(1), names(0)].join(" "), " d d,b d,b,a");
+    }
+
+    proptest! {
+        /// Only pods that are over go, just as many as are too many, and then no more.
+        #[test]
+        fn no_more_go_than_are_too_many(phases in prop::collection::vec(0..4usize, 0..20), most in 0..10usize) {
+            let pod = |(i, phase): (usize, &usize)| {
+                let phase = ["Pending", "Running", "Succeeded", "Failed"][*phase];
+                let value = json!({"metadata": {"name": format!("p{i}")}, "status": {"phase": phase}});
+                Arc::new(serde_json::from_value::<Pod>(value).expect("a pod"))
+            };
+            let mut pods: Vec<_> = phases.iter().enumerate().map(pod).collect();
+            let gone = surplus(&pods, most);
+            prop_assert!(gone.iter().all(|pod| pod::is_terminal(pod)));
+            pods.retain(|pod| gone.iter().all(|gone| gone.name() != pod.name()));
+            let over = pods.iter().filter(|pod| pod::is_terminal(pod)).count();
+            prop_assert!(over <= most && (gone.is_empty() || over == most));
+            prop_assert!(surplus(&pods, most).is_empty());
+        }
     }
 }

@@ -97,7 +97,7 @@ async fn a_replication_controller_keeps_its_pods() {
 
 #[tokio::test]
 async fn what_the_server_refuses_is_told() {
-    let rig = Rig::start(&["replicaset-controller"]).await;
+    let rig = Rig::start(&["resourcequota-controller", "replicaset-controller"]).await;
     let quota = json!({"metadata": {"name": "q", "namespace": "default"}, "spec": {"hard": {"pods": "0"}}});
     let quota: ResourceQuota = serde_json::from_value(quota).expect("a quota");
     rig.client.create(&quota).await.expect("created");

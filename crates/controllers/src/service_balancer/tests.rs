@@ -1,4 +1,5 @@
 use expect_test::{Expect, expect};
+use proptest::prelude::*;
 use reconcile::cloud::Balancer as _;
 use serde_json::{Value, json};
 
@@ -125,4 +126,33 @@ async fn services_say_where_they_are_reached() {
     rig.client.patch::<Service>(&key, &patch).await.expect("a change");
     until("no address any more", || is("first", &[])).await;
     until("the port for the other", || is("second", &["10.0.0.2"])).await;
+}
+
+proptest! {
+    /// However Services come to their addresses, no two have the same one of a pool, each keeps what it has, and
+    /// asking again changes nothing.
+    #[test]
+    fn no_address_is_given_twice(count in 1..12usize, order in prop::collection::vec(0..12usize, 0..30)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let pool = Nodes::with_pool(&["192.0.2.0-192.0.2.7".to_owned()]).expect("a pool");
+        let mut services: Vec<Arc<Service>> =
+            (0..count).map(|i| service(&format!("s{i}"), 80, json!({}), &[])).collect();
+        for i in (0..count).chain(order.into_iter().filter(|i| *i < count)) {
+            let others = services.iter().filter(|other| other.key() != services[i].key()).cloned().collect();
+            let around = Around { others, ..Around::default() };
+            let before = plan::addresses(&services[i]);
+            let Ok(status) = runtime.block_on(pool.ensure(&services[i], &around)) else {
+                prop_assert!(before.is_empty() && count > 8);
+                continue;
+            };
+            prop_assert!(before.is_empty() || before == plan::ingress(Some(&status)));
+            let given: Vec<String> = plan::ingress(Some(&status)).into_iter().map(|(ip, _)| ip).collect();
+            let given: Vec<&str> = given.iter().map(String::as_str).collect();
+            services[i] = service(&format!("s{i}"), 80, json!({}), &given);
+        }
+        let all: Vec<_> = services.iter().flat_map(|service| plan::addresses(service)).collect();
+        let distinct: BTreeSet<_> = all.iter().collect();
+        prop_assert_eq!(distinct.len(), all.len());
+        prop_assert_eq!(all.len(), count.min(8));
+    }
 }

@@ -47,6 +47,8 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     /// `key=value:seconds`, `key:` or `:` for a toleration.
@@ -90,5 +92,36 @@ mod tests {
         check(&["a=x:"], &["a=y"], Stay::Not);
         // The first that fits counts.
         check(&["a:10", "a:5"], &["a"], seconds(10));
+    }
+
+    proptest! {
+        /// Another taint never lets a pod stay longer.
+        #[test]
+        fn more_taints_are_never_better(
+            tolerated in prop::collection::btree_map(0..4u8, prop::option::of(0..100i64), 0..4),
+            taints in prop::collection::vec(0..4u8, 0..4),
+            another in 0..4u8,
+        ) {
+            let key = |number: u8| format!("k{number}");
+            let tolerations: Vec<Toleration> = tolerated
+                .iter()
+                .map(|(number, seconds)| Toleration {
+                    key: Some(key(*number)),
+                    operator: Some("Exists".into()),
+                    toleration_seconds: *seconds,
+                    ..Toleration::default()
+                })
+                .collect();
+            let taint = |number: &u8| Taint { key: key(*number), effect: "NoExecute".into(), ..Taint::default() };
+            let mut there: Vec<Taint> = taints.iter().map(taint).collect();
+            let time = |stay: Stay| match stay {
+                Stay::Forever => Duration::MAX,
+                Stay::For(time) => time,
+                Stay::Not => Duration::ZERO,
+            };
+            let before = time(stay(&tolerations, &there));
+            there.push(taint(&another));
+            prop_assert!(time(stay(&tolerations, &there)) <= before);
+        }
     }
 }
