@@ -16,9 +16,12 @@ mod publish;
 mod static_tokens;
 mod webhook;
 
+use std::sync::Arc;
+
 use api::Status;
 use http::HeaderMap;
 use jiff::Timestamp;
+use parking_lot::RwLock;
 
 use crate::access::User;
 use crate::server::Server;
@@ -39,7 +42,11 @@ pub struct Authenticators {
     proxy: Option<front_proxy::Trusted>,
     static_tokens: static_tokens::StaticTokens,
     bootstrap_tokens: bool,
-    issuers: Vec<oidc::Issuer>,
+    issuers: RwLock<Arc<[oidc::Issuer]>>,
+    /// What the configuration file said first about anonymous requests.
+    anonymous_rule: Option<configuration::AnonymousRule>,
+    /// The issuers of service accounts' tokens.
+    ours: Vec<String>,
     webhook: Option<webhook::Webhook>,
     anonymous: Anonymous,
 }
@@ -56,7 +63,7 @@ pub type Refusals = Vec<String>;
 impl Authenticators {
     /// `ours` are the issuers of service accounts' tokens.
     pub fn new(options: Options, ours: &[String]) -> Result<Authenticators, Error> {
-        let (jwt, algorithms, anonymous) = options.issuers(ours)?;
+        let (jwt, algorithms, anonymous, anonymous_rule) = options.issuers(ours)?;
         let issuers = jwt.into_iter().map(|jwt| oidc::Issuer::new(jwt, algorithms.clone()));
         let clients = pki::ClientAuthority::new(&options.client_ca_pem, "the client authority")?;
         let proxy = options.front_proxy.map(front_proxy::Trusted::new).transpose()?;
@@ -71,10 +78,26 @@ impl Authenticators {
             proxy,
             static_tokens,
             bootstrap_tokens: options.bootstrap_tokens,
-            issuers: issuers.collect::<Result<_, _>>()?,
+            issuers: RwLock::new(issuers.collect::<Result<Vec<_>, _>>()?.into()),
+            anonymous_rule,
+            ours: ours.to_vec(),
             webhook,
             anonymous,
         })
+    }
+
+    /// Takes up another text of the configuration file: its issuers. Where requests may be anonymous is settled
+    /// when the server starts.
+    pub fn reload(&self, text: &str) -> Result<(), String> {
+        let configuration = configuration::Configuration::parse(text)?;
+        configuration.check(&self.ours).map_err(|error| error.to_string())?;
+        if configuration.anonymous != self.anonymous_rule {
+            return Err("anonymous: Forbidden: changed from initial configuration file".to_owned());
+        }
+        let issuers = configuration.jwt.into_iter().map(|jwt| oidc::Issuer::new(jwt, oidc::all_algorithms()));
+        let issuers: Vec<_> = issuers.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
+        *self.issuers.write() = issuers.into();
+        Ok(())
     }
 
     /// Whose certificates clients should show.
@@ -147,7 +170,8 @@ pub async fn owner(
             Err(status) => refusals.push(status.message),
         }
     }
-    for issuer in authenticators.issuers.iter().filter(|_| !audiences.is_empty()) {
+    let issuers = authenticators.issuers.read().clone();
+    for issuer in issuers.iter().filter(|_| !audiences.is_empty()) {
         match issuer.owner(token, now).await {
             Ok(Some(user)) => return Ok(agnostic(user)),
             Ok(None) => {}

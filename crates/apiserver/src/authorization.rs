@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use crate::https;
 
+pub use configuration::chain as configured_chain;
 pub use webhook::Webhook;
 
 /// The authorizers in their order.

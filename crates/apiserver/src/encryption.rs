@@ -11,7 +11,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use store::Store;
-use store::sealed::{AesGcm, Kms, Provider, Rules, Sealed};
+use store::sealed::{AesGcm, KeyError, Kind, Kms, Older, Provider, Rules, Sealed};
 
 use crate::cache::kind_of;
 
@@ -26,12 +26,31 @@ pub enum Error {
     Configuration { path: PathBuf, why: String },
 }
 
-/// The store with the values of some kinds encrypted, as the file says.
-pub fn encrypted(store: Arc<dyn Store>, path: &Path) -> Result<Arc<dyn Store>, Error> {
-    let text = std::fs::read_to_string(path);
-    let text = text.map_err(|source| Error::Read { path: path.to_owned(), source })?;
-    let rules = parse(&text).map_err(|why| Error::Configuration { path: path.to_owned(), why })?;
-    Ok(Arc::new(Sealed::new(store, rules)))
+/// A store with the values of some kinds encrypted, as a file says.
+#[derive(Clone)]
+pub struct Encrypted {
+    sealed: Arc<Sealed>,
+    pub(crate) path: PathBuf,
+}
+
+impl Encrypted {
+    pub fn new(store: Arc<dyn Store>, path: &Path) -> Result<Encrypted, Error> {
+        let text = std::fs::read_to_string(path);
+        let text = text.map_err(|source| Error::Read { path: path.to_owned(), source })?;
+        let rules = parse(&text).map_err(|why| Error::Configuration { path: path.to_owned(), why })?;
+        Ok(Encrypted { sealed: Arc::new(Sealed::new(store, rules)), path: path.to_owned() })
+    }
+
+    /// What the API server works on.
+    pub fn store(&self) -> Arc<dyn Store> {
+        self.sealed.clone()
+    }
+
+    /// Takes up another text of the file.
+    pub(crate) async fn reload(self, text: String) -> Result<(), String> {
+        let rules = parse(&text)?;
+        self.sealed.adopt(rules).await.map_err(|error| error.to_string())
+    }
 }
 
 #[derive(Deserialize)]
@@ -221,6 +240,9 @@ fn check_kinds(at: &str, kinds: &[String], problems: &mut Vec<String>) {
     }
 }
 
+/// Makes a provider of keys and their names.
+type Build = fn(&[(String, Vec<u8>)]) -> Result<Provider, KeyError>;
+
 impl ProviderOptions {
     fn build(self, at: &str, problems: &mut Vec<String>) -> Option<Provider> {
         let ProviderOptions { aesgcm, aescbc, secretbox, identity, kms } = self;
@@ -239,22 +261,24 @@ impl ProviderOptions {
                 return None;
             }
         }
-        for (name, is_given) in [("aescbc", aescbc.is_some()), ("secretbox", secretbox.is_some())] {
-            if is_given {
-                problems.push(format!(
-                    "{at}.{name}: this provider is not supported here; aesgcm, kms and identity are"
-                ));
-            }
-        }
         if let Some(kms) = kms {
             return kms.build(&format!("{at}.kms"), problems);
         }
         if identity.is_some() {
             return Some(Provider::Identity);
         }
-        let at = format!("{at}.aesgcm.keys");
+        let (name, given, build): (_, _, Build) = match (aesgcm, aescbc, secretbox) {
+            (Some(given), ..) => ("aesgcm", given, |keys| AesGcm::new(keys).map(Provider::AesGcm)),
+            (_, Some(given), _) => {
+                ("aescbc", given, |keys| Older::new(Kind::AesCbc, keys).map(Provider::Older))
+            }
+            (.., given) => {
+                ("secretbox", given?, |keys| Older::new(Kind::Secretbox, keys).map(Provider::Older))
+            }
+        };
+        let at = format!("{at}.{name}.keys");
         let mut keys = Vec::new();
-        for (i, key) in aesgcm?.keys.into_iter().enumerate() {
+        for (i, key) in given.keys.into_iter().enumerate() {
             if key.name.is_empty() {
                 problems.push(format!("{at}[{i}].name: Required value: name is a mandatory field for a key"));
             }
@@ -270,8 +294,8 @@ impl ProviderOptions {
                 }
             }
         }
-        match AesGcm::new(&keys) {
-            Ok(aes) => Some(Provider::AesGcm(aes)),
+        match build(&keys) {
+            Ok(provider) => Some(provider),
             Err(why) => {
                 problems.push(format!("{at}: {why}"));
                 None
@@ -328,7 +352,7 @@ mod tests {
         check(
             "- resources: [pods]\n  providers: [{identity: {}, kms: {name: x}}, {secretbox: {keys: []}}, {}]\n",
             expect_test::expect![
-                "[resources[0].providers[0]: more than one provider specified in a single element, should split into different list elements, resources[0].providers[1].secretbox: this provider is not supported here; aesgcm, kms and identity are, resources[0].providers[2]: Required value: at least one provider is required]"
+                "[resources[0].providers[0]: more than one provider specified in a single element, should split into different list elements, resources[0].providers[1].secretbox.keys: at least one keys is required, resources[0].providers[2]: Required value: at least one provider is required]"
             ],
         );
     }

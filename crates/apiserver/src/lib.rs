@@ -42,6 +42,7 @@ mod proxy;
 mod rbac;
 mod read;
 mod registry;
+mod reload;
 mod remarks;
 mod render;
 mod request;
@@ -81,7 +82,7 @@ pub use authentication::{
 pub use authorization::{
     Error as AuthorizationError, Options as Authorization, WebhookOptions as AuthorizationWebhookOptions,
 };
-pub use encryption::{Error as EncryptionError, encrypted};
+pub use encryption::{Encrypted, Error as EncryptionError};
 pub use flow::SEATS;
 pub use local::Local;
 pub use registry::RuntimeConfigError;
@@ -104,6 +105,8 @@ pub struct Config {
     /// How many requests are served at once, those of administrators aside.
     pub seats: u64,
     pub authorization: Authorization,
+    /// Where a file says how values are encrypted and is to be followed.
+    pub encryption: Option<Encrypted>,
     pub tokens: ServiceAccountTokens,
     /// How kubelets are spoken to; `None` has no logs and streams.
     pub dialing: Option<Arc<pki::Dialing>>,
@@ -164,6 +167,7 @@ pub async fn start(
     let ready = channel::Sender::new(false);
     let registry = registry::Registry::new(&config.runtime_config)?;
     let (ranges, service_ip) = service_ranges(&config)?;
+    let authentication_file = config.authentication.configuration.clone();
     let authenticators = authentication::Authenticators::new(config.authentication, &config.tokens.issuers)?;
     let cache = cache::Cache::new();
     cache.start(store.clone(), shutdown.clone()).await?;
@@ -182,7 +186,7 @@ pub async fn start(
     server.aggregator.showing = config.proxy_client;
     server.audit = audit::Audit::new(&config.audit)?;
     server.flow = flow::Flow::new(config.seats);
-    server.rbac.chain = authorization::Chain::new(&config.authorization)?;
+    server.rbac.set_chain(authorization::Chain::new(&config.authorization)?);
     let server = Arc::new(server);
     let cluster = bootstrap::Cluster {
         address: config.advertise,
@@ -198,12 +202,51 @@ pub async fn start(
     rbac::ensure_defaults(&server).await.map_err(|status| Error::FirstObjects(status.message))?;
     flow::ensure_defaults(&server).await.map_err(|status| Error::FirstObjects(status.message))?;
     tokio::spawn(custom::keep(server.clone(), definitions, shutdown.clone()));
+    follow_files(
+        &server,
+        authentication_file,
+        config.authorization.configuration,
+        config.encryption,
+        &shutdown,
+    );
     tokio::spawn(aggregator::keep_registered(server.clone(), shutdown.clone()));
     tokio::spawn(aggregator::keep_available(server.clone(), shutdown.clone()));
     tokio::spawn(flow::keep(server.clone(), shutdown.clone()));
     tokio::spawn(bootstrap::keep_first_objects(server.clone(), cluster, shutdown.clone()));
     tokio::spawn(services::repair_later(server.clone(), shutdown.clone()));
     Ok(Started { server, shutdown, ready })
+}
+
+/// Takes up the configuration files that may change while the server runs.
+fn follow_files(
+    server: &Arc<server::Server>,
+    authentication: Option<std::path::PathBuf>,
+    authorization: Option<std::path::PathBuf>,
+    encryption: Option<Encrypted>,
+    shutdown: &channel::Receiver<bool>,
+) {
+    let follow = |what, path, take: reload::Take| {
+        let file = reload::File::watch(path);
+        tokio::spawn(reload::follow(server.clone(), what, file, take, shutdown.clone()));
+    };
+    if let Some(path) = authentication {
+        let server = server.clone();
+        let take = move |text: String| server.authenticators.reload(&text);
+        follow("authentication", path, Box::new(move |text| Box::pin(std::future::ready(take(text)))));
+    }
+    if let Some(path) = authorization {
+        let (server, file) = (server.clone(), path.clone());
+        let take = move |text: String| {
+            let chain = authorization::configured_chain(&file, &text).map_err(|error| error.to_string())?;
+            server.rbac.set_chain(chain);
+            Ok(())
+        };
+        follow("authorization", path, Box::new(move |text| Box::pin(std::future::ready(take(text)))));
+    }
+    if let Some(encryption) = encryption {
+        let path = encryption.path.clone();
+        follow("encryption", path, Box::new(move |text| Box::pin(encryption.clone().reload(text))));
+    }
 }
 
 /// Starts an API server on an own directory that listens nowhere: for tests, simulations and benchmarks.
@@ -222,6 +265,7 @@ pub async fn start_in(
         runtime_config: Vec::new(),
         admission: Switches::default(),
         authorization: Authorization::default(),
+        encryption: None,
         authentication: Authentication { client_ca_pem: ca.pem().to_owned(), ..Authentication::default() },
         audit: AuditOptions::default(),
         seats: SEATS,

@@ -144,6 +144,7 @@ impl Metrics {
         }
         server.flow.print(&mut out);
         server.webhooks.print(&mut out);
+        server.reloads.print(&mut out);
         if let Some(audit) = &server.audit {
             audit.print(&mut out);
         }

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use api::Status;
 use api::field::quoted;
 use api::selector::FieldSelector;
+use parking_lot::RwLock;
 
 use crate::access::{MASTERS, User};
 use crate::authorization::{Chain, Step, Verdict};
@@ -71,7 +72,7 @@ pub struct Rbac {
     view: Followed<view::View, 4>,
     nodes: Nodes,
     /// Who is asked, and in which order.
-    pub chain: Chain,
+    chain: RwLock<Arc<Chain>>,
 }
 
 const KINDS: [&str; 4] = ["clusterroles", "roles", "clusterrolebindings", "rolebindings"];
@@ -79,7 +80,7 @@ const KINDS: [&str; 4] = ["clusterroles", "roles", "clusterrolebindings", "roleb
 impl Rbac {
     pub fn new(cache: &Cache) -> Rbac {
         let view = Followed::new(KINDS.map(|plural| cache.shard(&prefix(row(plural)))));
-        Rbac { view, nodes: Nodes::new(cache), chain: Chain::default() }
+        Rbac { view, nodes: Nodes::new(cache), chain: RwLock::default() }
     }
 
     /// One that knows what `fill` puts into it, and never more.
@@ -107,15 +108,26 @@ impl Rbac {
         }
     }
 
+    /// Who is asked, in their order.
+    pub fn chain(&self) -> Arc<Chain> {
+        self.chain.read().clone()
+    }
+
+    /// Asks others from now on.
+    pub fn set_chain(&self, chain: Chain) {
+        *self.chain.write() = Arc::new(chain);
+    }
+
     /// What everybody in the chain says.
     pub async fn judge(&self, user: &User, ask: &Ask<'_>) -> Verdict {
-        if user.is_in(MASTERS) || !self.chain.has_webhooks() {
+        let chain = self.chain();
+        if user.is_in(MASTERS) || !chain.has_webhooks() {
             let decision = self.decide(user, ask);
             let allowed = matches!(decision, Decision::Allow(_));
             return Verdict { allowed, reason: decision.reason(user), ..Verdict::default() };
         }
         let (mut reasons, mut problems) = (Vec::new(), Vec::new());
-        for step in &self.chain.steps {
+        for step in &chain.steps {
             let verdict = match step {
                 Step::Node => match self.nodes.decide(user, ask) {
                     Some(Ok(())) => Verdict { allowed: true, ..Verdict::default() },

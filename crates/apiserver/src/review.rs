@@ -132,7 +132,7 @@ fn rules(server: &Server, user: &User, spec: &Value) -> Result<Value, Status> {
     if node {
         problems.insert(0, "node authorizer does not support user rule resolution".to_owned());
     }
-    let webhooks = server.rbac.chain.has_webhooks();
+    let webhooks = server.rbac.chain().has_webhooks();
     if webhooks {
         problems.push("webhook authorizer does not support user rule resolution".to_owned());
     }

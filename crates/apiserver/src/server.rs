@@ -30,6 +30,7 @@ use crate::negotiate::{Form, Format, negotiate, not_acceptable};
 use crate::options::ListOptions;
 use crate::rbac::{Ask, Rbac};
 use crate::registry::Registry;
+use crate::reload::Reloads;
 use crate::remarks::Remarks;
 use crate::render::{Include, Renderer, failure};
 use crate::request::{Query, Route, Target, route, verb};
@@ -55,6 +56,7 @@ pub struct Server {
     pub admission: Chain,
     pub webhooks: Webhooks,
     pub aggregator: Aggregator,
+    pub reloads: Reloads,
     pub authenticators: Authenticators,
     /// `None`: nothing is written down about requests.
     pub audit: Option<Arc<Audit>>,
@@ -140,6 +142,7 @@ impl Server {
             rbac: Rbac::new(&cache),
             webhooks: Webhooks::new(&cache),
             aggregator: Aggregator::new(&cache),
+            reloads: Reloads::default(),
             store,
             cache,
             registry: Arc::new(registry),

@@ -46,6 +46,7 @@ const KNOWN: &[&str] = &[
     "enable-admission-plugins",
     "enable-bootstrap-token-auth",
     "encryption-provider-config",
+    "encryption-provider-config-automatic-reload",
     "max-mutating-requests-inflight",
     "max-requests-inflight",
     "oidc-ca-file",
@@ -242,6 +243,11 @@ impl Arguments {
             oidc: self.oidc()?,
             anonymous: self.flag("anonymous-auth")?,
         })
+    }
+
+    /// Whether the file that says how values are encrypted may change.
+    pub fn follows_encryption(&self) -> anyhow::Result<bool> {
+        Ok(self.flag("encryption-provider-config-automatic-reload")?.unwrap_or(false))
     }
 
     pub fn authorization(&self) -> anyhow::Result<apiserver::Authorization> {

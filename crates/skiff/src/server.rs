@@ -36,8 +36,11 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     private_dir(&flags.data_dir)?;
     let arguments = Arguments::parse(&flags.kube_apiserver_arg)?;
     let mut store = open_store(&flags).await?;
+    let mut encryption = None;
     if let Some(path) = arguments.path("encryption-provider-config") {
-        store = apiserver::encrypted(store, &path)?;
+        let encrypted = apiserver::Encrypted::new(store, &path)?;
+        store = encrypted.store();
+        encryption = arguments.follows_encryption()?.then_some(encrypted);
     }
     let advertise = flags.advertise_address.or_else(|| reachable(flags.bind_address)).or_else(address::own);
     let kubeconfig = Kubeconfig {
@@ -69,6 +72,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         audit: arguments.audit()?,
         seats: arguments.seats()?,
         authorization: arguments.authorization()?,
+        encryption,
         tokens: arguments.tokens(&flags)?,
         dialing: Some(certificates.dialing()),
         proxy_client: Some(arguments.proxy_client(&certificates)?),

@@ -7,6 +7,7 @@
 
 mod aes;
 mod kms;
+mod older;
 #[cfg(test)]
 mod tests;
 
@@ -21,6 +22,10 @@ use crate::{Entry, Error, Event, Page, Revision, Store, Watch, Write};
 
 pub use aes::{AesGcm, KeyError};
 pub use kms::{Kms, KmsError};
+pub use older::{Kind, Older};
+
+/// How many values are looked at in one go when the rules change.
+const ADOPTED_AT_ONCE: usize = 1_000;
 
 /// What every sealed value starts with.
 const SEALED: &[u8] = b"k8s:enc:";
@@ -30,6 +35,7 @@ pub enum Provider {
     /// As they are.
     Identity,
     AesGcm(AesGcm),
+    Older(Older),
     Kms(Box<Kms>),
 }
 
@@ -66,6 +72,9 @@ impl Rules {
             Some(Provider::AesGcm(aes)) => {
                 aes.seal(key, value).ok_or_else(|| Error::Unavailable { reason: "no randomness".to_owned() })
             }
+            Some(Provider::Older(older)) => {
+                older.seal(value).ok_or_else(|| Error::Unavailable { reason: "no randomness".to_owned() })
+            }
             Some(Provider::Kms(kms)) => {
                 kms.seal(key, value).await.map_err(|error| Error::Unavailable { reason: error.to_string() })
             }
@@ -81,6 +90,11 @@ impl Rules {
                 Provider::Identity if !sealed => return Ok((value.clone(), i > 0)),
                 Provider::Identity => {}
                 Provider::AesGcm(aes) => match aes.open(key, value) {
+                    Ok((plain, first)) => return Ok((plain, i > 0 || !first)),
+                    Err(Some(why)) => reason = why.to_owned(),
+                    Err(None) => {}
+                },
+                Provider::Older(older) => match older.open(value) {
                     Ok((plain, first)) => return Ok((plain, i > 0 || !first)),
                     Err(Some(why)) => reason = why.to_owned(),
                     Err(None) => {}
@@ -103,20 +117,48 @@ pub struct Sealed {
 }
 
 struct Seals {
-    rules: Rules,
+    rules: RwLock<Arc<Rules>>,
     /// The keys whose values something else than the first provider has sealed.
     stale: RwLock<HashSet<Arc<str>>>,
 }
 
 impl Sealed {
     pub fn new(inner: Arc<dyn Store>, rules: Rules) -> Sealed {
-        Sealed { inner, seals: Arc::new(Seals { rules, stale: RwLock::default() }) }
+        Sealed {
+            inner,
+            seals: Arc::new(Seals { rules: RwLock::new(Arc::new(rules)), stale: RwLock::default() }),
+        }
+    }
+
+    /// Goes by other rules from now on, and finds out which values are to be sealed anew. A value that they
+    /// cannot open is told, and stays known to whoever has read it before.
+    pub async fn adopt(&self, rules: Rules) -> Result<(), Error> {
+        *self.seals.rules.write() = Arc::new(rules);
+        let (mut from, mut at, mut lost) = (None::<String>, None, None);
+        loop {
+            let page = self.inner.list("", from.as_deref(), ADOPTED_AT_ONCE, at).await?;
+            at = Some(page.revision);
+            // The smallest key after the last one.
+            from = page.entries.last().map(|entry| format!("{}\0", entry.key));
+            for entry in page.entries {
+                if let Err(error) = self.seals.open(entry).await {
+                    lost = Some(error);
+                }
+            }
+            if page.remaining == 0 {
+                return lost.map_or(Ok(()), Err);
+            }
+        }
     }
 }
 
 impl Seals {
+    fn rules(&self) -> Arc<Rules> {
+        self.rules.read().clone()
+    }
+
     async fn open(&self, entry: Entry) -> Result<Entry, Error> {
-        let (value, stale) = self.rules.open(&entry.key, &entry.value).await?;
+        let (value, stale) = self.rules().open(&entry.key, &entry.value).await?;
         if stale {
             self.stale.write().insert(entry.key.clone());
         } else {
@@ -180,7 +222,7 @@ impl Store for Sealed {
 
     async fn write(&self, write: Write) -> Result<Revision, Error> {
         let value = match &write.value {
-            Some(value) => Some(self.seals.rules.seal(&write.key, value).await?),
+            Some(value) => Some(self.seals.rules().seal(&write.key, value).await?),
             None => None,
         };
         match self.inner.write(Write { value, ..write }).await {

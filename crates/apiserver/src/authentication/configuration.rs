@@ -29,7 +29,7 @@ pub struct Configuration {
     pub anonymous: Option<AnonymousRule>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AnonymousRule {
     enabled: bool,
@@ -37,7 +37,7 @@ pub struct AnonymousRule {
     conditions: Vec<Condition>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Condition {
     path: String,
@@ -163,7 +163,7 @@ impl Configuration {
         Configuration::parse(&text).map_err(bad)
     }
 
-    fn parse(text: &str) -> Result<Configuration, String> {
+    pub fn parse(text: &str) -> Result<Configuration, String> {
         let configuration: Configuration = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
         if configuration.kind != "AuthenticationConfiguration"
             || !VERSIONS.contains(&configuration.api_version.as_str())

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::configuration::{ClaimRule, Configuration, Jwt, Prefixed};
+use super::configuration::{AnonymousRule, ClaimRule, Configuration, Jwt, Prefixed};
 use super::front_proxy::FrontProxy;
 use super::{oidc, webhook};
 use crate::https;
@@ -41,9 +41,12 @@ pub struct Oidc {
     pub signing_algorithms: Vec<String>,
 }
 
+/// Issuers of tokens, the algorithms they may use, where requests may be anonymous, and what the file says of it.
+type Settled = (Vec<Jwt>, Vec<String>, Anonymous, Option<AnonymousRule>);
+
 impl Options {
-    /// The issuers of tokens, the algorithms they may use, and where requests may be anonymous.
-    pub(super) fn issuers(&self, ours: &[String]) -> Result<(Vec<Jwt>, Vec<String>, Anonymous), Error> {
+    /// What flags and file say together.
+    pub(super) fn issuers(&self, ours: &[String]) -> Result<Settled, Error> {
         let mut configuration = match &self.configuration {
             Some(path) => Configuration::read(path)?,
             None => Configuration::default(),
@@ -67,7 +70,7 @@ impl Options {
             (None, Some(false)) => Anonymous::Nowhere,
             (None, _) => Anonymous::Everywhere,
         };
-        Ok((configuration.jwt, algorithms, anonymous))
+        Ok((configuration.jwt, algorithms, anonymous, configuration.anonymous))
     }
 }
 

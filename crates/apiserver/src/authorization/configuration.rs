@@ -80,8 +80,13 @@ fn yes() -> bool {
 pub fn read(path: &Path) -> Result<Chain, Error> {
     let text = std::fs::read_to_string(path);
     let text = text.map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    chain(path, &text)
+}
+
+/// The chain that the text of the file at `path` asks for.
+pub fn chain(path: &Path, text: &str) -> Result<Chain, Error> {
     let bad = |why: String| Error::Configuration { path: path.to_owned(), why };
-    let wanted = parse(&text).map_err(bad)?;
+    let wanted = parse(text).map_err(bad)?;
     let steps = wanted.into_iter().map(|step| {
         Ok(match step {
             Wanted::Node => Step::Node,

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::rand::{SecureRandom as _, SystemRandom};
 
+const SIZES: &str = "[16 32]";
 const PREFIX: &str = "k8s:enc:aesgcm:v1:";
 
 /// Keys by name: the first one seals, all of them open.
@@ -17,8 +18,8 @@ pub struct AesGcm {
 pub enum KeyError {
     #[error("at least one keys is required")]
     None,
-    #[error("secret is not of the expected length, got {0}, expected one of [16 32]")]
-    Length(usize),
+    #[error("secret is not of the expected length, got {got}, expected one of {expected}")]
+    Length { got: usize, expected: &'static str },
 }
 
 impl AesGcm {
@@ -28,9 +29,10 @@ impl AesGcm {
             let algorithm = match secret.len() {
                 16 => &AES_128_GCM,
                 32 => &AES_256_GCM,
-                other => return Err(KeyError::Length(other)),
+                got => return Err(KeyError::Length { got, expected: SIZES }),
             };
-            let key = UnboundKey::new(algorithm, secret).map_err(|_| KeyError::Length(secret.len()))?;
+            let key = UnboundKey::new(algorithm, secret);
+            let key = key.map_err(|_| KeyError::Length { got: secret.len(), expected: SIZES })?;
             Ok((name.clone(), LessSafeKey::new(key)))
         });
         let keys = keys.collect::<Result<Vec<_>, _>>()?;

@@ -167,7 +167,10 @@ fn rules_are_found_from_the_nearest_to_the_farthest() {
     check("/registry/batch.x/jobs/default/a", "d");
     check("nonsense", "-");
     assert_eq!(AesGcm::new(&[]).err(), Some(KeyError::None));
-    assert_eq!(AesGcm::new(&[("x".to_owned(), vec![0; 24])]).err(), Some(KeyError::Length(24)));
+    assert_eq!(
+        AesGcm::new(&[("x".to_owned(), vec![0; 24])]).err(),
+        Some(KeyError::Length { got: 24, expected: "[16 32]" })
+    );
 }
 
 #[tokio::test]
@@ -193,4 +196,25 @@ proptest! {
         let _ = aes.open("/a", &garbage);
         let _ = aes.open("/a", &[b"k8s:enc:aesgcm:v1:k:", garbage.as_slice()].concat());
     }
+}
+
+#[tokio::test]
+async fn other_rules_are_adopted_while_the_store_is_in_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let inner: Arc<dyn Store> = Arc::new(LogStore::open(dir.path(), Config::default()).unwrap());
+    let store = Sealed::new(inner.clone(), secrets(&["k1"], true));
+    let revision = store.write(put(KEY, "hush", Expect::Absent)).await.unwrap();
+    store.get(KEY).await.unwrap();
+    assert!(!store.is_stale(KEY));
+    // A new key seals, the old one still opens what it has sealed, which is then to be sealed anew.
+    store.adopt(secrets(&["k2", "k1"], true)).await.unwrap();
+    assert!(store.is_stale(KEY));
+    assert_eq!(store.get(KEY).await.unwrap().unwrap().value, "hush");
+    store.write(put(KEY, "hush", Expect::Revision(revision))).await.unwrap();
+    assert!(inner.get(KEY).await.unwrap().unwrap().value.starts_with(b"k8s:enc:aesgcm:v1:k2:"));
+    store.get(KEY).await.unwrap();
+    assert!(!store.is_stale(KEY));
+    // Rules that cannot open what is there are told about.
+    let lost = store.adopt(secrets(&["k3"], true)).await.unwrap_err();
+    assert!(lost.to_string().contains(KEY) && !lost.to_string().contains("hush"), "{lost}");
 }

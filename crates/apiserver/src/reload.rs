@@ -1,0 +1,216 @@
+//! Configuration files that are taken up again when they change, without a restart.
+//!
+//! The kernel tells when something happens in a file's folder, so that files written in place, renamed over and
+//! reached through a link that is moved (as in volumes of ConfigMaps) are all noticed, and nothing polls. What
+//! is no good is told in the log and counted, and the old configuration goes on counting.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::pipe::PipeFlags;
+use tokio::sync::{mpsc, watch};
+
+use crate::cache::stopped;
+use crate::server::Server;
+
+/// Takes up the new text of a file, or says why not.
+pub type Take = Box<dyn Fn(String) -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
+
+/// How often what was reloaded, under upstream's names.
+#[derive(Default)]
+pub struct Reloads(Mutex<BTreeMap<&'static str, Count>>);
+
+#[derive(Default)]
+struct Count {
+    succeeded: u64,
+    failed: u64,
+    last: [Option<i64>; 2],
+}
+
+impl Reloads {
+    fn count(&self, what: &'static str, good: bool) {
+        let mut counts = self.0.lock();
+        let count = counts.entry(what).or_default();
+        match good {
+            true => count.succeeded += 1,
+            false => count.failed += 1,
+        }
+        count.last[usize::from(good)] = Some(Timestamp::now().as_second());
+    }
+
+    pub fn print(&self, out: &mut String) {
+        for (what, count) in self.0.lock().iter() {
+            let name = format!("apiserver_{what}_config_controller_automatic_reload");
+            let _ = writeln!(out, "# HELP {name}s_total Reloads of a file.\n# TYPE {name}s_total counter");
+            for (status, number) in [("failure", count.failed), ("success", count.succeeded)] {
+                let _ = writeln!(out, "{name}s_total{{status=\"{status}\"}} {number}");
+            }
+            let last = format!("{name}_last_timestamp_seconds");
+            let _ = writeln!(out, "# HELP {last} When a file was last reloaded.\n# TYPE {last} gauge");
+            for (status, time) in [("failure", count.last[0]), ("success", count.last[1])] {
+                if let Some(time) = time {
+                    let _ = writeln!(out, "{last}{{status=\"{status}\"}} {time}");
+                }
+            }
+        }
+    }
+}
+
+/// A file that is being watched.
+pub struct File {
+    path: PathBuf,
+    folder: std::io::Result<Folder>,
+    known: Option<String>,
+}
+
+impl File {
+    /// From now on no change is missed.
+    pub fn watch(path: PathBuf) -> File {
+        File { folder: Folder::of(&path), known: std::fs::read_to_string(&path).ok(), path }
+    }
+}
+
+/// Takes up a file whenever it has changed, until the server stops. `what` is the file's place in metrics.
+pub async fn follow(
+    server: Arc<Server>,
+    what: &'static str,
+    File { path, folder, mut known }: File,
+    take: Take,
+    mut shutdown: watch::Receiver<bool>,
+) {
+    let mut folder = match folder {
+        Ok(folder) => folder,
+        Err(error) => {
+            tracing::warn!(%error, path = %path.display(), "changes of this file will not be noticed");
+            return;
+        }
+    };
+    loop {
+        tokio::select! {
+            heard = folder.changed() => if !heard {
+                tracing::warn!(path = %path.display(), "changes of this file are no longer noticed");
+                return;
+            },
+            () = stopped(&mut shutdown) => return,
+        }
+        // Between two renames there may be no file.
+        let Ok(text) = std::fs::read_to_string(&path) else { continue };
+        if known.as_ref() == Some(&text) {
+            continue;
+        }
+        known = Some(text.clone());
+        let taken = take(text).await;
+        server.reloads.count(what, taken.is_ok());
+        match taken {
+            Ok(()) => tracing::info!(path = %path.display(), "took up a configuration that has changed"),
+            Err(why) => {
+                tracing::error!(path = %path.display(), why, "the old configuration goes on counting")
+            }
+        }
+    }
+}
+
+/// What happens in a folder, heard of by a thread that sleeps until the kernel has something to say.
+struct Folder {
+    events: mpsc::Receiver<()>,
+    /// The thread ends when this is closed.
+    _end: OwnedFd,
+}
+
+impl Folder {
+    fn of(path: &Path) -> std::io::Result<Folder> {
+        let wanted = WatchFlags::CLOSE_WRITE | WatchFlags::MOVED_TO | WatchFlags::CREATE | WatchFlags::DELETE;
+        let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        inotify::add_watch(&fd, folder, wanted)?;
+        let (ended, end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        let (sender, events) = mpsc::channel(1);
+        std::thread::Builder::new()
+            .name("configuration".into())
+            .spawn(move || listen(&fd, &ended, &sender))?;
+        Ok(Folder { events, _end: end })
+    }
+
+    /// Waits until something has happened; false once nothing is heard any more.
+    async fn changed(&mut self) -> bool {
+        self.events.recv().await.is_some()
+    }
+}
+
+fn listen(fd: &OwnedFd, ended: &OwnedFd, sender: &mpsc::Sender<()>) {
+    loop {
+        let mut fds = [PollFd::new(fd, PollFlags::IN), PollFd::new(ended, PollFlags::IN)];
+        match rustix::event::poll(&mut fds, None) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => return,
+            Ok(_) if !fds[1].revents().is_empty() => return,
+            Ok(_) => {}
+        }
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut news = inotify::Reader::new(fd, &mut buffer);
+        loop {
+            match news.next() {
+                Ok(_) => {}
+                Err(rustix::io::Errno::AGAIN) => break,
+                Err(_) => return,
+            }
+        }
+        // One that is waiting to be heard is as good as two.
+        if let Err(mpsc::error::TrySendError::Closed(())) = sender.try_send(()) {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::tests::Rig;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn files_are_taken_up_however_they_are_written() {
+        let rig = Rig::start().await;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, "0").unwrap();
+        let (sender, mut taken) = mpsc::unbounded_channel();
+        let take: Take = Box::new(move |text| {
+            let good = if text == "bad" { Err("it is bad".to_owned()) } else { Ok(()) };
+            sender.send(text).unwrap();
+            Box::pin(std::future::ready(good))
+        });
+        let file = File::watch(path.clone());
+        tokio::spawn(follow(rig.server.clone(), "authorization", file, take, rig.stop.subscribe()));
+        let mut next =
+            async || tokio::time::timeout(Duration::from_secs(20), taken.recv()).await.unwrap().unwrap();
+        std::fs::write(&path, "in place").unwrap();
+        while next().await != "in place" {}
+        let other = dir.path().join("other");
+        std::fs::write(&other, "renamed").unwrap();
+        std::fs::rename(&other, &path).unwrap();
+        while next().await != "renamed" {}
+        let link = dir.path().join("link");
+        std::fs::write(&other, "bad").unwrap();
+        std::os::unix::fs::symlink(&other, &link).unwrap();
+        std::fs::rename(&link, &path).unwrap();
+        while next().await != "bad" {}
+        std::fs::write(dir.path().join("another"), "x").unwrap();
+        std::fs::rename(dir.path().join("another"), &path).unwrap();
+        while next().await != "x" {}
+        let mut out = String::new();
+        rig.server.reloads.print(&mut out);
+        let line = "apiserver_authorization_config_controller_automatic_reloads_total{status=\"failure\"} 1";
+        assert!(out.contains(line), "{out}");
+    }
+}
