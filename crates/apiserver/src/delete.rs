@@ -217,8 +217,14 @@ impl Server {
         now: Timestamp,
     ) -> Result<Deleted, Status> {
         let stored = stored_as(target.resource);
+        let mut marked = None;
         for _ in 0..TRIES {
-            let mut old = self.current(target).await?.ok_or_else(|| target.not_found())?;
+            let mut old = match (self.current(target).await?, marked.take()) {
+                (Some(old), _) => old,
+                // Somebody who saw that it is to go was faster.
+                (None, Some(last)) => return Ok(Deleted::Gone(last)),
+                (None, None) => return Err(target.not_found()),
+            };
             let before = self.value_of(target.resource, &old).await?;
             check_preconditions(stored, options, &before)?;
             let user = options.user.as_ref();
@@ -253,6 +259,7 @@ impl Server {
                 last.object_mut("metadata").insert("resourceVersion".into(), revision.to_string().into());
                 return Ok(Deleted::Gone(last));
             }
+            marked = Some(last);
         }
         let row = target.resource;
         Err(Status::conflict(row.group, row.plural, &target.name, MODIFIED))

@@ -67,9 +67,24 @@ pub async fn log(server: &Arc<Server>, call: &Call, target: &Target) -> Result<R
     if !answer.status().is_success() {
         return Err(complaint(answer, target).await);
     }
-    let mut response = Response::new(streamed(server, answer.into_body()));
+    let body = streamed(server, answer.into_body());
+    if let (true, Some(client)) = (stream::websocket::is_wanted(&call.headers), call.upgrade.clone()) {
+        return over_websocket(call, client, body);
+    }
+    let mut response = Response::new(body);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
     Ok(response)
+}
+
+fn over_websocket(
+    call: &Call,
+    client: hyper::upgrade::OnUpgrade,
+    body: Body,
+) -> Result<Response<Body>, Status> {
+    let Body::Stream(chunks) = body else { return Ok(Response::new(body)) };
+    let answer = stream::websocket::tell(&call.headers, client, chunks);
+    let answer = answer.ok_or_else(|| Status::bad_request("none of the offered protocols is spoken here"))?;
+    Ok(answer.map(|()| Body::empty()))
 }
 
 /// `pods/exec`, `pods/attach` and `pods/portforward`.

@@ -154,15 +154,12 @@ fn refresh_volumes(node: &Arc<Node>, controller: &Controller) {
         mine.for_each(|pod| enqueue(pod.key()));
     };
     let again = in_namespace.clone();
+    // New ones too: an optional one may have been missing when the pod began.
     controller.on(node.ctx.caches.config_maps(), move |changed, enqueue| {
-        if changed.before.is_some() {
-            in_namespace(changed.newest().namespace(), enqueue);
-        }
+        in_namespace(changed.newest().namespace(), enqueue);
     });
     controller.on(node.ctx.caches.secrets(), move |changed, enqueue| {
-        if changed.before.is_some() {
-            again(changed.newest().namespace(), enqueue);
-        }
+        again(changed.newest().namespace(), enqueue);
     });
 }
 

@@ -4,6 +4,8 @@
 //! Knows nothing of what is said over such a connection, so that whatever the far end speaks works. Read
 //! [`forward`].
 
+pub mod websocket;
+
 use std::time::Duration;
 
 use bytes::Bytes;

@@ -1,0 +1,127 @@
+//! What a server has to say, told over a WebSocket to clients that speak nothing else, browsers above all. What
+//! they say themselves is not listened to, but that they hang up is.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::{BufMut as _, Bytes, BytesMut};
+use futures_util::{Stream, StreamExt as _};
+use http::header::{CONNECTION, HeaderMap, HeaderValue, UPGRADE};
+use http::{Response, StatusCode};
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
+use tokio::io::{AsyncWrite, AsyncWriteExt as _};
+
+use crate::wants_upgrade;
+
+/// What RFC 6455 has both ends mix in, to show that they mean it.
+const SALT: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+const BASE64: &str = "base64.binary.k8s.io";
+const BINARY: &str = "binary.k8s.io";
+/// The frame that says that all went well and is over.
+const CLOSE: &[u8] = &[0x88, 2, 0x03, 0xe8];
+
+/// Whether the client wants a WebSocket.
+pub fn is_wanted(headers: &HeaderMap) -> bool {
+    let named = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
+    wants_upgrade(headers) && named.is_some_and(|name| name.eq_ignore_ascii_case("websocket"))
+}
+
+/// Tells `chunks`, a message each. The answer begins it; `None` if the client offers no form that is known.
+pub fn tell(
+    headers: &HeaderMap,
+    client: OnUpgrade,
+    chunks: impl Stream<Item = Bytes> + Send + Unpin + 'static,
+) -> Option<Response<()>> {
+    let key = headers.get("sec-websocket-key")?;
+    let accept = digest(&SHA1_FOR_LEGACY_USE_ONLY, &[key.as_bytes(), SALT.as_bytes()].concat());
+    let offered = headers.get_all("sec-websocket-protocol").iter().filter_map(|value| value.to_str().ok());
+    let offered: Vec<&str> = offered.flat_map(|value| value.split(',').map(str::trim)).collect();
+    let chosen = offered.iter().find_map(|offer| [BASE64, BINARY].into_iter().find(|known| known == offer));
+    if chosen.is_none() && !offered.is_empty() {
+        return None;
+    }
+    let mut response = Response::new(());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let answered = response.headers_mut();
+    answered.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+    answered.insert(UPGRADE, HeaderValue::from_static("websocket"));
+    answered.insert("sec-websocket-accept", STANDARD.encode(accept).parse().ok()?);
+    if let Some(chosen) = chosen {
+        answered.insert("sec-websocket-protocol", HeaderValue::from_static(chosen));
+    }
+    tokio::spawn(async move {
+        let Ok(client) = client.await else { return };
+        let (mut from, mut to) = tokio::io::split(TokioIo::new(client));
+        let mut nobody = tokio::io::sink();
+        let told = tokio::select! {
+            told = tell_all(&mut to, chunks, chosen == Some(BASE64)) => told,
+            hung_up = tokio::io::copy(&mut from, &mut nobody) => hung_up.map(drop),
+        };
+        if let Err(error) = told {
+            tracing::debug!(%error, "a WebSocket broke");
+        }
+        let _ = tokio::time::timeout(crate::GOODBYE, to.shutdown()).await;
+    });
+    Some(response)
+}
+
+async fn tell_all(
+    to: &mut (impl AsyncWrite + Unpin),
+    mut chunks: impl Stream<Item = Bytes> + Unpin,
+    as_base64: bool,
+) -> std::io::Result<()> {
+    while let Some(chunk) = chunks.next().await {
+        let message =
+            if as_base64 { frame(0x81, STANDARD.encode(&chunk).as_bytes()) } else { frame(0x82, &chunk) };
+        to.write_all(&message).await?;
+        to.flush().await?;
+    }
+    to.write_all(CLOSE).await?;
+    to.flush().await
+}
+
+/// A whole message: its kind, its length in as few bytes as will do, itself.
+fn frame(kind: u8, message: &[u8]) -> Bytes {
+    let mut out = BytesMut::with_capacity(message.len() + 10);
+    out.put_u8(kind);
+    match message.len() {
+        length @ 0..126 => out.put_u8(length as u8),
+        length @ 126..65536 => {
+            out.put_u8(126);
+            out.put_u16(length as u16);
+        }
+        length => {
+            out.put_u8(127);
+            out.put_u64(length as u64);
+        }
+    }
+    out.put_slice(message);
+    out.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_length_takes_as_few_bytes_as_will_do() {
+        let head = |length: usize| frame(0x82, &vec![b'x'; length])[..10.min(length + 2)].to_vec();
+        assert_eq!(frame(0x81, b"hi"), Bytes::from_static(b"\x81\x02hi"));
+        assert_eq!(head(125)[..2], [0x82, 125]);
+        assert_eq!(head(126)[..4], [0x82, 126, 0, 126]);
+        assert_eq!(head(65535)[..4], [0x82, 126, 255, 255]);
+        assert_eq!(head(65536), [0x82, 127, 0, 0, 0, 0, 0, 1, 0, 0]);
+    }
+
+    #[tokio::test]
+    async fn everything_is_told_and_then_the_end() {
+        let mut out = Vec::new();
+        let chunks = futures_util::stream::iter([Bytes::from_static(b"a"), Bytes::from_static(b"bc")]);
+        tell_all(&mut out, chunks.clone(), false).await.expect("memory never breaks");
+        assert_eq!(out, b"\x82\x01a\x82\x02bc\x88\x02\x03\xe8");
+        out.clear();
+        tell_all(&mut out, chunks, true).await.expect("memory never breaks");
+        assert_eq!(out, b"\x81\x04YQ==\x81\x04YmM=\x88\x02\x03\xe8");
+    }
+}
