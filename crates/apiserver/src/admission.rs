@@ -134,6 +134,7 @@ pub const PLUGINS: &[Plugin] = &[
     plugin("DefaultIngressClass", true, Some(defaults::ingress_class), None),
     plugin("DenyServiceExternalIPs", false, None, Some(optional::no_external_ips)),
     plugin("PodTopologyLabels", true, Some(defaults::topology_labels), None),
+    plugin("NodeDeclaredFeatureValidator", true, None, Some(resize::declared)),
     plugin("PodResizeValidator", true, None, Some(resize::validate)),
     // Ask others, which takes time: see `Server::admit` and `Server::judge`.
     plugin(MUTATING, true, None, None),

@@ -4,6 +4,7 @@
 //! The first who allows or denies settles it; members of `system:masters` are never asked about. Without
 //! webhooks everything is decided from memory.
 
+mod conditions;
 mod configuration;
 #[cfg(test)]
 mod tests;
@@ -61,6 +62,8 @@ pub struct WebhookOptions {
     pub authorized: Duration,
     pub unauthorized: Duration,
     pub timeout: Duration,
+    /// Expressions that must hold for the webhook to be asked.
+    pub conditions: Vec<String>,
     /// Whether a failure denies the request, or leaves it to others.
     pub denies_on_failure: bool,
 }

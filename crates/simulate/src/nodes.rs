@@ -172,7 +172,12 @@ fn status(name: &str, number: u32, now: Timestamp) -> NodeStatus {
         daemon_endpoints: Some(NodeDaemonEndpoints {
             kubelet_endpoint: Some(DaemonEndpoint { port: 10250 }),
         }),
-        declared_features: Some(vec!["GuaranteedQoSPodCPUResize".into()]),
+        // What is only played can be played in any way.
+        declared_features: Some(
+            ["InPlacePodLevelResourcesVerticalScaling", "InPlacePodVerticalScalingInitContainers"]
+                .map(str::to_owned)
+                .into(),
+        ),
         images: Some(vec![ContainerImage {
             names: Some(vec!["registry.k8s.io/pause:3.10".into()]),
             size_bytes: Some(300_000),

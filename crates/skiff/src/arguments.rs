@@ -262,6 +262,7 @@ impl Arguments {
                 authorized: time("authorization-webhook-cache-authorized-ttl", 300)?,
                 unauthorized: time("authorization-webhook-cache-unauthorized-ttl", 30)?,
                 timeout: Duration::from_secs(30),
+                conditions: Vec::new(),
                 denies_on_failure: false,
             })
         });

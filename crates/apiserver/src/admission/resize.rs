@@ -1,4 +1,5 @@
-//! PodResizeValidator: a pod on a node grows no larger than the node.
+//! What may become of a pod on a node: it grows no larger than the node (PodResizeValidator), and changes only in
+//! ways that the node says it knows of (NodeDeclaredFeatureValidator).
 
 use api::Status;
 use api::field::quoted;
@@ -54,4 +55,46 @@ pub fn validate(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Re
         return Ok(());
     }
     refused(format!("node didn't have enough allocatable resources: {}", short.join("; ")), "NodeCapacity")
+}
+
+/// NodeDeclaredFeatureValidator.
+pub fn declared(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
+    let pods = (request.row.group, request.row.plural) == ("", "pods");
+    let concerns =
+        pods && matches!(request.subresource, "" | "resize") && request.operation == Operation::Update;
+    let Some(old) = request.old.filter(|_| concerns) else { return Ok(()) };
+    let (spec, before) = (pod.at("spec"), old.at("spec"));
+    let name = spec.text("nodeName");
+    // Whatever changes of a pod's spec is counted.
+    if name.is_empty() || pod.path("metadata.generation") == old.path("metadata.generation") {
+        return Ok(());
+    }
+    let containers = before.items("initContainers").iter().zip(spec.items("initContainers"));
+    let mut ordinary = containers.filter(|(old, _)| old.text("restartPolicy") != "Always");
+    let needs = [
+        ("InPlacePodLevelResourcesVerticalScaling", before.at("resources") != spec.at("resources")),
+        (
+            "InPlacePodVerticalScalingInitContainers",
+            ordinary.any(|(old, new)| old.at("resources") != new.at("resources")),
+        ),
+    ];
+    let needs: Vec<&str> = needs.into_iter().filter(|(_, needed)| *needed).map(|(name, _)| name).collect();
+    if needs.is_empty() {
+        return Ok(());
+    }
+    let Some(node) = cluster.get("", "nodes", "", name) else {
+        return Err(request.forbidden(format!("node {} not found", quoted(name))));
+    };
+    let node = node.value();
+    let known = node.at("status").items("declaredFeatures");
+    let missing: Vec<&str> =
+        needs.into_iter().filter(|need| !known.iter().any(|feature| feature == need)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let missing = missing.join(", ");
+    Err(request.forbidden(format!(
+        "pod update requires features {missing} which are not available on node {}",
+        quoted(name)
+    )))
 }

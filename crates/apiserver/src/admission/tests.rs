@@ -171,7 +171,6 @@ const ABSENT: &[&str] = &[
     "PodGroupProtection",
     "ClusterTrustBundleAttest",
     "PodGroupWorkloadExists",
-    "NodeDeclaredFeatureValidator",
     "JobValidation",
     "MutatingAdmissionPolicy",
     "ValidatingAdmissionPolicy",
@@ -264,6 +263,41 @@ fn certificates_are_approved_and_signed_by_who_may() {
     check("CertificateSigning", "status", Some("al"), "", "");
     check("CertificateSigning", "status", Some("jo"), "x", "");
     check("CertificateSigning", "approval", Some("al"), "x", "");
+}
+
+#[test]
+fn pods_are_changed_only_as_their_node_can() {
+    let node = |name: &str, features: &[&str]| json!({"metadata": {"name": name}, "status": {"declaredFeatures": features}});
+    let able = ["InPlacePodLevelResourcesVerticalScaling", "InPlacePodVerticalScalingInitContainers"];
+    let cluster = Fake::of(&[("", "nodes", node("old", &[])), ("", "nodes", node("new", &able))]);
+    let pod = |node: &str, generation: u64, whole: &str, init: &str, sidecar: &str| {
+        let resources = |cpu: &str| json!({"requests": {"cpu": cpu}});
+        json!({"metadata": {"generation": generation}, "spec": {
+            "nodeName": node, "resources": resources(whole), "initContainers": [
+                {"name": "i", "resources": resources(init)},
+                {"name": "s", "restartPolicy": "Always", "resources": resources(sidecar)},
+            ],
+        }})
+    };
+    let check = |new: Value, why: &str| {
+        let node = new["spec"]["nodeName"].as_str().unwrap().to_owned();
+        let objects = (new, pod(&node, 1, "1", "1", "1"));
+        let found = judge_change(
+            "NodeDeclaredFeatureValidator",
+            ("", "pods", "resize"),
+            Some("al"),
+            objects,
+            &cluster,
+        );
+        assert_eq!(found.trim_start_matches("pods \"x\" is forbidden: "), why);
+    };
+    check(pod("new", 2, "2", "2", "2"), "");
+    check(pod("old", 2, "1", "1", "2"), "");
+    check(pod("old", 1, "2", "2", "2"), "");
+    let both = "pod update requires features InPlacePodLevelResourcesVerticalScaling, InPlacePodVerticalScalingInitContainers which are not available on node \"old\"";
+    check(pod("old", 2, "2", "2", "1"), both);
+    check(pod("gone", 2, "2", "1", "1"), "node \"gone\" not found");
+    check(pod("", 2, "2", "2", "2"), "");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Upstream's AuthenticationConfiguration: issuers of JWTs, and where requests may be anonymous.
 //!
 //! Read strictly: an unknown field is an error, since what is misspelt here lets people in or keeps them
-//! out. CEL expressions are refused at start, not ignored: there is no evaluator yet.
+//! out. So are expressions that cannot be compiled.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,6 +10,7 @@ use api::field::quoted;
 use serde::Deserialize;
 
 use super::Error;
+use super::oidc::expressions::Programs;
 use super::options::Anonymous;
 
 const VERSIONS: [&str; 3] =
@@ -79,9 +80,9 @@ pub struct ClaimRule {
     #[serde(default)]
     pub required_value: String,
     #[serde(default)]
-    expression: String,
+    pub expression: String,
     #[serde(default)]
-    message: String,
+    pub message: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -93,7 +94,7 @@ pub struct Mappings {
     #[serde(default)]
     pub uid: Claim,
     #[serde(default)]
-    extra: Vec<Extra>,
+    pub extra: Vec<Extra>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -104,7 +105,7 @@ pub struct Prefixed {
     #[serde(default)]
     pub prefix: Option<String>,
     #[serde(default)]
-    expression: String,
+    pub expression: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -113,23 +114,22 @@ pub struct Claim {
     #[serde(default)]
     pub claim: String,
     #[serde(default)]
-    expression: String,
+    pub expression: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct Extra {
-    key: String,
-    value_expression: String,
+pub struct Extra {
+    pub key: String,
+    pub value_expression: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UserRule {
-    expression: String,
+    pub expression: String,
     #[serde(default)]
-    #[expect(dead_code, reason = "told only where the expression is false, and none is evaluated yet")]
-    message: String,
+    pub message: String,
 }
 
 impl Prefixed {
@@ -260,33 +260,17 @@ impl Jwt {
     }
 
     fn check_claims(&self, at: &str, problems: &mut Vec<String>) {
-        let mut no_cel = |field: String, expression: &str| {
-            if !expression.is_empty() {
-                problems.push(format!(
-                    "{at}.{field}: Invalid value: {}: CEL expressions are not supported yet",
-                    quoted(expression)
-                ));
-            }
-        };
         let mappings = &self.claim_mappings;
-        no_cel("claimMappings.username.expression".to_owned(), &mappings.username.expression);
-        no_cel("claimMappings.groups.expression".to_owned(), &mappings.groups.expression);
-        no_cel("claimMappings.uid.expression".to_owned(), &mappings.uid.expression);
-        for (i, extra) in mappings.extra.iter().enumerate() {
-            no_cel(
-                format!("claimMappings.extra[{i}].valueExpression ({})", extra.key),
-                &extra.value_expression,
-            );
-        }
-        for (i, rule) in self.claim_validation_rules.iter().enumerate() {
-            no_cel(format!("claimValidationRules[{i}].expression"), &rule.expression);
-        }
-        for (i, rule) in self.user_validation_rules.iter().enumerate() {
-            no_cel(format!("userValidationRules[{i}].expression"), &rule.expression);
-        }
+        Programs::new(self, at, problems);
         for (name, mapping) in [("username", &mappings.username), ("groups", &mappings.groups)] {
             let field = format!("{at}.claimMappings.{name}");
             match (mapping.claim.is_empty(), mapping.expression.is_empty(), &mapping.prefix) {
+                (false, false, _) => problems
+                    .push(format!("{field}: Invalid value: \"\": claim and expression can't both be set")),
+                (true, false, Some(prefix)) => problems.push(format!(
+                    "{field}.prefix: Invalid value: {}: prefix can't be set when expression is set",
+                    quoted(prefix)
+                )),
                 (true, true, _) if name == "username" => {
                     problems.push(format!("{field}: Required value: claim or expression is required"));
                 }
@@ -374,10 +358,11 @@ mod tests {
             ]],
         );
         check(
-            "jwt:\n- issuer: {url: 'https://ours', audiences: []}\n  claimMappings: {username: {expression: claims.sub}}\n",
-            expect_test::expect![[
-                r#"invalid authentication configuration: [jwt[0].issuer.url: Invalid value: "https://ours": URL must not overlap with disallowed issuers: [https://ours], jwt[0].issuer.audiences: Required value: at least one jwt[0].issuer.audiences is required, jwt[0].claimMappings.username.expression: Invalid value: "claims.sub": CEL expressions are not supported yet]"#
-            ]],
+            "jwt:\n- issuer: {url: 'https://ours', audiences: []}\n  claimMappings: {username: {expression: claims.email}, uid: {expression: 'claims.'}, extra: [{key: k, valueExpression: '1'}]}\n",
+            expect_test::expect![[r#"
+                invalid authentication configuration: [jwt[0].issuer.url: Invalid value: "https://ours": URL must not overlap with disallowed issuers: [https://ours], jwt[0].issuer.audiences: Required value: at least one jwt[0].issuer.audiences is required, jwt[0].claimMappings.uid.expression: Invalid value: "claims.": compilation failed: ERROR: <input>:1:8: Syntax error: no viable alternative at input '.'
+                 | claims.
+                 | .......^, jwt[0].claimMappings.extra[0].valueExpression: Invalid value: "1": must evaluate to one of [string list(string)], jwt[0].claimMappings.username.expression: Invalid value: "claims.email": claims.email_verified must be used in claimMappings.username.expression or claimMappings.extra[*].valueExpression or claimValidationRules[*].expression when claims.email is used in claimMappings.username.expression]"#]],
         );
         assert!(problems("jwts: []\n").contains("unknown field"), "{}", problems("jwts: []\n"));
         assert!(Configuration::parse("kind: Other\n").unwrap_err().starts_with("expected Authentication"));

@@ -5,6 +5,7 @@
 //! their signature is checked.
 
 mod claims;
+pub mod expressions;
 #[cfg(test)]
 mod tests;
 
@@ -33,6 +34,7 @@ const WELL_KNOWN: &str = "/.well-known/openid-configuration";
 /// An issuer whose tokens are taken.
 pub struct Issuer {
     jwt: Jwt,
+    programs: expressions::Programs,
     algorithms: Vec<String>,
     discovery: Client,
     /// `None` before they were first read.
@@ -68,7 +70,10 @@ impl Issuer {
             Some(url) => url.to_owned(),
             None => format!("{}{WELL_KNOWN}", jwt.issuer.url.trim_end_matches('/')),
         };
+        // Whatever is wrong with expressions has been told when the configuration was checked.
+        let programs = expressions::Programs::new(&jwt, "jwt", &mut Vec::new());
         Ok(Issuer {
+            programs,
             discovery: Client::new(&discovery, credentials(&jwt))?,
             jwt,
             algorithms,
@@ -84,7 +89,7 @@ impl Issuer {
             return Ok(None);
         }
         self.verify(&token, now).await?;
-        claims::user(&self.jwt, &token.claims).map(Some)
+        claims::user(&self.jwt, &self.programs, &token.claims).map(Some)
     }
 
     async fn verify(&self, token: &Unverified<'_>, now: Timestamp) -> Result<(), String> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use api::field::quoted;
 use serde::Deserialize;
 
-use super::{Chain, Error, Step, Webhook, WebhookOptions};
+use super::{Chain, Error, Step, Webhook, WebhookOptions, conditions};
 
 const VERSIONS: [&str; 3] =
     ["apiserver.config.k8s.io/v1", "apiserver.config.k8s.io/v1beta1", "apiserver.config.k8s.io/v1alpha1"];
@@ -50,7 +50,7 @@ struct Settings {
     #[serde(default)]
     subject_access_review_version: String,
     #[serde(default)]
-    #[expect(dead_code, reason = "only for match conditions, which are refused")]
+    #[expect(dead_code, reason = "there is only one version")]
     match_condition_subject_access_review_version: String,
     #[serde(default)]
     failure_policy: String,
@@ -189,10 +189,12 @@ impl Settings {
             problems.push(format!("{at}.{field}: Invalid value: {shown}: must be an absolute path"));
         }
         for (i, condition) in self.match_conditions.iter().enumerate() {
-            problems.push(format!(
-                "{at}.matchConditions[{i}].expression: Invalid value: {}: CEL expressions are not supported yet",
-                quoted(&condition.expression)
-            ));
+            if let Err(why) = conditions::compile(&condition.expression) {
+                let expression = quoted(&condition.expression);
+                problems.push(format!(
+                    "{at}.matchConditions[{i}].expression: Invalid value: {expression}: {why}"
+                ));
+            }
         }
         let kept = |time, keep| if keep { time } else { Duration::ZERO };
         (problems.len() == before).then_some(WebhookOptions {
@@ -202,6 +204,7 @@ impl Settings {
             authorized: kept(authorized, self.cache_authorized_requests),
             unauthorized: kept(unauthorized, self.cache_unauthorized_requests),
             timeout,
+            conditions: self.match_conditions.into_iter().map(|condition| condition.expression).collect(),
             denies_on_failure: self.failure_policy == "Deny",
         })
     }

@@ -21,7 +21,7 @@ fn configurations_are_checked() {
             "[{{type: Node, name: n}}, {{type: Webhook, name: w, webhook: {WEBHOOK}}}, {{type: RBAC, name: r}}]"
         ),
         expect_test::expect![[
-            r#"[Node, Webhook(WebhookOptions { name: "w", kubeconfig: "/x", version: "v1", authorized: 300s, unauthorized: 0ns, timeout: 3s, denies_on_failure: true }), Rbac]"#
+            r#"[Node, Webhook(WebhookOptions { name: "w", kubeconfig: "/x", version: "v1", authorized: 300s, unauthorized: 0ns, timeout: 3s, conditions: [], denies_on_failure: true }), Rbac]"#
         ]],
     );
     check(
@@ -36,9 +36,9 @@ fn configurations_are_checked() {
     );
     check(
         "[{type: Webhook, name: w, webhook: {timeout: 31s, unauthorizedTTL: x, subjectAccessReviewVersion: v2, \
-         connectionInfo: {type: KubeConfigFile, kubeConfigFile: x}, matchConditions: [{expression: 'true'}]}}]",
+         connectionInfo: {type: KubeConfigFile, kubeConfigFile: x}, matchConditions: [{expression: 'true'}, {expression: '1'}]}}]",
         expect_test::expect![[
-            r#"[authorizers[0].timeout: Invalid value: "31s": must be > 0s and <= 30s, authorizers[0].authorizedTTL: Required value, authorizers[0].unauthorizedTTL: Invalid value: "x": must be > 0s, authorizers[0].subjectAccessReviewVersion: Unsupported value: "v2": supported values: "v1", "v1beta1", authorizers[0].failurePolicy: Required value, authorizers[0].connectionInfo.kubeConfigFile: Invalid value: "x": must be an absolute path, authorizers[0].matchConditions[0].expression: Invalid value: "true": CEL expressions are not supported yet]"#
+            r#"[authorizers[0].timeout: Invalid value: "31s": must be > 0s and <= 30s, authorizers[0].authorizedTTL: Required value, authorizers[0].unauthorizedTTL: Invalid value: "x": must be > 0s, authorizers[0].subjectAccessReviewVersion: Unsupported value: "v2": supported values: "v1", "v1beta1", authorizers[0].failurePolicy: Required value, authorizers[0].connectionInfo.kubeConfigFile: Invalid value: "x": must be an absolute path, authorizers[0].matchConditions[1].expression: Invalid value: "1": must evaluate to bool]"#
         ]],
     );
 }

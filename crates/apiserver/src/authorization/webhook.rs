@@ -3,7 +3,7 @@
 use api::json::Json as _;
 use serde_json::{Value, json};
 
-use super::{Error, Verdict, WebhookOptions};
+use super::{Error, Verdict, WebhookOptions, conditions};
 use crate::access::User;
 use crate::authentication::Answers;
 use crate::https::Client;
@@ -16,6 +16,7 @@ pub struct Webhook {
     client: Client,
     options: WebhookOptions,
     answers: Answers<Verdict>,
+    conditions: Vec<cel::Program>,
 }
 
 impl Webhook {
@@ -27,11 +28,26 @@ impl Webhook {
             )));
         }
         let client = Client::from_kubeconfig(&options.kubeconfig)?.with_timeout(options.timeout);
-        Ok(Webhook { client, options: options.clone(), answers: Answers::default() })
+        let conditions =
+            options.conditions.iter().map(|text| conditions::compile(text).map_err(Error::Flags));
+        let conditions = conditions.collect::<Result<_, _>>()?;
+        Ok(Webhook { client, options: options.clone(), answers: Answers::default(), conditions })
     }
 
     pub async fn judge(&self, user: &User, ask: &Ask<'_>) -> Verdict {
-        let spec = self.spec(user, ask);
+        if !self.conditions.is_empty() {
+            match conditions::hold(&self.conditions, &spec("groups", user, ask)) {
+                Ok(true) => {}
+                Ok(false) => return Verdict::default(),
+                Err(problem) => {
+                    let denied = self.options.denies_on_failure;
+                    return Verdict { denied, problem, ..Verdict::default() };
+                }
+            }
+        }
+        // The old version has another word for groups.
+        let groups = if self.options.version == "v1beta1" { "group" } else { "groups" };
+        let spec = spec(groups, user, ask);
         let text = spec.to_string();
         let key = self.answers.key(&[text.as_bytes()]);
         if let Some(verdict) = self.answers.get(&key) {
@@ -64,41 +80,40 @@ impl Webhook {
         }
         verdict
     }
+}
 
-    fn spec(&self, user: &User, ask: &Ask<'_>) -> Value {
-        // The old version has another word for groups.
-        let groups = if self.options.version == "v1beta1" { "group" } else { "groups" };
-        let mut spec = json!({"user": user.name, groups: user.groups});
-        if !user.uid.is_empty() {
-            spec.set("uid", user.uid.clone());
-        }
-        if !user.extra.is_empty() {
-            spec.set("extra", json!(user.extra));
-        }
-        match *ask {
-            Ask::Path { verb, path } => {
-                spec.set("nonResourceAttributes", json!({"path": path, "verb": verb}));
-            }
-            Ask::Resource { verb, group, resource, subresource, namespace, name, .. } => {
-                let version =
-                    api::table::RESOURCES.iter().find(|row| row.group == group && row.plural == resource);
-                let mut attributes = json!({});
-                for (key, value) in [
-                    ("namespace", namespace),
-                    ("verb", verb),
-                    ("group", group),
-                    ("version", version.map_or("*", |row| row.version)),
-                    ("resource", resource),
-                    ("subresource", subresource),
-                    ("name", name),
-                ] {
-                    if !value.is_empty() {
-                        attributes.set(key, value);
-                    }
-                }
-                spec.set("resourceAttributes", attributes);
-            }
-        }
-        spec
+/// The question, with the word that the version has for groups.
+fn spec(groups: &str, user: &User, ask: &Ask<'_>) -> Value {
+    let mut spec = json!({"user": user.name, groups: user.groups});
+    if !user.uid.is_empty() {
+        spec.set("uid", user.uid.clone());
     }
+    if !user.extra.is_empty() {
+        spec.set("extra", json!(user.extra));
+    }
+    match *ask {
+        Ask::Path { verb, path } => {
+            spec.set("nonResourceAttributes", json!({"path": path, "verb": verb}));
+        }
+        Ask::Resource { verb, group, resource, subresource, namespace, name, .. } => {
+            let version =
+                api::table::RESOURCES.iter().find(|row| row.group == group && row.plural == resource);
+            let mut attributes = json!({});
+            for (key, value) in [
+                ("namespace", namespace),
+                ("verb", verb),
+                ("group", group),
+                ("version", version.map_or("*", |row| row.version)),
+                ("resource", resource),
+                ("subresource", subresource),
+                ("name", name),
+            ] {
+                if !value.is_empty() {
+                    attributes.set(key, value);
+                }
+            }
+            spec.set("resourceAttributes", attributes);
+        }
+    }
+    spec
 }

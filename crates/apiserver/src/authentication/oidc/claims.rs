@@ -5,13 +5,25 @@ use api::json::Json as _;
 use serde_json::Value;
 
 use super::super::configuration::{Jwt, Prefixed};
+use super::expressions::{self, Programs};
 use crate::access::User;
 
-pub fn user(jwt: &Jwt, claims: &Value) -> Result<User, String> {
+pub fn user(jwt: &Jwt, programs: &Programs, claims: &Value) -> Result<User, String> {
     let mappings = &jwt.claim_mappings;
-    let mut user = User { name: username(&mappings.username, claims)?, ..User::default() };
-    user.groups = groups(&mappings.groups, claims)?;
-    if !mappings.uid.claim.is_empty() {
+    let name = match &programs.username {
+        Some(program) => named(program, claims)?,
+        None => username(&mappings.username, claims)?,
+    };
+    let mut user = User { name, ..User::default() };
+    user.groups = match &programs.groups {
+        Some(program) => expressions::texts(program, claims)
+            .map_err(|why| format!("oidc: error evaluating group claim expression: {why}"))?,
+        None => groups(&mappings.groups, claims)?,
+    };
+    if let Some(program) = &programs.uid {
+        user.uid = expressions::text(program, claims, "uid")
+            .map_err(|why| format!("oidc: error evaluating uid claim expression: {why}"))?;
+    } else if !mappings.uid.claim.is_empty() {
         let name = &mappings.uid.claim;
         let uid =
             text(claims, name).map_err(|why| format!("oidc: parse uid claim {}: {why}", quoted(name)))?;
@@ -23,7 +35,7 @@ pub fn user(jwt: &Jwt, claims: &Value) -> Result<User, String> {
         let id = vec![format!("JTI={id}")];
         user.extra.insert("authentication.kubernetes.io/credential-id".to_owned(), id);
     }
-    for rule in &jwt.claim_validation_rules {
+    for rule in jwt.claim_validation_rules.iter().filter(|rule| !rule.claim.is_empty()) {
         let claim = &rule.claim;
         if claims.get(claim).is_none() {
             return Err(format!("oidc: required claim {claim} not present in ID token"));
@@ -36,7 +48,18 @@ pub fn user(jwt: &Jwt, claims: &Value) -> Result<User, String> {
             ));
         }
     }
+    programs.judge(claims, &mut user)?;
     Ok(user)
+}
+
+/// A name by an expression, which nobody may go without.
+fn named(program: &cel::Program, claims: &Value) -> Result<String, String> {
+    let name = expressions::text(program, claims, "username")
+        .map_err(|why| format!("oidc: error evaluating username claim expression: {why}"))?;
+    match name.is_empty() {
+        true => Err("oidc: empty username via CEL expression is not allowed".to_owned()),
+        false => Ok(name),
+    }
 }
 
 fn username(mapping: &Prefixed, claims: &Value) -> Result<String, String> {

@@ -3,7 +3,7 @@ use std::sync::Mutex as StdMutex;
 use serde_json::json;
 use testkit::Webhook;
 
-use super::super::configuration::{ClaimRule, Prefixed};
+use super::super::configuration::{ClaimRule, Extra, Prefixed, UserRule};
 use super::*;
 use crate::https::tests::webhook;
 
@@ -179,4 +179,66 @@ async fn an_issuer_that_cannot_be_asked_lets_nobody_in() {
     let token = provider.token(json!({"iss": "https://other"}));
     assert_eq!(whose(&other, &token).await, "oidc: authenticator not initialized");
     assert!(algorithms(&["HS256".to_owned()]).is_err());
+}
+
+#[tokio::test]
+async fn claims_become_users_by_expressions() {
+    let provider = Provider::start();
+    let issuer = provider.issuer(|jwt| {
+        let mappings = &mut jwt.claim_mappings;
+        mappings.username = Prefixed { expression: "'x:' + claims.sub".into(), ..Prefixed::default() };
+        mappings.groups = Prefixed { expression: "claims.?roles.orValue([])".into(), ..Prefixed::default() };
+        mappings.uid.expression = "claims.?id.orValue('')".into();
+        mappings.extra = vec![Extra {
+            key: "example.com/team".into(),
+            value_expression: "claims.?team.orValue('')".into(),
+        }];
+        let rule = |expression: &str, message: &str| ClaimRule {
+            expression: expression.into(),
+            message: message.into(),
+            ..ClaimRule::default()
+        };
+        jwt.claim_validation_rules = vec![rule("claims.sub != 'eve'", "not her")];
+        let rule = UserRule {
+            expression: "!user.groups.exists(g, g.startsWith('system:'))".into(),
+            message: "reserved".into(),
+        };
+        jwt.user_validation_rules = vec![rule];
+    });
+    let check = async |more: Value, expected: &str| {
+        let found = match issuer.owner(&provider.token(more.clone()), Timestamp::now()).await {
+            Ok(user) => user.map_or("nobody".to_owned(), |user| {
+                format!("{} {:?} {:?} {:?}", user.name, user.groups, user.uid, user.extra)
+            }),
+            Err(why) => why,
+        };
+        assert_eq!(found, expected, "{more}");
+    };
+    check(json!({}), "x:ann [] \"\" {}").await;
+    check(
+        json!({"roles": ["a", "b"], "id": "7", "team": ["t"]}),
+        "x:ann [\"a\", \"b\"] \"7\" {\"example.com/team\": [\"t\"]}",
+    )
+    .await;
+    check(json!({"roles": "a"}), "x:ann [\"a\"] \"\" {}").await;
+    check(
+        json!({"sub": "eve"}),
+        "oidc: error evaluating claim validation expression: validation expression 'claims.sub != 'eve'' failed: not her",
+    )
+    .await;
+    check(
+        json!({"roles": ["system:masters"]}),
+        "oidc: error evaluating user info validation rule: validation expression '!user.groups.exists(g, g.startsWith('system:'))' failed: reserved",
+    )
+    .await;
+    check(
+        json!({"roles": [1]}),
+        "oidc: error evaluating group claim expression: expression must return a string or a list of strings",
+    )
+    .await;
+    check(
+        json!({"id": 7}),
+        "oidc: error evaluating uid claim expression: uid claim expression must return a string",
+    )
+    .await;
 }
