@@ -15,7 +15,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("program", &["skiff"]),
 ];
 /// The dependencies allowed inside a layer: who reads the table of fields.
-const WITHIN: &[(&str, &str)] = &[("api", "schema"), ("patch", "schema"), ("cel", "schema")];
+const WITHIN: &[(&str, &str)] = &[("api", "schema"), ("api", "cel"), ("patch", "schema"), ("cel", "schema")];
 /// Not part of the program. They may depend on anything; only tests may depend on `testkit`.
 const BESIDE: &[&str] = &["testkit", "clienttest", "xtask", "bench"];
 /// What a pure crate may never reach for: executors, sockets, files, clocks.
