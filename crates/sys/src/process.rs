@@ -178,6 +178,12 @@ pub fn close_the_rest_on_exec() -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Children of this process are forgotten as soon as they end; nobody will ask how.
+pub fn forget_children() {
+    // SAFETY: no function is called for a signal that is ignored.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+}
+
 /// Leaves the namespaces named for new ones. For a process with one thread, or where only this thread is meant.
 pub fn unshare(flags: rustix::thread::UnshareFlags) -> io::Result<()> {
     use rustix::thread::UnshareFlags as F;
