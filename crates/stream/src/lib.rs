@@ -2,7 +2,10 @@
 //! else than HTTP (SPDY, WebSocket), bytes go to and fro until one of them has had enough.
 //!
 //! Knows nothing of what is said over such a connection, so that whatever the far end speaks works. Read
-//! [`forward`].
+//! [`forward`]. For an end that does know there are [`spdy`] and, over WebSocket, [`messages`].
+
+pub mod messages;
+pub mod spdy;
 
 pub mod websocket;
 

@@ -1,0 +1,71 @@
+use super::*;
+
+/// The first two headers of a real client (Go's, with the dictionary), and then what it sent next in the same
+/// conversation is made here without compression.
+fn open(stream: u32, headers: &[(&str, &str)], is_first: bool) -> Vec<u8> {
+    let mut text = (headers.len() as u32).to_be_bytes().to_vec();
+    for word in headers.iter().flat_map(|(name, value)| [name, value]) {
+        text.extend((word.len() as u32).to_be_bytes());
+        text.extend(word.bytes());
+    }
+    let block = headers::stored(&text, is_first);
+    let body = [&stream.to_be_bytes()[..], &[0; 6], &block].concat();
+    [&[0x80, 3, 0, 1, 0][..], &(body.len() as u32).to_be_bytes()[1..], &body].concat()
+}
+
+#[test]
+fn the_dictionary_is_the_specifications() {
+    let known = headers::dictionary();
+    // Adler-32 of the dictionary, as every client writes it into its first headers.
+    let (mut a, mut b) = (1u32, 0u32);
+    for byte in known {
+        a = (a + u32::from(*byte)) % 65_521;
+        b = (b + a) % 65_521;
+    }
+    assert_eq!((known.len(), b << 16 | a), (1423, 0xe3c6_a7c2));
+}
+
+#[tokio::test]
+async fn streams_are_opened_and_carry_data() {
+    let data = [0, 0, 0, 3, 1, 0, 0, 2, b'h', b'i'];
+    let ping = [0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 9];
+    let bytes = [
+        &open(1, &[("streamtype", "error")], true)[..],
+        &open(3, &[("streamtype", "data"), ("port", "80")], false),
+        &data,
+        &ping,
+    ]
+    .concat();
+    let mut receiver = Receiver::new(&bytes[..]);
+    let mut heard = Vec::new();
+    while let Some(frame) = receiver.next().await.unwrap() {
+        heard.push(frame);
+    }
+    let owned = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    let expected = [
+        Frame::Open { stream: 1, headers: vec![owned("streamtype", "error")], is_last: false },
+        Frame::Open {
+            stream: 3,
+            headers: vec![owned("streamtype", "data"), owned("port", "80")],
+            is_last: false,
+        },
+        Frame::Data { stream: 3, bytes: b"hi".into(), is_last: true },
+        Frame::Ping(9),
+    ];
+    assert_eq!(heard, expected);
+}
+
+#[tokio::test]
+async fn nonsense_is_refused() {
+    for bytes in [
+        &[0x80u8, 3, 0, 1, 0, 0, 0, 2, 1, 2][..],
+        &[0x80, 3, 0, 1, 0, 255, 255, 255],
+        &[0x80, 3, 0, 3, 0, 0, 0, 0],
+    ] {
+        assert!(Receiver::new(bytes).next().await.is_err(), "{bytes:?}");
+    }
+    let mut text = open(1, &[("a", "b")], true);
+    let last = text.len() - 1;
+    text[last - 9] = 255;
+    assert!(Receiver::new(&text[..]).next().await.is_err());
+}
