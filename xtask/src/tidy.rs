@@ -14,8 +14,15 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("roles", &["scheduler", "controllers", "kubelet", "proxy", "dns", "kubectl", "dashboard", "simulate"]),
     ("program", &["skiff"]),
 ];
-/// The dependencies allowed inside a layer: who reads the table of fields.
-const WITHIN: &[(&str, &str)] = &[("api", "schema"), ("api", "cel"), ("patch", "schema"), ("cel", "schema")];
+/// The dependencies allowed inside a layer: who reads the table of fields, and what containers are made of.
+const WITHIN: &[(&str, &str)] = &[
+    ("api", "schema"),
+    ("api", "cel"),
+    ("patch", "schema"),
+    ("cel", "schema"),
+    ("runtime", "image"),
+    ("runtime", "podnet"),
+];
 /// Not part of the program. They may depend on anything; only tests may depend on `testkit`.
 const BESIDE: &[&str] = &["testkit", "clienttest", "xtask", "bench"];
 /// What a pure crate may never reach for: executors, sockets, files, clocks.

@@ -82,7 +82,12 @@ pub fn unpack(content: impl Read, root: &Path, below: &[PathBuf]) -> Result<(), 
         let mut entry = entry?;
         let named = entry.path()?.into_owned();
         let failed = |source| Error::Entry { path: named.clone(), source };
-        let Some(place) = layer.place(&named)? else { continue };
+        let Some(place) = layer.place(&named)? else {
+            if entry.header().entry_type() == EntryType::Directory {
+                dress(&mut entry, root).map_err(failed)?;
+            }
+            continue;
+        };
         let name = place.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let parent = place.parent().unwrap_or(root).to_owned();
         if name == OPAQUE {

@@ -1,9 +1,11 @@
-//! How containers are run: a trait with the shape of CRI (DESIGN D7), and CRI itself over its socket.
+//! How containers are run: a trait with the shape of CRI (DESIGN D7), CRI itself over its socket, and a runtime of our
+//! own.
 //!
 //! The kubelet sees only [`Runtime`]. Knows no API objects: what a pod becomes in these terms is the kubelet's
-//! business. Read [`Runtime`], then [`Remote`].
+//! business. Read [`Runtime`], then [`Remote`] or [`embedded`].
 
 pub mod cri;
+pub mod embedded;
 mod remote;
 
 use std::collections::BTreeMap;
@@ -17,6 +19,7 @@ use cri::{
     PodSandboxStatus, StatusResponse, VersionResponse,
 };
 
+pub use embedded::Embedded;
 pub use remote::Remote;
 
 /// Why the runtime did not do as it was asked.

@@ -117,7 +117,7 @@ fn ctr(socket: &Path, arguments: &[&str]) -> Result<()> {
 }
 
 /// An archive with one image: busybox and links to it, which sleeps for ever unless told otherwise.
-fn busybox_image(dir: &Path, name: &str) -> Result<PathBuf> {
+pub fn busybox_image(dir: &Path, name: &str) -> Result<PathBuf> {
     let made = dir.join("image");
     let root = made.join("root");
     for folder in ["bin", "tmp", "etc", "proc", "sys", "dev"] {
@@ -126,7 +126,9 @@ fn busybox_image(dir: &Path, name: &str) -> Result<PathBuf> {
     std::fs::copy("/bin/busybox", root.join("bin/busybox")).context("busybox-static is not installed")?;
     for applet in [
         "sh", "sleep", "cat", "echo", "ls", "env", "wget", "nc", "true", "false", "test", "touch", "rm",
-        "id", "hostname", "tar", "mkdir", "dirname",
+        "id", "hostname", "tar", "mkdir", "dirname", "grep", "head", "mount", "umount", "ps", "kill",
+        "mknod", "readlink", "stat", "dd", "tty", "stty", "ln", "chmod", "ip", "unshare", "seq", "sort",
+        "tail", "wc", "ping",
     ] {
         let link = root.join("bin").join(applet);
         if !link.is_symlink() {

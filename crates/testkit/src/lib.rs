@@ -9,13 +9,15 @@ mod containerd;
 mod diff;
 mod http;
 pub mod kubeconfig;
+mod network;
 mod process;
 mod server;
 mod webhook;
 
-pub use containerd::Containerd;
+pub use containerd::{Containerd, busybox_image};
 pub use diff::{assert_same, differences};
 pub use http::{Http, Lines, Reply};
+pub use network::Network;
 pub use process::Process;
 pub use server::{Output, Server, has_kubectl};
 pub use webhook::{Asked, Webhook};

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use tempfile::TempDir;
 
-use crate::{Containerd, Http, Process};
+use crate::{Containerd, Http, Network, Process};
 
 /// A cold start takes about a second; a busy machine may take its time.
 const START: Duration = Duration::from_secs(60);
@@ -66,6 +66,19 @@ impl Server {
         let socket = containerd.socket().display().to_string();
         let node = ["--container-runtime-endpoint", &socket, "--kubelet-port", "0"];
         Server::start_in(Some(containerd.network()), &[&node, flags].concat())
+    }
+
+    /// A server with a node that runs pods by itself, in a network of its own.
+    #[track_caller]
+    pub fn start_with_pods(network: &Network, flags: &[&str]) -> Server {
+        Server::start_in(Some(network.path()), &[&["--kubelet-port", "0"], flags].concat())
+    }
+
+    /// The program under test with these arguments, to its end.
+    #[track_caller]
+    pub fn skiff(&self, args: &[&str]) -> Output {
+        let program = binary().unwrap_or_else(|error| panic!("{error:#}"));
+        output(Command::new(program).args(args), "").unwrap_or_else(|error| panic!("{error:#}"))
     }
 
     #[track_caller]

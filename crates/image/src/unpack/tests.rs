@@ -108,6 +108,21 @@ fn what_a_layer_takes_away() {
 }
 
 #[test]
+fn the_root_is_a_directory_like_others() {
+    if !is_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (one, two) = (directory.path().join("1"), directory.path().join("2"));
+    unpack(&layer(&["d ./", "f ./a x"])[..], &one, &[]).unwrap();
+    unpack(&layer(&["f b x"])[..], &two, std::slice::from_ref(&one)).unwrap();
+    for root in [one, two] {
+        let found = fs::metadata(root).unwrap();
+        assert_eq!((found.uid(), found.mode() & 0o7777), (7, 0o644));
+    }
+}
+
+#[test]
 fn directories_that_are_passed_through_stay_as_they_are() {
     check(&[&["d home"], &["f home/file x"]], "home/ 7:8 644\nhome/file 7:8 644 \"x\"\n");
 }

@@ -1,0 +1,183 @@
+//! Containers with nothing else installed: images, file systems, namespaces, cgroups and networks by ourselves.
+//!
+//! Each pod lives in a process of its own ([`supervisor`]) that outlives this one. Here is what skiff knows of them
+//! ([`pods`]) and what CRI asks for ([`calls`]); what a pod becomes in the kernel's terms is decided in [`translate`]
+//! and carried out by the supervisor. Read [`Embedded::open`].
+
+mod caller;
+mod calls;
+mod capability;
+mod exec;
+mod images;
+mod launch;
+mod pods;
+mod protocol;
+mod record;
+mod seccomp;
+mod spec;
+mod streams;
+mod supervisor;
+mod translate;
+mod view;
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use podnet::Cidr;
+use podnet::pool::Pool;
+use sys::cgroup::Cgroups;
+
+use crate::{Code, Error, Result};
+use pods::{Pod, Pods};
+
+pub use supervisor::supervise;
+
+/// The beginning of the names of pods' links on this node.
+const LINKS: &str = "skp";
+
+/// Where things are and what they are called.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where pods and images are kept.
+    pub root: PathBuf,
+    /// The program whose `supervise` a pod is run by; this one, unless it is a test.
+    pub program: PathBuf,
+    pub bridge: String,
+    /// The addresses of pods until the node is told its own.
+    pub ranges: Vec<Cidr>,
+    /// Where seccomp profiles are looked for.
+    pub seccomp_profiles: PathBuf,
+}
+
+/// The runtime.
+#[derive(Clone)]
+pub struct Embedded {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    config: Config,
+    images: image::Store,
+    pods: Pods,
+    pool: Pool,
+    ranges: RwLock<Vec<Cidr>>,
+    cgroups: Cgroups,
+    /// A mount of the program that nothing can be written through.
+    program: OwnedFd,
+    streams: streams::Server,
+}
+
+impl Embedded {
+    /// Finds the pods that an earlier skiff left, and removes what is left of those that are gone.
+    pub async fn open(config: Config) -> Result<Embedded> {
+        let pods_dir = config.root.join("pods");
+        std::fs::create_dir_all(&pods_dir).map_err(failed("make the directory of pods"))?;
+        let images = image::Store::open(&config.root.join("images")).map_err(failed("open the images"))?;
+        images.clean();
+        let pool = Pool::open(&config.root.join("addresses")).map_err(failed("open the addresses"))?;
+        let cgroups = Cgroups::of_host().map_err(failed("find cgroups"))?;
+        let program = launch::program(&config.program).map_err(failed("open the supervisor's program"))?;
+        let streams = streams::Server::start().await.map_err(failed("serve streams"))?;
+        let ranges = RwLock::new(config.ranges.clone());
+        let inner = Inner { config, images, pods: Pods::default(), pool, ranges, cgroups, program, streams };
+        let embedded = Embedded { inner: Arc::new(inner) };
+        embedded.find_pods(&pods_dir).await;
+        Ok(embedded)
+    }
+
+    async fn find_pods(&self, directory: &Path) {
+        let mut known = BTreeSet::new();
+        for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+            match Pod::read(&entry.path()) {
+                Ok(pod) => {
+                    let pod = Arc::new(pod);
+                    known.insert(pod.id.clone());
+                    self.inner.pods.add(pod.clone());
+                    self.follow(&pod).await;
+                }
+                // It was not yet a pod when skiff was killed.
+                Err(_) => drop(std::fs::remove_dir_all(entry.path())),
+            }
+        }
+        self.inner.pool.only(&known);
+        let links: BTreeSet<String> = known.iter().map(|id| link(id)).collect();
+        for link in podnet::links(LINKS).unwrap_or_default().iter().filter(|link| !links.contains(*link)) {
+            let _ = podnet::detach(link);
+        }
+    }
+
+    /// Listens to a pod's supervisor; what is left when it is gone goes too.
+    async fn follow(&self, pod: &Arc<Pod>) {
+        let inner = self.inner.clone();
+        pod.follow(move |pod| inner.bury(&pod)).await;
+    }
+
+    /// The images of this node.
+    pub fn images(&self) -> &image::Store {
+        &self.inner.images
+    }
+}
+
+/// The layers that containers stand on, by what is written down under the runtime's directory.
+pub fn layers_in_use(root: &Path) -> BTreeSet<String> {
+    let mut layers = BTreeSet::new();
+    for pod in std::fs::read_dir(root.join("pods")).into_iter().flatten().flatten() {
+        let Ok(pod) = Pod::read(&pod.path()) else { continue };
+        layers.extend(pod.containers.lock().values().flat_map(|container| container.record.layers.clone()));
+    }
+    layers
+}
+
+impl Inner {
+    fn pods_dir(&self) -> PathBuf {
+        self.config.root.join("pods")
+    }
+
+    /// Ends whatever a pod without a supervisor has left.
+    fn bury(&self, pod: &Pod) {
+        let config = pod.record.lock().config.clone().unwrap_or_default();
+        for id in pod.containers.lock().keys() {
+            let _ = self.cgroups.kill(&translate::cgroup(&config, id));
+        }
+        let _ = podnet::detach(&link(&pod.id));
+    }
+
+    fn pod(&self, id: &str, call: &'static str) -> Result<Arc<Pod>> {
+        self.pods.get(id).ok_or_else(|| not_found(call, format!("no pod {id:?}")))
+    }
+
+    fn container(&self, id: &str, call: &'static str) -> Result<(Arc<Pod>, Arc<pods::Container>)> {
+        self.pods.container(id).ok_or_else(|| not_found(call, format!("no container {id:?}")))
+    }
+}
+
+/// The name of a pod's link on this node; the kernel allows 15 letters.
+fn link(id: &str) -> String {
+    format!("{LINKS}{}", id.get(..12).unwrap_or(id))
+}
+
+fn not_found(call: &'static str, message: String) -> Error {
+    Error::Refused { call, code: Code::NotFound, message }
+}
+
+fn refused(call: &'static str, message: impl Into<String>) -> Error {
+    Error::Refused { call, code: Code::Other, message: message.into() }
+}
+
+/// An error with all its causes, for a message that stands alone.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+fn failed<E: std::error::Error>(doing: &'static str) -> impl FnOnce(E) -> Error {
+    move |error| refused("start", format!("cannot {doing}: {}", chain(&error)))
+}

@@ -1,0 +1,99 @@
+//! Talking to the supervisor of a pod.
+
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+
+use super::protocol::{Answer, Request, SOCKET, frame, take};
+
+/// A supervisor answers at once; one that does not is lost.
+const ANSWER: Duration = Duration::from_secs(60);
+
+/// One question and its answers.
+pub struct Caller {
+    stream: UnixStream,
+    received: Vec<u8>,
+    fds: Vec<OwnedFd>,
+}
+
+impl Caller {
+    /// Asks the supervisor of the pod in this directory.
+    pub async fn ask(directory: &Path, request: &Request, fds: &[BorrowedFd<'_>]) -> io::Result<Caller> {
+        // A socket's path may have no more than 108 bytes, a directory any number.
+        let opened =
+            rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let path = format!("/proc/self/fd/{}/{SOCKET}", opened.as_raw_fd());
+        let stream = UnixStream::connect(path).await?;
+        let caller = Caller { stream, received: Vec::new(), fds: Vec::new() };
+        caller.send(request, fds).await?;
+        Ok(caller)
+    }
+
+    /// Says one more thing.
+    pub async fn send(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let bytes = frame(request);
+        let mut sent = 0;
+        while sent < bytes.len() {
+            self.stream.writable().await?;
+            let with = if sent == 0 { fds } else { &[] };
+            let send = || sys::fds::send(self.stream.as_fd(), &bytes[sent..], with);
+            match self.stream.try_io(Interest::WRITABLE, send) {
+                Ok(count) => sent += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next thing the supervisor says; `None` when it has hung up.
+    pub async fn next(&mut self) -> io::Result<Option<Answer>> {
+        let mut buffer = vec![0; 8 << 10];
+        loop {
+            if let Some(answer) = take(&mut self.received).map_err(io::Error::other)? {
+                return Ok(Some(answer));
+            }
+            self.stream.readable().await?;
+            let receive = || sys::fds::receive(self.stream.as_fd(), &mut buffer);
+            match self.stream.try_io(Interest::READABLE, receive) {
+                Ok((0, _)) => return Ok(None),
+                Ok((count, fds)) => {
+                    self.received.extend_from_slice(&buffer[..count]);
+                    self.fds.extend(fds);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The descriptor that came with an answer.
+    pub fn take_fd(&mut self) -> Option<OwnedFd> {
+        self.fds.pop()
+    }
+
+    /// Waits until it is done, or why it is not.
+    pub async fn done(&mut self) -> Result<(), String> {
+        match tokio::time::timeout(ANSWER, self.next()).await {
+            Ok(Ok(Some(Answer::Done))) => Ok(()),
+            Ok(Ok(Some(Answer::Failed { message }))) => Err(message),
+            Ok(Ok(_)) => Err("the pod's supervisor is gone".to_owned()),
+            Ok(Err(error)) => Err(format!("the pod's supervisor cannot be reached: {error}")),
+            Err(_) => Err("the pod's supervisor does not answer".to_owned()),
+        }
+    }
+}
+
+/// Asks for something that is done or not.
+pub async fn tell(directory: &Path, request: &Request) -> Result<(), String> {
+    match Caller::ask(directory, request, &[]).await {
+        Ok(mut caller) => caller.done().await,
+        Err(error) => Err(format!("the pod's supervisor cannot be reached: {error}")),
+    }
+}

@@ -1,0 +1,474 @@
+//! CRI's questions about pods and containers.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use podnet::{Address, Attachment};
+use tokio::sync::watch;
+
+use super::pods::{Container as Known, Pod};
+use super::protocol::Request;
+use super::record::{self, ContainerRecord, PodRecord};
+use super::{Embedded, caller, chain, launch, link, not_found, refused, translate, view};
+use crate::cri::*;
+use crate::{Code, Error, Result, Runtime};
+
+/// For what was killed to be gone.
+const GONE: Duration = Duration::from_secs(60);
+/// Between two looks at a cgroup that is not empty yet; the kernel does not tell.
+const AGAIN: Duration = Duration::from_millis(5);
+/// For what a supervisor tells everybody to arrive after it has answered.
+const NEWS: Duration = Duration::from_secs(1);
+const SIGKILL: i32 = 9;
+const SIGTERM: i32 = 15;
+
+fn now() -> i64 {
+    i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX)
+}
+
+/// As long as those of other runtimes are in half.
+fn fresh_id() -> String {
+    uuid::Uuid::new_v4().simple().to_string()
+}
+
+fn io(call: &'static str, doing: &'static str) -> impl FnOnce(std::io::Error) -> Error {
+    move |error| refused(call, format!("cannot {doing}: {error}"))
+}
+
+impl Embedded {
+    /// The pod's addresses, taken for it.
+    fn attachment(&self, id: &str) -> std::result::Result<Attachment, podnet::Error> {
+        let ranges = self.inner.ranges.read().clone();
+        if ranges.is_empty() {
+            return Err(podnet::Error::NoRange);
+        }
+        let bridge = self.inner.config.bridge.clone();
+        podnet::prepare(&bridge, &ranges)?;
+        let taken = self.inner.pool.take(&ranges, id)?;
+        let address = |(ip, range): (std::net::IpAddr, &podnet::Cidr)| Address {
+            ip,
+            prefix: range.prefix(),
+            gateway: range.gateway(),
+        };
+        Ok(Attachment {
+            link: link(id),
+            bridge,
+            addresses: taken.into_iter().zip(&ranges).map(address).collect(),
+        })
+    }
+
+    async fn make_pod(
+        &self,
+        id: &str,
+        directory: &Path,
+        config: &PodSandboxConfig,
+        handler: &str,
+    ) -> Result<Arc<Pod>> {
+        const CALL: &str = "RunPodSandbox";
+        let host_network = translate::namespaces(config).network() == NamespaceMode::Node;
+        let network = match host_network {
+            true => None,
+            false => {
+                let taken = self.attachment(id);
+                let failed = |error| {
+                    refused(CALL, format!("failed to setup network for sandbox {id:?}: {}", chain(&error)))
+                };
+                Some(taken.map_err(failed)?)
+            }
+        };
+        let ips = network.iter().flat_map(|network| &network.addresses).map(|address| address.ip.to_string());
+        let record = PodRecord {
+            config: Some(config.clone()),
+            created: now(),
+            handler: handler.into(),
+            ips: ips.collect(),
+            is_stopped: false,
+        };
+        let spec = translate::sandbox(config, network);
+        let spec = serde_json::to_vec(&spec).expect("has only strings and numbers");
+        let dns = config.dns_config.clone().unwrap_or_default();
+        let files = [
+            ("spec.json", spec),
+            ("hostname", format!("{}\n", config.hostname).into_bytes()),
+            ("resolv.conf", translate::resolv_conf(&dns).into_bytes()),
+        ];
+        for (name, content) in files {
+            std::fs::write(directory.join(name), content).map_err(io(CALL, "write the pod's files"))?;
+        }
+        record::write(directory, &record).map_err(io(CALL, "write the pod down"))?;
+        let inner = self.inner.clone();
+        let place = directory.to_owned();
+        let started = tokio::task::spawn_blocking(move || launch::supervisor(&inner.program, &place)).await;
+        started
+            .map_err(|error| refused(CALL, error.to_string()))?
+            .map_err(|message| refused(CALL, message))?;
+        let pod = Arc::new(Pod::new(id, directory.to_owned(), record));
+        self.follow(&pod).await;
+        Ok(pod)
+    }
+
+    async fn end_pod(&self, pod: &Arc<Pod>) -> Result<()> {
+        let told = caller::tell(&pod.directory, &Request::Stop).await;
+        if *pod.is_ready.borrow() {
+            let mut ready = pod.is_ready.subscribe();
+            let gone = tokio::time::timeout(GONE, ready.wait_for(|ready| !ready)).await;
+            if gone.is_err() {
+                let why = told.err().unwrap_or_else(|| "it does not end".to_owned());
+                return Err(refused("StopPodSandbox", why));
+            }
+        }
+        self.inner.bury(pod);
+        self.inner.pool.give_back(&pod.id);
+        let changed = {
+            let mut record = pod.record.lock();
+            record.is_stopped = true;
+            record.clone()
+        };
+        record::write(&pod.directory, &changed).map_err(io("StopPodSandbox", "write the pod down"))
+    }
+
+    /// Removes a cgroup as soon as nobody is in it.
+    async fn remove_cgroup(&self, group: &str, call: &'static str) -> Result<()> {
+        let tried = async {
+            loop {
+                let _ = self.inner.cgroups.kill(group);
+                if self.inner.cgroups.remove(group).is_ok() {
+                    return;
+                }
+                tokio::time::sleep(AGAIN).await;
+            }
+        };
+        let done = tokio::time::timeout(GONE, tried).await;
+        done.map_err(|_| refused(call, format!("the cgroup {group} is still in use")))
+    }
+
+    async fn delete_container(&self, pod: &Arc<Pod>, known: &Arc<Known>) -> Result<()> {
+        const CALL: &str = "RemoveContainer";
+        self.end_container(pod, known, SIGKILL, GONE, CALL).await?;
+        let _ = caller::tell(&pod.directory, &Request::Forget { container: known.id.clone() }).await;
+        let config = pod.record.lock().config.clone().unwrap_or_default();
+        self.remove_cgroup(&translate::cgroup(&config, &known.id), CALL).await?;
+        pod.containers.lock().remove(&known.id);
+        remove_directory(pod.directory.join(&known.id))
+            .await
+            .map_err(io(CALL, "remove the container's files"))
+    }
+
+    async fn end_container(
+        &self,
+        pod: &Pod,
+        known: &Known,
+        signal: i32,
+        wait: Duration,
+        call: &'static str,
+    ) -> Result<()> {
+        if !known.is_running() {
+            return Ok(());
+        }
+        let request = Request::Signal { container: known.id.clone(), signal };
+        if let Err(message) = caller::tell(&pod.directory, &request).await
+            && known.is_running()
+        {
+            return Err(refused(call, message));
+        }
+        let mut status = known.status.subscribe();
+        let ended = status.wait_for(|status| status.as_ref().is_some_and(|status| status.finished != 0));
+        match tokio::time::timeout(wait, ended).await {
+            Ok(_) => Ok(()),
+            Err(_) => {
+                Err(Error::Refused { call, code: Code::Timeout, message: "the container goes on".into() })
+            }
+        }
+    }
+}
+
+async fn remove_directory(directory: std::path::PathBuf) -> std::io::Result<()> {
+    let removed = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(directory)).await;
+    match removed.map_err(std::io::Error::other)? {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[async_trait]
+impl Runtime for Embedded {
+    async fn version(&self) -> Result<VersionResponse> {
+        Ok(VersionResponse {
+            version: "0.1.0".to_owned(),
+            runtime_name: "skiff".to_owned(),
+            runtime_version: env!("CARGO_PKG_VERSION").to_owned(),
+            runtime_api_version: "v1".to_owned(),
+        })
+    }
+
+    async fn status(&self) -> Result<StatusResponse> {
+        let is_networked = !self.inner.ranges.read().is_empty();
+        let condition = |name: &str, status: bool, reason: &str, message: &str| RuntimeCondition {
+            type_: name.to_owned(),
+            status,
+            reason: if status { String::new() } else { reason.to_owned() },
+            message: if status { String::new() } else { message.to_owned() },
+        };
+        let conditions = vec![
+            condition("RuntimeReady", true, "", ""),
+            condition(
+                "NetworkReady",
+                is_networked,
+                "NetworkPluginNotReady",
+                "this node has no addresses for pods yet",
+            ),
+        ];
+        let features = RuntimeHandlerFeatures { recursive_read_only_mounts: true, user_namespaces: false };
+        let handler = RuntimeHandler { name: String::new(), features: Some(features) };
+        Ok(StatusResponse {
+            status: Some(RuntimeStatus { conditions }),
+            info: Default::default(),
+            runtime_handlers: vec![handler],
+        })
+    }
+
+    async fn set_pod_cidr(&self, cidr: &str) -> Result<()> {
+        let ranges: std::result::Result<Vec<_>, String> = cidr.split(',').map(str::parse).collect();
+        let ranges = ranges.map_err(|message| refused("UpdateRuntimeConfig", message))?;
+        *self.inner.ranges.write() = ranges;
+        Ok(())
+    }
+
+    async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<String> {
+        if !handler.is_empty() {
+            return Err(refused("RunPodSandbox", format!("no runtime for {handler:?} is configured")));
+        }
+        let id = fresh_id();
+        let directory = self.inner.pods_dir().join(&id);
+        std::fs::create_dir(&directory).map_err(io("RunPodSandbox", "make the pod's directory"))?;
+        match self.make_pod(&id, &directory, config, handler).await {
+            Ok(pod) => {
+                self.inner.pods.add(pod);
+                Ok(id)
+            }
+            Err(error) => {
+                let _ = caller::tell(&directory, &Request::Stop).await;
+                let _ = podnet::detach(&link(&id));
+                self.inner.pool.give_back(&id);
+                let _ = remove_directory(directory).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn stop_sandbox(&self, id: &str) -> Result<()> {
+        let Some(pod) = self.inner.pods.get(id) else { return Ok(()) };
+        self.end_pod(&pod).await
+    }
+
+    async fn remove_sandbox(&self, id: &str) -> Result<()> {
+        let Some(pod) = self.inner.pods.get(id) else { return Ok(()) };
+        self.end_pod(&pod).await?;
+        let containers: Vec<_> = pod.containers.lock().values().cloned().collect();
+        for container in containers {
+            self.delete_container(&pod, &container).await?;
+        }
+        remove_directory(pod.directory.clone())
+            .await
+            .map_err(io("RemovePodSandbox", "remove the pod's files"))?;
+        self.inner.pods.remove(id);
+        Ok(())
+    }
+
+    async fn sandbox_status(&self, id: &str) -> Result<PodSandboxStatus> {
+        Ok(view::sandbox_status(&*self.inner.pod(id, "PodSandboxStatus")?))
+    }
+
+    async fn sandboxes(&self, labels: &[(&str, &str)]) -> Result<Vec<PodSandbox>> {
+        let pods = self.inner.pods.all();
+        let shown = pods.iter().map(|pod| view::sandbox(pod));
+        Ok(shown.filter(|pod| view::has_labels(&pod.labels, labels)).collect())
+    }
+
+    async fn create_container(
+        &self,
+        sandbox: &str,
+        config: &ContainerConfig,
+        _sandbox_config: &PodSandboxConfig,
+    ) -> Result<String> {
+        const CALL: &str = "CreateContainer";
+        let pod = self.inner.pod(sandbox, CALL)?;
+        let pod_config = pod.record.lock().config.clone().unwrap_or_default();
+        let name = config.image.clone().unwrap_or_default().image;
+        let image = self.on_images(CALL, {
+            let name = name.clone();
+            move |store| match store.find(&name)? {
+                Some(found) => Ok(Some((store.config(&found)?, found))),
+                None => Ok(None),
+            }
+        });
+        let (image_config, image) =
+            image.await?.ok_or_else(|| not_found(CALL, format!("image {name:?} not found")))?;
+        let id = fresh_id();
+        let parts = translate::Parts {
+            id: &id,
+            image: &image_config.config,
+            layers_dir: self.inner.images.root().join("layers"),
+            layers: image.layers.clone(),
+            directory: &pod.directory,
+            seccomp_dir: &self.inner.config.seccomp_profiles,
+        };
+        let spec =
+            translate::container(config, &pod_config, parts).map_err(|message| refused(CALL, message))?;
+        let digests = image.digests.iter().next().cloned();
+        let record = ContainerRecord {
+            config: Some(config.clone()),
+            created: now(),
+            image_ref: digests.unwrap_or_else(|| image.id.to_string()),
+            image: image.id.to_string(),
+            layers: image.layers,
+            stop_signal: sys::process::signal_number(&image_config.config.stop_signal).unwrap_or(SIGTERM),
+        };
+        let directory = pod.directory.join(&id);
+        let write = || -> std::io::Result<()> {
+            std::fs::create_dir(&directory)?;
+            let spec = serde_json::to_vec(&spec).expect("has only strings and numbers");
+            std::fs::write(directory.join("spec.json"), spec)?;
+            record::write(&directory, &record)
+        };
+        write().map_err(io(CALL, "write the container down"))?;
+        let known = Known { id: id.clone(), record, status: watch::Sender::new(None) };
+        pod.containers.lock().insert(id.clone(), Arc::new(known));
+        Ok(id)
+    }
+
+    async fn start_container(&self, id: &str) -> Result<()> {
+        const CALL: &str = "StartContainer";
+        let (pod, known) = self.inner.container(id, CALL)?;
+        let told = caller::tell(&pod.directory, &Request::Start { container: id.to_owned() }).await;
+        // The news come over another connection; whoever asks next must know them.
+        let mut status = known.status.subscribe();
+        let news = status.wait_for(|status| {
+            status.as_ref().is_some_and(|status| status.started != 0 || status.failure.is_some())
+        });
+        let _ = tokio::time::timeout(NEWS, news).await;
+        told.map_err(|message| {
+            refused(CALL, format!("failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: error during container init: {message}"))
+        })?;
+        Ok(())
+    }
+
+    async fn stop_container(&self, id: &str, grace: Duration) -> Result<()> {
+        const CALL: &str = "StopContainer";
+        let Ok((pod, known)) = self.inner.container(id, CALL) else { return Ok(()) };
+        if !grace.is_zero() {
+            match self.end_container(&pod, &known, known.record.stop_signal, grace, CALL).await {
+                Err(Error::Refused { code: Code::Timeout, .. }) => {}
+                other => return other,
+            }
+        }
+        self.end_container(&pod, &known, SIGKILL, GONE, CALL).await
+    }
+
+    async fn remove_container(&self, id: &str) -> Result<()> {
+        match self.inner.pods.container(id) {
+            Some((pod, known)) => self.delete_container(&pod, &known).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn container_status(&self, id: &str) -> Result<ContainerStatus> {
+        let (pod, known) = self.inner.container(id, "ContainerStatus")?;
+        Ok(view::container_status(&pod, &known))
+    }
+
+    async fn containers(&self, labels: &[(&str, &str)]) -> Result<Vec<Container>> {
+        let mut found = Vec::new();
+        for pod in self.inner.pods.all() {
+            let shown =
+                pod.containers.lock().values().map(|known| view::container(&pod, known)).collect::<Vec<_>>();
+            found.extend(shown.into_iter().filter(|one| view::has_labels(&one.labels, labels)));
+        }
+        Ok(found)
+    }
+
+    async fn update_resources(&self, id: &str, resources: &LinuxContainerResources) -> Result<()> {
+        const CALL: &str = "UpdateContainerResources";
+        let (pod, _) = self.inner.container(id, CALL)?;
+        let config = pod.record.lock().config.clone().unwrap_or_default();
+        let limits = translate::limits(resources);
+        self.inner
+            .cgroups
+            .limit(&translate::cgroup(&config, id), &(&limits).into())
+            .map_err(io(CALL, "change limits"))
+    }
+
+    async fn reopen_log(&self, id: &str) -> Result<()> {
+        const CALL: &str = "ReopenContainerLog";
+        let (pod, known) = self.inner.container(id, CALL)?;
+        if !known.is_running() {
+            return Err(refused(CALL, "container is not running"));
+        }
+        let request = Request::Reopen { container: id.to_owned() };
+        caller::tell(&pod.directory, &request).await.map_err(|message| refused(CALL, message))
+    }
+
+    async fn stats(&self) -> Result<Vec<ContainerStats>> {
+        let mut all = Vec::new();
+        for pod in self.inner.pods.all() {
+            let config = pod.record.lock().config.clone().unwrap_or_default();
+            let containers: Vec<_> = pod.containers.lock().values().cloned().collect();
+            for known in containers.iter().filter(|known| known.is_running()) {
+                let usage = self.inner.cgroups.usage(&translate::cgroup(&config, &known.id));
+                all.push(view::stats(&pod, known, &usage, now()));
+            }
+        }
+        Ok(all)
+    }
+
+    async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration) -> Result<ExecSyncResponse> {
+        self.run_command(id, command, timeout).await
+    }
+
+    async fn exec(&self, request: &ExecRequest) -> Result<String> {
+        self.open_exec(request)
+    }
+
+    async fn attach(&self, request: &AttachRequest) -> Result<String> {
+        self.open_attach(request)
+    }
+
+    async fn port_forward(&self, sandbox: &str, ports: &[i32]) -> Result<String> {
+        self.open_port_forward(sandbox, ports)
+    }
+
+    async fn images(&self) -> Result<Vec<Image>> {
+        self.list_images().await
+    }
+
+    async fn image(&self, image: &ImageSpec) -> Result<Option<Image>> {
+        self.find_image(image).await
+    }
+
+    async fn pull(
+        &self,
+        image: &ImageSpec,
+        auth: Option<&AuthConfig>,
+        _: &PodSandboxConfig,
+    ) -> Result<String> {
+        self.pull_image(image, auth).await
+    }
+
+    async fn remove_image(&self, image: &ImageSpec) -> Result<()> {
+        self.drop_image(image).await
+    }
+
+    async fn image_filesystems(&self) -> Result<Vec<FilesystemUsage>> {
+        let root = self.inner.images.root().display().to_string();
+        let (bytes, files) = self.on_images("ImageFsInfo", |store| Ok(store.usage())).await?;
+        Ok(vec![FilesystemUsage {
+            timestamp: now(),
+            fs_id: Some(FilesystemIdentifier { mountpoint: root }),
+            used_bytes: Some(Uint64Value { value: bytes }),
+            inodes_used: Some(Uint64Value { value: files }),
+        }])
+    }
+}

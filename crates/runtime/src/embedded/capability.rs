@@ -1,0 +1,124 @@
+//! Capabilities by name.
+
+/// In the order of their numbers.
+const NAMES: [&str; 41] = [
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "DAC_READ_SEARCH",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "SETGID",
+    "SETUID",
+    "SETPCAP",
+    "LINUX_IMMUTABLE",
+    "NET_BIND_SERVICE",
+    "NET_BROADCAST",
+    "NET_ADMIN",
+    "NET_RAW",
+    "IPC_LOCK",
+    "IPC_OWNER",
+    "SYS_MODULE",
+    "SYS_RAWIO",
+    "SYS_CHROOT",
+    "SYS_PTRACE",
+    "SYS_PACCT",
+    "SYS_ADMIN",
+    "SYS_BOOT",
+    "SYS_NICE",
+    "SYS_RESOURCE",
+    "SYS_TIME",
+    "SYS_TTY_CONFIG",
+    "MKNOD",
+    "LEASE",
+    "AUDIT_WRITE",
+    "AUDIT_CONTROL",
+    "SETFCAP",
+    "MAC_OVERRIDE",
+    "MAC_ADMIN",
+    "SYSLOG",
+    "WAKE_ALARM",
+    "BLOCK_SUSPEND",
+    "AUDIT_READ",
+    "PERFMON",
+    "BPF",
+    "CHECKPOINT_RESTORE",
+];
+/// What containers have where nothing is said; every runtime agrees on these.
+const DEFAULT: [&str; 14] = [
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FSETID",
+    "FOWNER",
+    "MKNOD",
+    "NET_RAW",
+    "SETGID",
+    "SETUID",
+    "SETFCAP",
+    "SETPCAP",
+    "NET_BIND_SERVICE",
+    "SYS_CHROOT",
+    "KILL",
+    "AUDIT_WRITE",
+];
+
+/// The number of a capability, with or without `CAP_`, in letters of any size.
+pub fn number(name: &str) -> Option<u8> {
+    let name = name.to_ascii_uppercase();
+    let name = name.strip_prefix("CAP_").unwrap_or(&name);
+    NAMES.iter().position(|known| *known == name).and_then(|at| u8::try_from(at).ok())
+}
+
+/// All there are.
+pub fn all() -> Vec<u8> {
+    (0..=40).collect()
+}
+
+/// What is left of the default when some are added and some are dropped; `ALL` is all of them.
+pub fn choose(add: &[String], drop: &[String]) -> Result<Vec<u8>, String> {
+    let is_all = |name: &String| name.eq_ignore_ascii_case("ALL");
+    let numbers = |names: &[String]| -> Result<Vec<u8>, String> {
+        let unknown = |name: &String| format!("unknown capability {name:?}");
+        let named = names.iter().filter(|name| !is_all(name));
+        named.map(|name| number(name).ok_or_else(|| unknown(name))).collect()
+    };
+    let mut chosen: Vec<u8> = DEFAULT.iter().filter_map(|name| number(name)).collect();
+    if add.iter().any(is_all) {
+        chosen = all();
+    }
+    if drop.iter().any(is_all) {
+        chosen.clear();
+    }
+    let (added, dropped) = (numbers(add)?, numbers(drop)?);
+    chosen.extend(added);
+    chosen.retain(|number| !dropped.contains(number));
+    chosen.sort_unstable();
+    chosen.dedup();
+    Ok(chosen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_become_numbers() {
+        assert_eq!(
+            [number("CHOWN"), number("cap_sys_admin"), number("BPF"), number("FLY")],
+            [Some(0), Some(21), Some(39), None]
+        );
+    }
+
+    #[test]
+    fn some_are_added_and_some_dropped() {
+        let choose = |add: &[&str], drop: &[&str]| {
+            let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+            choose(&owned(add), &owned(drop))
+        };
+        assert_eq!(choose(&[], &[]).unwrap().len(), 14);
+        assert_eq!(choose(&[], &["ALL"]).unwrap(), [] as [u8; 0]);
+        assert_eq!(choose(&["NET_ADMIN"], &["ALL"]).unwrap(), [12]);
+        assert_eq!(choose(&["ALL"], &["SYS_ADMIN"]).unwrap().len(), 40);
+        assert_eq!(choose(&["FLY"], &[]).unwrap_err(), "unknown capability \"FLY\"");
+    }
+}

@@ -1,0 +1,105 @@
+//! Commands in containers, run to their end.
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::time::Duration;
+
+use tokio::io::AsyncReadExt as _;
+use tokio::net::unix::pipe;
+
+use super::caller::Caller;
+use super::protocol::{Answer, Request, Streams};
+use super::{Embedded, refused};
+use crate::cri::ExecSyncResponse;
+use crate::{Code, Error, Result};
+
+/// What upstream keeps of a command's output.
+const LONGEST: u64 = 16 << 20;
+/// For what a command has left in its pipes; somebody it left behind may hold them open for ever.
+const DRAIN: Duration = Duration::from_secs(1);
+const CALL: &str = "ExecSync";
+
+impl Embedded {
+    pub(super) async fn run_command(
+        &self,
+        id: &str,
+        command: &[String],
+        timeout: Duration,
+    ) -> Result<ExecSyncResponse> {
+        let (pod, known) = self.inner.container(id, CALL)?;
+        if !known.is_running() {
+            return Err(refused(CALL, format!("container {id:?} is not running")));
+        }
+        let failed = |error: io::Error| refused(CALL, format!("failed to exec in container: {error}"));
+        let (out_writer, out) = streams().map_err(failed)?;
+        let (err_writer, err) = streams().map_err(failed)?;
+        let request = Request::Exec {
+            container: id.to_owned(),
+            command: command.to_vec(),
+            tty: false,
+            streams: Streams { stdin: false, stdout: true, stderr: true },
+        };
+        let fds = [out_writer.as_fd(), err_writer.as_fd()];
+        let mut caller = Caller::ask(&pod.directory, &request, &fds).await.map_err(failed)?;
+        drop((out_writer, err_writer));
+        let run = async {
+            caller.done().await.map_err(|message| {
+                refused(
+                    CALL,
+                    format!("failed to exec in container: failed to start exec: {}", exec_failure(&message)),
+                )
+            })?;
+            let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+            let (mut out, mut err) = (out.take(LONGEST), err.take(LONGEST));
+            let reading = async { tokio::join!(out.read_to_end(&mut stdout), err.read_to_end(&mut stderr)) };
+            let (over, is_over) = tokio::sync::oneshot::channel();
+            let code = async {
+                let code = ended(&mut caller).await;
+                let _ = over.send(());
+                code
+            };
+            let drained = async {
+                let _ = is_over.await;
+                tokio::time::sleep(DRAIN).await;
+            };
+            let reading = async {
+                tokio::select! {
+                    _ = reading => {}
+                    () = drained => {}
+                }
+            };
+            let (code, ()) = tokio::join!(code, reading);
+            let exit_code = code.ok_or_else(|| refused(CALL, "the container is gone"))?;
+            Ok(ExecSyncResponse { stdout, stderr, exit_code })
+        };
+        if timeout.is_zero() {
+            return run.await;
+        }
+        // Hanging up ends the command.
+        tokio::time::timeout(timeout, run).await.unwrap_or_else(|_| {
+            let message = format!("command {command:?} timed out: timeout {timeout:?} exceeded");
+            Err(Error::Refused { call: CALL, code: Code::Timeout, message })
+        })
+    }
+}
+
+/// Why a command could not be run, in the words of runc.
+pub fn exec_failure(message: &str) -> String {
+    format!("OCI runtime exec failed: exec failed: unable to start container process: {message}: unknown")
+}
+
+/// Waits for the end of a command; `None` where nobody knows.
+pub async fn ended(caller: &mut Caller) -> Option<i32> {
+    while let Ok(Some(answer)) = caller.next().await {
+        if let Answer::Exited { code } = answer {
+            return Some(code);
+        }
+    }
+    None
+}
+
+/// A pipe whose far end is for a command and whose near end is read here.
+pub fn streams() -> io::Result<(io::PipeWriter, pipe::Receiver)> {
+    let (reader, writer) = io::pipe()?;
+    Ok((writer, pipe::Receiver::from_owned_fd(reader.into())?))
+}

@@ -1,0 +1,32 @@
+//! Starting the supervisor of a pod.
+
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use sys::mounts::{self, Attributes};
+
+/// The program, on a mount of its own that is read-only: a container that gets hold of the file its first process came
+/// from cannot write to it, whatever it may do.
+pub fn program(path: &Path) -> io::Result<OwnedFd> {
+    let path = std::fs::canonicalize(path)?;
+    let mount = mounts::copy_one(&path)?;
+    mounts::set(&mount, Attributes { read_only: true, ..Attributes::default() })?;
+    Ok(mount)
+}
+
+/// Starts the supervisor of the pod in this directory and waits until it answers.
+pub fn supervisor(program: &OwnedFd, directory: &Path) -> Result<(), String> {
+    let mut command = Command::new(format!("/proc/self/fd/{}", program.as_fd().as_raw_fd()));
+    command.arg("supervise").arg(directory).env_clear();
+    let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output();
+    match output {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) if output.stdout.is_empty() => {
+            Err(format!("the pod's supervisor ended with {}", output.status))
+        }
+        Ok(output) => Err(String::from_utf8_lossy(&output.stdout).into_owned()),
+        Err(error) => Err(format!("cannot start the pod's supervisor: {error}")),
+    }
+}

@@ -1,0 +1,161 @@
+//! The pods of this node as skiff knows them, each with a task that listens to its supervisor.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use super::caller::Caller;
+use super::protocol::{Answer, Request, Status};
+use super::record::{self, ContainerRecord, PodRecord};
+
+/// How a container ended whose supervisor ended without telling.
+const UNKNOWN: i32 = 255;
+
+/// All pods by id.
+#[derive(Debug, Default)]
+pub struct Pods {
+    pods: Mutex<HashMap<String, Arc<Pod>>>,
+}
+
+/// One pod.
+#[derive(Debug)]
+pub struct Pod {
+    pub id: String,
+    pub directory: PathBuf,
+    pub record: Mutex<PodRecord>,
+    pub containers: Mutex<BTreeMap<String, Arc<Container>>>,
+    /// Whether its supervisor runs.
+    pub is_ready: watch::Sender<bool>,
+}
+
+/// One container.
+#[derive(Debug)]
+pub struct Container {
+    pub id: String,
+    pub record: ContainerRecord,
+    /// `None` as long as it was not started.
+    pub status: watch::Sender<Option<Status>>,
+}
+
+impl Pods {
+    pub fn add(&self, pod: Arc<Pod>) {
+        self.pods.lock().insert(pod.id.clone(), pod);
+    }
+
+    pub fn remove(&self, id: &str) {
+        self.pods.lock().remove(id);
+    }
+
+    pub fn get(&self, id: &str) -> Option<Arc<Pod>> {
+        self.pods.lock().get(id).cloned()
+    }
+
+    pub fn all(&self) -> Vec<Arc<Pod>> {
+        self.pods.lock().values().cloned().collect()
+    }
+
+    /// A container and the pod it is in.
+    pub fn container(&self, id: &str) -> Option<(Arc<Pod>, Arc<Container>)> {
+        let pods = self.pods.lock();
+        pods.values().find_map(|pod| Some((pod.clone(), pod.containers.lock().get(id)?.clone())))
+    }
+}
+
+impl Pod {
+    pub fn new(id: &str, directory: PathBuf, record: PodRecord) -> Pod {
+        Pod {
+            id: id.to_owned(),
+            directory,
+            record: Mutex::new(record),
+            containers: Mutex::default(),
+            is_ready: watch::Sender::new(false),
+        }
+    }
+
+    /// Reads what an earlier skiff wrote down.
+    pub fn read(directory: &Path) -> std::io::Result<Pod> {
+        let id = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let pod = Pod::new(&id, directory.to_owned(), record::read(directory)?);
+        for entry in std::fs::read_dir(directory)?.flatten() {
+            let Ok(record) = record::read::<ContainerRecord>(&entry.path()) else { continue };
+            let id = entry.file_name().to_string_lossy().into_owned();
+            let status = std::fs::read(entry.path().join("status.json")).ok();
+            let status = status.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+            let container = Container { id: id.clone(), record, status: watch::Sender::new(status) };
+            pod.containers.lock().insert(id, Arc::new(container));
+        }
+        Ok(pod)
+    }
+
+    /// Follows the supervisor for as long as it lives; answers once it has told all there is. Without a supervisor the
+    /// pod is over.
+    pub async fn follow(self: &Arc<Pod>, lost: impl FnOnce(Arc<Pod>) + Send + 'static) {
+        let known = match Caller::ask(&self.directory, &Request::Watch, &[]).await {
+            Ok(mut caller) => {
+                let known = self.hear_all(&mut caller).await;
+                known.then_some(caller)
+            }
+            Err(_) => None,
+        };
+        let Some(mut caller) = known else {
+            self.is_over();
+            return lost(self.clone());
+        };
+        self.is_ready.send_replace(true);
+        let pod = self.clone();
+        tokio::spawn(async move {
+            while let Ok(Some(answer)) = caller.next().await {
+                pod.hear(answer);
+            }
+            pod.is_over();
+            lost(pod);
+        });
+    }
+
+    async fn hear_all(&self, caller: &mut Caller) -> bool {
+        loop {
+            match caller.next().await {
+                Ok(Some(Answer::Known)) => return true,
+                Ok(Some(answer)) => self.hear(answer),
+                _ => return false,
+            }
+        }
+    }
+
+    fn hear(&self, answer: Answer) {
+        if let Answer::Status { container, status } = answer
+            && let Some(container) = self.containers.lock().get(&container)
+        {
+            container.status.send_replace(Some(status));
+        }
+    }
+
+    /// Nobody will tell how its containers end: they have.
+    fn is_over(&self) {
+        for container in self.containers.lock().values() {
+            container.status.send_if_modified(|status| match status {
+                Some(status) if status.finished == 0 => {
+                    status.finished = i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX);
+                    status.exit_code = UNKNOWN;
+                    true
+                }
+                _ => false,
+            });
+        }
+        self.is_ready.send_replace(false);
+    }
+}
+
+impl Container {
+    pub fn status(&self) -> Option<Status> {
+        self.status.borrow().clone()
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.status.borrow().as_ref().is_some_and(|status| status.finished == 0 && status.failure.is_none())
+    }
+}

@@ -1,0 +1,52 @@
+//! What is written down of pods and containers, so that a later skiff knows them. In the directory of a pod, and of each
+//! of its containers below, is a file `record` with one of these, as protobuf since its main part is CRI's.
+
+use std::io;
+use std::path::Path;
+
+use super::supervisor::write_file;
+use crate::cri::{ContainerConfig, PodSandboxConfig};
+
+const FILE: &str = "record";
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PodRecord {
+    #[prost(message, optional, tag = 1)]
+    pub config: Option<PodSandboxConfig>,
+    #[prost(int64, tag = 2)]
+    pub created: i64,
+    #[prost(string, tag = 3)]
+    pub handler: String,
+    #[prost(string, repeated, tag = 4)]
+    pub ips: Vec<String>,
+    /// Its supervisor was told to end.
+    #[prost(bool, tag = 5)]
+    pub is_stopped: bool,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ContainerRecord {
+    #[prost(message, optional, tag = 1)]
+    pub config: Option<ContainerConfig>,
+    #[prost(int64, tag = 2)]
+    pub created: i64,
+    /// The image's id.
+    #[prost(string, tag = 3)]
+    pub image: String,
+    /// By which the image can be pulled again.
+    #[prost(string, tag = 4)]
+    pub image_ref: String,
+    #[prost(string, repeated, tag = 5)]
+    pub layers: Vec<String>,
+    #[prost(int32, tag = 6)]
+    pub stop_signal: i32,
+}
+
+pub fn write(directory: &Path, record: &impl prost::Message) -> io::Result<()> {
+    write_file(&directory.join(FILE), &record.encode_to_vec())
+}
+
+pub fn read<T: prost::Message + Default>(directory: &Path) -> io::Result<T> {
+    let bytes = std::fs::read(directory.join(FILE))?;
+    T::decode(&bytes[..]).map_err(io::Error::other)
+}

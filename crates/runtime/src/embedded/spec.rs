@@ -1,0 +1,151 @@
+//! What the supervisor of a pod is told: everything is decided before, it only carries out.
+//!
+//! Written as JSON files next to what they describe, so that any later skiff can read them.
+
+use std::path::PathBuf;
+
+use podnet::Attachment;
+use serde::{Deserialize, Serialize};
+
+/// What the containers of a pod share.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sandbox {
+    /// Empty leaves the host's.
+    pub hostname: String,
+    /// No network namespace of its own.
+    pub host_network: bool,
+    pub host_ipc: bool,
+    /// The containers see each other's processes.
+    pub shared_pids: bool,
+    /// None for one in the host's network.
+    pub network: Option<Attachment>,
+    /// Name and value, as in `net.core.somaxconn`.
+    pub sysctls: Vec<(String, String)>,
+    /// Bytes of `/dev/shm`.
+    pub shm: u64,
+}
+
+/// One run of a container.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Container {
+    /// The directory of all layers, and the names of this image's in it, lowest first.
+    pub layers_dir: PathBuf,
+    pub layers: Vec<String>,
+    pub args: Vec<String>,
+    /// `NAME=value`.
+    pub env: Vec<String>,
+    pub cwd: String,
+    pub user: User,
+    pub read_only: bool,
+    pub privileged: bool,
+    pub pids: Pids,
+    pub mounts: Vec<Mount>,
+    pub devices: Vec<Device>,
+    pub masked: Vec<String>,
+    pub read_only_paths: Vec<String>,
+    /// Capabilities by number.
+    pub capabilities: Vec<u8>,
+    pub ambient: Vec<u8>,
+    pub no_new_privileges: bool,
+    pub seccomp: Seccomp,
+    pub apparmor: Option<String>,
+    pub cgroup: String,
+    pub limits: Limits,
+    pub oom_score_adj: i64,
+    pub stdin: bool,
+    pub stdin_once: bool,
+    pub tty: bool,
+    /// Where its output goes; none keeps it nowhere.
+    pub log: Option<PathBuf>,
+}
+
+/// Who it runs as, to be looked up in the image's own files.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct User {
+    /// `user`, `user:group`, names or numbers; empty is root.
+    pub name: String,
+    /// Wins over the group in the name.
+    pub group: Option<u32>,
+    pub more_groups: Vec<u32>,
+    /// Only the groups named here, none that the image's files add.
+    pub strict_groups: bool,
+}
+
+/// Which processes it sees.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub enum Pids {
+    #[default]
+    Own,
+    /// Those of all containers of the pod.
+    Pod,
+    Host,
+    /// Those of another container of the pod.
+    Of(String),
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Mount {
+    pub source: PathBuf,
+    pub target: String,
+    pub read_only: bool,
+    pub recursive_read_only: bool,
+    pub propagation: Propagation,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Propagation {
+    #[default]
+    Private,
+    HostToContainer,
+    Bidirectional,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Device {
+    pub source: PathBuf,
+    pub target: String,
+    /// Some of `rwm`.
+    pub access: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub enum Seccomp {
+    #[default]
+    Unconfined,
+    Default,
+    /// A profile in a file of the node.
+    File(PathBuf),
+}
+
+/// As CRI has them; zero is none.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Limits {
+    pub cpu_shares: i64,
+    pub cpu_quota: i64,
+    pub cpu_period: i64,
+    pub cpus: String,
+    pub memory_nodes: String,
+    pub memory: i64,
+    pub memory_and_swap: i64,
+    pub pids: i64,
+    pub huge_pages: Vec<(String, u64)>,
+    pub unified: Vec<(String, String)>,
+}
+
+impl From<&Limits> for sys::cgroup::Limits {
+    fn from(limits: &Limits) -> sys::cgroup::Limits {
+        let limits = limits.clone();
+        sys::cgroup::Limits {
+            cpu_shares: limits.cpu_shares,
+            cpu_quota: limits.cpu_quota,
+            cpu_period: limits.cpu_period,
+            cpus: limits.cpus,
+            memory_nodes: limits.memory_nodes,
+            memory: limits.memory,
+            memory_and_swap: limits.memory_and_swap,
+            pids: limits.pids,
+            huge_pages: limits.huge_pages,
+            unified: limits.unified,
+        }
+    }
+}

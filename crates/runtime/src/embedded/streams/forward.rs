@@ -1,0 +1,161 @@
+//! Port-forward: for every connection of the client a pair of streams, one for data and one for what goes wrong.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use stream::spdy::{Frame, Receiver, Sender};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::mpsc;
+
+use crate::embedded::caller::Caller;
+use crate::embedded::protocol::Request;
+
+const PIECES: usize = 16;
+const PIECE: usize = 32 << 10;
+/// Between the client's last word and telling the pod so.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// A piece for one of the client's streams.
+struct Piece {
+    stream: u32,
+    bytes: Vec<u8>,
+    is_last: bool,
+}
+
+/// A pair that is not complete yet.
+#[derive(Default)]
+struct Pair {
+    error: Option<u32>,
+    data: Option<u32>,
+}
+
+/// Carries connections into a pod until the client hangs up.
+pub async fn run<R, W>(pod: &Path, reader: R, writer: W)
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let (mut receiver, mut sender) = (Receiver::new(reader), Sender::new(writer));
+    let (to_client, mut pieces) = mpsc::channel::<Piece>(PIECES);
+    let mut pairs: HashMap<String, Pair> = HashMap::new();
+    let mut into_pod: HashMap<u32, mpsc::UnboundedSender<Vec<u8>>> = HashMap::new();
+    let mut tasks = tokio::task::JoinSet::new();
+    loop {
+        while tasks.try_join_next().is_some() {}
+        tokio::select! {
+            frame = receiver.next() => match frame {
+                Ok(Some(Frame::Open { stream, headers, .. })) => {
+                    if sender.accept(stream).await.is_err() {
+                        return;
+                    }
+                    let value = |name: &str| {
+                        let found = headers.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
+                        found.map(|(_, value)| value.clone()).unwrap_or_default()
+                    };
+                    let key = format!("{} {}", value("requestid"), value("port"));
+                    let pair = pairs.entry(key.clone()).or_default();
+                    match value("streamtype").as_str() {
+                        "error" => pair.error = Some(stream),
+                        _ => pair.data = Some(stream),
+                    }
+                    if let (Some(error), Some(data)) = (pair.error, pair.data) {
+                        pairs.remove(&key);
+                        // Without a limit, since the protocol has no way to make one wait without the others.
+                        let (sender, receiver) = mpsc::unbounded_channel();
+                        into_pod.insert(data, sender);
+                        let port = value("port").parse().unwrap_or(0);
+                        tasks.spawn(connect(pod.to_owned(), port, error, data, receiver, to_client.clone()));
+                    }
+                }
+                Ok(Some(Frame::Data { stream, bytes, is_last })) => {
+                    if let Some(target) = into_pod.get(&stream) {
+                        let _ = target.send(bytes);
+                    }
+                    if is_last {
+                        into_pod.remove(&stream);
+                    }
+                }
+                Ok(Some(Frame::Reset { stream })) => drop(into_pod.remove(&stream)),
+                Ok(Some(Frame::Ping(id))) => drop(sender.ping(id).await),
+                Ok(Some(Frame::GoAway) | None) | Err(_) => return,
+            },
+            Some(piece) = pieces.recv() => {
+                if sender.data(piece.stream, &piece.bytes, piece.is_last).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// One connection, from its beginning to its end.
+async fn connect(
+    pod: PathBuf,
+    port: u16,
+    error: u32,
+    data: u32,
+    mut from_client: mpsc::UnboundedReceiver<Vec<u8>>,
+    to_client: mpsc::Sender<Piece>,
+) {
+    let end = |stream, bytes| Piece { stream, bytes, is_last: true };
+    let connection = match dial(&pod, port).await {
+        Ok(connection) => connection,
+        Err(why) => {
+            let _ = to_client.send(end(error, why.into_bytes())).await;
+            let _ = to_client.send(end(data, Vec::new())).await;
+            return;
+        }
+    };
+    let (mut reader, mut writer) = connection.into_split();
+    let inward = async {
+        while let Some(bytes) = from_client.recv().await {
+            if writer.write_all(&bytes).await.is_err() {
+                return;
+            }
+        }
+        // Servers that take this for the end of everything get a moment to answer; no other runtime passes it on.
+        tokio::time::sleep(LINGER).await;
+        let _ = writer.shutdown().await;
+    };
+    let outward = async {
+        let mut buffer = vec![0; PIECE];
+        while let Ok(count) = reader.read(&mut buffer).await {
+            let piece = Piece { stream: data, bytes: buffer[..count].to_vec(), is_last: count == 0 };
+            if to_client.send(piece).await.is_err() || count == 0 {
+                return;
+            }
+        }
+        let _ = to_client.send(end(data, Vec::new())).await;
+    };
+    // The pod's side decides when it is over; a client that has said all may still listen.
+    tokio::pin!(inward, outward);
+    tokio::select! {
+        () = &mut outward => {}
+        () = &mut inward => outward.await,
+    }
+    let _ = to_client.send(end(error, Vec::new())).await;
+}
+
+/// Connects to a port inside the pod: the loopback of its network, in either family.
+async fn dial(pod: &Path, port: u16) -> Result<TcpStream, String> {
+    let mut why = Vec::new();
+    for ip in [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)] {
+        match dial_one(pod, SocketAddr::new(ip, port)).await {
+            Ok(connection) => return Ok(connection),
+            Err(error) => why.push(format!("dial tcp {}: {error}", SocketAddr::new(ip, port))),
+        }
+    }
+    Err(format!("failed to connect to localhost:{port} inside the pod's network: {}", why.join(", ")))
+}
+
+async fn dial_one(pod: &Path, address: SocketAddr) -> io::Result<TcpStream> {
+    let mut caller = Caller::ask(pod, &Request::Socket { ipv6: address.is_ipv6() }, &[]).await?;
+    caller.done().await.map_err(io::Error::other)?;
+    let socket = caller.take_fd().ok_or(io::ErrorKind::NotFound)?;
+    // It stays in the network it was made in, whoever uses it.
+    TcpSocket::from_std_stream(std::net::TcpStream::from(socket)).connect(address).await
+}

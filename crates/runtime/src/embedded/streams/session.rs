@@ -1,0 +1,287 @@
+//! Exec and attach: a client's streams tied to those of a process.
+
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::unix::pipe;
+use tokio::sync::mpsc;
+
+use super::channels::{Channels, Input, Output};
+use super::terminal::Terminal;
+use crate::embedded::caller::Caller;
+use crate::embedded::exec::{ended, exec_failure, streams};
+use crate::embedded::protocol::{Answer, Request, Streams};
+
+/// What is read at once.
+const PIECE: usize = 32 << 10;
+/// For what is left in pipes that somebody may hold open for ever.
+const DRAIN: Duration = Duration::from_secs(1);
+/// For a client to open all its streams.
+const OPENING: Duration = Duration::from_secs(30);
+
+/// What a client is tied to.
+pub struct Session {
+    pub pod: PathBuf,
+    pub container: String,
+    /// None attaches to what runs already.
+    pub command: Option<Vec<String>>,
+    pub tty: bool,
+    pub stdin: bool,
+    pub stdout: bool,
+    pub stderr: bool,
+}
+
+/// Our ends of the pipes.
+#[derive(Default)]
+struct Pipes {
+    stdin: Option<pipe::Sender>,
+    stdout: Option<pipe::Receiver>,
+    stderr: Option<pipe::Receiver>,
+}
+
+impl Session {
+    pub async fn run(self, mut channels: Channels) {
+        let opened = tokio::time::timeout(OPENING, channels.input.recv()).await;
+        if !matches!(opened, Ok(Some(Input::Ready))) {
+            return;
+        }
+        let output = channels.output.clone();
+        let status = match &self.command {
+            Some(command) if self.tty => self.terminal(command.clone(), channels).await,
+            Some(command) => self.command(command.clone(), channels).await,
+            None => self.attach(channels).await,
+        };
+        if let Some(status) = status {
+            let _ = output.send(Output::Status(status)).await;
+        }
+    }
+
+    /// Pipes, and their far ends to send along.
+    fn pipes(&self) -> std::io::Result<(Pipes, Vec<OwnedFd>)> {
+        let (mut pipes, mut far) = (Pipes::default(), Vec::new());
+        if self.stdin {
+            let (reader, writer) = std::io::pipe()?;
+            pipes.stdin = Some(pipe::Sender::from_owned_fd(writer.into())?);
+            far.push(OwnedFd::from(reader));
+        }
+        for (wanted, near) in [(self.stdout, &mut pipes.stdout), (self.stderr, &mut pipes.stderr)] {
+            if wanted {
+                let (writer, reader) = streams()?;
+                *near = Some(reader);
+                far.push(writer.into());
+            }
+        }
+        Ok((pipes, far))
+    }
+
+    fn asked(&self, command: Option<Vec<String>>) -> Request {
+        let streams = Streams { stdin: self.stdin, stdout: self.stdout, stderr: self.stderr };
+        let container = self.container.clone();
+        match command {
+            Some(command) if self.tty => {
+                Request::Exec { container, command, tty: true, streams: Streams::default() }
+            }
+            Some(command) => Request::Exec { container, command, tty: false, streams },
+            None => Request::Attach { container, streams },
+        }
+    }
+
+    /// Asks the supervisor; what went wrong is a status.
+    async fn ask(&self, command: Option<Vec<String>>, far: Vec<OwnedFd>) -> Result<Caller, String> {
+        let is_exec = command.is_some();
+        let fds: Vec<BorrowedFd<'_>> = far.iter().map(|fd| fd.as_fd()).collect();
+        let caller = Caller::ask(&self.pod, &self.asked(command), &fds).await;
+        let mut caller = caller.map_err(|error| internal(&error.to_string()))?;
+        if is_exec {
+            caller.done().await.map_err(|message| {
+                internal(&format!(
+                    "error executing command in container: failed to exec in container: failed to start exec: {}",
+                    exec_failure(&message)
+                ))
+            })?;
+        }
+        Ok(caller)
+    }
+
+    async fn command(&self, command: Vec<String>, channels: Channels) -> Option<String> {
+        let (pipes, far) = match self.pipes() {
+            Ok(made) => made,
+            Err(error) => return Some(internal(&error.to_string())),
+        };
+        let mut caller = match self.ask(Some(command), far).await {
+            Ok(caller) => caller,
+            Err(status) => return Some(status),
+        };
+        let Channels { mut input, output } = channels;
+        let reading = read_both(pipes.stdout, pipes.stderr, output);
+        let typing = type_into(pipes.stdin, &mut input, |_, _| {});
+        tokio::pin!(reading, typing);
+        let mut is_read = false;
+        let code = loop {
+            tokio::select! {
+                code = ended(&mut caller) => break code,
+                () = &mut reading, if !is_read => is_read = true,
+                // The client is gone, and hanging up ends the command.
+                () = &mut typing => return None,
+            }
+        };
+        if !is_read {
+            let _ = tokio::time::timeout(DRAIN, reading).await;
+        }
+        Some(exited(code))
+    }
+
+    async fn terminal(&self, command: Vec<String>, channels: Channels) -> Option<String> {
+        let mut caller = match self.ask(Some(command), Vec::new()).await {
+            Ok(caller) => caller,
+            Err(status) => return Some(status),
+        };
+        let terminal = match caller.take_fd().map(Terminal::new) {
+            Some(Ok(terminal)) => terminal,
+            _ => return Some(internal("no terminal")),
+        };
+        let Channels { mut input, output } = channels;
+        let reading = async {
+            let mut buffer = vec![0; PIECE];
+            while let Ok(count) = terminal.read(&mut buffer).await {
+                if count == 0 || output.send(Output::Stdout(buffer[..count].to_vec())).await.is_err() {
+                    return;
+                }
+            }
+        };
+        let typing = async {
+            while let Some(one) = input.recv().await {
+                match one {
+                    Input::Stdin(bytes) => drop(terminal.write_all(&bytes).await),
+                    Input::Resize { columns, rows } => terminal.resize(rows, columns),
+                    Input::StdinEnd | Input::Ready => {}
+                }
+            }
+        };
+        tokio::pin!(reading, typing);
+        let mut is_read = false;
+        let code = loop {
+            tokio::select! {
+                code = ended(&mut caller) => break code,
+                () = &mut reading, if !is_read => is_read = true,
+                () = &mut typing => return None,
+            }
+        };
+        if !is_read {
+            let _ = tokio::time::timeout(DRAIN, reading).await;
+        }
+        Some(exited(code))
+    }
+
+    async fn attach(&self, channels: Channels) -> Option<String> {
+        let (pipes, far) = match self.pipes() {
+            Ok(made) => made,
+            Err(error) => return Some(internal(&error.to_string())),
+        };
+        let mut caller = match self.ask(None, far).await {
+            Ok(caller) => caller,
+            Err(status) => return Some(status),
+        };
+        let Channels { mut input, output } = channels;
+        let reading = read_both(pipes.stdout, pipes.stderr, output);
+        let (sizes, mut wanted) = mpsc::channel(1);
+        let typing = type_into(pipes.stdin, &mut input, move |rows, columns| {
+            let _ = sizes.try_send((rows, columns));
+        });
+        tokio::pin!(reading, typing);
+        let mut is_read = false;
+        loop {
+            tokio::select! {
+                answer = caller.next() => {
+                    if !is_read {
+                        let _ = tokio::time::timeout(DRAIN, &mut reading).await;
+                    }
+                    return Some(match answer {
+                        Ok(Some(Answer::Failed { message })) => internal(&message),
+                        _ => success(),
+                    });
+                }
+                () = &mut reading, if !is_read => is_read = true,
+                () = &mut typing => return None,
+                Some((rows, columns)) = wanted.recv() => {
+                    let container = self.container.clone();
+                    let _ = caller.send(&Request::Resize { container, rows, columns }, &[]).await;
+                }
+            }
+        }
+    }
+}
+
+/// Passes on what a process says until it has said all.
+async fn read_both(
+    stdout: Option<pipe::Receiver>,
+    stderr: Option<pipe::Receiver>,
+    output: mpsc::Sender<Output>,
+) {
+    tokio::join!(read_one(stdout, &output, Output::Stdout), read_one(stderr, &output, Output::Stderr));
+}
+
+async fn read_one(
+    source: Option<impl AsyncRead + Unpin>,
+    output: &mpsc::Sender<Output>,
+    wrap: fn(Vec<u8>) -> Output,
+) {
+    let Some(mut source) = source else { return };
+    let mut buffer = vec![0; PIECE];
+    while let Ok(count) = source.read(&mut buffer).await {
+        if count == 0 || output.send(wrap(buffer[..count].to_vec())).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Passes on what a client types; ends when the client is gone.
+async fn type_into(
+    mut stdin: Option<pipe::Sender>,
+    input: &mut mpsc::Receiver<Input>,
+    mut resize: impl FnMut(u16, u16),
+) {
+    while let Some(one) = input.recv().await {
+        match one {
+            Input::Stdin(bytes) => {
+                if let Some(pipe) = &mut stdin
+                    && pipe.write_all(&bytes).await.is_err()
+                {
+                    stdin = None;
+                }
+            }
+            Input::StdinEnd => stdin = None,
+            Input::Resize { columns, rows } => resize(rows, columns),
+            Input::Ready => {}
+        }
+    }
+}
+
+fn success() -> String {
+    json!({"metadata": {}, "status": "Success"}).to_string()
+}
+
+fn exited(code: Option<i32>) -> String {
+    match code {
+        Some(0) => success(),
+        Some(code) => json!({
+            "metadata": {}, "status": "Failure", "reason": "NonZeroExitCode",
+            "message": format!("command terminated with non-zero exit code: exit status {code}"),
+            "details": {"causes": [{"reason": "ExitCode", "message": code.to_string()}]},
+        })
+        .to_string(),
+        None => internal("the container is gone"),
+    }
+}
+
+fn internal(message: &str) -> String {
+    json!({
+        "metadata": {}, "status": "Failure", "reason": "InternalError", "code": 500,
+        "message": format!("Internal error occurred: {message}"),
+        "details": {"causes": [{"message": message}]},
+    })
+    .to_string()
+}

@@ -1,0 +1,562 @@
+//! The process that a pod lives in: `skiff supervise DIRECTORY`.
+//!
+//! It holds what the pod's containers share (network, IPC and host name; no container is needed for that), starts them,
+//! writes their logs, takes down how they end, and answers skiff on a socket. It outlives skiff, and a later skiff finds
+//! it by that socket. It has one thread and never waits for anybody but the kernel's poll. Read [`supervise`], then
+//! [`Supervisor::serve`].
+
+mod connection;
+mod container;
+mod identity;
+mod launch;
+mod log;
+mod root;
+mod setup;
+mod spawn;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+
+use jiff::Timestamp;
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use sys::cgroup::Cgroups;
+use sys::process::Child;
+
+use super::protocol::{Answer, Request, Status, Streams};
+use super::spec::Pids;
+use connection::Connection;
+use container::{Listener, Running, Starting, nanoseconds, patient};
+use log::{Log, Stream};
+use spawn::{Outcome, Stdio, Surroundings};
+
+pub use setup::{supervise, write_file};
+
+/// Why a container or a command could not be started, in words for its user.
+#[derive(Debug)]
+struct Failure(String);
+
+impl Failure {
+    fn during<E: Into<io::Error>>(doing: impl std::fmt::Display) -> impl FnOnce(E) -> Failure {
+        move |error| Failure(format!("cannot {doing}: {}", launch::plain(&error.into())))
+    }
+}
+
+/// A pod.
+struct Supervisor {
+    directory: PathBuf,
+    cgroups: Cgroups,
+    /// The host's mount namespace.
+    host: OwnedFd,
+    /// Of a pod whose containers share their processes.
+    keeper: Option<Child>,
+    /// The link to take away in the end, and where it is.
+    network: Option<(sys::netlink::Netlink, String)>,
+    listener: UnixListener,
+    connections: Vec<Connection>,
+    containers: BTreeMap<String, Running>,
+    commands: Vec<Command>,
+    next: u64,
+    stops: bool,
+}
+
+/// A command that runs in a container.
+struct Command {
+    connection: u64,
+    child: Child,
+    /// Open until its program runs.
+    channel: Option<UnixStream>,
+    outcome: Outcome,
+}
+
+/// What the kernel has news of.
+#[derive(Clone, Debug)]
+enum News {
+    Caller,
+    Connection(u64),
+    Starting(String),
+    Output(String, Stream),
+    Stdin(String),
+    ListenerIn(String, usize),
+    ListenerOut(String, usize, Stream),
+    Ended(String),
+    Command(u64),
+}
+
+impl Supervisor {
+    /// Answers until told to stop.
+    fn serve(&mut self) -> io::Result<()> {
+        while !self.stops {
+            for news in self.wait()? {
+                self.act(news);
+            }
+            self.tidy();
+        }
+        self.shut_down();
+        Ok(())
+    }
+
+    fn wait(&self) -> io::Result<Vec<News>> {
+        let mut watched = Watched { news: Vec::new(), fds: Vec::new() };
+        watched.add(News::Caller, &self.listener, PollFlags::IN);
+        for connection in &self.connections {
+            let flags = if connection.has_more() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+            watched.add(News::Connection(connection.id), &connection.stream, flags);
+        }
+        for (id, running) in &self.containers {
+            watched.container(id, running);
+        }
+        for command in &self.commands {
+            if let Some(channel) = &command.channel {
+                watched.add(News::Command(command.connection), channel, PollFlags::IN);
+            }
+            watched.add(News::Command(command.connection), &command.child, PollFlags::IN);
+        }
+        let Watched { news, mut fds } = watched;
+        loop {
+            match rustix::event::poll(&mut fds, None) {
+                Ok(_) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let ready = news.into_iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty());
+        Ok(ready.map(|(news, _)| news).collect())
+    }
+
+    fn act(&mut self, news: News) {
+        match news {
+            News::Caller => self.accept(),
+            News::Connection(id) => self.hear(id),
+            News::Starting(id) => self.started(&id),
+            News::Output(id, stream) => {
+                if let Some(running) = self.containers.get_mut(&id) {
+                    running.hear(stream);
+                }
+            }
+            News::Stdin(id) => {
+                if let Some(running) = self.containers.get_mut(&id) {
+                    running.feed();
+                }
+            }
+            News::ListenerIn(id, at) => {
+                if let Some(running) = self.containers.get_mut(&id) {
+                    running.hear_listener(at);
+                }
+            }
+            News::ListenerOut(id, at, stream) => {
+                let running = self.containers.get_mut(&id);
+                if let Some(listener) = running.and_then(|running| running.listeners.get_mut(at)) {
+                    listener.flush(stream);
+                }
+            }
+            News::Ended(id) => self.ended(&id),
+            News::Command(connection) => self.command(connection),
+        }
+    }
+
+    fn accept(&mut self) {
+        if let Ok((stream, _)) = self.listener.accept() {
+            self.next += 1;
+            self.connections.extend(Connection::new(self.next, stream));
+        }
+    }
+
+    fn hear(&mut self, id: u64) {
+        let Some(connection) = self.connections.iter_mut().find(|connection| connection.id == id) else {
+            return;
+        };
+        connection.flush();
+        for (request, fds) in connection.requests() {
+            self.answer(id, request, fds);
+        }
+    }
+
+    fn say(&mut self, id: u64, answer: &Answer, is_last: bool) {
+        if let Some(connection) = self.connections.iter_mut().find(|connection| connection.id == id) {
+            connection.say(answer);
+            connection.ends |= is_last;
+        }
+    }
+
+    fn answer(&mut self, id: u64, request: Request, fds: Vec<OwnedFd>) {
+        let done = match request {
+            Request::Watch => return self.watch(id),
+            Request::Start { container } => match self.start(id, &container) {
+                // The answer comes when its program runs.
+                Ok(()) => return,
+                Err(Failure(message)) => Err(message),
+            },
+            Request::Exec { container, command, tty, streams } => {
+                match self.exec(id, &container, &command, tty, streams, fds) {
+                    Ok(()) => return,
+                    Err(Failure(message)) => Err(message),
+                }
+            }
+            Request::Attach { container, streams } => match self.attach(id, &container, streams, fds) {
+                Ok(()) => return,
+                Err(error) => Err(error.to_string()),
+            },
+            Request::Signal { container, signal } => {
+                let child = self.containers.get(&container).and_then(|running| running.child.as_ref());
+                child.map_or(Ok(()), |child| child.signal(signal)).map_err(|error| error.to_string())
+            }
+            Request::Resize { container, rows, columns } => {
+                if let Some(running) = self.containers.get(&container) {
+                    running.resize(rows, columns);
+                }
+                // Sent by those who are attached, whose connection goes on.
+                return;
+            }
+            Request::Socket { ipv6 } => return self.socket(id, ipv6),
+            Request::Reopen { container } => {
+                let running = self.containers.get_mut(&container);
+                running.map_or(Ok(()), |running| running.log.reopen()).map_err(|error| error.to_string())
+            }
+            Request::Forget { container } => {
+                let is_over = self.containers.get(&container).is_none_or(|running| running.child.is_none());
+                if is_over {
+                    self.containers.remove(&container);
+                }
+                is_over.then_some(()).ok_or_else(|| "the container still runs".to_owned())
+            }
+            Request::Stop => {
+                self.stops = true;
+                Ok(())
+            }
+        };
+        let answer = done.map_or_else(|message| Answer::Failed { message }, |()| Answer::Done);
+        self.say(id, &answer, true);
+    }
+
+    fn watch(&mut self, id: u64) {
+        let known: Vec<Answer> =
+            self.containers.iter().map(|(id, running)| told(id, &running.status)).collect();
+        if let Some(connection) = self.connections.iter_mut().find(|connection| connection.id == id) {
+            connection.watches = true;
+            known.iter().for_each(|answer| connection.say(answer));
+            connection.say(&Answer::Known);
+        }
+    }
+
+    fn announce(&mut self, id: &str) {
+        let Some(running) = self.containers.get(id) else { return };
+        let answer = told(id, &running.status);
+        // Also where a skiff finds it that comes when this process is gone.
+        let written = serde_json::to_vec(&running.status).expect("a status has only numbers and strings");
+        let _ = setup::write_file(&self.directory.join(id).join("status.json"), &written);
+        for connection in self.connections.iter_mut().filter(|connection| connection.watches) {
+            connection.say(&answer);
+        }
+    }
+
+    fn around(&self) -> Surroundings<'_> {
+        Surroundings { directory: &self.directory, cgroups: &self.cgroups, host: self.host.as_fd() }
+    }
+
+    fn start(&mut self, connection: u64, id: &str) -> Result<(), Failure> {
+        if self.containers.contains_key(id) {
+            return Err(Failure("the container was started before".to_owned()));
+        }
+        let spec = setup::read_container(&self.directory, id)?;
+        fn failed<E: Into<io::Error>>(error: E) -> Failure {
+            Failure::during("make the container's streams")(error)
+        }
+        let null = setup::null().map_err(failed)?;
+        let (out, err) = (pipe().map_err(failed)?, pipe().map_err(failed)?);
+        let stdin = if spec.stdin && !spec.tty { Some(pipe().map_err(failed)?) } else { None };
+        let log = Log::open(spec.log.as_deref()).map_err(Failure::during("open the container's log"))?;
+        let stdio = Stdio {
+            stdin: stdin.as_ref().map_or(null.as_fd(), |(read, _)| read.as_fd()),
+            stdout: out.1.as_fd(),
+            stderr: err.1.as_fd(),
+        };
+        let pids = self.pids(&spec.pids)?;
+        let pids = pids.as_ref().map(|file| file.as_fd());
+        let spawned = spawn::container(&self.around(), id, &spec, pids, &stdio)
+            .map_err(Failure::during("make the container's first process"))?;
+        let status = Status { pid: spawned.child.pid(), ..Status::default() };
+        let (outcome, channel) = (Outcome::default(), spawned.channel);
+        let tty = spec.tty;
+        let ours = |pipe: (OwnedFd, OwnedFd)| if tty { Ok(None) } else { patient(pipe.0).map(Some) };
+        let running = Running {
+            output: [ours(out).map_err(failed)?, ours(err).map_err(failed)?],
+            stdin: stdin.map(|(_, write)| patient(write)).transpose().map_err(failed)?,
+            spec,
+            status,
+            child: Some(spawned.child),
+            starting: Some(Starting { channel, outcome, connection }),
+            terminal: None,
+            to_stdin: Vec::new(),
+            stdin_ends: false,
+            log,
+            listeners: Vec::new(),
+        };
+        self.containers.insert(id.to_owned(), running);
+        Ok(())
+    }
+
+    /// The process namespace to begin in.
+    fn pids(&self, pids: &Pids) -> Result<Option<File>, Failure> {
+        let pid = match pids {
+            Pids::Own | Pids::Host => return Ok(None),
+            Pids::Pod => self.keeper.as_ref().map(Child::pid),
+            Pids::Of(id) => self.running(id).map(Child::pid),
+        };
+        let pid = pid.ok_or_else(|| Failure("whose processes it is to see does not run".to_owned()))?;
+        let path = format!("/proc/{pid}/ns/pid");
+        File::open(&path).map(Some).map_err(Failure::during(format!("open {path}")))
+    }
+
+    fn running(&self, id: &str) -> Option<&Child> {
+        self.containers.get(id).and_then(|running| running.child.as_ref())
+    }
+
+    fn started(&mut self, id: &str) {
+        let Some(running) = self.containers.get_mut(id) else { return };
+        let Some(starting) = &mut running.starting else { return };
+        if spawn::listen(&starting.channel, &mut starting.outcome).is_none() {
+            return;
+        }
+        let connection = starting.connection;
+        let outcome = std::mem::take(&mut starting.outcome);
+        running.starting = None;
+        if let Some(terminal) = outcome.terminal {
+            running.terminal = patient(terminal).ok();
+        }
+        let answer = match outcome.failure {
+            Some(message) => {
+                running.status.failure = Some(message.clone());
+                Answer::Failed { message }
+            }
+            None => {
+                running.status.started = nanoseconds(Timestamp::now());
+                Answer::Done
+            }
+        };
+        self.announce(id);
+        self.say(connection, &answer, true);
+    }
+
+    fn ended(&mut self, id: &str) {
+        let ended = self.running(id).and_then(|child| child.try_wait().ok().flatten());
+        let Some(ended) = ended else { return };
+        // The news of its start, or why there was none, come first.
+        self.started(id);
+        let Some(running) = self.containers.get_mut(id) else { return };
+        let out_of_memory = self.cgroups.oom_kills(&running.spec.cgroup) > 0;
+        running.end(ended, out_of_memory);
+        // What else was in there, such as commands, is over with it; where processes are shared nobody did that yet.
+        let _ = self.cgroups.kill(&running.spec.cgroup);
+        for listener in std::mem::take(&mut running.listeners) {
+            self.say(listener.connection, &Answer::Done, true);
+        }
+        self.announce(id);
+    }
+
+    fn exec(
+        &mut self,
+        connection: u64,
+        id: &str,
+        command: &[String],
+        tty: bool,
+        streams: Streams,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), Failure> {
+        let running = self.containers.get(id).filter(|running| running.starting.is_none());
+        let first = running.and_then(|running| running.child.as_ref());
+        let (Some(running), Some(first)) = (running, first) else {
+            return Err(Failure("the container does not run".to_owned()));
+        };
+        let null = setup::null().map_err(Failure::during("open /dev/null"))?;
+        let [stdin, stdout, stderr] =
+            named(streams, fds).ok_or_else(|| Failure("streams are missing".to_owned()))?;
+        let stdio = Stdio {
+            stdin: stdin.as_ref().unwrap_or(&null).as_fd(),
+            stdout: stdout.as_ref().unwrap_or(&null).as_fd(),
+            stderr: stderr.as_ref().unwrap_or(&null).as_fd(),
+        };
+        let path = format!("/proc/{}/ns/pid", first.pid());
+        let pids = File::open(&path).map_err(Failure::during(format!("open {path}")))?;
+        let pids = Some(pids.as_fd()).filter(|_| running.spec.pids != Pids::Host);
+        let spawned =
+            spawn::command(&self.around(), &running.spec, command, tty, first.as_fd(), pids, &stdio)
+                .map_err(Failure::during("make a process in the container"))?;
+        let (child, channel, outcome) = (spawned.child, Some(spawned.channel), Outcome::default());
+        self.commands.push(Command { connection, child, channel, outcome });
+        Ok(())
+    }
+
+    /// A command has started, failed to, or ended.
+    fn command(&mut self, id: u64) {
+        let Some(at) = self.commands.iter().position(|command| command.connection == id) else { return };
+        let command = &mut self.commands[at];
+        if let Some(channel) = &command.channel {
+            if spawn::listen(channel, &mut command.outcome).is_none() {
+                return;
+            }
+            command.channel = None;
+            let outcome = std::mem::take(&mut command.outcome);
+            let connection = self.connections.iter_mut().find(|connection| connection.id == id);
+            if let Some(connection) = connection {
+                match (outcome.failure, outcome.terminal) {
+                    (Some(message), _) => {
+                        connection.say(&Answer::Failed { message });
+                        connection.ends = true;
+                    }
+                    (None, Some(terminal)) => connection.say_with(&Answer::Done, terminal.as_fd()),
+                    (None, None) => connection.say(&Answer::Done),
+                }
+            }
+        }
+        let command = &self.commands[at];
+        if let Ok(Some(ended)) = command.child.try_wait() {
+            self.commands.remove(at);
+            self.say(id, &Answer::Exited { code: ended.code() }, true);
+        }
+    }
+
+    fn attach(&mut self, connection: u64, id: &str, streams: Streams, fds: Vec<OwnedFd>) -> io::Result<()> {
+        let running = self.containers.get_mut(id).filter(|running| running.child.is_some());
+        let running = running.ok_or_else(|| io::Error::other("the container does not run"))?;
+        let [stdin, stdout, stderr] =
+            named(streams, fds).ok_or_else(|| io::Error::other("streams are missing"))?;
+        let output =
+            |fd: Option<OwnedFd>| fd.map(|fd| Ok::<_, io::Error>((patient(fd)?, Vec::new()))).transpose();
+        running.listeners.push(Listener {
+            connection,
+            stdin: stdin.map(patient).transpose()?,
+            output: [output(stdout)?, output(stderr)?],
+        });
+        Ok(())
+    }
+
+    fn socket(&mut self, id: u64, ipv6: bool) {
+        let family = if ipv6 { AddressFamily::INET6 } else { AddressFamily::INET };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let made = rustix::net::socket_with(family, SocketType::STREAM, flags, None);
+        let Some(connection) = self.connections.iter_mut().find(|connection| connection.id == id) else {
+            return;
+        };
+        match made {
+            Ok(socket) => connection.say_with(&Answer::Done, socket.as_fd()),
+            Err(error) => connection.say(&Answer::Failed { message: error.to_string() }),
+        }
+        connection.ends = true;
+    }
+
+    /// Lets go of those who are gone, and of what they wanted.
+    fn tidy(&mut self) {
+        let gone: Vec<u64> = self
+            .connections
+            .iter()
+            .filter(|connection| connection.is_over())
+            .map(|connection| connection.id)
+            .collect();
+        if gone.is_empty() {
+            return;
+        }
+        self.connections.retain(|connection| !gone.contains(&connection.id));
+        for command in self.commands.iter().filter(|command| gone.contains(&command.connection)) {
+            let _ = command.child.signal(9);
+        }
+        for running in self.containers.values_mut() {
+            running.listeners.retain(|listener| !gone.contains(&listener.connection));
+        }
+    }
+
+    fn shut_down(&mut self) {
+        for running in self.containers.values() {
+            if let Some(child) = &running.child {
+                let _ = child.signal(9);
+            }
+        }
+        for id in self.containers.keys().cloned().collect::<Vec<_>>() {
+            let ended = self.running(&id).and_then(|child| child.wait().ok());
+            if let (Some(ended), Some(running)) = (ended, self.containers.get_mut(&id)) {
+                running.end(ended, false);
+                self.announce(&id);
+            }
+        }
+        if let Some(keeper) = &self.keeper {
+            let _ = keeper.signal(9);
+            let _ = keeper.wait();
+        }
+        if let Some((host, link)) = &mut self.network {
+            let _ = host.delete_link(link);
+        }
+        let _ = std::fs::remove_file(self.directory.join(super::protocol::SOCKET));
+    }
+}
+
+/// What to wait for.
+struct Watched<'a> {
+    news: Vec<News>,
+    fds: Vec<PollFd<'a>>,
+}
+
+impl<'a> Watched<'a> {
+    fn add(&mut self, news: News, fd: &'a impl AsFd, flags: PollFlags) {
+        self.news.push(news);
+        self.fds.push(PollFd::new(fd, flags));
+    }
+
+    fn container(&mut self, id: &str, running: &'a Running) {
+        let id = || id.to_owned();
+        let has_input = !running.to_stdin.is_empty();
+        if let Some(starting) = &running.starting {
+            self.add(News::Starting(id()), &starting.channel, PollFlags::IN);
+        }
+        if let Some(terminal) = &running.terminal {
+            self.add(News::Output(id(), Stream::Out), terminal, PollFlags::IN);
+        }
+        if let Some(stdin) = running.terminal.as_ref().or(running.stdin.as_ref()).filter(|_| has_input) {
+            self.add(News::Stdin(id()), stdin, PollFlags::OUT);
+        }
+        for stream in [Stream::Out, Stream::Err] {
+            if let Some(output) = &running.output[stream as usize] {
+                self.add(News::Output(id(), stream), output, PollFlags::IN);
+            }
+        }
+        for (at, listener) in running.listeners.iter().enumerate() {
+            // One that types faster than the container reads has to wait.
+            if let Some(stdin) = listener.stdin.as_ref().filter(|_| !has_input) {
+                self.add(News::ListenerIn(id(), at), stdin, PollFlags::IN);
+            }
+            for stream in [Stream::Out, Stream::Err] {
+                if let Some((file, pending)) = &listener.output[stream as usize]
+                    && !pending.is_empty()
+                {
+                    self.add(News::ListenerOut(id(), at, stream), file, PollFlags::OUT);
+                }
+            }
+        }
+        if let Some(child) = &running.child {
+            self.add(News::Ended(id()), child, PollFlags::IN);
+        }
+    }
+}
+
+fn told(id: &str, status: &Status) -> Answer {
+    Answer::Status { container: id.to_owned(), status: status.clone() }
+}
+
+/// The descriptors that came along, each where it belongs.
+fn named(streams: Streams, fds: Vec<OwnedFd>) -> Option<[Option<OwnedFd>; 3]> {
+    if fds.len() < streams.count() {
+        return None;
+    }
+    let mut fds = fds.into_iter();
+    Some([streams.stdin, streams.stdout, streams.stderr].map(|wanted| if wanted { fds.next() } else { None }))
+}
+
+fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?)
+}
+
+#[cfg(test)]
+mod tests;

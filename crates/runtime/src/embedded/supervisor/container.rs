@@ -1,0 +1,194 @@
+//! A container that runs, as its supervisor sees it: its first process, its streams, who listens to them.
+
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::OwnedFd;
+
+use jiff::Timestamp;
+use sys::process::{Child, Ended};
+
+use super::log::{Log, Stream};
+use super::spawn::Outcome;
+use crate::embedded::protocol::Status;
+use crate::embedded::spec;
+
+/// What a listener may be behind before it is cut off; the container does not wait for it.
+const FURTHEST_BEHIND: usize = 1 << 20;
+/// What is read at once.
+const PIECE: usize = 32 << 10;
+
+/// One run.
+pub struct Running {
+    pub spec: spec::Container,
+    pub status: Status,
+    /// None once it has ended.
+    pub child: Option<Child>,
+    /// Open until its program runs, with who wants to know.
+    pub starting: Option<Starting>,
+    pub output: [Option<File>; 2],
+    /// With a terminal: its near end, for both directions.
+    pub terminal: Option<File>,
+    pub stdin: Option<File>,
+    /// What the container has not read yet.
+    pub to_stdin: Vec<u8>,
+    /// Closes its stdin once all is written.
+    pub stdin_ends: bool,
+    pub log: Log,
+    pub listeners: Vec<Listener>,
+}
+
+pub struct Starting {
+    pub channel: std::os::unix::net::UnixStream,
+    pub outcome: Outcome,
+    pub connection: u64,
+}
+
+/// Somebody attached.
+pub struct Listener {
+    pub connection: u64,
+    pub stdin: Option<File>,
+    /// For stdout and stderr, each with what it has not read yet.
+    pub output: [Option<(File, Vec<u8>)>; 2],
+}
+
+impl Running {
+    /// Reads what the container says, all there is at the moment. `None` when the stream is at its end.
+    pub fn hear(&mut self, stream: Stream) -> Option<()> {
+        let mut buffer = vec![0; PIECE];
+        loop {
+            let source = match stream {
+                Stream::Out if self.terminal.is_some() => self.terminal.as_mut(),
+                _ => self.output[stream as usize].as_mut(),
+            };
+            match source?.read(&mut buffer) {
+                // A terminal whose far end nobody holds answers with an error.
+                Ok(0) => break,
+                Ok(count) => {
+                    self.log.write(stream, &buffer[..count], Timestamp::now());
+                    for listener in &mut self.listeners {
+                        listener.tell(stream, &buffer[..count]);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Some(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+        }
+        match stream {
+            Stream::Out if self.terminal.is_some() => self.terminal = None,
+            _ => self.output[stream as usize] = None,
+        }
+        None
+    }
+
+    /// Passes on what one of the listeners types.
+    pub fn hear_listener(&mut self, at: usize) {
+        let mut buffer = vec![0; PIECE];
+        let Some(stdin) = self.listeners.get_mut(at).and_then(|listener| listener.stdin.as_mut()) else {
+            return;
+        };
+        match stdin.read(&mut buffer) {
+            Ok(count) if count > 0 => {
+                self.to_stdin.extend_from_slice(&buffer[..count]);
+                self.feed();
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            _ => {
+                self.listeners[at].stdin = None;
+                if self.spec.stdin_once {
+                    self.stdin_ends = true;
+                    self.feed();
+                }
+            }
+        }
+    }
+
+    /// Writes to the container what it takes.
+    pub fn feed(&mut self) {
+        let target = if self.terminal.is_some() { self.terminal.as_mut() } else { self.stdin.as_mut() };
+        let Some(target) = target else { return self.to_stdin.clear() };
+        if !write_some(target, &mut self.to_stdin) {
+            self.stdin = None;
+            self.to_stdin.clear();
+        }
+        if self.stdin_ends && self.to_stdin.is_empty() {
+            self.stdin = None;
+        }
+    }
+
+    /// The first process has ended: takes down what is left to hear, and how it was.
+    pub fn end(&mut self, ended: Ended, out_of_memory: bool) {
+        for stream in [Stream::Out, Stream::Err] {
+            self.hear(stream);
+        }
+        let now = Timestamp::now();
+        self.log.finish(now);
+        self.child = None;
+        self.output = [None, None];
+        self.terminal = None;
+        self.stdin = None;
+        self.status.finished = nanoseconds(now);
+        self.status.exit_code = ended.code();
+        self.status.out_of_memory = out_of_memory;
+        self.status.pid = 0;
+    }
+
+    /// How large the terminal is.
+    pub fn resize(&self, rows: u16, columns: u16) {
+        if let Some(terminal) = &self.terminal {
+            resize(terminal, rows, columns);
+        }
+    }
+}
+
+/// Says how large a terminal is.
+pub fn resize(terminal: &File, rows: u16, columns: u16) {
+    let size = rustix::termios::Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    let _ = rustix::termios::tcsetwinsize(terminal, size);
+}
+
+impl Listener {
+    fn tell(&mut self, stream: Stream, bytes: &[u8]) {
+        let Some((_, pending)) = &mut self.output[stream as usize] else { return };
+        pending.extend_from_slice(bytes);
+        if pending.len() > FURTHEST_BEHIND {
+            self.output[stream as usize] = None;
+            return;
+        }
+        self.flush(stream);
+    }
+
+    /// Writes what it takes.
+    pub fn flush(&mut self, stream: Stream) {
+        if let Some((file, pending)) = &mut self.output[stream as usize]
+            && !write_some(file, pending)
+        {
+            self.output[stream as usize] = None;
+        }
+    }
+}
+
+/// Writes as much as is taken at the moment; answers whether more may come.
+fn write_some(file: &mut File, pending: &mut Vec<u8>) -> bool {
+    while !pending.is_empty() {
+        match file.write(pending) {
+            Ok(0) => return false,
+            Ok(count) => drop(pending.drain(..count)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return false,
+        }
+    }
+    true
+}
+
+/// A descriptor that never keeps the supervisor waiting.
+pub fn patient(fd: OwnedFd) -> io::Result<File> {
+    let flags = rustix::fs::fcntl_getfl(&fd)?;
+    rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK)?;
+    Ok(File::from(fd))
+}
+
+pub fn nanoseconds(time: Timestamp) -> i64 {
+    i64::try_from(time.as_nanosecond()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,103 @@
+//! Who a container runs as: names looked up in the files of its image.
+
+use crate::embedded::spec::User;
+
+/// A user by numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    pub uid: u32,
+    pub gid: u32,
+    pub groups: Vec<u32>,
+    pub home: String,
+}
+
+/// Looks a user up. The texts are those of `/etc/passwd` and `/etc/group`, empty where there are none.
+pub fn resolve(user: &User, passwd: &str, group: &str) -> Result<Identity, String> {
+    let (name, group_name) = match user.name.split_once(':') {
+        Some((name, group)) => (name, Some(group).filter(|group| !group.is_empty())),
+        None => (user.name.as_str(), None),
+    };
+    let name = if name.is_empty() { "0" } else { name };
+    let number = name.parse::<u32>().ok();
+    let entry = passwd.lines().map(fields).find(|entry| {
+        // A name wins over a number, so that a user called 1000 is that user.
+        entry.first() == Some(&name) || (number.is_some() && part(entry, 2) == number)
+    });
+    let (uid, own_group, known_name, home) = match (&entry, number) {
+        (Some(entry), _) => {
+            let uid =
+                part(entry, 2).ok_or_else(|| format!("the entry of {name} in /etc/passwd has no number"))?;
+            (uid, part(entry, 3).unwrap_or(0), entry.first().copied(), entry.get(5).copied())
+        }
+        (None, Some(uid)) => (uid, 0, None, None),
+        (None, None) => {
+            return Err(format!("unable to find user {name}: no matching entries in passwd file"));
+        }
+    };
+    let gid = match (user.group, group_name) {
+        (Some(gid), _) => gid,
+        (None, Some(named)) => group_number(named, group)?,
+        (None, None) => own_group,
+    };
+    let mut groups = user.more_groups.clone();
+    if let (false, Some(known)) = (user.strict_groups, known_name) {
+        let member =
+            |entry: &Vec<&str>| entry.get(3).is_some_and(|names| names.split(',').any(|one| one == known));
+        groups.extend(group.lines().map(fields).filter(member).filter_map(|entry| part(&entry, 2)));
+    }
+    // The kernel checks the main group by itself, but programs list the others to find it.
+    groups.push(gid);
+    groups.sort_unstable();
+    groups.dedup();
+    let home = home.filter(|home| !home.is_empty()).unwrap_or("/").to_owned();
+    Ok(Identity { uid, gid, groups, home })
+}
+
+fn group_number(name: &str, group: &str) -> Result<u32, String> {
+    let entry = group.lines().map(fields).find(|entry| entry.first() == Some(&name));
+    let known = entry.and_then(|entry| part(&entry, 2)).or_else(|| name.parse().ok());
+    known.ok_or_else(|| format!("unable to find group {name}: no matching entries in group file"))
+}
+
+fn fields(line: &str) -> Vec<&str> {
+    line.trim().split(':').collect()
+}
+
+fn part(entry: &[&str], at: usize) -> Option<u32> {
+    entry.get(at)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\napp:x:1000:1001:App:/srv/app:/bin/sh\nbroken\n";
+    const GROUP: &str = "root:x:0:\nstaff:x:50:app,other\nwheel:x:10:root\napp:x:1001:\n";
+
+    #[track_caller]
+    fn check(name: &str, expected: &str) {
+        let user = User { name: name.to_owned(), more_groups: vec![7], ..User::default() };
+        let found = resolve(&user, PASSWD, GROUP);
+        let shown = found.map(|who| format!("{}:{} {:?} {}", who.uid, who.gid, who.groups, who.home));
+        assert_eq!(shown.unwrap_or_else(|error| error), expected);
+    }
+
+    #[test]
+    fn names_and_numbers() {
+        check("", "0:0 [0, 7, 10] /root");
+        check("app", "1000:1001 [7, 50, 1001] /srv/app");
+        check("1000", "1000:1001 [7, 50, 1001] /srv/app");
+        check("1000:50", "1000:50 [7, 50] /srv/app");
+        check("app:staff", "1000:50 [7, 50] /srv/app");
+        check("4711", "4711:0 [0, 7] /");
+        check("4711:12", "4711:12 [7, 12] /");
+        check("nobody", "unable to find user nobody: no matching entries in passwd file");
+        check("app:nogroup", "unable to find group nogroup: no matching entries in group file");
+    }
+
+    #[test]
+    fn strict_groups_are_only_those_that_are_named() {
+        let user = User { name: "app".into(), group: Some(5), more_groups: vec![9], strict_groups: true };
+        assert_eq!(resolve(&user, PASSWD, GROUP).unwrap().groups, [5, 9]);
+    }
+}

@@ -1,0 +1,232 @@
+//! The last steps of a process that becomes a container's: from being root in the right place to being who it should be
+//! with what it may do, and then its program. The same for the first process and for commands run later.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{Gid, Signal, Uid};
+use rustix::thread::{CapabilitySet, CapabilitySets};
+
+use super::identity::{self, Identity};
+use super::{Failure, root};
+use crate::embedded::seccomp;
+use crate::embedded::spec::{Container, Seccomp};
+
+const LAST_CAPABILITY: u8 = 40;
+
+/// A filter of system calls, read and made before the host's files are out of sight.
+pub fn filter(spec: &Container) -> Result<Option<Vec<sys::seccomp::Instruction>>, Failure> {
+    match &spec.seccomp {
+        _ if spec.privileged => Ok(None),
+        Seccomp::Unconfined => Ok(None),
+        Seccomp::Default => Ok(Some(seccomp::default_filter(&spec.capabilities))),
+        Seccomp::File(path) => {
+            let text = std::fs::read(path)
+                .map_err(Failure::during(format!("read the seccomp profile {}", path.display())))?;
+            let made = seccomp::from_profile(&text, &spec.capabilities);
+            let failed =
+                |error| Failure(format!("cannot use the seccomp profile {}: {error}", path.display()));
+            Ok(Some(made.map_err(failed)?))
+        }
+    }
+}
+
+/// Becomes the program. Returns only if that failed.
+pub fn launch(spec: &Container, args: &[String], filter: Option<&[sys::seccomp::Instruction]>) -> Failure {
+    match prepare(spec, args, filter) {
+        Ok((mut command, path)) => {
+            let error = command.exec();
+            Failure(format!("exec {path}: {}", plain(&error)))
+        }
+        Err(failure) => failure,
+    }
+}
+
+fn prepare(
+    spec: &Container,
+    args: &[String],
+    filter: Option<&[sys::seccomp::Instruction]>,
+) -> Result<(Command, String), Failure> {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let who = identity::resolve(&spec.user, &read("/etc/passwd"), &read("/etc/group")).map_err(Failure)?;
+    let cwd = if spec.cwd.is_empty() { "/" } else { &spec.cwd };
+    root::make_directory(cwd).map_err(Failure::during(format!("make the directory {cwd:?}")))?;
+    rustix::process::chdir(cwd).map_err(|error| {
+        Failure(format!("chdir to cwd ({cwd:?}) set in config.json failed: {}", plain(&error.into())))
+    })?;
+    for fd in [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()] {
+        // So that a program may open /dev/stdout by its name. Devices that all share stay as they are.
+        let is_shared = rustix::fs::fstat(fd).is_ok_and(|found| found.st_rdev == rustix::fs::makedev(1, 3));
+        if !is_shared {
+            let _ = rustix::fs::fchown(fd, Some(Uid::from_raw(who.uid)), None);
+        }
+    }
+    become_user(spec, &who, filter)?;
+    let mut env: Vec<(&str, &str)> = spec.env.iter().filter_map(|pair| pair.split_once('=')).collect();
+    if !env.iter().any(|(name, _)| *name == "HOME") {
+        env.push(("HOME", &who.home));
+    }
+    let search = env.iter().rev().find(|(name, _)| *name == "PATH").map_or("", |(_, value)| *value);
+    let name = args.first().ok_or_else(|| Failure("no command specified".to_owned()))?;
+    let path = find(name, search).map_err(Failure)?;
+    let mut command = Command::new(&path);
+    command.arg0(name).args(&args[1..]).env_clear().envs(env);
+    sys::process::close_the_rest_on_exec().map_err(Failure::during("close files"))?;
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    if let (true, Some(filter)) = (spec.no_new_privileges, filter) {
+        sys::seccomp::load(filter).map_err(Failure::during("load the seccomp filter"))?;
+    }
+    Ok((command, path))
+}
+
+fn become_user(
+    spec: &Container,
+    who: &Identity,
+    filter: Option<&[sys::seccomp::Instruction]>,
+) -> Result<(), Failure> {
+    let groups: Vec<Gid> = who.groups.iter().copied().map(Gid::from_raw).collect();
+    rustix::thread::set_thread_groups(&groups).map_err(Failure::during("set groups"))?;
+    if spec.no_new_privileges {
+        rustix::thread::set_no_new_privs(true).map_err(Failure::during("give up new privileges"))?;
+    } else if let Some(filter) = filter {
+        // Only while this may still be done; the rest of the way is allowed by any filter a container can live with.
+        sys::seccomp::load(filter).map_err(Failure::during("load the seccomp filter"))?;
+    }
+    let allowed = set(&spec.capabilities);
+    for number in 0..=LAST_CAPABILITY {
+        let one = set(&[number]);
+        let is_there = rustix::thread::capability_is_in_bounding_set(one).unwrap_or(false);
+        if is_there && !allowed.contains(one) {
+            rustix::thread::remove_capability_from_bounding_set(one)
+                .map_err(Failure::during("limit capabilities"))?;
+        }
+    }
+    rustix::thread::set_keep_capabilities(true).map_err(Failure::during("keep capabilities"))?;
+    let (uid, gid) = (Uid::from_raw(who.uid), Gid::from_raw(who.gid));
+    rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(Failure::during("set the group"))?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(Failure::during("set the user"))?;
+    // Only what this node's root has itself can be handed on.
+    let own = rustix::thread::capabilities(None).map_err(Failure::during("read capabilities"))?.permitted;
+    let ambient = set(&spec.ambient) & allowed & own;
+    let sets = CapabilitySets { effective: allowed & own, permitted: allowed & own, inheritable: ambient };
+    rustix::thread::set_capabilities(None, sets).map_err(Failure::during("set capabilities"))?;
+    for one in spec.ambient.iter().map(|number| set(&[*number])).filter(|one| ambient.contains(*one)) {
+        rustix::thread::configure_capability_in_ambient_set(one, true)
+            .map_err(Failure::during("set ambient capabilities"))?;
+    }
+    rustix::thread::set_keep_capabilities(false).map_err(Failure::during("forget kept capabilities"))?;
+    // A container whose supervisor is gone has nobody to report to.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(Failure::during("follow the supervisor"))
+}
+
+fn set(numbers: &[u8]) -> CapabilitySet {
+    numbers.iter().fold(CapabilitySet::empty(), |set, number| {
+        set | CapabilitySet::from_bits_retain(1u64.checked_shl(u32::from(*number)).unwrap_or(0))
+    })
+}
+
+/// The program of a name, in the words Go has for not finding it.
+fn find(name: &str, search: &str) -> Result<String, String> {
+    if name.contains('/') {
+        return match usable(name) {
+            Ok(()) => Ok(name.to_owned()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(format!("exec: {name:?}: stat {name}: {}", plain(&error)))
+            }
+            Err(error) => Err(format!("exec: {name:?}: {}", plain(&error))),
+        };
+    }
+    let places = search.split(':').map(|place| if place.is_empty() { "." } else { place });
+    let found = places
+        .map(|place| format!("{}/{name}", place.trim_end_matches('/')))
+        .find(|path| usable(path).is_ok());
+    found
+        .filter(|_| !name.is_empty())
+        .ok_or_else(|| format!("exec: {name:?}: executable file not found in $PATH"))
+}
+
+fn usable(path: &str) -> io::Result<()> {
+    let found = std::fs::metadata(path)?;
+    if found.is_dir() {
+        return Err(io::Error::other("is a directory"));
+    }
+    rustix::fs::accessat(rustix::fs::CWD, path, rustix::fs::Access::EXEC_OK, rustix::fs::AtFlags::EACCESS)
+        .or_else(|error| match error {
+            // An old kernel; the exec itself will tell.
+            rustix::io::Errno::NOSYS => Ok(()),
+            error => Err(error),
+        })?;
+    Ok(())
+}
+
+/// The kernel's words without Rust's number behind them, in lower case as in C.
+pub fn plain(error: &io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or(&text);
+    let mut letters = text.chars();
+    letters.next().map(|first| first.to_lowercase().chain(letters).collect()).unwrap_or_default()
+}
+
+/// A new terminal of the container this process is in. Its near end is for whoever is at the other side of it; the far
+/// end becomes this process's.
+pub fn terminal() -> Result<OwnedFd, Failure> {
+    fn failed<E: Into<io::Error>>(error: E) -> Failure {
+        Failure::during("open a terminal")(error)
+    }
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let near = rustix::fs::open("/dev/ptmx", flags, Mode::empty()).map_err(failed)?;
+    rustix::pty::unlockpt(&near).map_err(failed)?;
+    let far = rustix::pty::ioctl_tiocgptpeer(
+        &near,
+        rustix::pty::OpenptFlags::RDWR | rustix::pty::OpenptFlags::NOCTTY | rustix::pty::OpenptFlags::CLOEXEC,
+    )
+    .map_err(failed)?;
+    rustix::process::ioctl_tiocsctty(&far).map_err(failed)?;
+    stdio(far.as_fd(), far.as_fd(), far.as_fd()).map_err(failed)?;
+    Ok(near)
+}
+
+/// Makes these the standard streams.
+pub fn stdio(stdin: impl AsFd, stdout: impl AsFd, stderr: impl AsFd) -> io::Result<()> {
+    rustix::stdio::dup2_stdin(stdin)?;
+    rustix::stdio::dup2_stdout(stdout)?;
+    rustix::stdio::dup2_stderr(stderr)?;
+    Ok(())
+}
+
+/// Shows the terminal of the first process as `/dev/console`.
+pub fn console() -> io::Result<()> {
+    let place = std::fs::File::create(OsStr::new("/dev/console"))?;
+    drop(place);
+    let name = rustix::termios::ttyname(rustix::stdio::stdin(), Vec::new())?;
+    let tree = sys::mounts::copy_one(Path::new(name.to_string_lossy().as_ref()))?;
+    let place = rustix::fs::open("/dev/console", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    sys::mounts::attach(tree, place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(name: &str, search: &str, expected: &str) {
+        assert_eq!(find(name, search).unwrap_or_else(|error| error), expected);
+    }
+
+    #[test]
+    fn programs_are_found_as_upstream_finds_them() {
+        check("sh", "/nowhere:/bin", "/bin/sh");
+        check("/bin/sh", "", "/bin/sh");
+        check("no-such-program", "/bin", "exec: \"no-such-program\": executable file not found in $PATH");
+        check("/no/such", "/bin", "exec: \"/no/such\": stat /no/such: no such file or directory");
+        check("/etc/passwd", "", "exec: \"/etc/passwd\": permission denied");
+        check("/etc", "", "exec: \"/etc\": is a directory");
+        check("", "/bin", "exec: \"\": executable file not found in $PATH");
+    }
+}

@@ -1,0 +1,135 @@
+//! A container's output on disk, in the form CRI has for it: time, stream, whether the line is whole, the line.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+/// A longer line is written in parts.
+const LONGEST: usize = 16 << 10;
+
+/// The log of one run.
+pub struct Log {
+    path: PathBuf,
+    file: Option<File>,
+    /// What is not yet a whole line, of stdout and of stderr.
+    pending: [Vec<u8>; 2],
+}
+
+/// Which of a container's streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    Out = 0,
+    Err = 1,
+}
+
+impl Log {
+    /// `None` keeps nothing.
+    pub fn open(path: Option<&Path>) -> io::Result<Log> {
+        let file = path.map(open).transpose()?;
+        let path = path.map(Path::to_owned).unwrap_or_default();
+        Ok(Log { path, file, pending: Default::default() })
+    }
+
+    /// Goes on in a new file where the old one was moved away.
+    pub fn reopen(&mut self) -> io::Result<()> {
+        if self.file.is_some() {
+            self.file = Some(open(&self.path)?);
+        }
+        Ok(())
+    }
+
+    pub fn write(&mut self, stream: Stream, bytes: &[u8], now: jiff::Timestamp) {
+        let Some(file) = &mut self.file else { return };
+        let pending = &mut self.pending[stream as usize];
+        let mut text = Vec::new();
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            pending.extend_from_slice(piece);
+            while pending.len() > LONGEST + 1 || (pending.len() > LONGEST && pending.last() != Some(&b'\n')) {
+                let rest = pending.split_off(LONGEST);
+                entry(&mut text, stream, false, pending, now);
+                *pending = rest;
+            }
+            if pending.last() == Some(&b'\n') {
+                pending.pop();
+                entry(&mut text, stream, true, pending, now);
+                pending.clear();
+            }
+        }
+        // A full disk must not stop the container.
+        let _ = file.write_all(&text);
+    }
+
+    /// What is left without an end of line when the container is over.
+    pub fn finish(&mut self, now: jiff::Timestamp) {
+        for stream in [Stream::Out, Stream::Err] {
+            let pending = std::mem::take(&mut self.pending[stream as usize]);
+            if let (Some(file), false) = (&mut self.file, pending.is_empty()) {
+                let mut text = Vec::new();
+                entry(&mut text, stream, true, &pending, now);
+                let _ = file.write_all(&text);
+            }
+        }
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    OpenOptions::new().append(true).create(true).mode(0o640).open(path)
+}
+
+fn entry(text: &mut Vec<u8>, stream: Stream, is_whole: bool, line: &[u8], now: jiff::Timestamp) {
+    let name = if stream == Stream::Out { "stdout" } else { "stderr" };
+    let tag = if is_whole { "F" } else { "P" };
+    // Writing into memory does not fail.
+    let _ = write!(text, "{now:.9} {name} {tag} ");
+    text.extend_from_slice(line);
+    text.push(b'\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(writes: &[(Stream, &str)], expected: &str) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pod/0.log");
+        let mut log = Log::open(Some(&path)).unwrap();
+        let now = jiff::Timestamp::from_second(1).unwrap();
+        writes.iter().for_each(|(stream, text)| log.write(*stream, text.as_bytes(), now));
+        log.finish(now);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let text = text.replace("1970-01-01T00:00:01.000000000Z ", "").replace(&"x".repeat(LONGEST), "X");
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn lines_are_whole_or_marked() {
+        use Stream::{Err, Out};
+        check(
+            &[(Out, "a\nb"), (Err, "e\n"), (Out, "c\n\nd")],
+            "stdout F a\nstderr F e\nstdout F bc\nstdout F \nstdout F d\n",
+        );
+        let long = "x".repeat(LONGEST);
+        check(&[(Out, &format!("{long}\n"))], "stdout F X\n");
+        check(&[(Out, &format!("{long}y\n"))], "stdout P X\nstdout F y\n");
+        check(&[(Out, &long), (Out, &long), (Out, "\n")], "stdout P X\nstdout F X\n");
+    }
+
+    #[test]
+    fn a_moved_log_is_begun_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("0.log");
+        let mut log = Log::open(Some(&path)).unwrap();
+        let now = jiff::Timestamp::UNIX_EPOCH;
+        log.write(Stream::Out, b"old\n", now);
+        std::fs::rename(&path, directory.path().join("1.log")).unwrap();
+        log.reopen().unwrap();
+        log.write(Stream::Out, b"new\n", now);
+        assert!(std::fs::read_to_string(&path).unwrap().ends_with("new\n"));
+        Log::open(None).unwrap().write(Stream::Out, b"nowhere\n", now);
+    }
+}

@@ -1,0 +1,424 @@
+//! The file system of a container: layers, mounts, devices, and what is hidden of them.
+//!
+//! Runs in the process that will be the container. Every place inside is found by the kernel within the container's
+//! root, so that links of an image never lead to the host, and everything is put in place by descriptor, so that nothing
+//! can be exchanged in between.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, OpenTreeFlags, UnmountFlags,
+};
+use rustix::process::{chdir, fchdir, pivot_root};
+use sys::mounts::{self, Attributes};
+
+use super::Failure;
+use crate::embedded::spec::{Container, Mount, Propagation};
+
+/// The devices every container has: name, major and minor number.
+const DEVICES: [(&str, u32, u32); 6] =
+    [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
+const LINKS: [(&str, &str); 6] = [
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+    ("core", "/proc/kcore"),
+    ("ptmx", "pts/ptmx"),
+];
+/// Of the host's `/dev`, what a privileged container has of its own.
+const NOT_SHARED: [&str; 7] = ["pts", "shm", "fd", "mqueue", "console", "ptmx", "tty"];
+/// `PROC_SUPER_MAGIC`
+const PROC: i64 = 0x9fa0;
+
+/// What is mounted from outside, opened where it can be seen.
+pub struct Trees {
+    mounts: Vec<(Mount, OwnedFd)>,
+    shm: OwnedFd,
+    /// The container's own groups, by the names their hierarchies have.
+    cgroups: Vec<(String, OwnedFd)>,
+}
+
+impl Trees {
+    /// `shm` is seen from here, everything else from the host's namespace, into which this process moves.
+    pub fn open(
+        spec: &Container,
+        shm: &Path,
+        host: impl AsFd,
+        cgroups: &sys::cgroup::Cgroups,
+    ) -> Result<Trees, Failure> {
+        let shm = mounts::copy_one(shm).map_err(Failure::during("open the pod's /dev/shm"))?;
+        rustix::thread::move_into_link_name_space(host.as_fd(), None)
+            .map_err(Failure::during("see the host's mounts"))?;
+        let mut opened = Vec::new();
+        let mut wanted = spec.mounts.clone();
+        // What is mounted below something comes after it.
+        wanted.sort_by_key(|mount| Path::new(&mount.target).components().count());
+        for mount in wanted {
+            let tree = open_mount(&mount)?;
+            opened.push((mount, tree));
+        }
+        let mut own = Vec::new();
+        if !cgroups.is_v2() {
+            for directory in cgroups.directories(&spec.cgroup) {
+                let depth = Path::new(spec.cgroup.trim_matches('/')).components().count();
+                let hierarchy = directory.ancestors().nth(depth).and_then(Path::file_name);
+                let name = hierarchy.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+                let tree =
+                    mounts::copy_one(&directory).map_err(Failure::during("open the container's cgroup"))?;
+                own.push((name, tree));
+            }
+        }
+        Ok(Trees { mounts: opened, shm, cgroups: own })
+    }
+}
+
+fn open_mount(mount: &Mount) -> Result<OwnedFd, Failure> {
+    let failed = |what: &str| Failure::during(format!("{what} {:?} for {:?}", mount.source, mount.target));
+    if !mount.source.exists() {
+        std::fs::create_dir_all(&mount.source).map_err(failed("make"))?;
+    }
+    let tree = mounts::copy_tree(&mount.source).map_err(failed("mount"))?;
+    let propagation = match mount.propagation {
+        Propagation::Private => mounts::Propagation::Private,
+        Propagation::HostToContainer => mounts::Propagation::Slave,
+        // The copy is a peer of its source: what is mounted on one appears on the other.
+        Propagation::Bidirectional => mounts::Propagation::Unchanged,
+    };
+    let everywhere = Attributes { recursive: true, propagation, ..Attributes::default() };
+    if propagation != mounts::Propagation::Unchanged {
+        mounts::set(&tree, everywhere).map_err(failed("mount"))?;
+    }
+    if mount.read_only {
+        let attributes = Attributes {
+            read_only: true,
+            recursive: mount.recursive_read_only,
+            propagation: mounts::Propagation::Unchanged,
+            ..Attributes::default()
+        };
+        mounts::set(&tree, attributes).map_err(failed("make read-only"))?;
+    }
+    Ok(tree)
+}
+
+/// Makes the container's file system and moves into it. `directory` has the container's own changes.
+pub fn enter(spec: &Container, directory: &Path, trees: Trees, is_v2: bool) -> Result<(), Failure> {
+    // The host's later mounts come in where they are wanted; nothing goes out.
+    rustix::mount::mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
+        .map_err(Failure::during("part from the host's mounts"))?;
+    let root = stack(spec, directory)?;
+    let root = Root { fd: root };
+    root.kernel_file_systems(spec, is_v2, &trees)?;
+    root.devices(spec)?;
+    for (mount, tree) in &trees.mounts {
+        let failed = |error: io::Error| Failure::during(format!("mount on {:?}", mount.target))(error);
+        let is_directory = kind(tree).map_err(failed)?.is_dir();
+        let place = root.place(&mount.target, is_directory).map_err(failed)?;
+        if rustix::fs::fstatfs(&place).is_ok_and(|found| found.f_type == PROC) {
+            return Err(Failure(format!("{:?} cannot be mounted because it is inside /proc", mount.target)));
+        }
+        mounts::attach(tree, &place).map_err(failed)?;
+    }
+    if !spec.privileged {
+        root.hide(spec)?;
+    }
+    change_root(&root.fd)?;
+    if spec.read_only {
+        let opened = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        let attributes = Attributes {
+            read_only: true,
+            propagation: mounts::Propagation::Unchanged,
+            ..Attributes::default()
+        };
+        opened
+            .map_err(io::Error::from)
+            .and_then(|root| mounts::set(root, attributes))
+            .map_err(Failure::during("make the root read-only"))?;
+    }
+    Ok(())
+}
+
+/// Stacks the layers with a place for changes on top.
+fn stack(spec: &Container, directory: &Path) -> Result<OwnedFd, Failure> {
+    use std::os::fd::AsRawFd as _;
+    fn failed<E: Into<io::Error>>(error: E) -> Failure {
+        Failure::during("mount the container's root")(error)
+    }
+    for name in ["upper", "work", "root", "none"] {
+        use std::os::unix::fs::DirBuilderExt as _;
+        match std::fs::DirBuilder::new().mode(0o755).create(directory.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
+            _ => {}
+        }
+    }
+    // The root of the stack is as its topmost layer is.
+    let top =
+        spec.layers.last().map(|name| spec.layers_dir.join(name)).unwrap_or_else(|| directory.join("none"));
+    let upper = directory.join("upper");
+    let like = rustix::fs::stat(&top).map_err(failed)?;
+    let owner = (Some(rustix::fs::Uid::from_raw(like.st_uid)), Some(rustix::fs::Gid::from_raw(like.st_gid)));
+    rustix::fs::chown(&upper, owner.0, owner.1).map_err(failed)?;
+    rustix::fs::chmod(&upper, Mode::from_raw_mode(like.st_mode)).map_err(failed)?;
+    let own = rustix::fs::open(directory, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+    // Short names, of which many fit into the options, and none with a comma in it.
+    let own_path = format!("/proc/self/fd/{}", own.as_raw_fd());
+    chdir(&spec.layers_dir).map_err(failed)?;
+    let mut lower: Vec<&str> = spec.layers.iter().rev().map(String::as_str).collect();
+    let none = format!("{own_path}/none");
+    if lower.is_empty() {
+        lower.push(&none);
+    }
+    let options = format!("lowerdir={},upperdir={own_path}/upper,workdir={own_path}/work", lower.join(":"));
+    let options = std::ffi::CString::new(options).map_err(failed)?;
+    let target = format!("{own_path}/root");
+    rustix::mount::mount("overlay", &target, "overlay", MountFlags::empty(), Some(options.as_c_str()))
+        .map_err(failed)?;
+    rustix::fs::open(&target, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(failed)
+}
+
+fn change_root(root: &OwnedFd) -> Result<(), Failure> {
+    fn failed<E: Into<io::Error>>(error: E) -> Failure {
+        Failure::during("move into the container's root")(error)
+    }
+    let old = rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(failed)?;
+    fchdir(root).map_err(failed)?;
+    pivot_root(".", ".").map_err(failed)?;
+    // The old root is on top of the new one now, and goes.
+    fchdir(&old).map_err(failed)?;
+    rustix::mount::mount_change(".", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
+        .map_err(failed)?;
+    rustix::mount::unmount(".", UnmountFlags::DETACH).map_err(failed)?;
+    chdir("/").map_err(failed)
+}
+
+/// A fresh file system of the kernel's.
+fn fresh(kind: &str, options: &[(&str, &str)], attributes: MountAttrFlags) -> io::Result<OwnedFd> {
+    let context = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (name, value) in options {
+        match *value {
+            "" => rustix::mount::fsconfig_set_flag(&context, *name)?,
+            value => rustix::mount::fsconfig_set_string(&context, *name, value)?,
+        }
+    }
+    rustix::mount::fsconfig_create(&context)?;
+    Ok(rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
+}
+
+fn kind(fd: impl AsFd) -> io::Result<FileType> {
+    Ok(FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode))
+}
+
+/// The container's root while it is being furnished.
+struct Root {
+    fd: OwnedFd,
+}
+
+impl Root {
+    fn open(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        rustix::fs::openat2(&self.fd, path, flags, Mode::empty(), inside)
+    }
+
+    /// A file or directory to mount on, made where there is none.
+    fn place(&self, target: &str, is_directory: bool) -> io::Result<OwnedFd> {
+        let mut path = PathBuf::from("/");
+        let mut current = self.open(&path)?;
+        let mut parts = Path::new(target).components().peekable();
+        while let Some(part) = parts.next() {
+            let name = match part {
+                Component::Normal(name) => name,
+                Component::ParentDir => return Err(io::Error::other("the path has ..")),
+                _ => continue,
+            };
+            path.push(name);
+            current = match self.open(&path) {
+                Ok(found) => found,
+                Err(rustix::io::Errno::NOENT) => {
+                    if parts.peek().is_none() && !is_directory {
+                        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+                        drop(rustix::fs::openat(&current, name, flags, Mode::from_raw_mode(0o644))?);
+                    } else {
+                        rustix::fs::mkdirat(&current, name, Mode::from_raw_mode(0o755))?;
+                    }
+                    self.open(&path)?
+                }
+                Err(error) => return Err(error.into()),
+            };
+        }
+        Ok(current)
+    }
+
+    fn mount(&self, target: &str, tree: io::Result<OwnedFd>) -> Result<(), Failure> {
+        let done = tree.and_then(|tree| mounts::attach(tree, self.place(target, true)?));
+        done.map_err(Failure::during(format!("mount {target}")))
+    }
+
+    fn kernel_file_systems(&self, spec: &Container, is_v2: bool, trees: &Trees) -> Result<(), Failure> {
+        let safe = MountAttrFlags::MOUNT_ATTR_NOSUID
+            | MountAttrFlags::MOUNT_ATTR_NOEXEC
+            | MountAttrFlags::MOUNT_ATTR_NODEV;
+        let mut sys = safe;
+        if !spec.privileged {
+            sys |= MountAttrFlags::MOUNT_ATTR_RDONLY;
+        }
+        self.mount("/proc", fresh("proc", &[], safe))?;
+        let dev = [("mode", "755"), ("size", "65536k")];
+        self.mount("/dev", fresh("tmpfs", &dev, MountAttrFlags::MOUNT_ATTR_NOSUID))?;
+        let pts = [("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620"), ("gid", "5")];
+        let no_suid = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+        self.mount("/dev/pts", fresh("devpts", &pts, no_suid))?;
+        let shm = self.place("/dev/shm", true).and_then(|place| mounts::attach(&trees.shm, place));
+        shm.map_err(Failure::during("mount /dev/shm"))?;
+        self.mount("/dev/mqueue", fresh("mqueue", &[], safe))?;
+        self.mount("/sys", fresh("sysfs", &[], sys))?;
+        if is_v2 {
+            return self.mount("/sys/fs/cgroup", fresh("cgroup2", &[], sys));
+        }
+        let groups = [("mode", "755")];
+        self.mount("/sys/fs/cgroup", fresh("tmpfs", &groups, safe))?;
+        for (name, tree) in &trees.cgroups {
+            let target = format!("/sys/fs/cgroup/{name}");
+            let attributes = Attributes {
+                read_only: !spec.privileged,
+                no_suid: true,
+                no_dev: true,
+                no_exec: true,
+                ..Attributes::default()
+            };
+            let done =
+                mounts::set(tree, attributes).and_then(|()| mounts::attach(tree, self.place(&target, true)?));
+            done.map_err(Failure::during(format!("mount {target}")))?;
+            // Those that are mounted together are found under each of their names.
+            for alone in name.split(',').filter(|alone| alone != name) {
+                let groups =
+                    self.place("/sys/fs/cgroup", true).map_err(Failure::during("open /sys/fs/cgroup"))?;
+                let _ = rustix::fs::symlinkat(name.as_str(), &groups, alone);
+            }
+        }
+        let place = self.place("/sys/fs/cgroup", true).map_err(Failure::during("open /sys/fs/cgroup"))?;
+        let attributes = Attributes {
+            read_only: !spec.privileged,
+            propagation: mounts::Propagation::Unchanged,
+            ..Attributes::default()
+        };
+        mounts::set(place, attributes).map_err(Failure::during("make /sys/fs/cgroup read-only"))
+    }
+
+    fn devices(&self, spec: &Container) -> Result<(), Failure> {
+        let dev = self.place("/dev", true).map_err(Failure::during("open /dev"))?;
+        let mode = Mode::from_raw_mode(0o666);
+        for (name, major, minor) in DEVICES {
+            let device = rustix::fs::makedev(major, minor);
+            rustix::fs::mknodat(&dev, name, FileType::CharacterDevice, mode, device)
+                .map_err(Failure::during(format!("make /dev/{name}")))?;
+        }
+        for (name, target) in LINKS {
+            rustix::fs::symlinkat(target, &dev, name)
+                .map_err(Failure::during(format!("make /dev/{name}")))?;
+        }
+        if spec.privileged {
+            self.copy_devices(Path::new("/dev"), 0);
+        }
+        for device in &spec.devices {
+            self.copy_device(&device.source, &device.target)
+                .map_err(Failure::during(format!("make the device {:?}", device.target)))?;
+        }
+        Ok(())
+    }
+
+    /// The host's devices, as many as can be had.
+    fn copy_devices(&self, directory: &Path, depth: usize) {
+        const DEEPEST: usize = 4;
+        for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+            let (path, name) = (entry.path(), entry.file_name());
+            let Ok(kind) = entry.file_type() else { continue };
+            use std::os::unix::fs::FileTypeExt as _;
+            if depth == 0 && NOT_SHARED.iter().any(|known| *known == name) {
+                continue;
+            }
+            if kind.is_dir() && depth < DEEPEST {
+                self.copy_devices(&path, depth + 1);
+            } else if kind.is_block_device() || kind.is_char_device() {
+                let _ = self.copy_device(&path, &path.display().to_string());
+            }
+        }
+    }
+
+    fn copy_device(&self, source: &Path, target: &str) -> io::Result<()> {
+        let found = rustix::fs::stat(source)?;
+        let (parent, name) = target.rsplit_once('/').ok_or(io::ErrorKind::InvalidInput)?;
+        let parent = self.place(parent, true)?;
+        let mode = Mode::from_raw_mode(found.st_mode);
+        let kind = FileType::from_raw_mode(found.st_mode);
+        if !kind.is_char_device() && !kind.is_block_device() {
+            return Err(io::Error::other(format!("{} is not a device", source.display())));
+        }
+        match rustix::fs::mknodat(&parent, name, kind, mode, found.st_rdev) {
+            Err(rustix::io::Errno::EXIST) => Ok(()),
+            other => Ok(other?),
+        }
+    }
+
+    /// Hides what would tell too much and protects what would do too much.
+    fn hide(&self, spec: &Container) -> Result<(), Failure> {
+        let read_only = MountAttrFlags::MOUNT_ATTR_RDONLY;
+        for path in &spec.masked {
+            let failed = |error: io::Error| Failure::during(format!("hide {path}"))(error);
+            let place = match self.open(Path::new(path)) {
+                Ok(place) => place,
+                Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => continue,
+                Err(error) => return Err(failed(error.into())),
+            };
+            let cover = match kind(&place).map_err(failed)? {
+                FileType::Directory => fresh("tmpfs", &[("size", "0")], read_only).map_err(failed)?,
+                _ => self
+                    .open(Path::new("/dev/null"))
+                    .map_err(io::Error::from)
+                    .and_then(copy_of)
+                    .map_err(failed)?,
+            };
+            mounts::attach(cover, place).map_err(failed)?;
+        }
+        for path in &spec.read_only_paths {
+            let failed = |error: io::Error| Failure::during(format!("protect {path}"))(error);
+            let place = match self.open(Path::new(path)) {
+                Ok(place) => place,
+                Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => continue,
+                Err(error) => return Err(failed(error.into())),
+            };
+            let copy = copy_of(&place).map_err(failed)?;
+            let attributes = Attributes {
+                read_only: true,
+                recursive: true,
+                propagation: mounts::Propagation::Unchanged,
+                ..Attributes::default()
+            };
+            mounts::set(&copy, attributes).map_err(failed)?;
+            mounts::attach(copy, place).map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+/// Another copy of what is mounted there already.
+fn copy_of(place: impl AsFd) -> io::Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_RECURSIVE
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    Ok(rustix::mount::open_tree(place, "", flags)?)
+}
+
+/// Makes the directory a process begins in, inside the container already.
+pub fn make_directory(path: &str) -> io::Result<()> {
+    match rustix::fs::statat(CWD, path, rustix::fs::AtFlags::empty()) {
+        Ok(_) => Ok(()),
+        Err(_) => std::fs::create_dir_all(path),
+    }
+}

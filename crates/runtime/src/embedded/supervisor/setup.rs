@@ -1,0 +1,190 @@
+//! How a supervisor comes to be: detached from whoever started it, with the pod's namespaces, network and socket.
+
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::ExitCode;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{MountFlags, MountPropagationFlags};
+use rustix::thread::UnshareFlags;
+use sys::cgroup::Cgroups;
+use sys::netlink::Netlink;
+use sys::process::New;
+
+use super::{Failure, Supervisor, launch, spawn};
+use crate::embedded::protocol::SOCKET;
+use crate::embedded::spec::{self, Sandbox};
+
+/// `skiff supervise DIRECTORY`: starts a supervisor that goes on by itself. Ends when it can be talked to; if it cannot,
+/// the reason is on standard output.
+pub fn supervise(directory: &Path) -> ExitCode {
+    let begin = || -> io::Result<String> {
+        let (mut reader, writer) = io::pipe()?;
+        sys::process::fork(New::default(), || run(directory, writer))?;
+        // The copy in the child is the only other one.
+        let mut outcome = [0; 4096];
+        let count = reader.read(&mut outcome)?;
+        Ok(String::from_utf8_lossy(&outcome[..count]).into_owned())
+    };
+    let problem = match begin() {
+        Ok(outcome) if outcome == "ready" => return ExitCode::SUCCESS,
+        Ok(outcome) if outcome.is_empty() => "the supervisor ended at once".to_owned(),
+        Ok(outcome) => outcome,
+        Err(error) => error.to_string(),
+    };
+    print!("{problem}");
+    ExitCode::FAILURE
+}
+
+fn run(directory: &Path, mut ready: io::PipeWriter) -> i32 {
+    match prepare(directory) {
+        Ok(mut supervisor) => {
+            let _ = ready.write_all(b"ready");
+            drop(ready);
+            match supervisor.serve() {
+                Ok(()) => 0,
+                Err(error) => {
+                    eprintln!("{error}");
+                    1
+                }
+            }
+        }
+        Err(Failure(message)) => {
+            let _ = ready.write_all(message.as_bytes());
+            1
+        }
+    }
+}
+
+fn prepare(directory: &Path) -> Result<Supervisor, Failure> {
+    let _ = rustix::process::setsid();
+    detach(directory).map_err(Failure::during("part from standard streams"))?;
+    // Nobody inside a container may look into a process of ours that is on its way to become one of theirs.
+    let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-998");
+    let spec: Sandbox = read_json(&directory.join("spec.json"))?;
+    let cgroups = Cgroups::of_host().map_err(Failure::during("find cgroups"))?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let host = rustix::fs::open("/proc/self/ns/mnt", flags, Mode::empty())
+        .map_err(Failure::during("open /proc/self/ns/mnt"))?;
+    let network = networked(&spec)?;
+    shared_memory(directory, &spec)?;
+    // Before there is anything a copy of this process should not hold on to.
+    let keeper = if spec.shared_pids {
+        Some(spawn::keeper().map_err(Failure::during("keep processes together"))?)
+    } else {
+        None
+    };
+    rustix::process::chdir(directory).map_err(Failure::during("enter the pod's directory"))?;
+    let _ = std::fs::remove_file(SOCKET);
+    // By its last name alone: a socket's path may have no more than 108 bytes.
+    let listener = UnixListener::bind(SOCKET).map_err(Failure::during("make the pod's socket"))?;
+    listener.set_nonblocking(true).map_err(Failure::during("make the pod's socket"))?;
+    let directory = directory.to_owned();
+    let (connections, containers, commands) = Default::default();
+    Ok(Supervisor {
+        directory,
+        cgroups,
+        host,
+        keeper,
+        network,
+        listener,
+        connections,
+        containers,
+        commands,
+        next: 0,
+        stops: false,
+    })
+}
+
+/// The namespaces of the pod, and its link.
+fn networked(spec: &Sandbox) -> Result<Option<(Netlink, String)>, Failure> {
+    let mut host = Netlink::open().map_err(Failure::during("speak to the kernel about networks"))?;
+    let mut apart = UnshareFlags::NEWNS;
+    apart.set(UnshareFlags::NEWNET, !spec.host_network);
+    apart.set(UnshareFlags::NEWIPC, !spec.host_ipc);
+    apart.set(UnshareFlags::NEWUTS, !spec.hostname.is_empty());
+    sys::process::unshare(apart).map_err(Failure::during("make the pod's namespaces"))?;
+    rustix::mount::mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
+        .map_err(Failure::during("part from the host's mounts"))?;
+    if !spec.hostname.is_empty() {
+        rustix::system::sethostname(spec.hostname.as_bytes())
+            .map_err(Failure::during("set the host name"))?;
+    }
+    let mut link = None;
+    if !spec.host_network {
+        let failed = |error: podnet::Error| {
+            let source =
+                std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
+            Failure(format!("failed to setup network for sandbox: {error}{source}"))
+        };
+        match &spec.network {
+            Some(attachment) => {
+                podnet::attach(&mut host, attachment).map_err(failed)?;
+                link = Some((host, attachment.link.clone()));
+            }
+            None => {
+                let mut inside = Netlink::open().map_err(Failure::during("open the pod's network"))?;
+                podnet::loopback(&mut inside).map_err(failed)?;
+            }
+        }
+    }
+    for (name, value) in &spec.sysctls {
+        let path = format!("/proc/sys/{}", name.replace('.', "/"));
+        std::fs::write(&path, value).map_err(Failure::during(format!("set {name} to {value:?}")))?;
+    }
+    Ok(link)
+}
+
+/// One `/dev/shm` for the whole pod. With the host's IPC it is the host's.
+fn shared_memory(directory: &Path, spec: &Sandbox) -> Result<(), Failure> {
+    fn failed<E: Into<io::Error>>(error: E) -> Failure {
+        Failure::during("make the pod's /dev/shm")(error)
+    }
+    let place = directory.join("shm");
+    match std::fs::create_dir(&place) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
+        _ => {}
+    }
+    if spec.host_ipc {
+        return rustix::mount::mount_bind("/dev/shm", &place).map_err(failed);
+    }
+    let options = std::ffi::CString::new(format!("mode=1777,size={}", spec.shm)).map_err(failed)?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    rustix::mount::mount("shm", &place, "tmpfs", flags, Some(options.as_c_str())).map_err(failed)
+}
+
+/// Last words go to a file; nothing else of whoever started us is kept.
+fn detach(directory: &Path) -> io::Result<()> {
+    let null = null()?;
+    let log = File::options().append(true).create(true).open(directory.join("supervisor.log"))?;
+    launch::stdio(&null, &null, &log)
+}
+
+/// Reads from it end at once, writes to it vanish.
+pub fn null() -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+pub fn read_container(directory: &Path, id: &str) -> Result<spec::Container, Failure> {
+    if id.is_empty() || !id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+        return Err(Failure(format!("{id:?} is not a container")));
+    }
+    read_json(&directory.join(id).join("spec.json"))
+}
+
+fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, Failure> {
+    let bytes = std::fs::read(path).map_err(Failure::during(format!("read {}", path.display())))?;
+    serde_json::from_slice(&bytes)
+        .map_err(|error| Failure(format!("cannot understand {}: {error}", path.display())))
+}
+
+/// Writes a file so that it is there as a whole or not at all.
+pub fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let aside = path.with_extension("new");
+    std::fs::write(&aside, bytes)?;
+    std::fs::rename(aside, path)
+}

@@ -1,0 +1,233 @@
+//! Copies of the supervisor that become a container's processes.
+//!
+//! Each has a channel back: what went wrong as text, or the near end of its terminal; it closes when the program runs.
+
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use rustix::thread::{LinkNameSpaceType, ThreadNameSpaceType, UnshareFlags};
+use sys::cgroup::{Cgroups, DeviceRule};
+use sys::process::{Child, New};
+
+use super::Failure;
+use super::launch::{self, launch};
+use super::root::{self, Trees};
+use crate::embedded::spec::{Container, Pids};
+
+/// What a new process needs of the pod.
+pub struct Surroundings<'a> {
+    /// The pod's directory.
+    pub directory: &'a Path,
+    pub cgroups: &'a Cgroups,
+    /// The mount namespace of the host.
+    pub host: BorrowedFd<'a>,
+}
+
+/// The streams of a new process; with a terminal none of them matters.
+pub struct Stdio<'a> {
+    pub stdin: BorrowedFd<'a>,
+    pub stdout: BorrowedFd<'a>,
+    pub stderr: BorrowedFd<'a>,
+}
+
+/// A process on its way to its program.
+pub struct Spawned {
+    pub child: Child,
+    pub channel: UnixStream,
+}
+
+/// What came over the channel, once it is closed.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    pub failure: Option<String>,
+    pub terminal: Option<OwnedFd>,
+}
+
+/// Starts a container. `pids` is the namespace it joins, where it does not get one of its own.
+pub fn container(
+    around: &Surroundings<'_>,
+    id: &str,
+    spec: &Container,
+    pids: Option<BorrowedFd<'_>>,
+    stdio: &Stdio<'_>,
+) -> io::Result<Spawned> {
+    let directory = around.directory.join(id);
+    let shm = around.directory.join("shm");
+    let new = New { pid: spec.pids == Pids::Own, ..New::default() };
+    spawn(new, pids, |channel| {
+        let begin = || -> Result<_, Failure> {
+            rustix::process::umask(rustix::fs::Mode::empty());
+            join_cgroup(around.cgroups, spec)?;
+            score(spec.oom_score_adj);
+            let filter = launch::filter(spec)?;
+            let trees = Trees::open(spec, &shm, around.host, around.cgroups)?;
+            let mut apart = UnshareFlags::NEWNS;
+            if !spec.privileged {
+                apart |= UnshareFlags::NEWCGROUP;
+            }
+            sys::process::unshare(apart).map_err(Failure::during("leave the host's mounts"))?;
+            root::enter(spec, &directory, trees, around.cgroups.is_v2())?;
+            streams(spec.tty, stdio, channel)?;
+            if spec.tty {
+                launch::console().map_err(Failure::during("make /dev/console"))?;
+            }
+            Ok(filter)
+        };
+        match begin() {
+            Ok(filter) => launch(spec, &spec.args, filter.as_deref()),
+            Err(failure) => failure,
+        }
+    })
+}
+
+/// Runs a command beside what runs in a container already. `first` is its first process.
+pub fn command(
+    around: &Surroundings<'_>,
+    spec: &Container,
+    args: &[String],
+    tty: bool,
+    first: BorrowedFd<'_>,
+    pids: Option<BorrowedFd<'_>>,
+    stdio: &Stdio<'_>,
+) -> io::Result<Spawned> {
+    spawn(New::default(), pids, |channel| {
+        let begin = || -> Result<_, Failure> {
+            around.cgroups.join(&spec.cgroup).map_err(Failure::during("join the container's cgroup"))?;
+            score(spec.oom_score_adj);
+            let filter = launch::filter(spec)?;
+            let mut into = ThreadNameSpaceType::MOUNT;
+            if !spec.privileged {
+                into |= ThreadNameSpaceType::CONTROL_GROUP;
+            }
+            rustix::thread::move_into_thread_name_spaces(first, into)
+                .map_err(Failure::during("enter the container"))?;
+            streams(tty, stdio, channel)?;
+            Ok(filter)
+        };
+        match begin() {
+            Ok(filter) => launch(spec, args, filter.as_deref()),
+            Err(failure) => failure,
+        }
+    })
+}
+
+/// The process that keeps a pod's process namespace, and is the parent of the orphans in it.
+pub fn keeper() -> io::Result<Child> {
+    sys::process::fork(New { pid: true, ..New::default() }, || {
+        let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+        sys::process::forget_children();
+        loop {
+            rustix::event::pause();
+        }
+    })
+}
+
+fn spawn(
+    new: New,
+    pids: Option<BorrowedFd<'_>>,
+    body: impl FnOnce(&UnixStream) -> Failure,
+) -> io::Result<Spawned> {
+    let (near, far) = UnixStream::pair()?;
+    let own = std::fs::File::open("/proc/self/ns/pid")?;
+    // Where children begin; this process stays where it is.
+    let kind = Some(LinkNameSpaceType::ProcessID);
+    if let Some(pids) = pids {
+        rustix::thread::move_into_link_name_space(pids, kind)?;
+    }
+    let forked = sys::process::fork(new, || {
+        let _ = rustix::process::setsid();
+        let Failure(message) = body(&far);
+        let _ = (&far).write_all(message.as_bytes());
+        127
+    });
+    if pids.is_some() {
+        rustix::thread::move_into_link_name_space(own.as_fd(), kind)?;
+    }
+    near.set_nonblocking(true)?;
+    Ok(Spawned { child: forked?, channel: near })
+}
+
+fn streams(tty: bool, stdio: &Stdio<'_>, channel: &UnixStream) -> Result<(), Failure> {
+    if tty {
+        let near = launch::terminal()?;
+        sys::fds::send(channel, b"\0", &[near.as_fd()]).map_err(Failure::during("hand on the terminal"))?;
+        return Ok(());
+    }
+    launch::stdio(stdio.stdin, stdio.stdout, stdio.stderr).map_err(Failure::during("set up standard streams"))
+}
+
+fn join_cgroup(cgroups: &Cgroups, spec: &Container) -> Result<(), Failure> {
+    let group = &spec.cgroup;
+    cgroups.create(group).map_err(Failure::during("make the container's cgroup"))?;
+    cgroups.limit(group, &(&spec.limits).into()).map_err(Failure::during("limit the container"))?;
+    cgroups
+        .allow_devices(group, &device_rules(spec))
+        .map_err(Failure::during("limit the container's devices"))?;
+    cgroups.join(group).map_err(Failure::during("join the container's cgroup"))
+}
+
+fn device_rules(spec: &Container) -> Vec<DeviceRule> {
+    use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+    /// Making any node is harmless as long as it cannot be opened; terminals are the container's own.
+    const ALWAYS: [&str; 10] = [
+        "c *:* m",
+        "b *:* m",
+        "c 1:3 rwm",
+        "c 1:5 rwm",
+        "c 1:7 rwm",
+        "c 1:8 rwm",
+        "c 1:9 rwm",
+        "c 5:0 rwm",
+        "c 5:2 rwm",
+        "c 136:* rwm",
+    ];
+    if spec.privileged {
+        return vec![DeviceRule("a".to_owned())];
+    }
+    let mut rules: Vec<DeviceRule> = ALWAYS.iter().map(|rule| DeviceRule((*rule).to_owned())).collect();
+    for device in &spec.devices {
+        let Ok(found) = std::fs::metadata(&device.source) else { continue };
+        let kind = if found.file_type().is_block_device() { 'b' } else { 'c' };
+        let (major, minor) = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
+        rules.push(DeviceRule(format!("{kind} {major}:{minor} {}", device.access)));
+    }
+    rules
+}
+
+/// How early this process goes when memory is short. Not every root may lower it.
+fn score(adjustment: i64) {
+    let _ = std::fs::write("/proc/self/oom_score_adj", adjustment.to_string());
+}
+
+/// Reads what a channel brings; `None` as long as it is open.
+pub fn listen(channel: &UnixStream, outcome: &mut Outcome) -> Option<()> {
+    let mut buffer = [0; 4096];
+    loop {
+        if outcome.terminal.is_none() && outcome.failure.is_none() {
+            match sys::fds::receive(channel, &mut buffer) {
+                Ok((0, _)) => return Some(()),
+                Ok((count, mut fds)) => {
+                    outcome.terminal = fds.pop();
+                    let text = String::from_utf8_lossy(&buffer[..count]).trim_start_matches('\0').to_owned();
+                    if !text.is_empty() {
+                        outcome.failure = Some(text);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+                Err(_) => return Some(()),
+            }
+            continue;
+        }
+        match (&*channel).read(&mut buffer) {
+            Ok(0) => return Some(()),
+            Ok(count) => {
+                let text = String::from_utf8_lossy(&buffer[..count]).into_owned();
+                outcome.failure.get_or_insert_default().push_str(&text);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+            Err(_) => return Some(()),
+        }
+    }
+}

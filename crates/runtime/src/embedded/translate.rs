@@ -1,0 +1,263 @@
+//! From CRI's words and an image's to what a supervisor is told. Pure.
+
+use std::path::{Path, PathBuf};
+
+use image::Process;
+use podnet::Attachment;
+
+use super::{capability, spec};
+use crate::cri::*;
+
+/// What every runtime gives a pod.
+const SHM: u64 = 64 << 20;
+/// Of the path a program is looked for in, where an image says nothing.
+const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// What the containers of a pod share.
+pub fn sandbox(config: &PodSandboxConfig, network: Option<Attachment>) -> spec::Sandbox {
+    let linux = config.linux.clone().unwrap_or_default();
+    let namespaces = namespaces(config);
+    let host_network = namespaces.network() == NamespaceMode::Node;
+    spec::Sandbox {
+        hostname: if host_network { String::new() } else { config.hostname.clone() },
+        host_network,
+        host_ipc: namespaces.ipc() == NamespaceMode::Node,
+        shared_pids: namespaces.pid() == NamespaceMode::Pod,
+        network,
+        sysctls: linux.sysctls.into_iter().collect(),
+        shm: SHM,
+    }
+}
+
+/// Which namespaces of the host a pod is in.
+pub fn namespaces(config: &PodSandboxConfig) -> NamespaceOption {
+    let security = config.linux.clone().and_then(|linux| linux.security_context);
+    security.and_then(|security| security.namespace_options).unwrap_or_default()
+}
+
+/// The group of a container.
+pub fn cgroup(config: &PodSandboxConfig, id: &str) -> String {
+    let parent = config.linux.as_ref().map_or("", |linux| linux.cgroup_parent.as_str());
+    format!("/{}/{id}", parent.trim_matches('/')).replace("//", "/")
+}
+
+/// What a container is made of besides its configuration.
+pub struct Parts<'a> {
+    pub id: &'a str,
+    pub image: &'a Process,
+    pub layers_dir: PathBuf,
+    pub layers: Vec<String>,
+    /// The pod's directory, where its files for `/etc` are.
+    pub directory: &'a Path,
+    /// Where profiles of the node are.
+    pub seccomp_dir: &'a Path,
+}
+
+/// One run of a container.
+pub fn container(
+    config: &ContainerConfig,
+    pod: &PodSandboxConfig,
+    parts: Parts<'_>,
+) -> Result<spec::Container, String> {
+    let linux = config.linux.clone().unwrap_or_default();
+    let security = linux.security_context.unwrap_or_default();
+    let resources = linux.resources.unwrap_or_default();
+    let wanted = security.capabilities.clone().unwrap_or_default();
+    let capabilities = match security.privileged {
+        true => capability::all(),
+        false => capability::choose(&wanted.add_capabilities, &wanted.drop_capabilities)?,
+    };
+    let ambient =
+        wanted.add_ambient_capabilities.iter().filter_map(|name| capability::number(name)).collect();
+    let mut mounts = files(pod, parts.directory, security.readonly_rootfs);
+    // What the pod itself mounts wins over what every pod has.
+    mounts
+        .retain(|known| !config.mounts.iter().any(|mount| same_place(&mount.container_path, &known.target)));
+    for wanted in &config.mounts {
+        mounts.push(mount(wanted)?);
+    }
+    let log = (!config.log_path.is_empty() && !pod.log_directory.is_empty())
+        .then(|| Path::new(&pod.log_directory).join(&config.log_path));
+    Ok(spec::Container {
+        layers_dir: parts.layers_dir,
+        layers: parts.layers,
+        args: arguments(config, parts.image)?,
+        env: environment(config, parts.image),
+        cwd: first([&config.working_dir, &parts.image.working_dir]),
+        user: user(&security, parts.image),
+        read_only: security.readonly_rootfs,
+        privileged: security.privileged,
+        pids: pids(&security),
+        mounts,
+        devices: devices(config),
+        masked: security.masked_paths.clone(),
+        read_only_paths: security.readonly_paths.clone(),
+        capabilities,
+        ambient,
+        no_new_privileges: security.no_new_privs,
+        seccomp: seccomp(&security, parts.seccomp_dir)?,
+        apparmor: None,
+        cgroup: cgroup(pod, parts.id),
+        limits: limits(&resources),
+        oom_score_adj: resources.oom_score_adj,
+        stdin: config.stdin,
+        stdin_once: config.stdin_once,
+        tty: config.tty,
+        log,
+    })
+}
+
+fn first(choices: [&String; 2]) -> String {
+    choices.into_iter().find(|text| !text.is_empty()).cloned().unwrap_or_default()
+}
+
+/// A command replaces the image's entry point and with it the arguments.
+fn arguments(config: &ContainerConfig, image: &Process) -> Result<Vec<String>, String> {
+    let entrypoint = image.entrypoint.clone().unwrap_or_default();
+    let args = match (config.command.is_empty(), config.args.is_empty()) {
+        (false, _) => [config.command.clone(), config.args.clone()].concat(),
+        (true, false) => [entrypoint, config.args.clone()].concat(),
+        (true, true) => [entrypoint, image.cmd.clone().unwrap_or_default()].concat(),
+    };
+    if args.is_empty() { Err("no command specified".to_owned()) } else { Ok(args) }
+}
+
+fn environment(config: &ContainerConfig, image: &Process) -> Vec<String> {
+    let mut env: Vec<String> = image.env.clone().unwrap_or_default();
+    if !env.iter().any(|pair| pair.starts_with("PATH=")) {
+        env.insert(0, PATH.to_owned());
+    }
+    if config.tty {
+        env.push("TERM=xterm".to_owned());
+    }
+    for pair in &config.envs {
+        let start = format!("{}=", pair.key);
+        env.retain(|known| !known.starts_with(&start));
+        env.push(format!("{start}{}", pair.value));
+    }
+    env
+}
+
+fn user(security: &LinuxContainerSecurityContext, image: &Process) -> spec::User {
+    let number =
+        |value: &Option<Int64Value>| value.as_ref().and_then(|value| u32::try_from(value.value).ok());
+    let group = number(&security.run_as_group);
+    let name = match (number(&security.run_as_user), security.run_as_username.as_str()) {
+        (Some(uid), _) => uid.to_string(),
+        (None, "") => image.user.clone(),
+        (None, name) => name.to_owned(),
+    };
+    spec::User {
+        name,
+        group,
+        more_groups: security.supplemental_groups.iter().filter_map(|gid| u32::try_from(*gid).ok()).collect(),
+        strict_groups: security.supplemental_groups_policy() == SupplementalGroupsPolicy::Strict,
+    }
+}
+
+fn pids(security: &LinuxContainerSecurityContext) -> spec::Pids {
+    let options = security.namespace_options.clone().unwrap_or_default();
+    match options.pid() {
+        NamespaceMode::Pod => spec::Pids::Pod,
+        NamespaceMode::Container => spec::Pids::Own,
+        NamespaceMode::Node => spec::Pids::Host,
+        NamespaceMode::Target => spec::Pids::Of(options.target_id),
+    }
+}
+
+fn seccomp(security: &LinuxContainerSecurityContext, profiles: &Path) -> Result<spec::Seccomp, String> {
+    let Some(profile) = &security.seccomp else { return Ok(spec::Seccomp::Unconfined) };
+    Ok(match profile.profile_type() {
+        ProfileType::RuntimeDefault => spec::Seccomp::Default,
+        ProfileType::Unconfined => spec::Seccomp::Unconfined,
+        ProfileType::Localhost => {
+            let named = Path::new(profile.localhost_ref.trim_start_matches("localhost/"));
+            // The kubelet makes an absolute path of it; anything else is looked for where profiles are.
+            if named.components().any(|part| part == std::path::Component::ParentDir) {
+                return Err(format!("{:?} is not a seccomp profile of this node", profile.localhost_ref));
+            }
+            spec::Seccomp::File(profiles.join(named))
+        }
+    })
+}
+
+fn same_place(one: &str, other: &str) -> bool {
+    Path::new(one).components().eq(Path::new(other).components())
+}
+
+fn mount(wanted: &Mount) -> Result<spec::Mount, String> {
+    if wanted.image.is_some() {
+        return Err(format!(
+            "an image as the volume {:?} is not supported by this runtime",
+            wanted.container_path
+        ));
+    }
+    Ok(spec::Mount {
+        source: wanted.host_path.clone().into(),
+        target: wanted.container_path.clone(),
+        read_only: wanted.readonly,
+        recursive_read_only: wanted.recursive_read_only,
+        propagation: match wanted.propagation() {
+            MountPropagation::Private => spec::Propagation::Private,
+            MountPropagation::HostToContainer => spec::Propagation::HostToContainer,
+            MountPropagation::Bidirectional => spec::Propagation::Bidirectional,
+        },
+    })
+}
+
+/// The files of `/etc` that are the pod's.
+fn files(pod: &PodSandboxConfig, directory: &Path, read_only: bool) -> Vec<spec::Mount> {
+    let mut names = vec!["resolv.conf"];
+    if namespaces(pod).network() != NamespaceMode::Node && !pod.hostname.is_empty() {
+        names.push("hostname");
+    }
+    let mount = |name: &str| spec::Mount {
+        source: directory.join(name),
+        target: format!("/etc/{name}"),
+        read_only,
+        ..spec::Mount::default()
+    };
+    names.into_iter().map(mount).collect()
+}
+
+fn devices(config: &ContainerConfig) -> Vec<spec::Device> {
+    let device = |device: &Device| spec::Device {
+        source: device.host_path.clone().into(),
+        target: device.container_path.clone(),
+        access: if device.permissions.is_empty() { "rwm".to_owned() } else { device.permissions.clone() },
+    };
+    config.devices.iter().map(device).collect()
+}
+
+pub fn limits(resources: &LinuxContainerResources) -> spec::Limits {
+    spec::Limits {
+        cpu_shares: resources.cpu_shares,
+        cpu_quota: resources.cpu_quota,
+        cpu_period: resources.cpu_period,
+        cpus: resources.cpuset_cpus.clone(),
+        memory_nodes: resources.cpuset_mems.clone(),
+        memory: resources.memory_limit_in_bytes,
+        memory_and_swap: resources.memory_swap_limit_in_bytes,
+        pids: 0,
+        huge_pages: resources.hugepage_limits.iter().map(|one| (one.page_size.clone(), one.limit)).collect(),
+        unified: resources.unified.clone().into_iter().collect(),
+    }
+}
+
+/// The pod's resolver, as a file.
+pub fn resolv_conf(dns: &DnsConfig) -> String {
+    let mut text = String::new();
+    if !dns.searches.is_empty() {
+        text += &format!("search {}\n", dns.searches.join(" "));
+    }
+    for server in &dns.servers {
+        text += &format!("nameserver {server}\n");
+    }
+    if !dns.options.is_empty() {
+        text += &format!("options {}\n", dns.options.join(" "));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,91 @@
+use super::*;
+
+fn made(config: &ContainerConfig, image: &Process) -> Result<spec::Container, String> {
+    let pod = PodSandboxConfig {
+        hostname: "web".into(),
+        log_directory: "/logs".into(),
+        linux: Some(LinuxPodSandboxConfig { cgroup_parent: "/skiff/pod1".into(), ..Default::default() }),
+        ..Default::default()
+    };
+    let parts = Parts {
+        id: "c1",
+        image,
+        layers_dir: "/layers".into(),
+        layers: vec!["a".into()],
+        directory: Path::new("/pod"),
+        seccomp_dir: Path::new("/profiles"),
+    };
+    container(config, &pod, parts)
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+#[track_caller]
+fn check(command: &str, args: &str, expected: Result<&str, &str>) {
+    let image =
+        Process { entrypoint: Some(words("/entry -x")), cmd: Some(words("default")), ..Process::default() };
+    let config = ContainerConfig { command: words(command), args: words(args), ..Default::default() };
+    let found = made(&config, &image).map(|spec| spec.args.join(" "));
+    assert_eq!(found.as_deref().map_err(String::as_str), expected);
+}
+
+#[test]
+fn commands_and_arguments() {
+    check("", "", Ok("/entry -x default"));
+    check("", "mine", Ok("/entry -x mine"));
+    check("sh -c", "", Ok("sh -c"));
+    check("sh -c", "echo", Ok("sh -c echo"));
+    let nothing = made(&ContainerConfig::default(), &Process::default());
+    assert_eq!(nothing.unwrap_err(), "no command specified");
+}
+
+#[test]
+fn the_environment_of_the_pod_wins() {
+    let image =
+        Process { env: Some(words("PATH=/bin A=1 B=2")), cmd: Some(words("x")), ..Process::default() };
+    let pair = |key: &str, value: &str| KeyValue { key: key.into(), value: value.into() };
+    let config =
+        ContainerConfig { envs: vec![pair("A", "3"), pair("C", "4")], tty: true, ..Default::default() };
+    assert_eq!(made(&config, &image).unwrap().env, ["PATH=/bin", "B=2", "TERM=xterm", "A=3", "C=4"]);
+}
+
+#[test]
+fn files_of_the_pod_give_way_to_mounts() {
+    let image = Process { cmd: Some(words("x")), ..Process::default() };
+    let own =
+        Mount { container_path: "/etc/resolv.conf/".into(), host_path: "/mine".into(), ..Default::default() };
+    let spec = made(
+        &ContainerConfig { mounts: vec![own], log_path: "c/0.log".into(), ..Default::default() },
+        &image,
+    )
+    .unwrap();
+    let mounts: Vec<_> =
+        spec.mounts.iter().map(|mount| (mount.source.to_str().unwrap(), mount.target.as_str())).collect();
+    assert_eq!(mounts, [("/pod/hostname", "/etc/hostname"), ("/mine", "/etc/resolv.conf/")]);
+    assert_eq!((spec.cgroup.as_str(), spec.log), ("/skiff/pod1/c1", Some("/logs/c/0.log".into())));
+}
+
+#[test]
+fn profiles_stay_in_their_directory() {
+    let image = Process { cmd: Some(words("x")), ..Process::default() };
+    let with = |reference: &str| {
+        let seccomp = Some(SecurityProfile {
+            profile_type: ProfileType::Localhost.into(),
+            localhost_ref: reference.into(),
+        });
+        let security_context = Some(LinuxContainerSecurityContext { seccomp, ..Default::default() });
+        let linux = Some(LinuxContainerConfig { security_context, ..Default::default() });
+        made(&ContainerConfig { linux, ..Default::default() }, &image).map(|spec| spec.seccomp)
+    };
+    assert_eq!(with("a/b.json"), Ok(spec::Seccomp::File("/profiles/a/b.json".into())));
+    assert_eq!(with("../x").unwrap_err(), "\"../x\" is not a seccomp profile of this node");
+}
+
+#[test]
+fn resolvers_are_written_in_order() {
+    let dns = DnsConfig { servers: words("10.0.0.1 ::1"), searches: words("a b"), options: words("ndots:5") };
+    assert_eq!(resolv_conf(&dns), "search a b\nnameserver 10.0.0.1\nnameserver ::1\noptions ndots:5\n");
+    assert_eq!(resolv_conf(&DnsConfig::default()), "");
+}

@@ -1,0 +1,153 @@
+//! Pods, containers and images in CRI's words.
+
+use std::collections::BTreeMap;
+
+use super::pods::{Container as Known, Pod};
+use crate::cri::*;
+
+/// What CRI calls the end of a container that could not be started.
+const START_ERROR: i32 = 128;
+
+pub fn has_labels(labels: &BTreeMap<String, String>, wanted: &[(&str, &str)]) -> bool {
+    wanted.iter().all(|(name, value)| labels.get(*name).is_some_and(|known| known == value))
+}
+
+pub fn sandbox(pod: &Pod) -> PodSandbox {
+    let record = pod.record.lock();
+    let config = record.config.clone().unwrap_or_default();
+    PodSandbox {
+        id: pod.id.clone(),
+        metadata: config.metadata,
+        state: sandbox_state(pod).into(),
+        created_at: record.created,
+        labels: config.labels,
+        annotations: config.annotations,
+        runtime_handler: record.handler.clone(),
+    }
+}
+
+fn sandbox_state(pod: &Pod) -> PodSandboxState {
+    if *pod.is_ready.borrow() { PodSandboxState::Ready } else { PodSandboxState::NotReady }
+}
+
+pub fn sandbox_status(pod: &Pod) -> PodSandboxStatus {
+    let shown = sandbox(pod);
+    let ips = pod.record.lock().ips.clone();
+    let more = ips.iter().skip(1).map(|ip| PodIp { ip: ip.clone() });
+    let ip = ips.first().cloned().unwrap_or_default();
+    PodSandboxStatus {
+        id: shown.id,
+        metadata: shown.metadata,
+        state: shown.state,
+        created_at: shown.created_at,
+        network: Some(PodSandboxNetworkStatus { ip, additional_ips: more.collect() }),
+        labels: shown.labels,
+        annotations: shown.annotations,
+        runtime_handler: shown.runtime_handler,
+    }
+}
+
+fn state(known: &Known) -> ContainerState {
+    match known.status() {
+        None => ContainerState::Created,
+        Some(status) if status.finished != 0 || status.failure.is_some() => ContainerState::Exited,
+        // Its program does not run yet.
+        Some(status) if status.started == 0 => ContainerState::Created,
+        Some(_) => ContainerState::Running,
+    }
+}
+
+pub fn container(pod: &Pod, known: &Known) -> Container {
+    let record = known.record.clone();
+    let config = record.config.unwrap_or_default();
+    Container {
+        id: known.id.clone(),
+        pod_sandbox_id: pod.id.clone(),
+        metadata: config.metadata,
+        image: config.image,
+        image_ref: record.image_ref,
+        state: state(known).into(),
+        created_at: record.created,
+        labels: config.labels,
+        annotations: config.annotations,
+        image_id: record.image,
+    }
+}
+
+pub fn container_status(pod: &Pod, known: &Known) -> ContainerStatus {
+    let shown = container(pod, known);
+    let config = known.record.config.clone().unwrap_or_default();
+    let status = known.status().unwrap_or_default();
+    let (exit_code, reason, message) = match (&status.failure, status.finished) {
+        (Some(failure), _) => (START_ERROR, "StartError", failure.clone()),
+        (None, 0) => (0, "", String::new()),
+        (None, _) if status.out_of_memory => (status.exit_code, "OOMKilled", String::new()),
+        (None, _) if status.exit_code == 0 => (0, "Completed", String::new()),
+        (None, _) => (status.exit_code, "Error", String::new()),
+    };
+    let directory = pod.record.lock().config.clone().unwrap_or_default().log_directory;
+    ContainerStatus {
+        id: shown.id,
+        metadata: shown.metadata,
+        state: shown.state,
+        created_at: shown.created_at,
+        started_at: status.started,
+        finished_at: status.finished,
+        exit_code,
+        image: shown.image,
+        image_ref: shown.image_ref,
+        reason: reason.to_owned(),
+        message,
+        labels: shown.labels,
+        annotations: shown.annotations,
+        mounts: config.mounts,
+        log_path: format!("{directory}/{}", config.log_path),
+        image_id: shown.image_id,
+    }
+}
+
+pub fn image(known: &image::Image, user: &str) -> Image {
+    let name = user.split(':').next().unwrap_or_default();
+    let uid = match name.parse::<i64>() {
+        Ok(value) => Some(Int64Value { value }),
+        Err(_) if name.is_empty() => Some(Int64Value { value: 0 }),
+        Err(_) => None,
+    };
+    Image {
+        id: known.id.to_string(),
+        repo_tags: known.tags.iter().cloned().collect(),
+        repo_digests: known.digests.iter().cloned().collect(),
+        size: known.size,
+        username: if uid.is_none() { name.to_owned() } else { String::new() },
+        uid,
+        spec: None,
+        pinned: false,
+    }
+}
+
+/// What a container uses.
+pub fn stats(pod: &Pod, known: &Known, usage: &sys::cgroup::Usage, timestamp: i64) -> ContainerStats {
+    let value = |value: u64| Some(Uint64Value { value });
+    let shown = container(pod, known);
+    let available =
+        usage.memory_limit.map(|limit| Uint64Value { value: limit.saturating_sub(usage.working_set) });
+    ContainerStats {
+        attributes: Some(ContainerAttributes {
+            id: shown.id,
+            metadata: shown.metadata,
+            labels: shown.labels,
+            annotations: shown.annotations,
+        }),
+        cpu: Some(CpuUsage { timestamp, usage_core_nano_seconds: value(usage.cpu), usage_nano_cores: None }),
+        memory: Some(MemoryUsage {
+            timestamp,
+            working_set_bytes: value(usage.working_set),
+            available_bytes: available,
+            usage_bytes: value(usage.memory),
+            rss_bytes: value(usage.anonymous),
+            page_faults: value(usage.page_faults),
+            major_page_faults: value(usage.major_page_faults),
+        }),
+        writable_layer: None,
+    }
+}

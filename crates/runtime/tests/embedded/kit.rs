@@ -1,0 +1,272 @@
+//! A node for tests, and a way to count what pods leave behind.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt as _;
+use runtime::cri::*;
+use runtime::embedded::Config;
+use runtime::{Embedded, Runtime};
+
+pub const IMAGE: &str = "docker.io/library/busybox:1.36";
+const DEADLINE: Duration = Duration::from_secs(60);
+
+pub struct Node {
+    pub dir: tempfile::TempDir,
+    pub runtime: Embedded,
+}
+
+/// Runs the tests, each on a node of its own, and checks that nothing is left of its pods.
+pub async fn run(only: Option<&str>) {
+    let mut failures = 0;
+    macro_rules! tests {
+        ($($module:ident :: $name:ident),* $(,)?) => {$(
+            let name = concat!(stringify!($module), "::", stringify!($name));
+            if only.is_none_or(|only| name.contains(only)) {
+                let node = Node::new().await;
+                let before = traces();
+                let test = async {
+                    crate::$module::$name(&node).await;
+                    node.empty().await;
+                };
+                if std::panic::AssertUnwindSafe(test).catch_unwind().await.is_err() {
+                    println!("test {name} ... FAILED");
+                    failures += 1;
+                } else {
+                let mut after = traces();
+                // The bridge comes with the first pod and stays.
+                after.insert("links", after["links"].saturating_sub(1).max(before["links"]));
+                assert_eq!(before, after, "{name} leaves something behind");
+                println!("test {name} ... ok");
+                }
+            }
+        )*};
+    }
+    tests![
+        life::a_pod_lives_and_dies,
+        life::containers_share_their_pod,
+        life::what_cannot_start_says_why,
+        life::streams_and_signals,
+        life::limits_hold,
+        life::a_later_skiff_finds_its_pods,
+        life::a_killed_supervisor_leaves_nothing,
+        life::users_and_directories,
+        life::volumes_and_propagation,
+        breakout::nothing_leads_out,
+        breakout::privileges_are_what_they_should_be,
+        breakout::images_cannot_mount_elsewhere,
+        breakout::seccomp_holds_for_commands_too,
+    ];
+    assert_eq!(failures, 0, "tests failed");
+    println!("\ntest result: ok.");
+}
+
+impl Node {
+    async fn new() -> Node {
+        let dir = tempfile::Builder::new().prefix("skiff-runtime-").tempdir().expect("a directory");
+        let archive = testkit::busybox_image(dir.path(), IMAGE).expect("an image");
+        let runtime = open(dir.path()).await;
+        let file = std::fs::File::open(archive).expect("an archive");
+        image::import(runtime.images(), file).expect("imported");
+        Node { dir, runtime }
+    }
+
+    /// Another skiff on the same data.
+    pub async fn again(&self) -> Embedded {
+        open(self.dir.path()).await
+    }
+
+    pub fn logs(&self) -> PathBuf {
+        self.dir.path().join("logs")
+    }
+
+    pub fn pod_config(&self, name: &str) -> PodSandboxConfig {
+        let options = NamespaceOption { pid: NamespaceMode::Container.into(), ..NamespaceOption::default() };
+        PodSandboxConfig {
+            metadata: Some(PodSandboxMetadata {
+                name: name.into(),
+                uid: name.into(),
+                namespace: "d".into(),
+                attempt: 0,
+            }),
+            hostname: name.into(),
+            log_directory: self.logs().display().to_string(),
+            dns_config: Some(DnsConfig { servers: vec!["10.43.0.10".into()], ..DnsConfig::default() }),
+            labels: BTreeMap::from([("pod".to_owned(), name.to_owned())]),
+            linux: Some(LinuxPodSandboxConfig {
+                cgroup_parent: format!("/skiff-test-{}/pod{name}", std::process::id()),
+                security_context: Some(LinuxSandboxSecurityContext {
+                    namespace_options: Some(options),
+                    ..LinuxSandboxSecurityContext::default()
+                }),
+                ..LinuxPodSandboxConfig::default()
+            }),
+            ..PodSandboxConfig::default()
+        }
+    }
+
+    pub async fn pod(&self, name: &str) -> Pod<'_> {
+        self.pod_with(self.pod_config(name)).await
+    }
+
+    pub async fn pod_with(&self, config: PodSandboxConfig) -> Pod<'_> {
+        let id = self.runtime.run_sandbox(&config, "").await.unwrap_or_else(|error| panic!("{error}"));
+        Pod { node: self, id, config }
+    }
+
+    /// Removes all pods.
+    pub async fn empty(&self) {
+        for pod in self.runtime.sandboxes(&[]).await.expect("pods") {
+            self.runtime.remove_sandbox(&pod.id).await.unwrap_or_else(|error| panic!("{error}"));
+        }
+        let group = format!("/skiff-test-{}", std::process::id());
+        sys::cgroup::Cgroups::of_host().expect("cgroups").remove(&group).expect("empty cgroups");
+    }
+}
+
+/// What a test that failed leaves must not outlive it.
+impl Drop for Node {
+    fn drop(&mut self) {
+        kill_supervisors(self.dir.path());
+    }
+}
+
+/// Kills the supervisors of pods below a directory.
+pub fn kill_supervisors(dir: &Path) {
+    let mark = format!("supervise\0{}", dir.display());
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let pid = entry.file_name().to_string_lossy().parse().ok().and_then(rustix::process::Pid::from_raw);
+        if let (true, Some(pid)) = (words.windows(mark.len()).any(|part| part == mark.as_bytes()), pid) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+async fn open(dir: &Path) -> Embedded {
+    let config = Config {
+        root: dir.join("runtime"),
+        program: std::env::current_exe().expect("this program"),
+        bridge: "skiff0".into(),
+        ranges: vec!["10.88.0.0/24".parse().expect("a range")],
+        seccomp_profiles: dir.join("seccomp"),
+    };
+    Embedded::open(config).await.unwrap_or_else(|error| panic!("{error}"))
+}
+
+pub struct Pod<'a> {
+    pub node: &'a Node,
+    pub id: String,
+    pub config: PodSandboxConfig,
+}
+
+/// What every container of the kubelet's has.
+pub fn security() -> LinuxContainerSecurityContext {
+    let paths = |list: &[&str]| list.iter().map(|path| (*path).to_owned()).collect();
+    LinuxContainerSecurityContext {
+        namespace_options: Some(NamespaceOption {
+            pid: NamespaceMode::Container.into(),
+            ..NamespaceOption::default()
+        }),
+        masked_paths: paths(&[
+            "/proc/acpi",
+            "/proc/kcore",
+            "/proc/keys",
+            "/proc/timer_list",
+            "/proc/scsi",
+            "/sys/firmware",
+        ]),
+        readonly_paths: paths(&["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"]),
+        seccomp: Some(SecurityProfile {
+            profile_type: ProfileType::RuntimeDefault.into(),
+            ..SecurityProfile::default()
+        }),
+        ..LinuxContainerSecurityContext::default()
+    }
+}
+
+/// A container that runs a script.
+pub fn script(text: &str) -> ContainerConfig {
+    with(security(), text)
+}
+
+pub fn with(security: LinuxContainerSecurityContext, text: &str) -> ContainerConfig {
+    ContainerConfig {
+        metadata: Some(ContainerMetadata { name: "main".into(), attempt: 0 }),
+        image: Some(ImageSpec { image: IMAGE.into(), ..ImageSpec::default() }),
+        command: ["sh", "-c", text].map(str::to_owned).into(),
+        log_path: "main.log".into(),
+        linux: Some(LinuxContainerConfig {
+            security_context: Some(security),
+            ..LinuxContainerConfig::default()
+        }),
+        ..ContainerConfig::default()
+    }
+}
+
+impl Pod<'_> {
+    pub async fn create(&self, config: &ContainerConfig) -> String {
+        let made = self.node.runtime.create_container(&self.id, config, &self.config).await;
+        made.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    pub async fn start(&self, config: &ContainerConfig) -> String {
+        let id = self.create(config).await;
+        self.node.runtime.start_container(&id).await.unwrap_or_else(|error| panic!("{error}"));
+        id
+    }
+
+    /// Runs a container to its end; answers exit code and what it said.
+    pub async fn finish(&self, config: &ContainerConfig) -> (i32, String) {
+        let _ = std::fs::remove_file(self.node.logs().join(&config.log_path));
+        let id = self.start(config).await;
+        let status = ended(&self.node.runtime, &id).await;
+        let said = self.said(&config.log_path);
+        self.node.runtime.remove_container(&id).await.unwrap_or_else(|error| panic!("{error}"));
+        (status.exit_code, said)
+    }
+
+    /// A log without times, streams and tags.
+    pub fn said(&self, log: &str) -> String {
+        let text = std::fs::read_to_string(self.node.logs().join(log)).unwrap_or_default();
+        text.lines().map(|line| line.splitn(4, ' ').nth(3).unwrap_or_default().to_owned() + "\n").collect()
+    }
+
+    /// A command in a container: exit code, stdout, stderr.
+    pub async fn exec(&self, id: &str, command: &str) -> (i32, String, String) {
+        let command = ["sh", "-c", command].map(str::to_owned);
+        let done = self.node.runtime.exec_sync(id, &command, DEADLINE).await;
+        let done = done.unwrap_or_else(|error| panic!("{error}"));
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        (done.exit_code, text(done.stdout), text(done.stderr))
+    }
+}
+
+pub async fn ended(runtime: &Embedded, id: &str) -> ContainerStatus {
+    let begun = Instant::now();
+    loop {
+        let status = runtime.container_status(id).await.unwrap_or_else(|error| panic!("{error}"));
+        if status.state() == ContainerState::Exited {
+            return status;
+        }
+        assert!(begun.elapsed() < DEADLINE, "the container goes on: {status:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// What pods may leave behind on a host, counted.
+fn traces() -> BTreeMap<&'static str, usize> {
+    let lines = |path: &str| std::fs::read_to_string(path).unwrap_or_default().lines().count();
+    let supervisors = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter(|entry| {
+        let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        words.windows(10).any(|part| part == b"supervise\0")
+            && words.windows(14).any(|part| part == b"skiff-runtime-")
+    });
+    BTreeMap::from([
+        ("mounts", lines("/proc/self/mounts")),
+        ("links", podnet::links("sk").unwrap_or_default().len()),
+        ("supervisors", supervisors.count()),
+        ("files", std::fs::read_dir("/proc/self/fd").into_iter().flatten().count()),
+    ])
+}

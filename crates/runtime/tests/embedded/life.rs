@@ -1,0 +1,276 @@
+//! How pods and containers live and end.
+
+use std::time::Duration;
+
+use runtime::cri::*;
+use runtime::{Code, Error, Runtime};
+
+use crate::kit::{Node, ended, kill_supervisors, script, security, with};
+
+pub async fn a_pod_lives_and_dies(node: &Node) {
+    let pod = node.pod("one").await;
+    let status = node.runtime.sandbox_status(&pod.id).await.unwrap();
+    assert_eq!((status.state(), status.network.unwrap().ip.as_str()), (PodSandboxState::Ready, "10.88.0.2"));
+    let (code, said) = pod.finish(&script("echo hello; echo world >&2; exit 3")).await;
+    let mut lines: Vec<_> = said.lines().collect();
+    lines.sort_unstable();
+    assert_eq!((code, lines), (3, vec!["hello", "world"]));
+
+    let id = pod.start(&script("trap 'exit 7' TERM; while true; do sleep 0.05; done")).await;
+    let listed = node.runtime.containers(&[]).await.unwrap();
+    assert_eq!((listed.len(), listed[0].state()), (1, ContainerState::Running));
+    assert_eq!(pod.exec(&id, "echo out; echo err >&2; exit 5").await, (5, "out\n".into(), "err\n".into()));
+    let (_, seen, _) =
+        pod.exec(&id, "hostname; cat /etc/hostname /etc/resolv.conf; echo $$; echo $HOME").await;
+    assert_eq!(seen.lines().take(3).collect::<Vec<_>>(), ["one", "one", "nameserver 10.43.0.10"]);
+    let stats = node.runtime.stats().await.unwrap();
+    assert!(stats[0].memory.as_ref().unwrap().usage_bytes.as_ref().unwrap().value > 0, "{stats:?}");
+    node.runtime.stop_container(&id, Duration::from_secs(30)).await.unwrap();
+    let status = node.runtime.container_status(&id).await.unwrap();
+    assert_eq!((status.exit_code, status.reason.as_str()), (7, "Error"));
+    assert!(status.started_at <= status.finished_at && status.created_at <= status.started_at);
+
+    let deaf = pod.start(&script("trap '' TERM; while true; do sleep 0.05; done")).await;
+    node.runtime.stop_container(&deaf, Duration::from_millis(200)).await.unwrap();
+    assert_eq!(node.runtime.container_status(&deaf).await.unwrap().exit_code, 137);
+
+    node.runtime.stop_sandbox(&pod.id).await.unwrap();
+    assert_eq!(node.runtime.sandbox_status(&pod.id).await.unwrap().state(), PodSandboxState::NotReady);
+    node.runtime.stop_sandbox(&pod.id).await.unwrap();
+    node.runtime.remove_sandbox(&pod.id).await.unwrap();
+    node.runtime.remove_sandbox(&pod.id).await.unwrap();
+    assert!(node.runtime.container_status(&deaf).await.unwrap_err().is_not_found());
+}
+
+pub async fn containers_share_their_pod(node: &Node) {
+    let pod = node.pod("share").await;
+    let first = pod
+        .start(&script("echo shared >/dev/shm/x; touch /mine; while true; do echo hi | nc -l -p 8080; done"))
+        .await;
+    let second = pod.start(&script("sleep 1000")).await;
+    let (_, seen, _) = pod
+        .exec(&second, "until nc 127.0.0.1 8080 </dev/null | grep hi; do :; done 2>/dev/null; until cat /dev/shm/x 2>/dev/null; do :; done")
+        .await;
+    assert_eq!(seen, "hi\nshared\n");
+    assert_eq!(pod.exec(&first, "until test -e /mine; do :; done").await.0, 0);
+    assert_eq!(pod.exec(&second, "test -e /mine").await.0, 1);
+    // Each sees its own processes only.
+    assert_eq!(pod.exec(&second, "cat /proc/1/cmdline").await.1, "sleep\x001000\x00");
+
+    let mut config = node.pod_config("pids");
+    config.linux.as_mut().unwrap().security_context.as_mut().unwrap().namespace_options =
+        Some(NamespaceOption { pid: NamespaceMode::Pod.into(), ..NamespaceOption::default() });
+    let pod = node.pod_with(config).await;
+    let mut shared = security();
+    shared.namespace_options =
+        Some(NamespaceOption { pid: NamespaceMode::Pod.into(), ..NamespaceOption::default() });
+    let one = pod.start(&with(shared.clone(), "sleep 1001; true")).await;
+    let two = pod.start(&with(shared, "sleep 1002; true")).await;
+    let (_, seen, _) = pod.exec(&two, "ps").await;
+    assert!(seen.contains("sleep 1001") && seen.contains("sleep 1002"), "{seen}");
+    node.runtime.stop_container(&one, Duration::ZERO).await.unwrap();
+    let (_, seen, _) = pod.exec(&two, "ps").await;
+    assert!(!seen.contains("sleep 1001") && seen.contains("sleep 1002"), "{seen}");
+}
+
+pub async fn what_cannot_start_says_why(node: &Node) {
+    let pod = node.pod("broken").await;
+    for (command, expected) in [
+        ("no-such-program", "exec: \"no-such-program\": executable file not found in $PATH"),
+        ("/no/such", "exec: \"/no/such\": stat /no/such: no such file or directory"),
+        ("/etc/passwd", "exec: \"/etc/passwd\": permission denied"),
+    ] {
+        let mut config = script("");
+        config.command = vec![command.to_owned()];
+        let id = pod.create(&config).await;
+        let error = node.runtime.start_container(&id).await.unwrap_err().message();
+        assert!(error.ends_with(expected), "{error}");
+        let status = node.runtime.container_status(&id).await.unwrap();
+        assert_eq!((status.exit_code, status.reason.as_str()), (128, "StartError"), "{status:?}");
+        assert_eq!(status.message, expected);
+    }
+    let mut config = script("true");
+    config.linux.as_mut().unwrap().security_context.as_mut().unwrap().run_as_username = "nobody-here".into();
+    let id = pod.create(&config).await;
+    let error = node.runtime.start_container(&id).await.unwrap_err().message();
+    assert!(
+        error.ends_with("unable to find user nobody-here: no matching entries in passwd file"),
+        "{error}"
+    );
+    let missing = ContainerConfig {
+        image: Some(ImageSpec { image: "nosuch:1".into(), ..Default::default() }),
+        ..script("")
+    };
+    let error = node.runtime.create_container(&pod.id, &missing, &pod.config).await.unwrap_err();
+    assert!(error.is_not_found(), "{error}");
+
+    let id = pod.start(&script("sleep 1000")).await;
+    let error =
+        node.runtime.exec_sync(&id, &["nothing-there".to_owned()], Duration::from_secs(9)).await.unwrap_err();
+    assert!(
+        error.message().contains("exec: \"nothing-there\": executable file not found in $PATH"),
+        "{error}"
+    );
+    let sleep = ["sleep", "4711"].map(str::to_owned);
+    let error = node.runtime.exec_sync(&id, &sleep, Duration::from_millis(100)).await.unwrap_err();
+    assert!(matches!(error, Error::Refused { code: Code::Timeout, .. }), "{error}");
+    // The command that took too long is gone.
+    let (_, seen, _) = pod.exec(&id, "while ps | grep -q 'sleep [4]711'; do :; done; echo gone").await;
+    assert_eq!(seen, "gone\n");
+    let bad = PodSandboxConfig {
+        linux: Some(LinuxPodSandboxConfig {
+            sysctls: [("net.no.such.thing".to_owned(), "1".to_owned())].into(),
+            ..LinuxPodSandboxConfig::default()
+        }),
+        ..node.pod_config("sysctl")
+    };
+    let error = node.runtime.run_sandbox(&bad, "").await.unwrap_err();
+    assert!(error.message().contains("cannot set net.no.such.thing"), "{error}");
+}
+
+pub async fn streams_and_signals(node: &Node) {
+    let pod = node.pod("streams").await;
+    let long = "i=0; while [ $i -lt 2000 ]; do echo \"line $i of many that are longer than a pipe\"; i=$((i+1)); done";
+    let (code, said) = pod.finish(&script(long)).await;
+    assert_eq!((code, said.lines().count()), (0, 2000));
+    let (code, said) = pod.finish(&script("echo -n no end of line")).await;
+    assert_eq!((code, said.as_str()), (0, "no end of line\n"));
+    let (code, _) = pod.finish(&script("kill -9 $$; sleep 10")).await;
+    // The first process of a namespace is spared what it sends itself.
+    assert!(code == 137 || code == 0, "{code}");
+    let tty = ContainerConfig {
+        tty: true,
+        stdin: true,
+        ..script("tty; test -t 0 && echo a terminal; ls -l /dev/console | head -c 1")
+    };
+    let (code, said) = pod.finish(&tty).await;
+    assert_eq!((code, said.replace('\r', "").as_str()), (0, "/dev/pts/0\na terminal\nc\n"));
+    let id = pod.start(&script("while true; do echo tick; sleep 0.02; done")).await;
+    let log = node.logs().join("main.log");
+    std::fs::rename(&log, node.logs().join("old.log")).unwrap();
+    node.runtime.reopen_log(&id).await.unwrap();
+    while std::fs::read_to_string(&log).unwrap_or_default().lines().count() < 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+pub async fn limits_hold(node: &Node) {
+    let pod = node.pod("limits").await;
+    let limited = |memory: i64, text: &str| {
+        let mut config = script(text);
+        config.linux.as_mut().unwrap().resources = Some(LinuxContainerResources {
+            memory_limit_in_bytes: memory,
+            cpu_shares: 512,
+            cpu_quota: 50_000,
+            cpu_period: 100_000,
+            oom_score_adj: 900,
+            ..LinuxContainerResources::default()
+        });
+        config
+    };
+    let id = pod.start(&limited(32 << 20, "head -c 200000000 /dev/zero | tail")).await;
+    let status = ended(&node.runtime, &id).await;
+    assert_eq!(status.reason, "OOMKilled", "{status:?}");
+    let id = pod.start(&limited(32 << 20, "sleep 1000")).await;
+    let (_, seen, _) = pod.exec(&id, "cat /proc/self/oom_score_adj").await;
+    assert_eq!(seen, "900\n");
+    let group =
+        "cat /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup/memory.max";
+    assert_eq!(pod.exec(&id, group).await.1, "33554432\n");
+    let more =
+        LinuxContainerResources { memory_limit_in_bytes: 64 << 20, ..LinuxContainerResources::default() };
+    node.runtime.update_resources(&id, &more).await.unwrap();
+    assert_eq!(pod.exec(&id, group).await.1, "67108864\n");
+}
+
+pub async fn a_later_skiff_finds_its_pods(node: &Node) {
+    let pod = node.pod("kept").await;
+    let id =
+        pod.start(&script("echo $$ >/tmp/it; while ! test -e /tmp/go; do sleep 0.01; done; exit 4")).await;
+    let later = node.again().await;
+    let status = later.sandbox_status(&pod.id).await.unwrap();
+    assert_eq!((status.state(), status.network.unwrap().ip.as_str()), (PodSandboxState::Ready, "10.88.0.2"));
+    assert_eq!(later.container_status(&id).await.unwrap().state(), ContainerState::Running);
+    let said =
+        later.exec_sync(&id, &["cat", "/tmp/it"].map(str::to_owned), Duration::from_secs(9)).await.unwrap();
+    assert_eq!(said.stdout, b"1\n");
+    // An address that is in use is not given out again.
+    let other = later.run_sandbox(&node.pod_config("other"), "").await.unwrap();
+    assert_eq!(later.sandbox_status(&other).await.unwrap().network.unwrap().ip, "10.88.0.3");
+    later.remove_sandbox(&other).await.unwrap();
+    later.exec_sync(&id, &["touch", "/tmp/go"].map(str::to_owned), Duration::from_secs(9)).await.unwrap();
+    assert_eq!(ended(&later, &id).await.exit_code, 4);
+    // It ended while nobody looked.
+    let third = node.again().await;
+    assert_eq!(third.container_status(&id).await.unwrap().exit_code, 4);
+}
+
+pub async fn a_killed_supervisor_leaves_nothing(node: &Node) {
+    let pod = node.pod("killed").await;
+    let id = pod.start(&script("sleep 1000")).await;
+    kill_supervisors(node.dir.path());
+    let status = ended(&node.runtime, &id).await;
+    assert_eq!(status.exit_code, 255);
+    let pods = node.runtime.sandboxes(&[("pod", "killed")]).await.unwrap();
+    assert_eq!(pods[0].state(), PodSandboxState::NotReady);
+    assert!(node.runtime.exec_sync(&id, &["true".to_owned()], Duration::from_secs(9)).await.is_err());
+    let later = node.again().await;
+    assert_eq!(later.container_status(&id).await.unwrap().exit_code, 255);
+}
+
+pub async fn users_and_directories(node: &Node) {
+    let pod = node.pod("users").await;
+    let number = |value| Some(Int64Value { value });
+    let mut user = security();
+    user.run_as_user = number(1234);
+    user.run_as_group = number(55);
+    user.supplemental_groups = vec![77, 88];
+    let mut config = with(user, "id; pwd; touch /x; echo again >/dev/stderr; echo $HOME");
+    config.working_dir = "/tmp".into();
+    let (_, said) = pod.finish(&config).await;
+    let expected = "uid=1234 gid=55 groups=55,77,88";
+    assert!(
+        said.contains(expected) && said.contains("/tmp\n") && said.contains("touch: /x: Permission denied"),
+        "{said}"
+    );
+    assert!(said.contains("again\n"), "{said}");
+    let mut config = script("pwd");
+    config.working_dir = "/made/for/it".into();
+    assert_eq!(pod.finish(&config).await, (0, "/made/for/it\n".into()));
+    let mut locked = security();
+    locked.readonly_rootfs = true;
+    let (_, said) = pod
+        .finish(&with(locked, "touch /x; touch /dev/shm/y && echo but; cat /proc/mounts | grep ' / '"))
+        .await;
+    assert!(
+        said.contains("Read-only file system") && said.contains("but\n") && said.contains(" ro,"),
+        "{said}"
+    );
+}
+
+pub async fn volumes_and_propagation(node: &Node) {
+    let pod = node.pod("volumes").await;
+    let host = node.dir.path().join("volume");
+    std::fs::create_dir_all(host.join("sub")).unwrap();
+    std::fs::write(host.join("file"), "from the host\n").unwrap();
+    let mount = |path: &str, source: &str, readonly| Mount {
+        container_path: path.into(),
+        host_path: host.join(source).display().to_string(),
+        readonly,
+        ..Mount::default()
+    };
+    let mut config = script("cat /data/file; echo x >/data/new; echo y >/locked/new; cat /one; ls /made");
+    config.mounts = vec![
+        mount("/one", "file", true),
+        mount("/data", "", false),
+        mount("/locked", "", true),
+        mount("/made", "not/there", false),
+    ];
+    let (code, said) = pod.finish(&config).await;
+    assert_eq!(code, 0, "{said}");
+    assert!(
+        said.contains("from the host\n") && said.contains("can't create /locked/new: Read-only file system"),
+        "{said}"
+    );
+    assert_eq!(std::fs::read_to_string(host.join("new")).unwrap(), "x\n");
+}

@@ -1,0 +1,30 @@
+//! A network namespace for a test: what is in it is seen by nobody else, and goes with it.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::process::Process;
+
+const START: Duration = Duration::from_secs(10);
+
+/// A network with nothing in it but a loopback, for as long as this is kept.
+pub struct Network {
+    process: Process,
+}
+
+impl Network {
+    pub fn new() -> Result<Network> {
+        let mut command = Command::new("unshare");
+        command.args(["--net", "sh", "-c", "ip link set lo up && echo ready && exec sleep infinity"]);
+        let mut process = Process::spawn(&mut command)?;
+        process.wait_until_log(START, |log: &str| log.contains("ready").then_some(()))?;
+        Ok(Network { process })
+    }
+
+    pub fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/ns/net", self.process.id()))
+    }
+}
