@@ -20,6 +20,9 @@ pub(crate) async fn provide(node: &Node, ranges: &[String]) {
     if ranges.is_empty() {
         return;
     }
+    if let Err(error) = node.runtime.set_pod_cidr(&ranges.join(",")).await {
+        tracing::warn!(%error, "cannot tell the runtime this node's addresses");
+    }
     let details = node.runtime.details().await.unwrap_or_default();
     let Some(dir) = details.get("config").and_then(|config| directory(config)) else { return };
     let addresses = node.settings.pods.with_file_name("network");

@@ -1,5 +1,5 @@
-//! Which container runtime a node uses when none is named: the host's containerd where one runs, else one of our
-//! own where the program is installed.
+//! `--container-runtime-endpoint containerd`: the host's containerd where one runs, else one of our own where the
+//! program is installed.
 //!
 //! Our own keeps everything under the data directory. It goes with the server; what it runs does not, and the next
 //! server finds it again.
@@ -37,41 +37,8 @@ pub fn running(data_dir: &Path) -> Option<String> {
         .map(|socket| socket.display().to_string())
 }
 
-/// Whether there is a container runtime, or one that could be started.
-pub fn is_there(named: Option<&str>) -> bool {
-    let root = rustix::process::geteuid().is_root();
-    let found = named.is_some()
-        || UnixStream::connect(SYSTEM).is_ok()
-        || root && find_program("containerd").is_some();
-    if !found {
-        tracing::warn!(
-            "pods stay pending: install containerd (and be root), name a runtime with --container-runtime-endpoint, or say --disable-agent"
-        );
-    }
-    found
-}
-
-/// The container runtime of this node: the one that is named, or one that is found or started. `None` where there is
-/// none to be had.
-pub async fn choose(
-    named: Option<String>,
-    data_dir: &Path,
-    shutdown: watch::Receiver<bool>,
-) -> Option<String> {
-    if named.is_some() {
-        return named;
-    }
-    match provide(data_dir, shutdown).await {
-        Ok(found) => found,
-        Err(error) => {
-            tracing::error!("pods stay pending: {error:#}");
-            None
-        }
-    }
-}
-
 /// The socket of the host's containerd or of one started here; `None` where there is none to start.
-async fn provide(data_dir: &Path, shutdown: watch::Receiver<bool>) -> anyhow::Result<Option<String>> {
+pub async fn provide(data_dir: &Path, shutdown: watch::Receiver<bool>) -> anyhow::Result<Option<String>> {
     if UnixStream::connect(SYSTEM).is_ok() {
         return Ok(Some(SYSTEM.to_owned()));
     }

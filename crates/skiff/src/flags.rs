@@ -99,8 +99,8 @@ pub struct ServerFlags {
     /// Do not route Services on this node; something else does
     #[arg(long)]
     pub disable_kube_proxy: bool,
-    /// The socket of the CRI runtime that runs pods on this machine [default: the host's containerd if it runs,
-    /// else one started here]
+    /// The socket of a CRI runtime to run pods with, or `containerd` for the host's or one started here [default: pods
+    /// are run by this program itself]
     #[arg(long)]
     pub container_runtime_endpoint: Option<String>,
     /// The address this node serves logs and streams of its containers on
@@ -275,7 +275,7 @@ pub struct BackupFlags {
 
 #[derive(Debug, Args)]
 pub struct ImageFlags {
-    /// The socket of the runtime [default: the server's, else the host's containerd]
+    /// The socket of a CRI runtime, or `containerd` [default: the images of this program itself]
     #[arg(long, global = true)]
     pub container_runtime_endpoint: Option<String>,
     /// The server's data directory
@@ -291,6 +291,18 @@ pub enum ImageAction {
     Import {
         #[arg(required = true)]
         files: Vec<PathBuf>,
+    },
+    /// Write images into one archive
+    Export {
+        /// The archive
+        file: PathBuf,
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+    /// Remove the pieces of images that are gone; with --all also all images that no container uses
+    Gc {
+        #[arg(long)]
+        all: bool,
     },
     /// List images
     Ls,

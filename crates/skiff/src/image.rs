@@ -1,45 +1,117 @@
-//! `skiff image`: the images of the runtime in use.
+//! `skiff image`: the images of this node.
+//!
+//! Those of the embedded runtime are files that any process may change, whether a server runs or not; another runtime is
+//! asked over its socket.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::Path;
 
 use anyhow::Context as _;
+use image::Store;
 use runtime::cri::ImageSpec;
 use runtime::{Remote, Runtime as _};
 
-use crate::containerd;
 use crate::flags::{ImageAction, ImageFlags};
+use crate::{containerd, node};
+
+/// Name, id and bytes.
+type Row = (String, String, u64);
 
 pub fn run(flags: &ImageFlags) -> anyhow::Result<()> {
-    let socket = flags.container_runtime_endpoint.clone().or_else(|| containerd::running(&flags.data_dir));
-    let socket = socket.context("no container runtime answers: is the server running?")?;
-    if let ImageAction::Import { files } = &flags.action {
+    match flags.container_runtime_endpoint.as_deref() {
+        None => own(flags),
+        Some("containerd") => {
+            let socket = containerd::running(&flags.data_dir);
+            remote(&socket.context("no containerd answers: is the server running?")?, &flags.action)
+        }
+        Some(socket) => remote(socket, &flags.action),
+    }
+}
+
+fn own(flags: &ImageFlags) -> anyhow::Result<()> {
+    let root = node::runtime_dir(&flags.data_dir);
+    let store = Store::open(&root.join("images"))?;
+    match &flags.action {
+        ImageAction::Import { files } => {
+            for path in files {
+                let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+                let images = image::import(&store, file);
+                for image in images.with_context(|| format!("cannot import {}", path.display()))? {
+                    let names = if image.tags.is_empty() { &image.digests } else { &image.tags };
+                    names.iter().for_each(|name| println!("{name}"));
+                }
+            }
+        }
+        ImageAction::Export { file, names } => {
+            let output = File::create(file).with_context(|| format!("cannot write {}", file.display()))?;
+            image::export(&store, names, std::io::BufWriter::new(output))?;
+        }
+        ImageAction::Rm { names } => {
+            for name in names {
+                anyhow::ensure!(store.remove(name)?, "there is no image {name}");
+            }
+            store.collect(&layers_in_use(&root), |_| false)?;
+        }
+        ImageAction::Gc { all } => {
+            let in_use = layers_in_use(&root);
+            let unused =
+                |image: &image::Image| *all && !image.layers.iter().all(|layer| in_use.contains(layer));
+            println!("freed {:.1} MB", store.collect(&in_use, unused)? as f64 / 1e6);
+        }
+        ImageAction::Ls => {
+            let row = |image: image::Image| {
+                let id = image.id.hex()[..12].to_owned();
+                let names = if image.tags.is_empty() { image.digests } else { image.tags };
+                names.into_iter().map(move |name| (name, id.clone(), image.size)).collect::<Vec<Row>>()
+            };
+            print(store.images()?.into_iter().flat_map(row).collect());
+        }
+    }
+    Ok(())
+}
+
+/// What containers stand on, from what is written down of them.
+fn layers_in_use(root: &Path) -> BTreeSet<String> {
+    runtime::embedded::layers_in_use(root)
+}
+
+fn remote(socket: &str, action: &ImageAction) -> anyhow::Result<()> {
+    if let ImageAction::Import { files } = action {
         for file in files {
-            print!("{}", containerd::import(&socket, file)?);
+            print!("{}", containerd::import(socket, file)?);
         }
         return Ok(());
     }
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-        let runtime = Remote::new(&socket);
-        match &flags.action {
+        let runtime = Remote::new(socket);
+        match action {
             ImageAction::Rm { names } => {
                 for name in names {
                     runtime.remove_image(&ImageSpec { image: name.clone(), ..ImageSpec::default() }).await?;
                 }
             }
-            _ => {
-                let mut rows: Vec<(String, String, u64)> = Vec::new();
+            ImageAction::Ls => {
+                let mut rows: Vec<Row> = Vec::new();
                 for image in runtime.images().await? {
                     let id = image.id.trim_start_matches("sha256:").chars().take(12).collect::<String>();
                     let names =
                         if image.repo_tags.is_empty() { vec!["<none>".into()] } else { image.repo_tags };
                     rows.extend(names.into_iter().map(|name| (name, id.clone(), image.size)));
                 }
-                rows.sort();
-                let width = rows.iter().map(|row| row.0.len()).max().unwrap_or(0).max(5);
-                println!("{:width$}  {:12}  SIZE", "IMAGE", "ID");
-                for (name, id, size) in rows {
-                    println!("{name:width$}  {id:12}  {:.1} MB", size as f64 / 1e6);
-                }
+                print(rows);
             }
+            _ => anyhow::bail!("a CRI runtime cannot be asked for this: use its own tools"),
         }
         Ok(())
     })
+}
+
+fn print(mut rows: Vec<Row>) {
+    rows.sort();
+    let width = rows.iter().map(|row| row.0.len()).max().unwrap_or(0).max(5);
+    println!("{:width$}  {:12}  SIZE", "IMAGE", "ID");
+    for (name, id, size) in rows {
+        println!("{name:width$}  {id:12}  {:.1} MB", size as f64 / 1e6);
+    }
 }

@@ -23,6 +23,13 @@ use flags::{Command, Flags};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    // Before anything else: there is one such process for every pod, and it is to be small.
+    let mut words = std::env::args_os().skip(1);
+    if let (Some(word), Some(directory), None) = (words.next(), words.next(), words.next())
+        && word == "supervise"
+    {
+        return runtime::embedded::supervise(directory.as_ref());
+    }
     let arguments = match config::expand(std::env::args().collect()) {
         Ok(arguments) => arguments,
         Err(error) => return fail(&error),

@@ -1,17 +1,70 @@
 //! How the node of this process presents itself and where it keeps what.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context as _;
 use kubelet::{Api, Config, Presentation, Settings};
+use runtime::{Embedded, Remote, Runtime};
+use tokio::sync::watch;
 
 use crate::certificates::KUBELET_CLIENT;
+use crate::containerd;
 use crate::flags::ServerFlags;
 use crate::services;
 
 /// Upstream's default.
 const MAX_PODS: u32 = 110;
+
+/// As the endpoint of a runtime: the host's containerd, or one started here.
+const CONTAINERD: &str = "containerd";
+
+/// Where the embedded runtime keeps pods and images.
+pub fn runtime_dir(data_dir: &Path) -> PathBuf {
+    data_dir.join("agent/runtime")
+}
+
+/// Whether this process could run pods at all; says so if not.
+pub fn can_run_pods(flags: &ServerFlags) -> bool {
+    let can = flags.container_runtime_endpoint.is_some() || rustix::process::geteuid().is_root();
+    if !can {
+        tracing::warn!(
+            "pods stay pending: be root, name a runtime with --container-runtime-endpoint, or say --disable-agent"
+        );
+    }
+    can
+}
+
+/// What runs this node's containers: the one that is named, else our own.
+pub async fn runtime(
+    endpoint: Option<String>,
+    data_dir: &Path,
+    shutdown: watch::Receiver<bool>,
+) -> anyhow::Result<Arc<dyn Runtime>> {
+    let socket = match endpoint {
+        Some(name) if name == CONTAINERD => {
+            let found = containerd::provide(data_dir, shutdown).await?;
+            found.context("containerd neither runs nor is installed")?
+        }
+        Some(socket) => socket,
+        None => return Ok(Arc::new(Embedded::open(embedded(data_dir)?).await?)),
+    };
+    Ok(Arc::new(Remote::new(&socket)))
+}
+
+fn embedded(data_dir: &Path) -> anyhow::Result<runtime::embedded::Config> {
+    // Supervisors are somewhere else when they look for it.
+    let data_dir = std::path::absolute(data_dir).context("no absolute path for the data directory")?;
+    Ok(runtime::embedded::Config {
+        root: runtime_dir(&data_dir),
+        program: "/proc/self/exe".into(),
+        bridge: kubelet::network::BRIDGE.to_owned(),
+        // Until the node is given its own.
+        ranges: Vec::new(),
+        seccomp_profiles: data_dir.join("agent/seccomp"),
+    })
+}
 
 /// What the node's API needs besides a place to listen.
 pub struct Credentials {

@@ -18,7 +18,6 @@ use tokio::sync::watch;
 use crate::address;
 use crate::arguments::Arguments;
 use crate::certificates::{Certificates, Kubeconfig};
-use crate::containerd;
 use crate::flags::{BackupFlags, ServerFlags};
 use crate::node;
 use crate::roles::{CONTROLLER_MANAGER, SCHEDULER, scheduler_config};
@@ -117,7 +116,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     }
     if !flags.disable_agent
         && (flags.simulate == 0 || flags.container_runtime_endpoint.is_some())
-        && containerd::is_there(flags.container_runtime_endpoint.as_deref())
+        && node::can_run_pods(&flags)
     {
         let config = node::config(&flags, advertise, credentials)?;
         let name = format!("system:node:{}", config.settings.node_name);
@@ -133,8 +132,9 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         let ctx = Ctx { client, ..ctx.clone() };
         let (endpoint, data_dir) = (flags.container_runtime_endpoint.clone(), flags.data_dir.clone());
         tokio::spawn(async move {
-            if let Some(socket) = containerd::choose(endpoint, &data_dir, ctx.shutdown.clone()).await {
-                kubelet::run(ctx, Arc::new(runtime::Remote::new(&socket)), config).await;
+            match node::runtime(endpoint, &data_dir, ctx.shutdown.clone()).await {
+                Ok(runtime) => kubelet::run(ctx, runtime, config).await,
+                Err(error) => tracing::error!("pods stay pending: {error:#}"),
             }
         });
     }

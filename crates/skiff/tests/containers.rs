@@ -1,0 +1,272 @@
+//! Pods without any other container software, as users see them: the real kubectl, real containers, the real kernel.
+//!
+//! Needs root, kubectl and busybox; says so and passes where these are missing.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use testkit::{Network, Server};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+const IMAGE: &str = "docker.io/library/busybox:1.36";
+
+struct Cluster {
+    server: Server,
+    dir: tempfile::TempDir,
+    _network: Network,
+}
+
+fn start() -> Option<Cluster> {
+    let busybox = std::path::Path::new("/bin/busybox").exists();
+    if !testkit::has_kubectl() || !busybox || !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root, kubectl and busybox-static");
+        return None;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let network = Network::new().expect("a network");
+    let server = Server::start_with_pods(&network, &["--controllers=*", "--node-name=here"]);
+    let cluster = Cluster { server, dir, _network: network };
+    let archive = testkit::busybox_image(cluster.dir.path(), IMAGE).expect("an image").display().to_string();
+    let data = cluster.server.data_dir().display().to_string();
+    assert_eq!(
+        cluster.server.skiff(&["image", "import", "--data-dir", &data, &archive]).ok(),
+        format!("{IMAGE}\n")
+    );
+    let listed = cluster.server.skiff(&["image", "ls", "--data-dir", &data]).ok();
+    assert!(listed.contains(IMAGE), "{listed}");
+    cluster.until("the default service account", || {
+        cluster.server.kubectl(&["get", "serviceaccount", "default"]).code == 0
+    });
+    Some(cluster)
+}
+
+impl Cluster {
+    #[track_caller]
+    fn until(&self, what: &str, mut look: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !look() {
+            if begun.elapsed() > DEADLINE {
+                let pods = self.server.kubectl(&["get", "pods,events,nodes", "-A", "-o", "wide"]).stdout;
+                panic!("not in time: {what}\n{pods}\n{}", self.server.log());
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    #[track_caller]
+    fn run(&self, name: &str, script: &str) {
+        let pod = serde_json::json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+            "spec": {
+                "restartPolicy": "Never", "terminationGracePeriodSeconds": 1,
+                "containers": [{"name": "main", "image": "busybox:1.36", "stdin": name == "reader", "command": ["sh", "-c", script]}]
+            }
+        });
+        self.server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
+    }
+
+    #[track_caller]
+    fn wait(&self, name: &str, condition: &str) {
+        let waited = self.server.kubectl(&[
+            "wait",
+            &format!("pod/{name}"),
+            &format!("--for={condition}"),
+            "--timeout=60s",
+        ]);
+        if waited.code != 0 {
+            let described = self.server.kubectl(&["describe", "pod", name]).stdout;
+            panic!("{}\n{described}\n{}", waited.stderr, self.server.log());
+        }
+    }
+
+    fn background(&self, arguments: &[&str]) -> Background {
+        let mut command = self.server.command("kubectl");
+        command.args(arguments).env("KUBECONFIG", self.server.kubeconfig()).env("HOME", self.dir.path());
+        Background(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("kubectl"))
+    }
+
+    /// The processes pods live in, with their command lines.
+    fn supervisors(&self) -> Vec<(i32, String)> {
+        let data = self.server.data_dir().display().to_string();
+        let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let named = processes.filter_map(|entry| {
+            let words = std::fs::read(entry.path().join("cmdline")).ok()?;
+            let words = String::from_utf8_lossy(&words).replace('\0', " ");
+            Some((entry.file_name().to_str()?.parse().ok()?, words))
+        });
+        named.filter(|(_, words)| words.contains(" supervise ") && words.contains(&data)).collect()
+    }
+
+    /// What pods leave behind on a host.
+    fn traces(&self) -> BTreeMap<&'static str, usize> {
+        let links = self.server.command("ip").args(["-o", "link"]).output().expect("ip");
+        let links = String::from_utf8_lossy(&links.stdout).matches(": skp").count();
+        let data = self.server.data_dir().display().to_string();
+        let count = |path: std::path::PathBuf| std::fs::read_dir(path).into_iter().flatten().count();
+        let runtime = self.server.data_dir().join("agent/runtime");
+        let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
+        BTreeMap::from([
+            ("links", links),
+            ("supervisors", self.supervisors().len()),
+            ("mounts", mounts.matches(&data).count()),
+            ("pods", count(runtime.join("pods"))),
+            ("addresses", count(runtime.join("addresses"))),
+        ])
+    }
+}
+
+/// A test that failed leaves pods; they must not outlive it.
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for (pid, _) in self.supervisors() {
+            if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+        }
+    }
+}
+
+struct Background(Child);
+
+impl Background {
+    fn lines(&mut self) -> impl Iterator<Item = String> + use<> {
+        BufReader::new(self.0.stdout.take().expect("a pipe")).lines().map_while(Result::ok)
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn pods_live_and_die_by_kubectl_alone() {
+    let Some(mut cluster) = start() else { return };
+    cluster.run("talker", "echo one; echo two; exit 3");
+    cluster.run("web", "exec nc -ll -p 8080 -e echo hello from web");
+    cluster.run("ticker", "while true; do echo tick; sleep 0.1; done");
+    cluster.run("reader", "while read line; do echo read $line; done");
+    cluster.wait("talker", "jsonpath={.status.phase}=Failed");
+    let server = &cluster.server;
+    assert_eq!(server.kubectl(&["logs", "talker"]).ok(), "one\ntwo\n");
+    let code = "jsonpath={.status.containerStatuses[0].state.terminated.exitCode}";
+    assert_eq!(server.kubectl(&["get", "pod", "talker", "-o", code]).ok(), "3");
+    for name in ["web", "ticker", "reader"] {
+        cluster.wait(name, "condition=Ready");
+    }
+    exec(&cluster);
+    copy(&cluster);
+    port_forward(&cluster);
+    attach(&cluster);
+    reach_each_other(&cluster);
+    restart(&mut cluster);
+    cluster.server.kubectl(&["delete", "pods", "--all", "--wait"]).ok();
+    cluster.until("nothing is left", || cluster.traces().values().all(|count| *count == 0));
+}
+
+fn exec(cluster: &Cluster) {
+    let server = &cluster.server;
+    let said = server.kubectl(&["exec", "web", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]);
+    assert_eq!((said.stdout.as_str(), said.code), ("out\n", 7), "{}", said.stderr);
+    assert!(said.stderr.starts_with("err\n"), "{}", said.stderr);
+    let long = "a line of text\n".repeat(20_000);
+    let echoed = server.kubectl_with(&["exec", "-i", "web", "--", "cat"], &long).ok();
+    assert!(echoed == long, "{} bytes of {}", echoed.len(), long.len());
+    let missing = server.kubectl(&["exec", "web", "--", "no-such-program"]);
+    assert!(
+        missing.stderr.contains("exec: \"no-such-program\": executable file not found in $PATH"),
+        "{}",
+        missing.stderr
+    );
+    // The older protocol.
+    let mut old = server.command("kubectl");
+    old.args(["exec", "web", "--", "sh", "-c", "echo spdy; exit 4"])
+        .env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "false");
+    let old =
+        old.env("KUBECONFIG", server.kubeconfig()).env("HOME", cluster.dir.path()).output().expect("kubectl");
+    assert_eq!((String::from_utf8_lossy(&old.stdout).as_ref(), old.status.code()), ("spdy\n", Some(4)));
+    let echo = |i: usize| cluster.background(&["exec", "web", "--", "echo", &i.to_string()]);
+    for (i, mut one) in (0..5).map(echo).collect::<Vec<_>>().into_iter().enumerate() {
+        let mut said = String::new();
+        one.0.stdout.take().expect("a pipe").read_to_string(&mut said).expect("text");
+        assert_eq!(said, format!("{i}\n"));
+    }
+}
+
+fn copy(cluster: &Cluster) {
+    let (there, back) = (cluster.dir.path().join("there"), cluster.dir.path().join("back"));
+    let bytes: Vec<u8> = (0..3_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    std::fs::write(&there, &bytes).expect("written");
+    cluster.server.kubectl(&["cp", &there.display().to_string(), "web:/tmp/file"]).ok();
+    cluster.server.kubectl(&["cp", "web:/tmp/file", &back.display().to_string()]).ok();
+    assert!(std::fs::read(&back).expect("a copy") == bytes);
+}
+
+fn port_forward(cluster: &Cluster) {
+    for websockets in ["true", "false"] {
+        let mut command = cluster.server.command("kubectl");
+        command.args(["port-forward", "pod/web", ":8080"]).env("KUBECTL_PORT_FORWARD_WEBSOCKETS", websockets);
+        command.env("KUBECONFIG", cluster.server.kubeconfig()).env("HOME", cluster.dir.path());
+        let mut forwarding =
+            Background(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("kubectl"));
+        let mut lines = forwarding.lines();
+        let line = lines.next().expect("a port");
+        let port = line.split_once("127.0.0.1:").and_then(|(_, rest)| rest.split_whitespace().next());
+        for _ in 0..3 {
+            let mut heard = cluster.server.command("/bin/busybox");
+            heard.args(["nc", "127.0.0.1", port.expect("a port")]).stdin(Stdio::null());
+            let heard = heard.output().expect("an answer");
+            assert_eq!(
+                String::from_utf8_lossy(&heard.stdout),
+                "hello from web\n",
+                "websockets: {websockets}"
+            );
+        }
+    }
+}
+
+fn attach(cluster: &Cluster) {
+    let mut attached = cluster.background(&["attach", "ticker"]);
+    assert_eq!(attached.lines().next().as_deref(), Some("tick"));
+    drop(attached);
+    let server = &cluster.server;
+    let mut attached = cluster.server.command("kubectl");
+    attached
+        .args(["attach", "-i", "reader"])
+        .env("KUBECONFIG", server.kubeconfig())
+        .env("HOME", cluster.dir.path());
+    let mut attached = attached.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("kubectl");
+    let mut stdin = attached.stdin.take().expect("a pipe");
+    std::io::Write::write_all(&mut stdin, b"these words\n").expect("written");
+    let mut attached = Background(attached);
+    assert_eq!(attached.lines().next().as_deref(), Some("read these words"));
+}
+
+fn reach_each_other(cluster: &Cluster) {
+    let ip = cluster.server.kubectl(&["get", "pod", "web", "-o", "jsonpath={.status.podIP}"]).ok();
+    let said =
+        cluster.server.kubectl(&["exec", "ticker", "--", "sh", "-c", &format!("nc {ip} 8080 </dev/null")]);
+    assert_eq!(said.stdout, "hello from web\n", "{ip}: {}", said.stderr);
+}
+
+/// Containers do not notice that the server was away, however it went.
+fn restart(cluster: &mut Cluster) {
+    let started =
+        "jsonpath={.status.containerStatuses[0].containerID} {.status.containerStatuses[0].restartCount}";
+    let before = cluster.server.kubectl(&["get", "pod", "web", "-o", started]).ok();
+    cluster.server.kubectl(&["exec", "web", "--", "touch", "/tmp/kept"]).ok();
+    cluster.server.kill9();
+    cluster.server.restart();
+    cluster.until("the node is back", || {
+        cluster.server.kubectl(&["exec", "web", "--", "ls", "/tmp/kept"]).code == 0
+    });
+    assert_eq!(cluster.server.kubectl(&["get", "pod", "web", "-o", started]).ok(), before);
+    let mut follower = cluster.background(&["logs", "-f", "--tail=1", "ticker"]);
+    assert_eq!(follower.lines().nth(3).as_deref(), Some("tick"));
+    cluster.run("later", "sleep 1000");
+    cluster.wait("later", "condition=Ready");
+}
