@@ -22,6 +22,7 @@ struct Archive<'a> {
 
 /// Takes in all images of an archive; answers which.
 pub fn import(store: &Store, content: impl Read + 'static) -> Result<Vec<Image>, Error> {
+    let _busy = store.busy()?;
     let archive = Archive::read(store, content)?;
     let tagged = archive.docker_names()?;
     if !archive.has("index.json") {

@@ -22,7 +22,7 @@ impl Digest {
         Digest::from_hash(Sha256::new_with_prefix(bytes))
     }
 
-    fn from_hash(hash: Sha256) -> Digest {
+    pub(crate) fn from_hash(hash: Sha256) -> Digest {
         let mut text = "sha256:".to_owned();
         for byte in hash.finalize() {
             text.push_str(&format!("{byte:02x}"));

@@ -8,6 +8,7 @@
 mod archive;
 mod digest;
 mod manifest;
+pub mod pull;
 mod reference;
 mod store;
 pub mod unpack;

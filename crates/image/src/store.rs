@@ -80,6 +80,16 @@ impl Store {
         self.root.join("layers").join(name)
     }
 
+    /// Keeps pieces that no image has yet from being removed, for as long as it is held.
+    pub(crate) fn busy(&self) -> Result<File, Error> {
+        let path = self.root.join("busy");
+        let locked = File::create(&path).and_then(|file| {
+            rustix::fs::flock(&file, FlockOperation::LockShared)?;
+            Ok(file)
+        });
+        locked.map_err(on("lock", path))
+    }
+
     /// All images.
     pub fn images(&self) -> Result<Vec<Image>, Error> {
         Ok(self.read()?.images.into_values().collect())
@@ -265,6 +275,12 @@ impl Store {
             blobs.extend([image.id.hex().to_owned(), image.manifest.hex().to_owned()]);
             let manifest = self.manifest(image)?;
             blobs.extend(manifest.layers.iter().map(|layer| layer.digest.hex().to_owned()));
+        }
+        let path = self.root.join("busy");
+        let alone = File::create(&path).map_err(on("lock", path))?;
+        if rustix::fs::flock(&alone, FlockOperation::NonBlockingLockExclusive).is_err() {
+            // An image is on its way, and its pieces are nobody's yet: they go another time.
+            return Ok(0);
         }
         let mut freed = 0;
         for (directory, needed) in [("blobs", &blobs), ("layers", &layers)] {

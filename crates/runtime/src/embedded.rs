@@ -48,6 +48,8 @@ pub struct Config {
     pub bridge: String,
     /// The addresses of pods until the node is told its own.
     pub ranges: Vec<Cidr>,
+    /// What there is to say about registries, as k3s' `registries.yaml`.
+    pub registries: PathBuf,
     /// Where seccomp profiles are looked for.
     pub seccomp_profiles: PathBuf,
 }

@@ -34,6 +34,9 @@ fn main() -> ExitCode {
         eprintln!("skipped: needs root and busybox-static");
         return ExitCode::SUCCESS;
     }
+    let mut own = sys::netlink::Netlink::open().expect("a network");
+    podnet::loopback(&mut own).expect("a loopback");
+    drop(own);
     let executor = tokio::runtime::Runtime::new().expect("an executor");
     let only =
         arguments.iter().skip(1).find(|argument| !argument.starts_with('-') && *argument != "embedded");

@@ -306,6 +306,11 @@ pub enum ImageAction {
     },
     /// List images
     Ls,
+    /// Fetch images from their registries
+    Pull {
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
     /// Remove images
     Rm {
         #[arg(required = true)]

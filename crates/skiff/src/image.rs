@@ -47,6 +47,15 @@ fn own(flags: &ImageFlags) -> anyhow::Result<()> {
             let output = File::create(file).with_context(|| format!("cannot write {}", file.display()))?;
             image::export(&store, names, std::io::BufWriter::new(output))?;
         }
+        ImageAction::Pull { names } => {
+            let settings = image::pull::Settings::read(&flags.data_dir.join("agent/registries.yaml"));
+            let puller = image::pull::Puller::new(store, settings.map_err(anyhow::Error::msg)?);
+            let executor = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            for name in names {
+                let pulled = executor.block_on(puller.pull(&image::Reference::parse(name)?, None));
+                println!("{}", pulled.with_context(|| format!("cannot pull {name}"))?.id);
+            }
+        }
         ImageAction::Rm { names } => {
             for name in names {
                 anyhow::ensure!(store.remove(name)?, "there is no image {name}");

@@ -62,6 +62,7 @@ fn embedded(data_dir: &Path) -> anyhow::Result<runtime::embedded::Config> {
         bridge: kubelet::network::BRIDGE.to_owned(),
         // Until the node is given its own.
         ranges: Vec::new(),
+        registries: data_dir.join("agent/registries.yaml"),
         seccomp_profiles: data_dir.join("agent/seccomp"),
     })
 }

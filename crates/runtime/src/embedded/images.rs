@@ -63,10 +63,26 @@ impl Embedded {
         .await
     }
 
-    pub(super) async fn pull_image(&self, spec: &ImageSpec, _auth: Option<&AuthConfig>) -> Result<String> {
-        Err(refused(
-            "PullImage",
-            format!("failed to pull image {:?}: this runtime cannot reach registries yet", spec.image),
-        ))
+    pub(super) async fn pull_image(&self, spec: &ImageSpec, auth: Option<&AuthConfig>) -> Result<String> {
+        let name = spec.image.clone();
+        let failed =
+            |why: String| refused("PullImage", format!("failed to pull and unpack image {name:?}: {why}"));
+        let reference = image::Reference::parse(&name).map_err(|error| failed(error.to_string()))?;
+        // Read each time: whoever changes the file should not have to restart anything.
+        let settings = image::pull::Settings::read(&self.inner.config.registries).map_err(failed)?;
+        let puller = image::pull::Puller::new(self.inner.images.clone(), settings);
+        let pulled = puller.pull(&reference, auth.and_then(credentials).as_ref()).await;
+        pulled.map(|image| image.id.to_string()).map_err(|error| failed(chain(&error)))
     }
+}
+
+fn credentials(auth: &AuthConfig) -> Option<image::pull::Credentials> {
+    if !auth.registry_token.is_empty() {
+        return Some(image::pull::Credentials { token: auth.registry_token.clone(), ..Default::default() });
+    }
+    if auth.username.is_empty() {
+        return image::pull::Credentials::from_auth(&auth.auth);
+    }
+    let (username, password) = (auth.username.clone(), auth.password.clone());
+    Some(image::pull::Credentials { username, password, token: String::new() })
 }

@@ -150,6 +150,7 @@ async fn open(dir: &Path) -> Embedded {
         program: std::env::current_exe().expect("this program"),
         bridge: "skiff0".into(),
         ranges: vec!["10.88.0.0/24".parse().expect("a range")],
+        registries: dir.join("registries.yaml"),
         seccomp_profiles: dir.join("seccomp"),
     };
     Embedded::open(config).await.unwrap_or_else(|error| panic!("{error}"))

@@ -1,0 +1,227 @@
+//! Images from registries, by the distribution specification.
+//!
+//! What is fetched is written beside the store, checked against its digest and only then moved in; a connection that
+//! breaks is taken up again where it broke. Read [`Puller::pull`].
+
+mod credentials;
+mod registry;
+mod settings;
+
+use std::io::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::BodyExt as _;
+use sha2::{Digest as _, Sha256};
+use tokio::task::JoinSet;
+
+use crate::manifest::{Descriptor, Document, Manifest};
+use crate::{Digest, Error, Image, Reference, Store, on};
+
+pub use credentials::Credentials;
+pub use settings::Settings;
+
+use registry::{Ask, Registry};
+
+/// Pieces fetched at once for one image.
+const AT_ONCE: usize = 3;
+/// How often a broken connection is taken up again, and how long to wait before, twice as long each time.
+const TRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(250);
+/// A manifest that is larger is none.
+const LARGEST_MANIFEST: usize = 8 << 20;
+/// Indexes may name indexes, but not for ever.
+const DEEPEST: usize = 4;
+
+/// Why an image could not be pulled; worded as containerd words it, since people search for that.
+#[derive(Debug, thiserror::Error)]
+pub enum PullError {
+    #[error("failed to resolve reference {name:?}: {name}: not found")]
+    NotFound { name: String },
+    #[error(
+        "failed to resolve reference {name:?}: pull access denied, repository does not exist or may require authorization: {why}"
+    )]
+    Denied { name: String, why: String },
+    #[error("failed to do request: {method} {url:?}: {why}")]
+    Unreachable { method: &'static str, url: String, why: String },
+    #[error("unexpected status from {method} request to {url}: {status}")]
+    Status { method: &'static str, url: String, status: u16 },
+    #[error("{url} ended after {got} bytes of {expected}")]
+    Cut { url: String, got: u64, expected: u64 },
+    #[error(transparent)]
+    Store(#[from] Error),
+}
+
+/// Pulls images into a store.
+#[derive(Clone)]
+pub struct Puller {
+    store: Store,
+    settings: Arc<Settings>,
+}
+
+impl Puller {
+    pub fn new(store: Store, settings: Settings) -> Puller {
+        Puller { store, settings: Arc::new(settings) }
+    }
+
+    /// Pulls an image from the first of its places that has it.
+    pub async fn pull(
+        &self,
+        name: &Reference,
+        credentials: Option<&Credentials>,
+    ) -> Result<Image, PullError> {
+        let mut last = PullError::NotFound { name: name.to_string() };
+        for place in self.settings.places(&name.registry) {
+            let own = self.settings.credentials(&place.host);
+            let registry = Registry::new(place, name, credentials.cloned().or(own))?;
+            match self.pull_from(Arc::new(registry), name).await {
+                Ok(image) => return Ok(image),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    async fn pull_from(&self, registry: Arc<Registry>, name: &Reference) -> Result<Image, PullError> {
+        // What is being fetched is nobody's yet, and must not be tidied away.
+        let _busy = self.store.busy()?;
+        let wanted = match (&name.digest, &name.tag) {
+            (Some(digest), _) => digest.to_string(),
+            (None, Some(tag)) => tag.clone(),
+            (None, None) => "latest".to_owned(),
+        };
+        let (digest, manifest) = self.manifest(&registry, name, wanted).await?;
+        let mut pieces: Vec<Descriptor> = vec![manifest.config.clone()];
+        pieces.extend(manifest.layers.iter().cloned());
+        pieces.sort_by(|a, b| a.digest.cmp(&b.digest));
+        pieces.dedup_by(|a, b| a.digest == b.digest);
+        let mut waiting = pieces.into_iter();
+        let mut fetching = JoinSet::new();
+        loop {
+            while fetching.len() < AT_ONCE
+                && let Some(piece) = waiting.next()
+            {
+                let (store, registry) = (self.store.clone(), registry.clone());
+                fetching.spawn(async move { fetch(&store, &registry, &piece).await });
+            }
+            let done = match fetching.join_next().await {
+                None => break,
+                Some(Ok(done)) => done,
+                Some(Err(_)) => Err(Error::Missing("a piece whose fetching failed".to_owned()).into()),
+            };
+            if let Err(error) = done {
+                // What the others have begun goes before anybody hears of this.
+                fetching.shutdown().await;
+                return Err(error);
+            }
+        }
+        let (store, name) = (self.store.clone(), name.clone());
+        let added = tokio::task::spawn_blocking(move || store.add_image(&digest, &manifest, &[name])).await;
+        Ok(added.map_err(|_| Error::Missing("the image whose unpacking failed".to_owned()))??)
+    }
+
+    /// The manifest for this machine, kept.
+    async fn manifest(
+        &self,
+        registry: &Registry,
+        name: &Reference,
+        mut wanted: String,
+    ) -> Result<(Digest, Manifest), PullError> {
+        for _ in 0..DEEPEST {
+            let bytes = registry.small(&Ask::manifest(&wanted), LARGEST_MANIFEST).await?;
+            let digest = Digest::of(&bytes);
+            if let Some(asked) = Digest::parse(&wanted)
+                && asked != digest
+            {
+                return Err(Error::WrongDigest { what: asked, actual: digest }.into());
+            }
+            match Document::parse(&name.to_string(), &bytes)? {
+                Document::Manifest(manifest) => {
+                    self.store.add_blob(&digest, &bytes[..])?;
+                    return Ok((digest, manifest));
+                }
+                Document::Index(index) => wanted = index.choose(&name.to_string())?.digest.to_string(),
+            }
+        }
+        let why = "indexes of indexes without end".to_owned();
+        Err(Error::Unusable { what: name.to_string(), why }.into())
+    }
+}
+
+/// Fetches a piece, as often as it takes.
+async fn fetch(store: &Store, registry: &Registry, piece: &Descriptor) -> Result<(), PullError> {
+    if store.blob(&piece.digest).exists() {
+        return Ok(());
+    }
+    let mut file =
+        tempfile::NamedTempFile::new_in(store.temporary()).map_err(on("write in", store.temporary()))?;
+    let mut hash = Sha256::new();
+    let mut got = 0;
+    let mut tries = 0;
+    loop {
+        let before = got;
+        match fetch_some(registry, piece, &mut file, &mut hash, &mut got).await {
+            Ok(()) => break,
+            Err(
+                error @ (PullError::Unreachable { .. }
+                | PullError::Cut { .. }
+                | PullError::Status { status: 500.., .. }),
+            ) => {
+                // One that gets on is given time.
+                tries = if got > before { 1 } else { tries + 1 };
+                if tries >= TRIES {
+                    return Err(error);
+                }
+                tokio::time::sleep(PAUSE * 2u32.pow(tries)).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let actual = Digest::from_hash(hash);
+    if actual != piece.digest {
+        return Err(Error::WrongDigest { what: piece.digest.clone(), actual }.into());
+    }
+    Ok(store.keep(file, &piece.digest)?)
+}
+
+/// Fetches what is missing of a piece, or as much of it as comes.
+async fn fetch_some(
+    registry: &Registry,
+    piece: &Descriptor,
+    file: &mut tempfile::NamedTempFile,
+    hash: &mut Sha256,
+    got: &mut u64,
+) -> Result<(), PullError> {
+    let (url, response) = registry.get(&Ask::blob(&piece.digest, *got)).await?;
+    let is_part = response.status() == http::StatusCode::PARTIAL_CONTENT;
+    if *got > 0 && !is_part {
+        // A registry that does not know parts begins again.
+        *got = 0;
+        *hash = Sha256::new();
+        file.as_file().set_len(0).map_err(on("write", file.path()))?;
+        std::io::Seek::rewind(file.as_file_mut()).map_err(on("write", file.path()))?;
+    }
+    let mut body = response.into_body();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| PullError::Unreachable {
+            method: "GET",
+            url: url.clone(),
+            why: error.to_string(),
+        })?;
+        let Ok(bytes) = frame.into_data() else { continue };
+        *got += bytes.len() as u64;
+        if piece.size > 0 && *got > piece.size {
+            let why = format!("{got} bytes where {} were promised", piece.size);
+            return Err(Error::Unusable { what: piece.digest.to_string(), why }.into());
+        }
+        hash.update(&bytes);
+        file.write_all(&bytes).map_err(on("write", file.path()))?;
+    }
+    if piece.size > 0 && *got < piece.size {
+        return Err(PullError::Cut { url, got: *got, expected: piece.size });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,35 @@
+//! Who is asking.
+
+use base64::Engine as _;
+
+/// What a registry is shown. Never printed.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Credentials {
+    pub username: String,
+    pub password: String,
+    /// A bearer token that needs no asking for.
+    pub token: String,
+}
+
+impl Credentials {
+    /// As docker's configuration has them: `user:password` in base64.
+    pub fn from_auth(auth: &str) -> Option<Credentials> {
+        let bytes = base64::engine::general_purpose::STANDARD.decode(auth.trim()).ok()?;
+        let text = String::from_utf8(bytes).ok()?;
+        let (username, password) = text.split_once(':')?;
+        let password = password.trim_end_matches('\0').to_owned();
+        Some(Credentials { username: username.to_owned(), password, token: String::new() })
+    }
+
+    pub(super) fn basic(&self) -> Option<String> {
+        let text = format!("{}:{}", self.username, self.password);
+        let encoded = base64::engine::general_purpose::STANDARD.encode(text);
+        (!self.username.is_empty()).then(|| format!("Basic {encoded}"))
+    }
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Credentials(…)")
+    }
+}

@@ -1,0 +1,315 @@
+//! One registry over HTTP: its ways of asking who is there, and its answers.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode, Uri, header};
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::body::Incoming;
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use serde::Deserialize;
+use tokio::sync::Mutex;
+
+use super::settings::Place;
+use super::{Credentials, PullError};
+use crate::{Digest, Error, Reference, on};
+
+/// For the head of an answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+const MOST_REDIRECTIONS: usize = 5;
+const LARGEST_TOKEN: usize = 1 << 20;
+/// Where systems keep the authorities they trust.
+const TRUSTED: [&str; 4] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+const MANIFESTS: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, \
+    application/vnd.docker.distribution.manifest.v2+json, \
+    application/vnd.docker.distribution.manifest.list.v2+json, */*";
+
+/// What is wanted of a repository.
+pub struct Ask {
+    path: String,
+    /// From this byte on.
+    from: u64,
+    is_manifest: bool,
+}
+
+impl Ask {
+    pub fn manifest(which: &str) -> Ask {
+        Ask { path: format!("manifests/{which}"), from: 0, is_manifest: true }
+    }
+
+    pub fn blob(digest: &Digest, from: u64) -> Ask {
+        Ask { path: format!("blobs/{digest}"), from, is_manifest: false }
+    }
+}
+
+/// A repository of a registry.
+pub struct Registry {
+    http: Client<HttpsConnector<HttpConnector>, Empty<Bytes>>,
+    place: Place,
+    name: Reference,
+    credentials: Option<Credentials>,
+    /// The header that lets us in, once it is known.
+    key: Mutex<Option<String>>,
+}
+
+impl Registry {
+    pub fn new(place: Place, name: &Reference, credentials: Option<Credentials>) -> Result<Registry, Error> {
+        let mut roots = rustls::RootCertStore::empty();
+        let files = place
+            .ca_file
+            .as_deref()
+            .into_iter()
+            .chain(TRUSTED.iter().map(Path::new).filter(|path| path.exists()));
+        for path in files {
+            let pem = std::fs::read(path).map_err(on("read", path))?;
+            // One that cannot be used is no reason to do without the others.
+            roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&pem).flatten());
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let unusable =
+            |error: rustls::Error| Error::Unusable { what: place.host.clone(), why: error.to_string() };
+        let tls = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(unusable)?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let connector = hyper_rustls::HttpsConnectorBuilder::new()
+            .with_tls_config(tls)
+            .https_or_http()
+            .enable_http1()
+            .build();
+        let http = Client::builder(TokioExecutor::new()).build(connector);
+        let key = credentials
+            .as_ref()
+            .filter(|known| !known.token.is_empty())
+            .map(|known| format!("Bearer {}", known.token));
+        Ok(Registry { http, place, name: name.clone(), credentials, key: Mutex::new(key) })
+    }
+
+    /// A small answer as a whole.
+    pub async fn small(&self, ask: &Ask, limit: usize) -> Result<Bytes, PullError> {
+        let (url, response) = self.get(ask).await?;
+        read(url, response, limit).await
+    }
+
+    /// Asks, shows who we are where that is wanted, and follows where it is sent.
+    pub async fn get(&self, ask: &Ask) -> Result<(String, Response<Incoming>), PullError> {
+        let url =
+            format!("{}://{}/v2/{}/{}", self.place.scheme, self.place.host, self.name.repository, ask.path);
+        let mut key = self.key.lock().await.clone();
+        for is_first in [true, false] {
+            let response = self.follow(&url, ask, key.clone()).await?;
+            match response.status() {
+                status if status.is_success() => return Ok((url, response)),
+                StatusCode::UNAUTHORIZED if is_first => {
+                    let challenge = response.headers().get(header::WWW_AUTHENTICATE);
+                    let challenge =
+                        challenge.and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+                    key = self.answer(&challenge).await?;
+                    self.key.lock().await.clone_from(&key);
+                }
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                    let why = "authorization failed".to_owned();
+                    return Err(PullError::Denied { name: self.name.to_string(), why });
+                }
+                StatusCode::NOT_FOUND => return Err(PullError::NotFound { name: self.name.to_string() }),
+                status => return Err(PullError::Status { method: "GET", url, status: status.as_u16() }),
+            }
+        }
+        Err(PullError::Denied { name: self.name.to_string(), why: "authorization failed".to_owned() })
+    }
+
+    async fn follow(
+        &self,
+        url: &str,
+        ask: &Ask,
+        key: Option<String>,
+    ) -> Result<Response<Incoming>, PullError> {
+        let mut url = url.to_owned();
+        let mut key = key;
+        for _ in 0..MOST_REDIRECTIONS {
+            let mut request = Request::get(&url).header(header::USER_AGENT, "skiff");
+            if ask.is_manifest {
+                request = request.header(header::ACCEPT, MANIFESTS);
+            }
+            if ask.from > 0 {
+                request = request.header(header::RANGE, format!("bytes={}-", ask.from));
+            }
+            if let Some(key) = &key {
+                request = request.header(header::AUTHORIZATION, sensitive(key)?);
+            }
+            let response = self.send(&url, request).await?;
+            let location = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
+            let Some(location) = location.filter(|_| response.status().is_redirection()) else {
+                return Ok(response);
+            };
+            let next = join(&url, location);
+            if authority(&next) != authority(&url) {
+                // What lets us in here is nobody else's business.
+                key = None;
+            }
+            url = next;
+        }
+        Err(PullError::Unreachable { method: "GET", url, why: "too many redirections".to_owned() })
+    }
+
+    async fn send(
+        &self,
+        url: &str,
+        request: http::request::Builder,
+    ) -> Result<Response<Incoming>, PullError> {
+        let failed = |why: String| PullError::Unreachable { method: "GET", url: url.to_owned(), why };
+        let request = request.body(Empty::new()).map_err(|error| failed(error.to_string()))?;
+        match tokio::time::timeout(PATIENCE, self.http.request(request)).await {
+            Ok(Ok(response)) => Ok(response),
+            Ok(Err(error)) => Err(failed(causes(&error))),
+            Err(_) => Err(failed("no answer in time".to_owned())),
+        }
+    }
+
+    /// What lets us in, by what the registry asks for.
+    async fn answer(&self, challenge: &str) -> Result<Option<String>, PullError> {
+        let denied = |why: &str| PullError::Denied { name: self.name.to_string(), why: why.to_owned() };
+        let basic = self.credentials.as_ref().and_then(Credentials::basic);
+        let (kind, rest) = challenge.split_once(' ').unwrap_or((challenge, ""));
+        if kind.eq_ignore_ascii_case("basic") {
+            return basic.map(Some).ok_or_else(|| denied("no basic auth credentials"));
+        }
+        if !kind.eq_ignore_ascii_case("bearer") {
+            return Err(denied("authorization failed"));
+        }
+        let field = |name: &str| parameter(rest, name);
+        let realm = field("realm").ok_or_else(|| denied("authorization failed"))?;
+        let scope = field("scope").unwrap_or_else(|| format!("repository:{}:pull", self.name.repository));
+        let mut url = format!("{realm}?scope={}", escaped(&scope));
+        if let Some(service) = field("service") {
+            url += &format!("&service={}", escaped(&service));
+        }
+        let mut request = Request::get(&url).header(header::USER_AGENT, "skiff");
+        if let Some(basic) = &basic {
+            request = request.header(header::AUTHORIZATION, sensitive(basic)?);
+        }
+        let response = self.send(&url, request).await?;
+        if !response.status().is_success() {
+            return Err(denied("authorization failed"));
+        }
+        #[derive(Deserialize)]
+        struct Token {
+            #[serde(default)]
+            token: String,
+            #[serde(default)]
+            access_token: String,
+        }
+        let bytes = read(url, response, LARGEST_TOKEN).await?;
+        let token: Token = crate::manifest::parse("the registry's token", &bytes)?;
+        let token = if token.token.is_empty() { token.access_token } else { token.token };
+        Ok(Some(format!("Bearer {token}")))
+    }
+}
+
+async fn read(url: String, response: Response<Incoming>, limit: usize) -> Result<Bytes, PullError> {
+    let body = Limited::new(response.into_body(), limit).collect().await;
+    body.map(http_body_util::Collected::to_bytes).map_err(|error| PullError::Unreachable {
+        method: "GET",
+        url,
+        why: error.to_string(),
+    })
+}
+
+fn sensitive(text: &str) -> Result<header::HeaderValue, PullError> {
+    let value = header::HeaderValue::from_str(text);
+    let mut value = value.map_err(|_| Error::Unusable {
+        what: "the credentials".to_owned(),
+        why: "they have odd letters".to_owned(),
+    })?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// One of the words behind a challenge: `realm="https://…",service="…"`.
+fn parameter(text: &str, name: &str) -> Option<String> {
+    let mut rest = text;
+    while let Some((key, behind)) = rest.split_once('=') {
+        let (value, next) = match behind.strip_prefix('"') {
+            Some(quoted) => quoted.split_once('"')?,
+            None => behind.split_once(',').unwrap_or((behind, "")),
+        };
+        if key.trim().trim_start_matches(',').trim().eq_ignore_ascii_case(name) {
+            return Some(value.to_owned());
+        }
+        rest = next.trim_start_matches(',');
+    }
+    None
+}
+
+fn escaped(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/:,".contains(&byte);
+    text.bytes()
+        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
+}
+
+/// Where a redirection leads.
+fn join(from: &str, location: &str) -> String {
+    if location.contains("://") {
+        return location.to_owned();
+    }
+    let uri: Option<Uri> = from.parse().ok();
+    let base = uri.and_then(|uri| Some(format!("{}://{}", uri.scheme_str()?, uri.authority()?)));
+    format!("{}{location}", base.unwrap_or_default())
+}
+
+fn authority(url: &str) -> Option<String> {
+    let uri: Uri = url.parse().ok()?;
+    Some(format!("{}://{}", uri.scheme_str()?, uri.authority()?))
+}
+
+/// What lies behind an error of the connection, which is all that helps.
+fn causes(error: &dyn std::error::Error) -> String {
+    let mut last = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        last = cause.to_string();
+        source = cause.source();
+    }
+    last
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn challenges_are_taken_apart() {
+        let text = r#"realm="https://auth.example/token",service="registry.example",scope="repository:a/b:pull,push""#;
+        let found = ["realm", "service", "scope", "error"].map(|name| parameter(text, name));
+        let expected = [
+            Some("https://auth.example/token"),
+            Some("registry.example"),
+            Some("repository:a/b:pull,push"),
+            None,
+        ];
+        assert_eq!(found.each_ref().map(Option::as_deref), expected);
+        assert_eq!(parameter("realm", "realm"), None);
+        assert_eq!(parameter("realm=\"cut", "realm"), None);
+    }
+
+    #[test]
+    fn redirections_lead_somewhere() {
+        assert_eq!(join("https://a:1/v2/x", "/y?z"), "https://a:1/y?z");
+        assert_eq!(join("https://a/v2/x", "http://b/y"), "http://b/y");
+        assert_ne!(authority("https://a/x"), authority("http://a/x"));
+    }
+}
