@@ -6,7 +6,6 @@
 
 pub mod messages;
 pub mod spdy;
-
 pub mod websocket;
 
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! WebSocket, the server's side: messages over a connection that was upgraded (RFC 6455).
+//! WebSocket, the server's side: messages both ways over a connection that was upgraded (RFC 6455).
 
 use std::io;
 

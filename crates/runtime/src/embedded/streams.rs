@@ -241,7 +241,7 @@ fn websocket(headers: &HeaderMap, what: &What) -> Agreed {
         What::Ports { .. } => return Err("unknown protocol"),
     };
     let mut response = switching("websocket");
-    let accept = HeaderValue::from_str(&stream::websocket::accept_key(key)).map_err(|_| "bad key")?;
+    let accept = HeaderValue::from_str(&stream::messages::accept_key(key)).map_err(|_| "bad key")?;
     response.headers_mut().insert("sec-websocket-accept", accept);
     response.headers_mut().insert(PROTOCOL, HeaderValue::from_static(chosen));
     Ok((response, protocol))

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 
 use serde::Deserialize;
-use stream::{spdy, websocket};
+use stream::{messages as websocket, spdy};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream};
 use tokio::sync::mpsc;
 
