@@ -15,7 +15,6 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("program", &["skiff"]),
 ];
 /// The dependencies allowed inside a layer: who reads the table of fields, and what containers are made of.
-/// The dependencies allowed inside a layer: who reads the table of fields, and what containers are made of.
 const WITHIN: &[(&str, &str)] = &[
     ("api", "schema"),
     ("api", "cel"),
