@@ -14,6 +14,7 @@ mod report;
 mod rollout;
 mod schedule;
 mod server;
+mod services;
 mod watch;
 mod wire;
 
@@ -36,6 +37,9 @@ struct Flags {
     /// Nothing but the rollout of a large Deployment
     #[arg(long)]
     only_rollout: bool,
+    /// Nothing but Services in the kernel: needs root, and nftables to compare with
+    #[arg(long)]
+    only_services: bool,
     /// The program to measure [default: the one built beside this one]
     #[arg(long, env = "SKIFF_BIN")]
     skiff: Option<PathBuf>,
@@ -93,6 +97,14 @@ const QUICK: Plan = Plan {
 fn main() -> Result<()> {
     let flags = Flags::parse();
     let plan = if flags.quick { QUICK } else { FULL };
+    if flags.only_services {
+        if services::inside()? {
+            let mut report = Report::default();
+            services::run(&mut report, if flags.quick { &[10] } else { &[10, 1_000, 10_000] })?;
+            println!("{}", report.json(json!({"load": load_average()})));
+        }
+        return Ok(());
+    }
     let binary = flags.skiff.map_or_else(server::beside, Ok)?;
     ensure!(binary.is_file(), "no skiff at {}: build it, or name it with --skiff", binary.display());
     let dir = flags.dir.unwrap_or_else(std::env::temp_dir);

@@ -1,10 +1,13 @@
 //! A batch as the messages the kernel takes, without any program in between.
 
 mod expressions;
+mod slots;
 
 use crate::wire::{APPEND, CREATE, Writer};
 use crate::{Atom, Base, Batch, Command, Hook, Ip, Key, Kind, Name, Set, Type, Verdict};
 use expressions::rule;
+pub use slots::Slots;
+use slots::{Full, endpoints};
 
 /// The part of netfilter that is meant.
 const NFTABLES: u16 = 10;
@@ -54,25 +57,27 @@ pub struct Encoded {
     pub last: u32,
 }
 
-/// Encodes a batch that has at least one command.
-pub fn encode(table: &str, batch: &Batch) -> Encoded {
-    let mut out = Encoder { table, out: Writer::starting_at(1), sets: 0 };
+/// Encodes a batch that has at least one command. `slots` is what batches before this one have taken of the map of
+/// endpoints; it must be that of a kernel which has taken them all, or the batch must make the table anew.
+pub fn encode(table: &str, batch: &Batch, slots: &mut Slots) -> Result<Encoded, Full> {
+    let mut out = Encoder { table, out: Writer::starting_at(1), sets: 0, slots };
     let of_batch = (0, NFTABLES);
     out.out.message(BATCH_BEGIN, 0, of_batch, |_| {});
     for command in &batch.commands {
-        out.command(command);
+        out.command(command)?;
     }
     // The end of a batch is not answered by kernels before 6.10, the last of its messages is.
     let last = out.out.ask_for_answer();
     out.out.message(BATCH_END, 0, of_batch, |_| {});
-    Encoded { bytes: out.out.bytes, first: 1, last }
+    Ok(Encoded { bytes: out.out.bytes, first: 1, last })
 }
 
 struct Encoder<'a> {
     table: &'a str,
     out: Writer,
-    /// How many sets without a name there are in this batch.
+    /// How many sets have been made in this batch.
     sets: u32,
+    slots: &'a mut Slots,
 }
 
 /// A set without a name, made for one rule.
@@ -90,12 +95,16 @@ impl Encoder<'_> {
         });
     }
 
-    fn command(&mut self, command: &Command) {
+    fn command(&mut self, command: &Command) -> Result<(), Full> {
         match command {
             Command::Renew => {
                 self.message(message::NEW_TABLE, CREATE, |_| {});
                 self.message(message::DELETE_TABLE, 0, |_| {});
                 self.message(message::NEW_TABLE, CREATE, |_| {});
+                *self.slots = Slots::default();
+                for ip in Ip::BOTH {
+                    self.add_endpoints(ip);
+                }
             }
             Command::Remove => {
                 self.message(message::NEW_TABLE, CREATE, |_| {});
@@ -103,9 +112,12 @@ impl Encoder<'_> {
             }
             Command::AddSet(name, set) => self.add_set(name, set),
             Command::AddChain(name, base) => self.add_chain(name, base.as_ref()),
-            Command::Flush(chain) => self.message(message::DELETE_RULE, 0, |out| out.text(2, chain)),
+            Command::Flush(chain) => {
+                self.message(message::DELETE_RULE, 0, |out| out.text(2, chain));
+                self.free_slots(chain);
+            }
             Command::AddRule(chain, statements) => {
-                let expressions = rule(self, statements);
+                let expressions = rule(self, chain, statements)?;
                 self.message(message::NEW_RULE, CREATE | APPEND, |out| {
                     out.text(2, chain);
                     out.nested(4, |out| out.bytes.extend(expressions));
@@ -121,6 +133,33 @@ impl Encoder<'_> {
             }
             Command::DeleteChain(name) => self.message(message::DELETE_CHAIN, 0, |out| out.text(3, name)),
             Command::DeleteSet(name) => self.message(message::DELETE_SET, 0, |out| out.text(2, name)),
+        }
+        Ok(())
+    }
+
+    /// Makes the map from numbers to endpoints that all rules share. A set of its own for each rule would cost the
+    /// kernel a walk over all sets for each of them.
+    fn add_endpoints(&mut self, ip: Ip) {
+        let address = ip.address();
+        let number = self.sets + 1;
+        self.sets = number;
+        self.message(message::NEW_SET, CREATE, |out| {
+            out.text(2, endpoints(ip));
+            out.u32(3, flag::MAP);
+            out.u32(4, INTEGER);
+            out.u32(5, 4);
+            out.u32(6, type_number(address) << 6 | type_number(Type::Port));
+            out.u32(7, width(address) + width(Type::Port));
+            out.u32(10, number);
+            out.attribute(13, &AS_THE_MACHINE_HAS_THEM);
+        });
+    }
+
+    /// The rules of a chain go, and with them the endpoints they lead to.
+    fn free_slots(&mut self, chain: &Name) {
+        for (ip, numbers) in self.slots.free(chain) {
+            let elements = numbers.map(|number| boundary(&number.to_ne_bytes(), false));
+            self.elements(message::DELETE_ELEMENTS, 0, endpoints(ip), None, elements);
         }
     }
 

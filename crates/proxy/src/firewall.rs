@@ -4,6 +4,7 @@ use std::io::{self, Write as _};
 use std::process::{Command, Stdio};
 
 use nft::{Batch, netlink, render};
+use parking_lot::Mutex;
 
 use crate::socket::Netfilter;
 
@@ -56,13 +57,16 @@ impl Firewall for Nft {
     }
 }
 
-/// The kernel itself.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Kernel;
+/// The kernel itself. What it knows of a table holds for the one it has made.
+#[derive(Debug, Default)]
+pub struct Kernel {
+    slots: Mutex<netlink::Slots>,
+}
 
 impl Firewall for Kernel {
     fn apply(&self, batch: &Batch) -> Result<(), FirewallError> {
-        let encoded = netlink::encode(TABLE, batch);
+        let encoded = netlink::encode(TABLE, batch, &mut self.slots.lock())
+            .map_err(|full| FirewallError::Refused(full.to_string()))?;
         let socket = Netfilter::open(encoded.bytes.len())?;
         socket.send(&encoded.bytes)?;
         let mut buffer = vec![0; 64 * 1024];

@@ -1,7 +1,7 @@
 //! Services on a node: turns Services and their EndpointSlices into one nftables table of our own.
 //!
 //! [`plan`] says what one Service needs ([`skeleton`] what is there anyway); [`run`] listens, puts plans into an
-//! [`nft::Ruleset`] and hands what changed to a [`Firewall`]. The kernel is never asked what it has: at start, and
+//! [`nft::Ruleset`], with what [`policy`] says of NetworkPolicies beside them, and hands what changed to a [`Firewall`]. The kernel is never asked what it has: at start, and
 //! after a failure, the table is made anew in one batch.
 
 mod conntrack;
@@ -9,6 +9,7 @@ mod firewall;
 mod forwarding;
 mod health;
 pub mod plan;
+pub mod policy;
 mod run;
 pub mod skeleton;
 mod socket;

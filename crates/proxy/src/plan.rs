@@ -14,6 +14,7 @@ use reconcile::Object as _;
 
 use crate::skeleton::{MASQUERADE, Sets, named, refuse};
 use endpoints::{Usable, backends, usable};
+pub(crate) use service::protocol;
 use service::{Front, fronts, health_port};
 
 /// Where traffic is looked at from.
@@ -265,4 +266,4 @@ pub(crate) fn disjoint(nets: &[Net]) -> Vec<Net> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
-use nft::{Name, Net, Ruleset};
+use nft::{Ip, Name, Net, Ruleset};
 use parking_lot::Mutex;
 use reconcile::{Changed, Ctx, Key, Object as _};
 use tokio::sync::Notify;
@@ -15,6 +15,7 @@ use crate::conntrack;
 use crate::firewall::{Firewall, FirewallError};
 use crate::health::HealthPorts;
 use crate::plan::{Flows, Place, Plan, plan};
+use crate::policy;
 use crate::skeleton::skeleton;
 
 const ZONE: &str = "topology.kubernetes.io/zone";
@@ -34,6 +35,8 @@ pub struct Config {
     pub pods: Vec<Net>,
     /// The networks of Services.
     pub services: Vec<Net>,
+    /// Whether to hold connections to NetworkPolicies; that needs to know all pods.
+    pub policies: bool,
 }
 
 /// Keeps the table until the context's shutdown. The table stays then, so that connections do.
@@ -63,6 +66,7 @@ struct Dirty {
     services: BTreeSet<Key>,
     /// The node itself has changed.
     place: bool,
+    policies: policy::Dirty,
 }
 
 impl News {
@@ -73,6 +77,11 @@ impl News {
 
     fn place(&self) {
         self.dirty.lock().place = true;
+        self.notify.notify_one();
+    }
+
+    fn policies(&self, change: &dyn Fn(&mut policy::Dirty)) {
+        change(&mut self.dirty.lock().policies);
         self.notify.notify_one();
     }
 
@@ -92,6 +101,10 @@ fn listen(ctx: &Ctx, config: &Config, news: &Arc<News>) {
             }
         }
     });
+    if config.policies {
+        let tell = news.clone();
+        policy::listen(&ctx.caches, &config.node, move |change| tell.policies(change));
+    }
     let (tell, name) = (news.clone(), config.node.clone());
     ctx.caches.nodes().listen(move |Changed { before, after }: Changed<'_, Node>| {
         let seen = |node: &Arc<Node>| (node.label(ZONE).map(str::to_owned), addresses(node));
@@ -128,6 +141,9 @@ impl Proxy {
     fn new(ctx: Ctx, config: Config, firewall: Arc<dyn Firewall>) -> Proxy {
         let mut rules = Ruleset::default();
         rules.put(&"".into(), skeleton(&config.pods, &config.services));
+        if config.policies {
+            rules.put(&"policies".into(), policy::plan::skeleton());
+        }
         Proxy {
             place: Place { node: config.node.clone(), pods: config.pods.clone(), ..Place::default() },
             ctx,
@@ -152,6 +168,8 @@ impl Proxy {
             for key in &dirty.services {
                 self.look_at(key).await;
             }
+            let Config { node, .. } = &self.config;
+            policy::apply(&self.ctx.caches, dirty.policies, node, &Ip::BOTH, &mut self.rules);
             let outcome = self.tell().await;
             self.health.set_healthy(outcome.is_ok());
             match outcome {

@@ -4,13 +4,14 @@
 #[path = "kernel/net.rs"]
 mod net;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use net::{Flow, ask, build, inside, serve, sh};
 use nft::{Net, Ruleset};
 use proxy::plan::{Place, plan};
@@ -29,6 +30,7 @@ fn config() -> Config {
         node: "here".into(),
         pods: nets(&["10.42.0.0/16", "fd42::/56"]),
         services: nets(&["10.43.0.0/16", "fd43::/112"]),
+        policies: true,
     }
 }
 
@@ -106,9 +108,38 @@ fn samples() -> Ruleset {
 }
 
 /// What the kernel has. `nft` names the kind of rejection by family where it knows the family; it is the same one.
+/// Endpoints stand in a map that all rules share, and are put back into the rules here.
 fn listed() -> String {
     let text = sh("nft list table inet skiff");
-    text.replace(" with icmp port-unreachable", "").replace(" with icmpv6 port-unreachable", "")
+    let text = text.replace(" with icmp port-unreachable", "").replace(" with icmpv6 port-unreachable", "");
+    let (mut rest, mut endpoints) = (String::new(), BTreeMap::new());
+    let mut in_endpoints = false;
+    for line in text.lines() {
+        in_endpoints = line.starts_with("\tmap endpoints") || in_endpoints && line != "\t}";
+        if in_endpoints {
+            let elements = line.trim().trim_start_matches("elements = {").trim_end_matches(['}', ',']);
+            for (number, to) in elements.split(',').filter_map(|row| row.split_once(" : ")) {
+                if let Ok(number) = number.trim().parse::<u32>() {
+                    endpoints.insert(number, to.trim().to_owned());
+                }
+            }
+        } else if line != "\t}" {
+            rest.push_str(line);
+            rest.push('\n');
+        }
+    }
+    let line = |line: &str| match line.split_once(" map @endpoints") {
+        Some((start, _)) => {
+            let (start, first) = start.split_once(" offset ").unwrap_or((start, "0"));
+            let (first, count) = (first.parse::<u32>().unwrap(), start.rsplit(' ').next().unwrap());
+            let numbers = 0..count.parse::<u32>().unwrap();
+            let rows: Vec<String> =
+                numbers.map(|number| format!("{number} : {}", endpoints[&(first + number)])).collect();
+            format!("{start} map {{ {} }}", rows.join(", "))
+        }
+        None => line.to_owned(),
+    };
+    rest.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
 #[test]
@@ -116,11 +147,11 @@ fn the_same_table_either_way() {
     if !inside("the_same_table_either_way") {
         return;
     }
-    let mut rules = samples();
+    let (mut rules, kernel) = (samples(), Kernel::default());
     let batch = rules.everything();
     Nft::default().apply(&batch).unwrap();
     let by_nft = listed();
-    Kernel.apply(&batch).unwrap();
+    kernel.apply(&batch).unwrap();
     let by_us = listed();
     let lines = |text: &str| text.lines().map(str::to_owned).collect::<BTreeSet<String>>();
     let (nft, us) = (lines(&by_nft), lines(&by_us));
@@ -130,12 +161,12 @@ fn the_same_table_either_way() {
 
     // Taking everything out again leaves the skeleton, and removing that leaves nothing.
     rules.retain(|owner| owner.is_empty());
-    Kernel.apply(&rules.changes()).unwrap();
-    Kernel.apply(&rules.changes_and_sweep()).unwrap();
+    kernel.apply(&rules.changes()).unwrap();
+    kernel.apply(&rules.changes_and_sweep()).unwrap();
     let bare = listed();
-    Kernel.apply(&rules.everything()).unwrap();
+    kernel.apply(&rules.everything()).unwrap();
     assert_eq!(lines(&bare), lines(&listed()));
-    Kernel.apply(&nft::Batch::remove()).unwrap();
+    kernel.apply(&nft::Batch::remove()).unwrap();
     assert_eq!(sh("nft list ruleset"), "");
 }
 
@@ -144,8 +175,8 @@ fn a_refused_batch_changes_nothing() {
     if !inside("a_refused_batch_changes_nothing") {
         return;
     }
-    let mut rules = samples();
-    Kernel.apply(&rules.everything()).unwrap();
+    let (mut rules, kernel) = (samples(), Kernel::default());
+    kernel.apply(&rules.everything()).unwrap();
     let before = listed();
     let batch = nft::Batch {
         commands: vec![
@@ -154,7 +185,7 @@ fn a_refused_batch_changes_nothing() {
             nft::Command::AddChain("newer".into(), None),
         ],
     };
-    let error = Kernel.apply(&batch).unwrap_err().to_string();
+    let error = kernel.apply(&batch).unwrap_err().to_string();
     assert!(error.contains("No such file"), "{error}");
     assert_eq!(listed(), before);
 }
@@ -174,7 +205,7 @@ impl World {
         let server = apiserver::start_in(directory.path(), stop.subscribe()).await.unwrap();
         let client = Client::new(server.local(), "test");
         let ctx = Ctx::new(client.clone(), Clock::default(), stop.subscribe());
-        tokio::spawn(proxy::run(ctx, config(), Arc::new(Kernel)));
+        tokio::spawn(proxy::run(ctx, config(), Arc::new(Kernel::default())));
         World { client, stop, _server: server, _directory: directory }
     }
 
@@ -187,6 +218,20 @@ impl World {
             made = self.client.replace_status(&made).await.unwrap();
         }
         made
+    }
+
+    /// A running pod of this node, with its port 8080 named.
+    async fn pod(&self, name: &str, address: &str) {
+        let pod = json!({
+            "metadata": {"name": name, "namespace": "default", "labels": {"name": name}},
+            "spec": {"nodeName": "here", "containers": [{
+                "name": "main", "image": "x", "ports": [{"name": "http", "containerPort": 8080}],
+            }]},
+        });
+        let mut made = self.client.create::<Pod>(&serde_json::from_value(pod).unwrap()).await.unwrap();
+        let status = json!({"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]});
+        made.status = Some(serde_json::from_value(status).unwrap());
+        self.client.replace_status(&made).await.unwrap();
     }
 
     async fn endpoints(&self, name: &str, proto: &str, endpoints: &[&str]) {
@@ -348,5 +393,49 @@ fn udp_flows_move_on() {
         assert_eq!(flow.ask(), "a 10.42.0.6");
         world.endpoints("dns", "UDP", &["10.42.0.6"]).await;
         becomes(|| flow.ask(), "b 10.42.0.1").await;
+    });
+}
+
+#[test]
+fn policies_hold() {
+    with_world("policies_hold", |world| async move {
+        let account = json!({"metadata": {"name": "default", "namespace": "default"}});
+        let account: k8s_openapi::api::core::v1::ServiceAccount = serde_json::from_value(account).unwrap();
+        world.client.create(&account).await.unwrap();
+        world.pod("a", "10.42.0.5").await;
+        world.pod("b", "10.42.0.6").await;
+        becomes(|| ask("b", "10.42.0.5:8080"), "a 10.42.0.6").await;
+        let key = Key::new("default", "p");
+        let policy = json!({
+            "metadata": {"name": "p", "namespace": "default"},
+            "spec": {"podSelector": {"matchLabels": {"name": "a"}}, "policyTypes": ["Ingress"]},
+        });
+        let policy: NetworkPolicy = serde_json::from_value(policy).unwrap();
+        world.client.create(&policy).await.unwrap();
+        becomes(|| ask("b", "10.42.0.5:8080"), "nothing").await;
+        assert_eq!(ask("out", "10.42.0.5:8080"), "nothing");
+        assert_eq!(ask("node", "10.42.0.5:8080"), "a 10.42.0.1", "a node always reaches its pods");
+        assert_eq!(ask("a", "10.42.0.6:8080"), "b 10.42.0.5", "and answers come back");
+
+        let allow = json!({"spec": {"ingress": [
+            {"from": [{"podSelector": {"matchLabels": {"name": "b"}}}], "ports": [{"port": 8000, "endPort": 8080}]},
+            {"from": [{"ipBlock": {"cidr": "192.0.2.0/24", "except": ["192.0.2.3/32", "192.0.2.9/32"]}}], "ports": [{"port": "http"}]},
+        ]}});
+        world.client.patch::<NetworkPolicy>(&key, &Patch::Merge(allow)).await.unwrap();
+        becomes(|| ask("b", "10.42.0.5:8080"), "a 10.42.0.6").await;
+        becomes(|| ask("out", "10.42.0.5:8080"), "a 192.0.2.2").await;
+
+        // By a Service it is the same: the client counts, not the way.
+        let ports = json!([{"port": 80, "nodePort": 30080, "protocol": "TCP", "name": "tcp"}]);
+        world.service("web", json!({"type": "NodePort", "ports": ports})).await;
+        world.endpoints("web", "TCP", &["10.42.0.5"]).await;
+        becomes(|| ask("out", "192.0.2.1:30080"), "a 10.42.0.1").await;
+        let closed = json!({"spec": {"ingress": []}});
+        world.client.patch::<NetworkPolicy>(&key, &Patch::Merge(closed)).await.unwrap();
+        becomes(|| ask("out", "192.0.2.1:30080"), "nothing").await;
+
+        world.client.delete::<NetworkPolicy>(&key, &Default::default()).await.unwrap();
+        becomes(|| ask("out", "192.0.2.1:30080"), "a 10.42.0.1").await;
+        assert_eq!(ask("b", "10.42.0.5:8080"), "a 10.42.0.6");
     });
 }

@@ -137,6 +137,7 @@ caches! {
     csi_storage_capacities: storage::CSIStorageCapacity = &[];
     priority_classes: scheduling::PriorityClass = &[];
     ingresses: networking::Ingress = &[];
+    network_policies: networking::NetworkPolicy = &[];
     ip_addresses: networking::IPAddress = &[];
     service_cidrs: networking::ServiceCIDR = &[];
     resource_claims: resource::ResourceClaim = &[];

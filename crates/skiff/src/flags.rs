@@ -96,7 +96,10 @@ pub struct ServerFlags {
     /// Run the control plane without a node
     #[arg(long)]
     pub disable_agent: bool,
-    /// Do not route Services on this node; something else does
+    /// Do not hold pods of this node to NetworkPolicies; something else does
+    #[arg(long)]
+    pub disable_network_policy: bool,
+    /// Do not route Services on this node, nor hold pods to NetworkPolicies; something else does
     #[arg(long)]
     pub disable_kube_proxy: bool,
     /// The socket of a CRI runtime to run pods with, or `containerd` for the host's or one started here [default: pods
@@ -246,6 +249,9 @@ pub struct ProxyFlags {
     /// The networks of cluster IPs: what is sent to an unused one is dropped
     #[arg(long, value_delimiter = ',', default_value = "10.43.0.0/16")]
     pub service_cidr: Vec<String>,
+    /// Hold pods of this node to NetworkPolicies too, for which one must be allowed to see all pods
+    #[arg(long)]
+    pub network_policy: bool,
     /// Remove all rules and end
     #[arg(long)]
     pub cleanup: bool,

@@ -134,9 +134,10 @@ pub fn proxy(flags: &ProxyFlags) -> anyhow::Result<()> {
     }
     let node = flags.node_name.clone().unwrap_or_else(|| hostname().to_lowercase());
     let config = services::proxy_config(node, &flags.cluster_cidr, &flags.service_cidr)?;
+    let config = proxy::Config { policies: flags.network_policy, ..config };
     apart(&flags.kubeconfig, services::PROXY, async |ctx| {
         proxy::prepare(&config.pods);
-        proxy::run(ctx, config, Arc::new(proxy::Kernel)).await;
+        proxy::run(ctx, config, Arc::new(proxy::Kernel::default())).await;
         Ok(())
     })
 }

@@ -20,8 +20,9 @@ const DNS_NUMBER: u8 = 10;
 /// How long to wait until trying again to tell where names are asked.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// Without NetworkPolicies, for which one has to know all pods.
 pub fn proxy_config(node: String, pods: &[String], services: &[String]) -> anyhow::Result<proxy::Config> {
-    Ok(proxy::Config { node, pods: networks(pods)?, services: networks(services)? })
+    Ok(proxy::Config { node, pods: networks(pods)?, services: networks(services)?, policies: false })
 }
 
 fn networks(texts: &[String]) -> anyhow::Result<Vec<Net>> {
@@ -32,15 +33,16 @@ fn networks(texts: &[String]) -> anyhow::Result<Vec<Net>> {
 /// Routes Services on this node as long as the context lasts.
 pub fn route(ctx: &Ctx, client: Client, flags: &ServerFlags) -> anyhow::Result<()> {
     let config = proxy_config(node::name(flags), &flags.cluster_cidr, &flags.service_cidr)?;
+    let config = proxy::Config { policies: !flags.disable_network_policy, ..config };
     let ctx = Ctx { client: client.acting_as("system:kube-proxy"), ..ctx.clone() };
     proxy::prepare(&config.pods);
-    tokio::spawn(proxy::run(ctx, config, Arc::new(proxy::Kernel)));
+    tokio::spawn(proxy::run(ctx, config, Arc::new(proxy::Kernel::default())));
     Ok(())
 }
 
 /// Removes the table, whether there is one or not.
 pub fn remove_rules() -> anyhow::Result<()> {
-    proxy::Kernel.apply(&nft::Batch::remove()).context("cannot remove the rules")
+    proxy::Kernel::default().apply(&nft::Batch::remove()).context("cannot remove the rules")
 }
 
 /// Where pods ask for names: what was said, or the usual address of each network of Services.

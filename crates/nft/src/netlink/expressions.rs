@@ -2,9 +2,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::{Encoder, INTEGER, Unnamed, VERDICT_TYPE, atom_bytes, boundary, key_bytes, verdict_data};
-use crate::wire::Writer;
-use crate::{Atom, Field, Ip, Statement, Verdict};
+use super::slots::{Full, endpoints};
+use super::{
+    Encoder, INTEGER, Unnamed, VERDICT_TYPE, atom_bytes, boundary, key_bytes, message, verdict_data,
+};
+use crate::wire::{CREATE, Writer};
+use crate::{Atom, Field, Ip, Name, Statement, Verdict};
 
 /// The register of the verdict, and the first of those that hold four bytes.
 const VERDICT: u32 = 0;
@@ -31,13 +34,16 @@ const FULLY_RANDOM: u32 = 0x10;
 const REJECT_ICMPX: u32 = 2;
 const PORT_UNREACHABLE: u8 = 1;
 
-/// The expressions of a rule; sets they need are written before.
-pub fn rule(encoder: &mut Encoder<'_>, statements: &[Statement]) -> Vec<u8> {
+/// The expressions of a rule of `chain`; sets and elements they need are written before.
+pub fn rule(encoder: &mut Encoder<'_>, chain: &Name, statements: &[Statement]) -> Result<Vec<u8>, Full> {
     let mut rule = Expressions { encoder, out: Writer::default(), family: None };
     for statement in statements {
-        rule.statement(statement);
+        match statement {
+            Statement::Redirect(to) => rule.redirect(chain, to)?,
+            other => rule.statement(other),
+        }
     }
-    rule.out.bytes
+    Ok(rule.out.bytes)
 }
 
 struct Expressions<'a, 'b> {
@@ -78,7 +84,8 @@ impl Expressions<'_, '_> {
             Statement::Mark(bit) => self.change_mark(!bit, *bit),
             Statement::Unmark(bit) => self.change_mark(u32::MAX, *bit),
             Statement::Pick(verdicts) => self.pick(verdicts),
-            Statement::Redirect(to) => self.redirect(to),
+            // Needs to know the chain, and is done before.
+            Statement::Redirect(_) => {}
             Statement::Masquerade => self.add("masq", |out| out.u32(1, FULLY_RANDOM)),
             Statement::Remember { set, ip } => {
                 self.load(&[Field::Source(*ip)]);
@@ -256,26 +263,14 @@ impl Expressions<'_, '_> {
         });
     }
 
-    fn random(&mut self, below: usize) {
+    /// One of `count` numbers from `first` on.
+    fn random(&mut self, first: u32, count: usize) {
         self.add("numgen", |out| {
             out.u32(1, FIRST);
-            out.u32(2, u32::try_from(below).unwrap_or(u32::MAX));
+            out.u32(2, u32::try_from(count).unwrap_or(u32::MAX));
             out.u32(3, 1);
-            out.u32(4, 0);
+            out.u32(4, first);
         });
-    }
-
-    /// A map from the numbers below the count of these to each of them.
-    fn numbered(&mut self, data: (u32, u32), values: Vec<Vec<u8>>) -> Unnamed {
-        let elements = values.into_iter().zip(0u32..).map(|(value, number)| {
-            let mut out = Writer::default();
-            out.nested(1, |out| {
-                out.nested(1, |out| out.attribute(1, &number.to_ne_bytes()));
-                out.nested(2, |out| out.bytes.extend(value));
-            });
-            out.bytes
-        });
-        self.encoder.unnamed((INTEGER, 4), Some(data), false, elements.collect())
     }
 
     fn pick(&mut self, verdicts: &[Verdict]) {
@@ -284,17 +279,15 @@ impl Expressions<'_, '_> {
             verdict_data(&mut out, verdict);
             out.bytes
         };
-        let map = self.numbered((VERDICT_TYPE, 16), verdicts.iter().map(value).collect());
-        self.random(verdicts.len());
+        let elements = numbered(0, verdicts.iter().map(value));
+        let map = self.encoder.unnamed((INTEGER, 4), Some((VERDICT_TYPE, 16)), false, elements);
+        self.random(0, verdicts.len());
         self.lookup(map.name, Some(&map), false, Some(VERDICT));
     }
 
-    fn redirect(&mut self, to: &[SocketAddr]) {
-        let Some(first) = to.first() else { return };
-        let (family, registers, address_type) = match first.ip() {
-            IpAddr::V4(_) => (2, 1, 7),
-            IpAddr::V6(_) => (10, 4, 8),
-        };
+    fn redirect(&mut self, chain: &Name, to: &[SocketAddr]) -> Result<(), Full> {
+        let Some(first) = to.first() else { return Ok(()) };
+        let (family, registers) = if first.is_ipv6() { (10, 4) } else { (2, 1) };
         let bytes = |to: &SocketAddr| key_bytes(&[Atom::Address(to.ip()), Atom::Port(to.port())]);
         if to.len() == 1 {
             self.immediate(FIRST, &atom_bytes(&Atom::Address(first.ip())));
@@ -305,10 +298,12 @@ impl Expressions<'_, '_> {
                 out.attribute(1, &bytes(to));
                 out.bytes
             };
-            let data = (address_type << 6 | 13, registers * 4 + 4);
-            let map = self.numbered(data, to.iter().map(value).collect());
-            self.random(to.len());
-            self.lookup(map.name, Some(&map), false, Some(FIRST));
+            let ip = Ip::of(first.ip());
+            let start = self.encoder.slots.take(chain, ip, to.len())?;
+            let elements = numbered(start, to.iter().map(value)).into_iter();
+            self.encoder.elements(message::NEW_ELEMENTS, CREATE, endpoints(ip), None, elements);
+            self.random(start, to.len());
+            self.lookup(endpoints(ip), None, false, Some(FIRST));
         }
         self.add("nat", |out| {
             out.u32(1, DNAT);
@@ -316,6 +311,7 @@ impl Expressions<'_, '_> {
             out.u32(3, FIRST);
             out.u32(5, FIRST + registers);
         });
+        Ok(())
     }
 
     fn immediate(&mut self, register: u32, value: &[u8]) {
@@ -324,6 +320,19 @@ impl Expressions<'_, '_> {
             out.nested(2, |out| out.attribute(1, value));
         });
     }
+}
+
+/// Elements for the numbers from `first` on, with where they lead.
+fn numbered(first: u32, values: impl Iterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {
+    let element = |(value, number): (Vec<u8>, u32)| {
+        let mut out = Writer::default();
+        out.nested(1, |out| {
+            out.nested(1, |out| out.attribute(1, &number.to_ne_bytes()));
+            out.nested(2, |out| out.bytes.extend(value));
+        });
+        out.bytes
+    };
+    values.zip(first..).map(element).collect()
 }
 
 fn type_of(field: Field) -> u32 {
