@@ -7,7 +7,7 @@ use crate::wire::{APPEND, CREATE, Writer};
 use crate::{Atom, Base, Batch, Command, Hook, Ip, Key, Kind, Name, Set, Type, Verdict};
 use expressions::rule;
 pub use slots::Slots;
-use slots::{Full, endpoints};
+use slots::Taken;
 
 /// The part of netfilter that is meant.
 const NFTABLES: u16 = 10;
@@ -57,19 +57,20 @@ pub struct Encoded {
     pub last: u32,
 }
 
-/// Encodes a batch that has at least one command. `slots` is what batches before this one have taken of the map of
+/// Encodes a batch that has at least one command. `slots` is what batches before this one have taken of the maps of
 /// endpoints; it must be that of a kernel which has taken them all, or the batch must make the table anew.
-pub fn encode(table: &str, batch: &Batch, slots: &mut Slots) -> Result<Encoded, Full> {
+pub fn encode(table: &str, batch: &Batch, slots: &mut Slots) -> Encoded {
+    slots.begin();
     let mut out = Encoder { table, out: Writer::starting_at(1), sets: 0, slots };
     let of_batch = (0, NFTABLES);
     out.out.message(BATCH_BEGIN, 0, of_batch, |_| {});
     for command in &batch.commands {
-        out.command(command)?;
+        out.command(command);
     }
     // The end of a batch is not answered by kernels before 6.10, the last of its messages is.
     let last = out.out.ask_for_answer();
     out.out.message(BATCH_END, 0, of_batch, |_| {});
-    Ok(Encoded { bytes: out.out.bytes, first: 1, last })
+    Encoded { bytes: out.out.bytes, first: 1, last }
 }
 
 struct Encoder<'a> {
@@ -95,16 +96,14 @@ impl Encoder<'_> {
         });
     }
 
-    fn command(&mut self, command: &Command) -> Result<(), Full> {
+    fn command(&mut self, command: &Command) {
         match command {
             Command::Renew => {
                 self.message(message::NEW_TABLE, CREATE, |_| {});
                 self.message(message::DELETE_TABLE, 0, |_| {});
                 self.message(message::NEW_TABLE, CREATE, |_| {});
                 *self.slots = Slots::default();
-                for ip in Ip::BOTH {
-                    self.add_endpoints(ip);
-                }
+                self.slots.begin();
             }
             Command::Remove => {
                 self.message(message::NEW_TABLE, CREATE, |_| {});
@@ -117,7 +116,7 @@ impl Encoder<'_> {
                 self.free_slots(chain);
             }
             Command::AddRule(chain, statements) => {
-                let expressions = rule(self, chain, statements)?;
+                let expressions = rule(self, chain, statements);
                 self.message(message::NEW_RULE, CREATE | APPEND, |out| {
                     out.text(2, chain);
                     out.nested(4, |out| out.bytes.extend(expressions));
@@ -134,17 +133,24 @@ impl Encoder<'_> {
             Command::DeleteChain(name) => self.message(message::DELETE_CHAIN, 0, |out| out.text(3, name)),
             Command::DeleteSet(name) => self.message(message::DELETE_SET, 0, |out| out.text(2, name)),
         }
-        Ok(())
     }
 
-    /// Makes the map from numbers to endpoints that all rules share. A set of its own for each rule would cost the
-    /// kernel a walk over all sets for each of them.
-    fn add_endpoints(&mut self, ip: Ip) {
-        let address = ip.address();
+    /// Takes numbers for the endpoints of a rule in this chain, and makes the map they are in if need be.
+    fn take_slots(&mut self, chain: &Name, ip: Ip, count: usize) -> Taken {
+        let taken = self.slots.take(chain, ip, count);
+        if taken.is_new {
+            self.add_endpoints(&taken);
+        }
+        taken
+    }
+
+    /// Makes a map from numbers to endpoints.
+    fn add_endpoints(&mut self, taken: &Taken) {
+        let address = taken.ip.address();
         let number = self.sets + 1;
         self.sets = number;
         self.message(message::NEW_SET, CREATE, |out| {
-            out.text(2, endpoints(ip));
+            out.text(2, &taken.map());
             out.u32(3, flag::MAP);
             out.u32(4, INTEGER);
             out.u32(5, 4);
@@ -157,9 +163,9 @@ impl Encoder<'_> {
 
     /// The rules of a chain go, and with them the endpoints they lead to.
     fn free_slots(&mut self, chain: &Name) {
-        for (ip, numbers) in self.slots.free(chain) {
-            let elements = numbers.map(|number| boundary(&number.to_ne_bytes(), false));
-            self.elements(message::DELETE_ELEMENTS, 0, endpoints(ip), None, elements);
+        for taken in self.slots.free(chain) {
+            let elements = taken.numbers.clone().map(|number| boundary(&number.to_ne_bytes(), false));
+            self.elements(message::DELETE_ELEMENTS, 0, &taken.map(), None, elements);
         }
     }
 

@@ -65,8 +65,7 @@ pub struct Kernel {
 
 impl Firewall for Kernel {
     fn apply(&self, batch: &Batch) -> Result<(), FirewallError> {
-        let encoded = netlink::encode(TABLE, batch, &mut self.slots.lock())
-            .map_err(|full| FirewallError::Refused(full.to_string()))?;
+        let encoded = netlink::encode(TABLE, batch, &mut self.slots.lock());
         let socket = Netfilter::open(encoded.bytes.len())?;
         socket.send(&encoded.bytes)?;
         let mut buffer = vec![0; 64 * 1024];

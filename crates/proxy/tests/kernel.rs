@@ -113,14 +113,17 @@ fn listed() -> String {
     let text = sh("nft list table inet skiff");
     let text = text.replace(" with icmp port-unreachable", "").replace(" with icmpv6 port-unreachable", "");
     let (mut rest, mut endpoints) = (String::new(), BTreeMap::new());
-    let mut in_endpoints = false;
+    let mut map = None;
     for line in text.lines() {
-        in_endpoints = line.starts_with("\tmap endpoints") || in_endpoints && line != "\t}";
-        if in_endpoints {
+        if let Some(name) = line.strip_prefix("\tmap endpoints") {
+            map = Some(name.trim_end_matches(" {").to_owned());
+        }
+        map = map.filter(|_| line != "\t}");
+        if let Some(map) = &map {
             let elements = line.trim().trim_start_matches("elements = {").trim_end_matches(['}', ',']);
             for (number, to) in elements.split(',').filter_map(|row| row.split_once(" : ")) {
                 if let Ok(number) = number.trim().parse::<u32>() {
-                    endpoints.insert(number, to.trim().to_owned());
+                    endpoints.insert((map.clone(), number), to.trim().to_owned());
                 }
             }
         } else if line != "\t}" {
@@ -129,12 +132,13 @@ fn listed() -> String {
         }
     }
     let line = |line: &str| match line.split_once(" map @endpoints") {
-        Some((start, _)) => {
+        Some((start, map)) => {
             let (start, first) = start.split_once(" offset ").unwrap_or((start, "0"));
             let (first, count) = (first.parse::<u32>().unwrap(), start.rsplit(' ').next().unwrap());
             let numbers = 0..count.parse::<u32>().unwrap();
-            let rows: Vec<String> =
-                numbers.map(|number| format!("{number} : {}", endpoints[&(first + number)])).collect();
+            let rows: Vec<String> = numbers
+                .map(|number| format!("{number} : {}", endpoints[&(map.to_owned(), first + number)]))
+                .collect();
             format!("{start} map {{ {} }}", rows.join(", "))
         }
         None => line.to_owned(),

@@ -2,7 +2,6 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::slots::{Full, endpoints};
 use super::{
     Encoder, INTEGER, Unnamed, VERDICT_TYPE, atom_bytes, boundary, key_bytes, message, verdict_data,
 };
@@ -35,15 +34,15 @@ const REJECT_ICMPX: u32 = 2;
 const PORT_UNREACHABLE: u8 = 1;
 
 /// The expressions of a rule of `chain`; sets and elements they need are written before.
-pub fn rule(encoder: &mut Encoder<'_>, chain: &Name, statements: &[Statement]) -> Result<Vec<u8>, Full> {
+pub fn rule(encoder: &mut Encoder<'_>, chain: &Name, statements: &[Statement]) -> Vec<u8> {
     let mut rule = Expressions { encoder, out: Writer::default(), family: None };
     for statement in statements {
         match statement {
-            Statement::Redirect(to) => rule.redirect(chain, to)?,
+            Statement::Redirect(to) => rule.redirect(chain, to),
             other => rule.statement(other),
         }
     }
-    Ok(rule.out.bytes)
+    rule.out.bytes
 }
 
 struct Expressions<'a, 'b> {
@@ -285,8 +284,8 @@ impl Expressions<'_, '_> {
         self.lookup(map.name, Some(&map), false, Some(VERDICT));
     }
 
-    fn redirect(&mut self, chain: &Name, to: &[SocketAddr]) -> Result<(), Full> {
-        let Some(first) = to.first() else { return Ok(()) };
+    fn redirect(&mut self, chain: &Name, to: &[SocketAddr]) {
+        let Some(first) = to.first() else { return };
         let (family, registers) = if first.is_ipv6() { (10, 4) } else { (2, 1) };
         let bytes = |to: &SocketAddr| key_bytes(&[Atom::Address(to.ip()), Atom::Port(to.port())]);
         if to.len() == 1 {
@@ -298,12 +297,12 @@ impl Expressions<'_, '_> {
                 out.attribute(1, &bytes(to));
                 out.bytes
             };
-            let ip = Ip::of(first.ip());
-            let start = self.encoder.slots.take(chain, ip, to.len())?;
+            let taken = self.encoder.take_slots(chain, Ip::of(first.ip()), to.len());
+            let (map, start) = (taken.map(), taken.numbers.start);
             let elements = numbered(start, to.iter().map(value)).into_iter();
-            self.encoder.elements(message::NEW_ELEMENTS, CREATE, endpoints(ip), None, elements);
+            self.encoder.elements(message::NEW_ELEMENTS, CREATE, &map, None, elements);
             self.random(start, to.len());
-            self.lookup(endpoints(ip), None, false, Some(FIRST));
+            self.lookup(&map, None, false, Some(FIRST));
         }
         self.add("nat", |out| {
             out.u32(1, DNAT);
@@ -311,7 +310,6 @@ impl Expressions<'_, '_> {
             out.u32(3, FIRST);
             out.u32(5, FIRST + registers);
         });
-        Ok(())
     }
 
     fn immediate(&mut self, register: u32, value: &[u8]) {
