@@ -16,7 +16,7 @@ use crate::firewall::{Firewall, FirewallError};
 use crate::health::HealthPorts;
 use crate::plan::{Flows, Place, Plan, plan};
 use crate::policy;
-use crate::skeleton::skeleton;
+use crate::skeleton::{skeleton, way_out};
 
 const ZONE: &str = "topology.kubernetes.io/zone";
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -35,6 +35,8 @@ pub struct Config {
     pub pods: Vec<Net>,
     /// The networks of Services.
     pub services: Vec<Net>,
+    /// Whether pods reach the outside by this node's address.
+    pub way_out: bool,
     /// Whether to hold connections to NetworkPolicies; that needs to know all pods.
     pub policies: bool,
 }
@@ -141,6 +143,9 @@ impl Proxy {
     fn new(ctx: Ctx, config: Config, firewall: Arc<dyn Firewall>) -> Proxy {
         let mut rules = Ruleset::default();
         rules.put(&"".into(), skeleton(&config.pods, &config.services));
+        if config.way_out {
+            rules.put(&"way-out".into(), way_out(&config.pods));
+        }
         if config.policies {
             rules.put(&"policies".into(), policy::plan::skeleton());
         }

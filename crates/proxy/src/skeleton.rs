@@ -63,6 +63,24 @@ fn front(ip: Ip) -> Vec<Field> {
     vec![Field::Destination(ip), Field::Proto, Field::DestinationPort]
 }
 
+/// What leaves the pods' networks goes out by this node's address: nobody outside knows the way back to a pod.
+pub fn way_out(pods: &[Net]) -> Fragment {
+    let mut fragment = Fragment::default();
+    let mut rules = Vec::new();
+    for ip in Ip::BOTH {
+        let any: Vec<Atom> =
+            pods.iter().filter(|net| Ip::of(net.first()) == ip).copied().map(Atom::Net).collect();
+        if !any.is_empty() {
+            let from = Statement::Is { field: Field::Source(ip), not: false, any: any.clone() };
+            let elsewhere = Statement::Is { field: Field::Destination(ip), not: true, any };
+            rules.push(rule([from, elsewhere, Statement::Masquerade]));
+        }
+    }
+    let base = Base { kind: Kind::Nat, hook: Hook::Postrouting, priority: SNAT + 1 };
+    fragment.base(&"nat-way-out".into(), base, rules);
+    fragment
+}
+
 /// The parts that do not depend on any Service. `pods` are the networks of pods, `services` those of Services.
 pub fn skeleton(pods: &[Net], services: &[Net]) -> Fragment {
     let mut fragment = Fragment::default();

@@ -30,6 +30,7 @@ fn config() -> Config {
         node: "here".into(),
         pods: nets(&["10.42.0.0/16", "fd42::/56"]),
         services: nets(&["10.43.0.0/16", "fd43::/112"]),
+        way_out: true,
         policies: true,
     }
 }
@@ -282,7 +283,7 @@ fn with_world<F: Future<Output = ()>>(test: &str, work: impl FnOnce(World) -> F)
         return;
     }
     build();
-    ["a", "b", "node"].into_iter().for_each(serve);
+    ["a", "b", "out", "node"].into_iter().for_each(serve);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         work(World::start().await).await;
@@ -308,6 +309,10 @@ fn cluster_ips() {
         assert_eq!(seen, ["a 10.42.0.1", "b 10.42.0.5"].map(str::to_owned).into());
         let seen: BTreeSet<String> = (0..40).map(|_| ask("out", "10.43.7.1:80")).collect();
         assert_eq!(seen, ["a 10.42.0.1", "b 10.42.0.1"].map(str::to_owned).into());
+
+        // Outside nobody knows pods, and among themselves they are known as they are.
+        assert_eq!(ask("a", "192.0.2.2:8080"), "out 192.0.2.1");
+        assert_eq!(ask("a", "10.42.0.6:8080"), "b 10.42.0.5");
 
         // Other ports of the address and other addresses of the range are nobody's.
         assert_eq!(ask("a", "10.43.7.1:81"), "refused");

@@ -20,9 +20,14 @@ const DNS_NUMBER: u8 = 10;
 /// How long to wait until trying again to tell where names are asked.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Without NetworkPolicies, for which one has to know all pods.
+/// Services alone: no NetworkPolicies, for which one has to know all pods, and no way out for pods.
 pub fn proxy_config(node: String, pods: &[String], services: &[String]) -> anyhow::Result<proxy::Config> {
-    Ok(proxy::Config { node, pods: networks(pods)?, services: networks(services)?, policies: false })
+    Ok(proxy::Config {
+        node,
+        pods: networks(pods)?,
+        services: networks(services)?,
+        ..proxy::Config::default()
+    })
 }
 
 fn networks(texts: &[String]) -> anyhow::Result<Vec<Net>> {
@@ -33,7 +38,7 @@ fn networks(texts: &[String]) -> anyhow::Result<Vec<Net>> {
 /// Routes Services on this node as long as the context lasts.
 pub fn route(ctx: &Ctx, client: Client, flags: &ServerFlags) -> anyhow::Result<()> {
     let config = proxy_config(node::name(flags), &flags.cluster_cidr, &flags.service_cidr)?;
-    let config = proxy::Config { policies: !flags.disable_network_policy, ..config };
+    let config = proxy::Config { way_out: true, policies: !flags.disable_network_policy, ..config };
     let ctx = Ctx { client: client.acting_as("system:kube-proxy"), ..ctx.clone() };
     proxy::prepare(&config.pods);
     tokio::spawn(proxy::run(ctx, config, Arc::new(proxy::Kernel::default())));

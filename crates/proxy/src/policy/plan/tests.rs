@@ -181,7 +181,7 @@ fn from_pods_and_namespaces() {
     let ingress = |from: Value| json!({"podSelector": web, "ingress": [{"from": from}]});
     let by_pod = ingress(json!([{"podSelector": {"matchLabels": {"app": "api"}}}]));
     check(
-        &[by_pod.clone()],
+        std::slice::from_ref(&by_pod),
         &ALL,
         expect![[r#"
         api > web:8080 yes
@@ -195,7 +195,7 @@ fn from_pods_and_namespaces() {
     );
     let by_namespace = ingress(json!([{"namespaceSelector": {"matchLabels": {"name": "other"}}}]));
     check(
-        &[by_namespace.clone()],
+        std::slice::from_ref(&by_namespace),
         &ALL,
         expect![[r#"
         api > web:8080 no
@@ -388,7 +388,7 @@ fn both_ends_must_allow() {
     let closed = json!({"podSelector": {"matchLabels": {"app": "api"}}});
     let connections = ["web > api:9000", "web > far:8080"];
     check(
-        &[out.clone()],
+        std::slice::from_ref(&out),
         &connections,
         expect![[r#"
         web > api:9000 yes
