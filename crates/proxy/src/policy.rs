@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{Namespace, Pod};
 use nft::{Fragment, Ip, Name, Ruleset};
 use reconcile::{Caches, Key, Object as _};
 
+use crate::host_ports;
 use plan::View;
 
 /// What has to be looked at.
@@ -95,11 +96,13 @@ pub fn apply(caches: &Arc<Caches>, mut dirty: Dirty, node: &str, families: &[Ip]
     }
     for key in &dirty.pods {
         let pod = caches.pods().get(key).filter(|pod| is_on(pod, node));
+        let ports = pod.as_deref().map(host_ports::plan).unwrap_or_default();
         let fragment = pod.map_or_else(Fragment::default, |pod| {
             let policies = caches.network_policies().in_namespace(&key.namespace);
             plan::pod(&pod, &policies, families)
         });
         rules.put(&owner("pod", key), fragment);
+        rules.put(&owner("host-port", key), ports);
     }
 }
 

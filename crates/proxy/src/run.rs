@@ -37,7 +37,8 @@ pub struct Config {
     pub services: Vec<Net>,
     /// Whether pods reach the outside by this node's address.
     pub way_out: bool,
-    /// Whether to hold connections to NetworkPolicies; that needs to know all pods.
+    /// Whether to hold connections to NetworkPolicies, and to open ports of this machine that pods ask for. Both need to
+    /// know all pods.
     pub policies: bool,
 }
 

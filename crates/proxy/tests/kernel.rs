@@ -9,7 +9,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use net::{Flow, ask, build, inside, serve, sh};
@@ -227,10 +227,11 @@ impl World {
 
     /// A running pod of this node, with its port 8080 named.
     async fn pod(&self, name: &str, address: &str) {
+        let port = if name == "a" { 8081 } else { 8082 };
         let pod = json!({
             "metadata": {"name": name, "namespace": "default", "labels": {"name": name}},
             "spec": {"nodeName": "here", "containers": [{
-                "name": "main", "image": "x", "ports": [{"name": "http", "containerPort": 8080}],
+                "name": "main", "image": "x", "ports": [{"name": "http", "containerPort": 8080, "hostPort": port}],
             }]},
         });
         let mut made = self.client.create::<Pod>(&serde_json::from_value(pod).unwrap()).await.unwrap();
@@ -414,6 +415,8 @@ fn policies_hold() {
         world.pod("a", "10.42.0.5").await;
         world.pod("b", "10.42.0.6").await;
         becomes(|| ask("b", "10.42.0.5:8080"), "a 10.42.0.6").await;
+        becomes(|| ask("out", "192.0.2.1:8081"), "a 192.0.2.2").await;
+        assert_eq!(ask("a", "192.0.2.1:8081"), "a 10.42.0.1", "to itself by the port of the machine");
         let key = Key::new("default", "p");
         let policy = json!({
             "metadata": {"name": "p", "namespace": "default"},
@@ -446,5 +449,22 @@ fn policies_hold() {
         world.client.delete::<NetworkPolicy>(&key, &Default::default()).await.unwrap();
         becomes(|| ask("out", "192.0.2.1:30080"), "a 10.42.0.1").await;
         assert_eq!(ask("b", "10.42.0.5:8080"), "a 10.42.0.6");
+    });
+}
+
+#[test]
+fn other_nodes_are_reached() {
+    with_world("other_nodes_are_reached", |world| async move {
+        let ctx = Ctx::new(world.client.clone(), Clock::default(), world.stop.subscribe());
+        tokio::spawn(proxy::routes::run(ctx, "here".into()));
+        let node = json!({"metadata": {"name": "there"}, "spec": {"podCIDR": "10.42.1.0/24", "podCIDRs": ["10.42.1.0/24"]}});
+        let mut node = world.client.create::<Node>(&serde_json::from_value(node).unwrap()).await.unwrap();
+        let status = json!({"addresses": [{"type": "InternalIP", "address": "192.0.2.2"}]});
+        node.status = Some(serde_json::from_value(status).unwrap());
+        world.client.replace_status(&node).await.unwrap();
+        sh("ip -n out addr add 10.42.1.5/32 dev lo");
+        becomes(|| ask("a", "10.42.1.5:8080"), "out 10.42.0.5").await;
+        world.client.delete::<Node>(&Key::new("", "there"), &Default::default()).await.unwrap();
+        becomes(|| sh("ip route show 10.42.1.0/24"), "").await;
     });
 }

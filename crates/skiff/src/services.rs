@@ -41,6 +41,7 @@ pub fn route(ctx: &Ctx, client: Client, flags: &ServerFlags) -> anyhow::Result<(
     let config = proxy::Config { way_out: true, policies: !flags.disable_network_policy, ..config };
     let ctx = Ctx { client: client.acting_as("system:kube-proxy"), ..ctx.clone() };
     proxy::prepare(&config.pods);
+    tokio::spawn(proxy::routes::run(ctx.clone(), config.node.clone()));
     tokio::spawn(proxy::run(ctx, config, Arc::new(proxy::Kernel::default())));
     Ok(())
 }

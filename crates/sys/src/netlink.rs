@@ -176,6 +176,28 @@ impl Netlink {
         self.ask(message).map(drop)
     }
 
+    /// Sends what is for a network to a gateway on a link of this machine. The route carries a mark by which its owner
+    /// knows it again; one of that mark for the same network is replaced.
+    pub fn add_route(&mut self, to: IpAddr, prefix: u8, gateway: IpAddr, mark: u8) -> io::Result<()> {
+        self.ask(route(libc::RTM_NEWROUTE, CREATE | REPLACE | ACK, to, prefix, gateway, mark)).map(drop)
+    }
+
+    /// Removes such a route; one that is gone already is no failure.
+    pub fn delete_route(&mut self, to: IpAddr, prefix: u8, gateway: IpAddr, mark: u8) -> io::Result<()> {
+        match self.ask(route(libc::RTM_DELROUTE, ACK, to, prefix, gateway, mark)) {
+            Err(error) if error.raw_os_error() != Some(libc::ESRCH) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// The routes of this mark: network, its length, gateway.
+    pub fn routes(&mut self, mark: u8) -> io::Result<Vec<(IpAddr, u8, IpAddr)>> {
+        let mut message = Message::new(libc::RTM_GETROUTE, DUMP);
+        message.raw(&[0; 12]);
+        let answers = self.ask(message)?;
+        Ok(answers.iter().filter_map(|answer| parse_route(answer, mark)).collect())
+    }
+
     /// Sends a request and gathers the answers to it.
     fn ask(&mut self, message: Message) -> io::Result<Vec<Vec<u8>>> {
         self.sequence += 1;
@@ -209,6 +231,32 @@ impl Netlink {
                 }
             }
         }
+    }
+}
+
+fn route(kind: u16, flags: u16, to: IpAddr, prefix: u8, gateway: IpAddr, mark: u8) -> Message {
+    let mut message = Message::new(kind, flags);
+    let (scope, unicast) = (libc::RT_SCOPE_UNIVERSE, libc::RTN_UNICAST);
+    message.raw(&[family(to), prefix, 0, 0, libc::RT_TABLE_MAIN, mark, scope, unicast, 0, 0, 0, 0]);
+    message.attribute(libc::RTA_DST, &octets(to));
+    message.attribute(libc::RTA_GATEWAY, &octets(gateway));
+    message
+}
+
+fn parse_route(body: &[u8], mark: u8) -> Option<(IpAddr, u8, IpAddr)> {
+    let (prefix, found) = (*body.get(1)?, *body.get(5)?);
+    if found != mark {
+        return None;
+    }
+    let value = |kind| attributes(body.get(12..)?).find(|(found, _)| *found == kind).map(|(_, value)| value);
+    Some((address(value(libc::RTA_DST)?)?, prefix, address(value(libc::RTA_GATEWAY)?)?))
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    match bytes.len() {
+        4 => Some(<[u8; 4]>::try_from(bytes).ok()?.into()),
+        16 => Some(<[u8; 16]>::try_from(bytes).ok()?.into()),
+        _ => None,
     }
 }
 
@@ -255,12 +303,7 @@ fn parse_address(body: &[u8], index: u32) -> Option<(IpAddr, u8)> {
     }
     let prefix = *body.get(1)?;
     let value = attributes(body.get(8..)?).find(|(kind, _)| *kind == libc::IFA_ADDRESS)?.1;
-    let address = match value.len() {
-        4 => IpAddr::from(<[u8; 4]>::try_from(value).ok()?),
-        16 => IpAddr::from(<[u8; 16]>::try_from(value).ok()?),
-        _ => return None,
-    };
-    Some((address, prefix))
+    Some((address(value)?, prefix))
 }
 
 #[cfg(test)]
@@ -307,6 +350,15 @@ mod tests {
             assert!(inside.addresses(eth0.index).unwrap().contains(&expected));
             let near = host.links().unwrap().into_iter().find(|link| link.name == "sk1").unwrap();
             assert_eq!(near.master, bridge);
+            let (net, gateway) = ("10.2.0.0".parse().unwrap(), "10.1.0.2".parse().unwrap());
+            host.add_route(net, 16, gateway, 0x73).unwrap();
+            host.add_route(net, 16, gateway, 0x73).unwrap();
+            assert_eq!(host.routes(0x73).unwrap(), [(net, 16, gateway)]);
+            assert_eq!(host.routes(0x74).unwrap(), []);
+            assert!(host.add_route(net, 16, "192.0.2.1".parse().unwrap(), 0x73).is_err(), "on no link");
+            host.delete_route(net, 16, gateway, 0x73).unwrap();
+            host.delete_route(net, 16, gateway, 0x73).unwrap();
+            assert_eq!(host.routes(0x73).unwrap(), []);
             host.delete_link("sk1").unwrap();
             host.delete_link("sk1").unwrap();
             assert_eq!((host.link("sk1").unwrap(), inside.link("eth0").unwrap()), (None, None));

@@ -373,7 +373,7 @@ fn policy_chain(policy: &NetworkPolicy, way: Way, ip: Ip) -> Name {
 }
 
 /// A name that the kernel has room for.
-fn short(what: &str, ip: Ip, namespace: &str, name: &str) -> Name {
+pub(crate) fn short(what: &str, ip: Ip, namespace: &str, name: &str) -> Name {
     let full = format!("{}/{namespace}/{name}", named(what, ip));
     if full.len() <= LONGEST {
         return full.into();

@@ -1,0 +1,130 @@
+//! Ports of this machine that belong to pods on it. Pure.
+
+use std::net::{IpAddr, SocketAddr};
+
+use k8s_openapi::api::core::v1::{ContainerPort, Pod};
+use nft::{Atom, Field, Fragment, Ip, Name, Statement, Verdict, rule};
+use reconcile::Object as _;
+
+use crate::plan::protocol;
+use crate::policy::plan::{addresses, short};
+use crate::skeleton::Sets;
+
+/// What leads to the pod's ports. Packets to this machine's ports are caught where those to node ports are.
+pub fn plan(pod: &Pod) -> Fragment {
+    let mut fragment = Fragment::default();
+    for address in addresses(pod) {
+        for port in ports(pod) {
+            write(&mut fragment, pod, address, port);
+        }
+    }
+    fragment
+}
+
+/// The ports of all containers that ask for one of the machine's.
+fn ports(pod: &Pod) -> impl Iterator<Item = &ContainerPort> {
+    let spec = pod.spec.as_ref();
+    let inits = spec.and_then(|spec| spec.init_containers.as_ref()).into_iter().flatten();
+    // Of those that come first, only the ones that stay serve anything.
+    let sidecars = inits.filter(|container| container.restart_policy.as_deref() == Some("Always"));
+    let containers = spec.into_iter().flat_map(|spec| &spec.containers).chain(sidecars);
+    containers
+        .flat_map(|container| container.ports.iter().flatten())
+        .filter(|port| port.host_port.is_some_and(|port| port != 0))
+}
+
+fn write(fragment: &mut Fragment, pod: &Pod, address: IpAddr, port: &ContainerPort) {
+    let number = |port: i32| u16::try_from(port).ok();
+    let (Some(proto), Some(inner)) = (protocol(&port.protocol), number(port.container_port)) else { return };
+    let Some(outer) = port.host_port.and_then(number) else { return };
+    let (ip, sets) = (Ip::of(address), Sets::of(Ip::of(address)));
+    let chain: Name = short(&format!("host-port-{}-{outer}-", proto.name()), ip, pod.namespace(), pod.name());
+    let is_proto = Statement::is(Field::Proto, Atom::Proto(proto));
+    let redirect = Statement::Redirect(vec![SocketAddr::new(address, inner)]);
+    let verdict = Some(Verdict::Goto(chain.clone()));
+    match port.host_ip.as_deref().filter(|text| !text.is_empty()).map(str::parse::<IpAddr>) {
+        Some(Ok(host)) if !host.is_unspecified() => {
+            if Ip::of(host) != ip {
+                return;
+            }
+            let key = vec![Atom::Address(host), Atom::Proto(proto), Atom::Port(outer)];
+            fragment.element(&sets.services, key, verdict);
+        }
+        Some(Err(_)) => return,
+        _ => fragment.element(&sets.node_ports, vec![Atom::Proto(proto), Atom::Port(outer)], verdict),
+    }
+    fragment.chain(&chain, vec![rule([is_proto, redirect])]);
+    let itself = vec![Atom::Address(address), Atom::Address(address), Atom::Proto(proto), Atom::Port(inner)];
+    fragment.element(&sets.hairpins, itself, None);
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+    use nft::trace::{Machine, Packet, trace};
+    use nft::{Proto, Ruleset};
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::skeleton::skeleton;
+
+    #[track_caller]
+    fn check(ports: Value, packets: &[(&str, &str)], expected: Expect) {
+        let pod = json!({
+            "metadata": {"name": "web", "namespace": "default"},
+            "spec": {"containers": [{"name": "main", "ports": ports}]},
+            "status": {"podIPs": [{"ip": "10.42.0.5"}, {"ip": "fd42::5"}]},
+        });
+        let mut rules = Ruleset::default();
+        rules.put(&"".into(), skeleton(&["10.42.0.0/16".parse().unwrap()], &[]));
+        rules.put(&"pod".into(), plan(&serde_json::from_value(pod).unwrap()));
+        let local = ["192.0.2.1", "192.0.2.9", "2001:db8::1"].map(|text| text.parse().unwrap());
+        let machine = Machine { local: local.into(), ..Machine::default() };
+        let lines = packets.iter().map(|(from, to)| {
+            let (to, proto) = to.strip_suffix(" udp").map_or((*to, Proto::Tcp), |to| (to, Proto::Udp));
+            let packet = Packet {
+                from: from.parse().unwrap(),
+                to: to.parse().unwrap(),
+                proto,
+                own: *from == "192.0.2.1",
+            };
+            let fates = trace(&rules, &machine, &packet);
+            let fates: Vec<String> = fates.iter().map(ToString::to_string).collect();
+            format!("{from} > {to} -> {}\n", fates.join(" | "))
+        });
+        expected.assert_eq(&lines.collect::<String>());
+    }
+
+    #[test]
+    fn ports_of_the_machine() {
+        let ports = json!([
+            {"containerPort": 8080, "hostPort": 80, "protocol": "TCP"},
+            {"containerPort": 53, "hostPort": 53, "protocol": "UDP", "hostIP": "192.0.2.9"},
+            {"containerPort": 9000},
+        ]);
+        let packets = [
+            ("198.51.100.7", "192.0.2.1:80"),
+            ("198.51.100.7", "192.0.2.9:80"),
+            ("2001:db8:ff::7", "[2001:db8::1]:80"),
+            ("10.42.0.5", "192.0.2.1:80"),
+            ("192.0.2.1", "192.0.2.1:80"),
+            ("198.51.100.7", "192.0.2.9:53 udp"),
+            ("198.51.100.7", "192.0.2.1:53 udp"),
+            ("198.51.100.7", "192.0.2.1:9000"),
+        ];
+        check(
+            ports,
+            &packets,
+            expect![[r#"
+            198.51.100.7 > 192.0.2.1:80 -> 10.42.0.5:8080
+            198.51.100.7 > 192.0.2.9:80 -> 10.42.0.5:8080
+            2001:db8:ff::7 > [2001:db8::1]:80 -> [fd42::5]:8080
+            10.42.0.5 > 192.0.2.1:80 -> 10.42.0.5:8080 masqueraded
+            192.0.2.1 > 192.0.2.1:80 -> 10.42.0.5:8080
+            198.51.100.7 > 192.0.2.9:53 -> 10.42.0.5:53
+            198.51.100.7 > 192.0.2.1:53 -> 192.0.2.1:53
+            198.51.100.7 > 192.0.2.1:9000 -> 192.0.2.1:9000
+        "#]],
+        );
+    }
+}

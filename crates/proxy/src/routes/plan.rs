@@ -1,0 +1,62 @@
+//! Which networks lie behind which nodes. Pure.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::Node;
+use nft::{Ip, Net};
+use reconcile::Object as _;
+
+/// The networks of all nodes but our own, with the address each is reached by.
+pub fn plan<'a>(nodes: impl Iterator<Item = &'a Node>, own: &str) -> BTreeMap<Net, IpAddr> {
+    nodes.filter(|node| node.name() != own).flat_map(routes_to).collect()
+}
+
+/// The networks of a node's pods, each with the node's address of the same family.
+pub fn routes_to(node: &Node) -> Vec<(Net, IpAddr)> {
+    let addresses = node.status.as_ref().and_then(|status| status.addresses.as_ref()).into_iter().flatten();
+    let addresses: Vec<IpAddr> = addresses
+        .filter(|address| address.type_ == "InternalIP")
+        .filter_map(|address| address.address.parse().ok())
+        .collect();
+    let spec = node.spec.as_ref();
+    let several = spec.and_then(|spec| spec.pod_cidrs.as_ref()).into_iter().flatten();
+    let nets = several.filter_map(|text| text.parse::<Net>().ok());
+    let behind = |net: Net| {
+        let address = addresses.iter().find(|address| Ip::of(**address) == Ip::of(net.first()));
+        address.map(|address| (net, *address))
+    };
+    nets.filter_map(behind).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn each_family_by_its_own() {
+        let node = |name: &str, cidrs: &[&str], addresses: &[&str]| -> Node {
+            let addresses: Vec<_> =
+                addresses.iter().map(|address| json!({"type": "InternalIP", "address": address})).collect();
+            let node = json!({
+                "metadata": {"name": name}, "spec": {"podCIDRs": cidrs}, "status": {"addresses": addresses},
+            });
+            serde_json::from_value(node).unwrap()
+        };
+        let nodes = [
+            node("here", &["10.42.0.0/24"], &["192.0.2.1"]),
+            node("there", &["10.42.1.0/24", "fd42:0:0:1::/64"], &["192.0.2.2", "2001:db8::2"]),
+            node("half", &["10.42.2.0/24", "fd42:0:0:2::/64"], &["192.0.2.3"]),
+            node("new", &[], &["192.0.2.4"]),
+            node("lost", &["10.42.3.0/24"], &[]),
+        ];
+        let routes = plan(nodes.iter(), "here");
+        let routes: Vec<String> = routes.iter().map(|(net, gateway)| format!("{net} {gateway}")).collect();
+        assert_eq!(
+            routes,
+            ["10.42.1.0/24 192.0.2.2", "10.42.2.0/24 192.0.2.3", "fd42:0:0:1::/64 2001:db8::2"]
+        );
+    }
+}
