@@ -104,6 +104,9 @@ fn attach_in(host: &mut Netlink, attachment: &Attachment, own: std::fs::File) ->
         mtu: bridge.mtu,
     };
     host.add_veth(&veth).map_err(doing(format!("make the link {}", attachment.link)))?;
+    if let Some(near) = host.link(&attachment.link).map_err(doing("look for the pod's link on this node"))? {
+        host.let_back(near.index).map_err(doing(format!("let {} send back", attachment.link)))?;
+    }
     let link = inside.link(INSIDE).map_err(doing("look for the pod's link"))?;
     let link = link.ok_or_else(|| doing("find the pod's link")(io::ErrorKind::NotFound.into()))?;
     for address in &attachment.addresses {

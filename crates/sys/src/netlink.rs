@@ -142,6 +142,19 @@ impl Netlink {
         self.ask(Message::link(libc::RTM_NEWLINK, ACK, index, up, up)).map(drop)
     }
 
+    /// Lets a port of a bridge send back what came from it: a pod may reach itself by the address of a service.
+    pub fn let_back(&mut self, index: u32) -> io::Result<()> {
+        /// `IFLA_BRPORT_MODE`, and the flag of an attribute that has others inside.
+        const MODE: u16 = 4;
+        const NESTED: u16 = 0x8000;
+        let mut message = Message::new(libc::RTM_SETLINK, ACK);
+        message.raw(&[libc::AF_BRIDGE as u8, 0, 0, 0]);
+        message.raw(&index.to_ne_bytes());
+        message.raw(&[0; 8]);
+        message.nested(libc::IFLA_PROTINFO | NESTED, |port| port.attribute(MODE, &[1]));
+        self.ask(message).map(drop)
+    }
+
     /// Gives a link an address; one it has already is no failure.
     pub fn add_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
         let mut message = Message::new(libc::RTM_NEWADDR, CREATE | REPLACE | ACK);
@@ -359,6 +372,8 @@ mod tests {
             host.delete_route(net, 16, gateway, 0x73).unwrap();
             host.delete_route(net, 16, gateway, 0x73).unwrap();
             assert_eq!(host.routes(0x73).unwrap(), []);
+            host.let_back(near.index).unwrap();
+            assert!(host.let_back(bridge).is_err());
             host.delete_link("sk1").unwrap();
             host.delete_link("sk1").unwrap();
             assert_eq!((host.link("sk1").unwrap(), inside.link("eth0").unwrap()), (None, None));
