@@ -1,5 +1,5 @@
 //! Messages of DNS (RFC 1035, 6891): reads questions, writes answers, and finds its way in answers of others without
-//! understanding them. Written by hand since this is all that is needed of it; see docs/adr/0010.
+//! understanding them. Written by hand since this is all that is needed of it; see docs/adr/0011.
 
 mod write;
 
