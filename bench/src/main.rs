@@ -7,6 +7,7 @@ mod access;
 mod client;
 mod disk;
 mod fair;
+mod kinds;
 mod load;
 mod micro;
 mod objects;
@@ -40,6 +41,9 @@ struct Flags {
     /// Nothing but Services in the kernel: needs root, and nftables to compare with
     #[arg(long)]
     only_services: bool,
+    /// Nothing but what many custom kinds cost
+    #[arg(long)]
+    only_kinds: bool,
     /// The program to measure [default: the one built beside this one]
     #[arg(long, env = "SKIFF_BIN")]
     skiff: Option<PathBuf>,
@@ -58,6 +62,7 @@ struct Plan {
     wire: wire::Sizes,
     schedule: schedule::Sizes,
     rollout: rollout::Sizes,
+    kinds: usize,
 }
 
 const FULL: Plan = Plan {
@@ -75,6 +80,7 @@ const FULL: Plan = Plan {
     },
     schedule: schedule::Sizes { nodes: &[100, 1_000, 5_000], pods: 10_000, harder: (5_000, 4_000) },
     rollout: rollout::Sizes { nodes: 500, pods: 5_000 },
+    kinds: 1_000,
 };
 
 const QUICK: Plan = Plan {
@@ -92,6 +98,7 @@ const QUICK: Plan = Plan {
     },
     schedule: schedule::Sizes { nodes: &[5], pods: 20, harder: (10, 10) },
     rollout: rollout::Sizes { nodes: 3, pods: 20 },
+    kinds: 10,
 };
 
 fn main() -> Result<()> {
@@ -122,6 +129,9 @@ fn main() -> Result<()> {
         if flags.only_rollout {
             return rollout::run(&mut report, &dir, plan.rollout).await;
         }
+        if flags.only_kinds {
+            return kinds::run(&mut report, &binary, &dir, plan.kinds).await;
+        }
         // First, while the heap has no holes that would hide what is measured.
         access::run(&mut report, plan.decisions)?;
         micro::run(&mut report, plan.micro, plan.entries)?;
@@ -129,6 +139,7 @@ fn main() -> Result<()> {
         disk::run(&mut report, scratch.path(), plan.wire.round, plan.wire.rounds, plan.entries).await?;
         drop(scratch);
         wire::run(&mut report, &binary, &dir, plan.wire).await?;
+        kinds::run(&mut report, &binary, &dir, plan.kinds).await?;
         schedule::run(&mut report, &binary, &dir, &plan.schedule).await?;
         rollout::run(&mut report, &dir, plan.rollout).await
     })?;

@@ -62,6 +62,7 @@ impl Server {
         tracked: Option<Value>,
     ) -> Result<(Outcome, Vec<String>), Status> {
         let row = target.resource;
+        crate::custom::check_creation(target, value.at("metadata").text("name"))?;
         place(&mut value, target)?;
         value = defaulted(row, value)?;
         let stored = stored_as(row);

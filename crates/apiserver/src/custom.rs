@@ -7,9 +7,7 @@
 mod decode;
 mod follow;
 mod versions;
-
-pub use decode::{NO_PROTOBUF, decode, normalize, not_acceptable};
-pub use follow::{Definitions, keep};
+mod webhook;
 
 use api::Status;
 
@@ -17,19 +15,28 @@ use crate::negotiate::{Form, Media};
 use crate::request::Target;
 use crate::server::Call;
 
+pub use decode::{NO_PROTOBUF, decode, normalize, not_acceptable};
+pub use follow::{Definitions, keep};
+pub use webhook::Converters;
+
 /// What is refused of custom kinds before anything else is looked at.
-pub fn check_request(call: &Call, target: &Target, verb: &str) -> Result<(), Status> {
+pub fn check_request(call: &Call, verb: &str) -> Result<(), Status> {
     if call.format.media == Media::Protobuf && call.format.form == Form::Object && verb != "deletecollection"
     {
         return Err(not_acceptable());
     }
-    let terminating = target
-        .resource
+    Ok(())
+}
+
+/// Of a kind that goes, nothing new is made.
+pub fn check_creation(target: &Target, name: &str) -> Result<(), Status> {
+    let row = target.resource;
+    let terminating = row
         .custom
         .is_some_and(|slot| api::custom::is_true(&slot.definition().conditions, api::custom::TERMINATING));
-    if terminating && verb == "create" {
+    if terminating {
         let why = "create not allowed while custom resource definition is terminating";
-        return Err(Status::forbidden(target.resource.group, target.resource.plural, &target.name, why));
+        return Err(Status::forbidden(row.group, row.plural, name, why));
     }
     Ok(())
 }

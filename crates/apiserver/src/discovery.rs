@@ -155,7 +155,9 @@ fn resources(registry: &[&'static Resource], group: &str, version: &str) -> Resu
 /// Tells clients when the stored form of a kind changes: upstream hashes group, version and kind.
 fn storage_hash(row: &'static Resource) -> String {
     let stored = crate::registry::stored_as(row);
-    let name = format!("{}/{}/{}", stored.group, stored.version, stored.kind);
+    let definition = stored.custom.map(|slot| slot.definition());
+    let version = definition.as_ref().map_or(stored.version, |definition| definition.storage_version());
+    let name = format!("{}/{version}/{}", stored.group, stored.kind);
     let digest = sha2::Sha256::digest(name.as_bytes());
     base64::engine::general_purpose::STANDARD.encode(&digest[..8])
 }

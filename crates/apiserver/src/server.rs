@@ -49,6 +49,8 @@ pub struct Server {
     pub store: Arc<dyn Store>,
     pub cache: Arc<Cache>,
     pub registry: Arc<Registry>,
+    /// The webhooks that convert custom objects.
+    pub converters: crate::custom::Converters,
     pub rbac: Rbac,
     pub metrics: Metrics,
     pub allocations: Allocations,
@@ -146,6 +148,7 @@ impl Server {
             store,
             cache,
             registry: Arc::new(registry),
+            converters: crate::custom::Converters::default(),
             metrics: Metrics::default(),
             allocations,
             flow: Flow::new(SEATS),
@@ -374,7 +377,7 @@ impl Server {
             return Err(method_not_allowed());
         }
         if target.resource.custom.is_some() {
-            crate::custom::check_request(call, &target, verb)?;
+            crate::custom::check_request(call, verb)?;
         }
         if target.resource.storage == api::table::Storage::None {
             // What is never stored has no columns.

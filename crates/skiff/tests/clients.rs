@@ -2,45 +2,54 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use testkit::Server;
 
-/// Held still, so that the test is about the server.
-const PACKAGE: &str = "kubernetes==37.0.2";
+/// Held still, so that the tests are about the server.
+const PACKAGES: [(&str, &str); 2] = [("kubernetes", "37.0.2"), ("kopf", "1.38.0")];
 
 #[test]
 fn the_python_client_works() {
-    let python = python_with_client();
+    check("walk.py", "config_maps\npods\ndeployments\neverything_dynamic\n");
+}
+
+#[test]
+fn an_operator_written_with_kopf_works() {
+    check("harbor.py", "established\nmade\nchanged\ndeleted\n");
+}
+
+/// Runs a script of `tests/clients` against a server of its own.
+#[track_caller]
+fn check(script: &str, expected: &str) {
+    let python = python_with_clients();
     let server = Server::start();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/walk.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients").join(script);
     let output = Command::new(python).arg(script).arg(server.kubeconfig()).output().unwrap();
     let printed = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{printed}{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(printed, "config_maps\npods\ndeployments\neverything_dynamic\n");
+    assert_eq!(printed, expected);
 }
 
 /// The Python of an environment that is made once and kept, since making it needs the network.
-fn python_with_client() -> PathBuf {
+fn python_with_clients() -> PathBuf {
+    // Both tests may want to make it.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
     let venv = cache.expect("HOME is set").join("skiff/venv");
     let python = venv.join("bin/python3");
-    let wanted = format!(
-        "import importlib.metadata as m; assert 'kubernetes==' + m.version('kubernetes') == '{PACKAGE}'"
-    );
+    let known = |(name, version)| format!("assert m.version('{name}') == '{version}'");
+    let wanted = format!("import importlib.metadata as m\n{}", PACKAGES.map(known).join("\n"));
     if Command::new(&python).args(["-c", &wanted]).output().is_ok_and(|output| output.status.success()) {
         return python;
     }
-    println!("installing {PACKAGE} from PyPI into {}", venv.display());
+    println!("installing {PACKAGES:?} from PyPI into {}", venv.display());
     run(Command::new("python3").args(["-m", "venv"]).arg(&venv));
-    run(Command::new(&python).args([
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        PACKAGE,
-    ]));
+    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+    let packages = PACKAGES.map(|(name, version)| format!("{name}=={version}"));
+    run(Command::new(&python).args(pip).args(packages));
     python
 }
 

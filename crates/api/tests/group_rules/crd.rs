@@ -494,3 +494,52 @@ fn defaults_are_values_of_their_schema() {
         "#]],
     );
 }
+
+#[test]
+fn rules_are_compiled() {
+    check_schema(
+        json!({
+            "type": "object",
+            "properties": {"n": {"type": "integer"}},
+            "x-kubernetes-validations": [
+                {"rule": "self.m > 1"},
+                {"rule": "self.n"},
+                {"rule": "self.n > 1", "messageExpression": "self.n"},
+                {"rule": "self.n > 1", "optionalOldSelf": true},
+                {"rule": "self.n > oldSelf.n"},
+            ],
+        }),
+        expect![[r#"
+            spec.validation.openAPIV3Schema.properties[spec].x-kubernetes-validations[0].rule: Invalid value: {"Rule":"self.m \u003e 1","Message":"","MessageExpression":"","Reason":null,"FieldPath":"","OptionalOldSelf":null}: compilation failed: ERROR: <input>:1:5: undefined field 'm'
+             | self.m > 1
+             | ....^
+            spec.validation.openAPIV3Schema.properties[spec].x-kubernetes-validations[1].rule: Invalid value: {"Rule":"self.n","Message":"","MessageExpression":"","Reason":null,"FieldPath":"","OptionalOldSelf":null}: cel expression must evaluate to a bool
+            spec.validation.openAPIV3Schema.properties[spec].x-kubernetes-validations[2].messageExpression: Invalid value: {"Rule":"self.n \u003e 1","Message":"","MessageExpression":"self.n","Reason":null,"FieldPath":"","OptionalOldSelf":null}: messageExpression must evaluate to a string
+            spec.validation.openAPIV3Schema.properties[spec].x-kubernetes-validations[3].optionalOldSelf: Invalid value: true: may not be set if oldSelf is not used in rule
+        "#]],
+    );
+}
+
+#[test]
+fn rules_may_not_cost_too_much() {
+    let list = |limit: Value| {
+        let mut list = json!({"type": "array", "items": {"type": "string", "maxLength": 100}, "x-kubernetes-validations": [
+            {"rule": "self.all(a, self.exists(b, a != b))"},
+        ]});
+        list["maxItems"] = limit;
+        json!({"type": "object", "properties": {"list": list}})
+    };
+    check_schema(list(json!(10)), expect![""]);
+    check_schema(list(Value::Null), expect![[r#"
+        spec.validation.openAPIV3Schema.properties[spec].properties[list].x-kubernetes-validations[0].rule: Forbidden: estimated rule cost exceeds budget by factor of more than 100x (try simplifying the rule, or adding maxItems, maxProperties, and maxLength where arrays, maps, and strings are declared)
+        spec.validation.openAPIV3Schema.properties[spec].properties[list].x-kubernetes-validations[0].rule: Forbidden: contributed to estimated rule cost total exceeding cost limit for entire OpenAPIv3 schema
+        spec.validation.openAPIV3Schema: Forbidden: x-kubernetes-validations estimated rule cost total for entire OpenAPIv3 schema exceeds budget by factor of more than 100x (try simplifying the rule, or adding maxItems, maxProperties, and maxLength where arrays, maps, and strings are declared)
+    "#]]);
+    // A cheap rule on an item that can be there very often.
+    let often = json!({"type": "object", "properties": {"list": {"type": "array", "items": {
+        "type": "string", "x-kubernetes-validations": [{"rule": "self != 'a' && oldSelf != 'b'"}],
+    }}}});
+    check_schema(often, expect![[r#"
+        spec.validation.openAPIV3Schema.properties[spec].properties[list].items.x-kubernetes-validations[0].rule: Invalid value: "self != 'a' && oldSelf != 'b'": oldSelf cannot be used on the uncorrelatable portion of the schema within spec.validation.openAPIV3Schema.properties[spec].properties[list]
+    "#]]);
+}

@@ -127,7 +127,9 @@ impl Judge<'_> {
 
     /// The whole rule is shown, as upstream's inner form of it.
     fn invalid(&mut self, path: &Path, rule: &Value, why: &str) {
-        let message = format!("Invalid value: {}: {why}", inner::rule(rule));
+        // Go's JSON has no signs in it that HTML would take for its own.
+        let shown = inner::rule(rule).replace('&', "\\u0026").replace('<', "\\u003c").replace('>', "\\u003e");
+        let message = format!("Invalid value: {shown}: {why}");
         self.errors.push(Reason::Invalid, path, message);
     }
 }

@@ -1,0 +1,186 @@
+//! Conversion by webhook: objects go out in a ConversionReview and come back in another version.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::Status;
+use api::custom::Definition;
+use api::field::quoted;
+use api::json::Json as _;
+use parking_lot::Mutex;
+use serde_json::{Map, Value, json};
+
+use crate::callout::Callout;
+use crate::server::Server;
+
+/// How long a webhook may take.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// How many objects it is sent at once.
+const AT_ONCE: usize = 500;
+
+/// The webhooks of definitions, with the connections to them, by the names of the definitions.
+#[derive(Default)]
+pub struct Converters(Mutex<HashMap<String, (u32, Arc<Hook>)>>);
+
+struct Hook {
+    callout: Result<Callout, String>,
+    /// The version of the review the webhook wants; `None` if it wants none that is known.
+    version: Option<&'static str>,
+}
+
+impl Converters {
+    fn of(&self, definition: &Definition, webhook: &Value) -> Arc<Hook> {
+        let mut hooks = self.0.lock();
+        if let Some((serial, hook)) = hooks.get(&definition.name)
+            && *serial == definition.serial
+        {
+            return hook.clone();
+        }
+        let known =
+            webhook.items("conversionReviewVersions").iter().find_map(|version| match version.as_str() {
+                Some("v1") => Some("apiextensions.k8s.io/v1"),
+                Some("v1beta1") => Some("apiextensions.k8s.io/v1beta1"),
+                _ => None,
+            });
+        let hook = Arc::new(Hook { callout: Callout::new(webhook.at("clientConfig")), version: known });
+        hooks.insert(definition.name.clone(), (definition.serial, hook.clone()));
+        hook
+    }
+}
+
+/// Brings objects to another version of their kind, all of which are in others.
+pub async fn convert(
+    server: &Server,
+    definition: &Definition,
+    webhook: &Value,
+    values: Vec<Value>,
+    wanted: &str,
+) -> Result<Vec<Value>, Status> {
+    let hook = server.converters.of(definition, webhook);
+    let mut converted = Vec::with_capacity(values.len());
+    for some in values.chunks(AT_ONCE) {
+        let first = &some[0];
+        let shown = format!("{}, Kind={}", first.text("apiVersion"), first.text("kind"));
+        let answer = ask(server, &hook, some, wanted).await;
+        let answer = answer.map_err(|why| internal(&shown, &format!("failed: {why}")))?;
+        if answer.len() != some.len() {
+            let why = format!("returned {} objects, expected {}", answer.len(), some.len());
+            return Err(internal(&shown, &why));
+        }
+        for (i, (before, mut after)) in some.iter().zip(answer).enumerate() {
+            check(before, &mut after, wanted)
+                .map_err(|why| internal(&shown, &format!("returned invalid object at index {i}: {why}")))?;
+            converted.push(after);
+        }
+    }
+    Ok(converted)
+}
+
+fn internal(shown: &str, why: &str) -> Status {
+    Status::internal(format!("conversion webhook for {shown} {why}"))
+}
+
+async fn ask(server: &Server, hook: &Hook, values: &[Value], wanted: &str) -> Result<Vec<Value>, String> {
+    let version = hook.version.ok_or("no supported conversion review versions")?;
+    let callout = hook.callout.as_ref().map_err(Clone::clone)?;
+    let uid = uuid::Uuid::new_v4().to_string();
+    let review = json!({
+        "kind": "ConversionReview", "apiVersion": version,
+        "request": {"uid": uid, "desiredAPIVersion": wanted, "objects": values},
+    });
+    let reply =
+        callout.post(server, review.to_string().into(), TIMEOUT).await.map_err(|failure| failure.message)?;
+    let mut review: Value = serde_json::from_slice(&reply).map_err(|error| error.to_string())?;
+    let strict = version.ends_with("/v1");
+    if strict && (review.text("kind"), review.text("apiVersion")) != ("ConversionReview", version) {
+        let (group, version) = version.split_once('/').unwrap_or_default();
+        return Err(format!(
+            "expected webhook response of {group}/{version}, Kind=ConversionReview, got {}, Kind={}",
+            review.text("apiVersion"),
+            review.text("kind")
+        ));
+    }
+    let response = review.at("response");
+    if !response.is_object() {
+        return Err("no response provided".to_owned());
+    }
+    if strict && response.text("uid") != uid {
+        return Err(format!("expected response.uid={}, got {}", quoted(&uid), quoted(response.text("uid"))));
+    }
+    let result = response.at("result");
+    if result.text("status") != "Success" {
+        return Err(match result.text("message") {
+            "" => format!("response.result.status was '{}', not 'Success'", result.text("status")),
+            message => message.to_owned(),
+        });
+    }
+    match review["response"]["convertedObjects"].take() {
+        Value::Array(objects) => Ok(objects),
+        _ => Ok(Vec::new()),
+    }
+}
+
+/// Only labels and annotations of the metadata may have changed.
+fn check(before: &Value, after: &mut Value, wanted: &str) -> Result<(), String> {
+    if after.text("apiVersion") != wanted {
+        let found = after.text("apiVersion");
+        return Err(format!("invalid groupVersion (expected {wanted}, received {found})"));
+    }
+    if before.text("kind") != after.text("kind") {
+        let (expected, found) = (before.text("kind"), after.text("kind"));
+        return Err(format!("invalid kind (expected {expected}, received {found})"));
+    }
+    let Some(metadata) = after.get("metadata").and_then(Value::as_object) else {
+        return Err("missing metadata in converted object".to_owned());
+    };
+    let old = before.at("metadata");
+    for (field, name) in [("name", "name"), ("namespace", "namespace"), ("uid", "UID")] {
+        let found = metadata.get(field).and_then(Value::as_str).unwrap_or("");
+        if old.text(field) != found {
+            return Err(format!("must have the same {name}: {} != {found}", old.text(field)));
+        }
+    }
+    let mut kept: Map<String, Value> = old.as_object().cloned().unwrap_or_default();
+    for field in ["labels", "annotations"] {
+        match metadata.get(field) {
+            Some(new) if new.is_object() => drop(kept.insert(field.to_owned(), new.clone())),
+            _ => drop(kept.remove(field)),
+        }
+    }
+    after.set("metadata", kept);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn verdict(after: Value, expected: &str) {
+        let before = json!({
+            "apiVersion": "a.b/v1", "kind": "K",
+            "metadata": {"name": "n", "uid": "u", "labels": {"l": "1"}, "generation": 3},
+        });
+        let mut after = after;
+        let found = match check(&before, &mut after, "a.b/v2") {
+            Ok(()) => after["metadata"].to_string(),
+            Err(why) => why,
+        };
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_webhook_changes_no_metadata_but_labels_and_annotations() {
+        let made = |metadata: Value| json!({"apiVersion": "a.b/v2", "kind": "K", "metadata": metadata});
+        verdict(
+            made(json!({"name": "n", "uid": "u", "generation": 9, "annotations": {"a": "1"}})),
+            r#"{"annotations":{"a":"1"},"generation":3,"name":"n","uid":"u"}"#,
+        );
+        verdict(made(json!({"name": "m", "uid": "u"})), "must have the same name: n != m");
+        verdict(made(json!({"name": "n", "uid": "v"})), "must have the same UID: u != v");
+        verdict(json!({"apiVersion": "a.b/v2", "kind": "K"}), "missing metadata in converted object");
+        verdict(json!({"apiVersion": "a.b/v1"}), "invalid groupVersion (expected a.b/v2, received a.b/v1)");
+        verdict(json!({"apiVersion": "a.b/v2", "kind": "J"}), "invalid kind (expected K, received J)");
+    }
+}

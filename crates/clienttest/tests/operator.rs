@@ -1,0 +1,144 @@
+//! An operator written with the `kube` crate, as its users write one: a controller over a custom kind that owns
+//! ConfigMaps, sets status and cleans up behind a finalizer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::{ApiResource, GroupVersionKind};
+use kube::runtime::controller::{Action, Controller};
+use kube::runtime::finalizer::{Event, finalizer};
+use kube::runtime::wait::{await_condition, conditions};
+use kube::runtime::watcher;
+use kube::{Client, Config, Resource as _, ResourceExt as _};
+use serde_json::json;
+use testkit::Server;
+
+/// Nothing takes longer.
+const LONG: Duration = Duration::from_secs(60);
+const FINALIZER: &str = "harbor.example.com/log";
+
+#[tokio::test]
+async fn an_operator_reconciles_a_custom_kind() -> Result<()> {
+    let server = Server::start();
+    let kubeconfig = Kubeconfig::read_from(server.kubeconfig())?;
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    let client = Client::try_from(config)?;
+    define(client.clone()).await.context("the definition")?;
+    let operator = tokio::spawn(run(client.clone()));
+    let result = tokio::time::timeout(LONG, sail(client)).await;
+    operator.abort();
+    result.context("the operator takes too long")?
+}
+
+fn boats() -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk("harbor.example.com", "v1", "Boat"))
+}
+
+async fn define(client: Client) -> Result<()> {
+    let api: Api<CustomResourceDefinition> = Api::all(client);
+    let crd: CustomResourceDefinition = serde_json::from_value(json!({
+        "metadata": {"name": "boats.harbor.example.com"},
+        "spec": {
+            "group": "harbor.example.com", "scope": "Namespaced", "names": {"plural": "boats", "kind": "Boat"},
+            "versions": [{
+                "name": "v1", "served": true, "storage": true, "subresources": {"status": {}},
+                "schema": {"openAPIV3Schema": {"type": "object", "properties": {
+                    "spec": {"type": "object", "properties": {"crew": {"type": "integer", "default": 2}}},
+                    "status": {"type": "object", "properties": {"aboard": {"type": "integer"}}},
+                }}},
+            }],
+        },
+    }))?;
+    api.create(&PostParams::default(), &crd).await?;
+    let established = await_condition(api, "boats.harbor.example.com", conditions::is_crd_established());
+    tokio::time::timeout(LONG, established).await??;
+    Ok(())
+}
+
+async fn run(client: Client) {
+    let api: Api<DynamicObject> = Api::default_namespaced_with(client.clone(), &boats());
+    let maps: Api<ConfigMap> = Api::default_namespaced(client.clone());
+    let controller = Controller::new_with(api, watcher::Config::default(), boats());
+    let owned = controller.owns(maps, watcher::Config::default());
+    let client = Arc::new(client);
+    owned
+        .run(reconcile, |_, _, _| Action::requeue(Duration::from_millis(100)), client)
+        .for_each(|_| async {})
+        .await;
+}
+
+async fn reconcile(
+    boat: Arc<DynamicObject>,
+    client: Arc<Client>,
+) -> Result<Action, kube::runtime::finalizer::Error<kube::Error>> {
+    let api: Api<DynamicObject> = Api::default_namespaced_with((*client).clone(), &boats());
+    let maps: Api<ConfigMap> = Api::default_namespaced((*client).clone());
+    finalizer(&api.clone(), FINALIZER, boat, |event| async move {
+        match event {
+            Event::Apply(boat) => {
+                let crew = boat.data["spec"]["crew"].clone();
+                let owner = boat.controller_owner_ref(&boats());
+                let map = json!({
+                    "apiVersion": "v1", "kind": "ConfigMap",
+                    "metadata": {"name": format!("{}-log", boat.name_any()), "ownerReferences": [owner]},
+                    "data": {"crew": crew.to_string()},
+                });
+                let params = PatchParams::apply("harbor").force();
+                maps.patch(&format!("{}-log", boat.name_any()), &params, &Patch::Apply(map)).await?;
+                let status = json!({"status": {"aboard": crew}});
+                api.patch_status(&boat.name_any(), &PatchParams::default(), &Patch::Merge(status)).await?;
+            }
+            Event::Cleanup(boat) => {
+                let gone = maps.delete(&format!("{}-log", boat.name_any()), &DeleteParams::default()).await;
+                if let Err(error) = gone
+                    && !matches!(&error, kube::Error::Api(status) if status.code == 404)
+                {
+                    return Err(error);
+                }
+            }
+        }
+        Ok(Action::await_change())
+    })
+    .await
+}
+
+/// What a user does, and what is to come of it.
+async fn sail(client: Client) -> Result<()> {
+    let api: Api<DynamicObject> = Api::default_namespaced_with(client.clone(), &boats());
+    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    api.create(&PostParams::default(), &DynamicObject::new("tern", &boats()).data(json!({"spec": {}})))
+        .await?;
+    aboard(&api, 2).await?;
+    let map = maps.get("tern-log").await?;
+    if map.owner_references().iter().all(|owner| owner.kind != "Boat") {
+        bail!("the log has no owner: {map:?}");
+    }
+    let patch = json!({"spec": {"crew": 5}});
+    api.patch("tern", &PatchParams::default(), &Patch::Merge(patch)).await?;
+    aboard(&api, 5).await?;
+    assert_eq!(maps.get("tern-log").await?.data.unwrap_or_default()["crew"], "5");
+    // What somebody deletes of what is owned comes back.
+    maps.delete("tern-log", &DeleteParams::default()).await?;
+    await_condition(maps.clone(), "tern-log", |map: Option<&ConfigMap>| map.is_some()).await?;
+    let uid = api.get("tern").await?.uid().unwrap_or_default();
+    api.delete("tern", &DeleteParams::default()).await?;
+    await_condition(api.clone(), "tern", conditions::is_deleted(&uid)).await?;
+    assert_eq!(api.list(&ListParams::default()).await?.items.len(), 0);
+    assert!(maps.get_opt("tern-log").await?.is_none());
+    assert_eq!(boats().plural, "boats");
+    Ok(())
+}
+
+async fn aboard(api: &Api<DynamicObject>, wanted: i64) -> Result<()> {
+    let is = move |boat: Option<&DynamicObject>| {
+        boat.is_some_and(|boat| boat.data["status"]["aboard"].as_i64() == Some(wanted))
+    };
+    await_condition(api.clone(), "tern", is).await?;
+    Ok(())
+}
