@@ -25,7 +25,11 @@ pub async fn run(report: &mut Report, binary: &Path, dir: &Path, count: usize) -
     let last = count.saturating_sub(1);
     until_served(&client, last).await?;
     report.add(format!("{name}/create-each"), Unit::Millis, millis(begun.elapsed()) / count as f64);
-    report.add(format!("{name}/definition-bytes"), Unit::Megabytes, definition(0).to_string().len() as f64 * count as f64 / 1e6);
+    report.add(
+        format!("{name}/definition-bytes"),
+        Unit::Megabytes,
+        definition(0).to_string().len() as f64 * count as f64 / 1e6,
+    );
     report.add(format!("{name}/memory"), Unit::Megabytes, server.memory()? - empty);
     for i in 0..count {
         let object = json!({

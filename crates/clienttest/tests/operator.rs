@@ -69,7 +69,11 @@ async fn run(client: Client) {
     let client = Arc::new(client);
     owned
         .run(reconcile, |_, _, _| Action::requeue(Duration::from_millis(100)), client)
-        .for_each(|_| async {})
+        .for_each(|result| async move {
+            if let Err(error) = result {
+                println!("{error:?}");
+            }
+        })
         .await;
 }
 

@@ -131,7 +131,11 @@ fn test(doc: &mut Value, op: &Value) -> Outcome {
         &*doc
     } else {
         let (parent, key) = find(doc, path).ok_or_else(|| missing("test", "is missing path", path))?;
-        get(parent, &key).map_err(within("test", path))?
+        match parent {
+            // A field that is not there is as good as null.
+            Value::Object(fields) => fields.get(&key).unwrap_or(&Value::Null),
+            parent => get(parent, &key).map_err(within("test", path))?,
+        }
     };
     if have == want { Ok(()) } else { Err(JsonPatchError::TestFailed(path.to_owned())) }
 }
@@ -340,6 +344,7 @@ pub(crate) mod tests {
             json!({"a": {"x": 1, "y": {"x": 1}}}),
         );
         check(json!({"a": [1]}), json!([{"op": "test", "path": "/a/0", "value": 1}]), json!({"a": [1]}));
+        check(json!({}), json!([{"op": "test", "path": "/a", "value": null}]), json!({}));
         check(json!({"a": 1}), json!([{"op": "add", "path": "/b"}]), json!({"a": 1, "b": null}));
         check(json!({"a": 1}), json!(null), json!({"a": 1}));
     }

@@ -16,7 +16,7 @@ pub struct Form {
     pub group: String,
     pub version: String,
     pub kind: String,
-    /// The OpenAPI schema; null where the definition has none.
+    /// The OpenAPI schema, without what it says to people; null where the definition has none.
     pub schema: Value,
     pub table: Table,
     pub root: TypeId,
@@ -34,7 +34,8 @@ pub struct Form {
 impl Form {
     /// `described` is the version's entry in the definition.
     pub(super) fn new(definition: &Definition, version: &str, described: &Value) -> Form {
-        let schema = described.path("schema.openAPIV3Schema").clone();
+        let mut schema = described.path("schema.openAPIV3Schema").clone();
+        forget_words(&mut schema);
         let kind = Gvk {
             group: definition.group.as_str().into(),
             version: version.into(),
@@ -92,5 +93,21 @@ impl Form {
             Some(Value::String(text)) => text.clone(),
             Some(other) => other.to_string(),
         })
+    }
+}
+
+/// Drops descriptions and the like, which are often most of a schema.
+fn forget_words(schema: &mut Value) {
+    let Some(keywords) = schema.as_object_mut() else { return };
+    keywords.retain(|keyword, _| {
+        !matches!(keyword.as_str(), "description" | "title" | "example" | "externalDocs")
+    });
+    for (keyword, value) in keywords.iter_mut() {
+        match (keyword.as_str(), value) {
+            ("properties", Value::Object(properties)) => properties.values_mut().for_each(forget_words),
+            ("items" | "additionalProperties" | "not", inner) => forget_words(inner),
+            ("allOf" | "anyOf" | "oneOf", Value::Array(inner)) => inner.iter_mut().for_each(forget_words),
+            _ => {}
+        }
     }
 }

@@ -149,6 +149,19 @@ fn status_is_looked_at_alone() {
 }
 
 #[test]
+fn a_form_remembers_no_words() {
+    let mut crd = boat();
+    let at = "/spec/versions/0/schema/openAPIV3Schema/properties/spec";
+    let spec = crd.pointer_mut(at).unwrap();
+    spec.set("description", "said to people");
+    spec["properties"].set("description", json!({"type": "string", "description": "a field of that name"}));
+    let form = read(&crd).form("v1");
+    let spec = form.schema.path("properties.spec");
+    assert!(!spec.has("description"));
+    assert_eq!(spec.path("properties.description"), &json!({"type": "string"}));
+}
+
+#[test]
 fn scales_are_views() {
     let form = row().custom.unwrap().form();
     let scale = form.scale.as_ref().unwrap();

@@ -530,16 +530,22 @@ fn rules_may_not_cost_too_much() {
         json!({"type": "object", "properties": {"list": list}})
     };
     check_schema(list(json!(10)), expect![""]);
-    check_schema(list(Value::Null), expect![[r#"
+    check_schema(
+        list(Value::Null),
+        expect![[r#"
         spec.validation.openAPIV3Schema.properties[spec].properties[list].x-kubernetes-validations[0].rule: Forbidden: estimated rule cost exceeds budget by factor of more than 100x (try simplifying the rule, or adding maxItems, maxProperties, and maxLength where arrays, maps, and strings are declared)
         spec.validation.openAPIV3Schema.properties[spec].properties[list].x-kubernetes-validations[0].rule: Forbidden: contributed to estimated rule cost total exceeding cost limit for entire OpenAPIv3 schema
         spec.validation.openAPIV3Schema: Forbidden: x-kubernetes-validations estimated rule cost total for entire OpenAPIv3 schema exceeds budget by factor of more than 100x (try simplifying the rule, or adding maxItems, maxProperties, and maxLength where arrays, maps, and strings are declared)
-    "#]]);
+    "#]],
+    );
     // A cheap rule on an item that can be there very often.
     let often = json!({"type": "object", "properties": {"list": {"type": "array", "items": {
         "type": "string", "x-kubernetes-validations": [{"rule": "self != 'a' && oldSelf != 'b'"}],
     }}}});
-    check_schema(often, expect![[r#"
+    check_schema(
+        often,
+        expect![[r#"
         spec.validation.openAPIV3Schema.properties[spec].properties[list].items.x-kubernetes-validations[0].rule: Invalid value: "self != 'a' && oldSelf != 'b'": oldSelf cannot be used on the uncorrelatable portion of the schema within spec.validation.openAPIV3Schema.properties[spec].properties[list]
-    "#]]);
+    "#]],
+    );
 }

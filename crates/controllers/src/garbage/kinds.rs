@@ -15,6 +15,8 @@ use super::graph::{Graph, KindId, Partial, Uid};
 const PAUSE: Duration = Duration::from_secs(1);
 /// How long to wait before asking again for groups that did not answer.
 const MISSING_PAUSE: Duration = Duration::from_secs(30);
+/// How long to wait for more news of kinds before looking at them.
+const CROWD: Duration = Duration::from_millis(250);
 
 /// Kinds in whose objects nobody looks for owners.
 const IGNORED: &[(&str, &str)] = &[("", "events"), ("events.k8s.io", "events")];
@@ -93,7 +95,8 @@ impl Kinds {
                 }
             };
             tokio::select! {
-                () = self.rediscover.notified() => {}
+                // Definitions come in crowds, and each changes more than once.
+                () = self.rediscover.notified() => tokio::time::sleep(CROWD).await,
                 () = tokio::time::sleep(MISSING_PAUSE), if missing => {}
             }
         }
@@ -117,6 +120,7 @@ impl Kinds {
             state.served = served;
             // A group that does not answer now has not lost its kinds.
             if !missing {
+                let wanted: HashSet<&Arc<Served>> = wanted.iter().collect();
                 feeds.by_kind.retain(|id, feed| {
                     let kept = wanted.contains(&state.followed[usize::from(id.0)]);
                     if !kept {
@@ -126,11 +130,9 @@ impl Kinds {
                     kept
                 });
             }
-            for kind in wanted {
-                let known = |id: &KindId| state.followed[usize::from(id.0)] == kind;
-                if feeds.by_kind.keys().any(known) {
-                    continue;
-                }
+            let known: HashSet<Arc<Served>> =
+                feeds.by_kind.keys().map(|id| state.followed[usize::from(id.0)].clone()).collect();
+            for kind in wanted.into_iter().filter(|kind| !known.contains(kind)) {
                 let Ok(id) = u16::try_from(state.followed.len()).map(KindId) else { break };
                 let (fill, is_filled) = oneshot::channel();
                 fills.push(is_filled);
