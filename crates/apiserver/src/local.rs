@@ -157,3 +157,6 @@ fn refused(status: api::Status) -> Error {
 fn raw(object: &Object, revision: u64) -> Raw {
     Raw { bytes: object.without_managed_fields(), revision: Some(revision) }
 }
+
+#[cfg(test)]
+mod tests;

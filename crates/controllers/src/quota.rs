@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ResourceQuota;
-use reconcile::{Changed, Controller, Ctx, Error, Key, Next};
+use reconcile::{Changed, Controller, Ctx, Error, Key, Next, Object};
 
 use ledger::Ledger;
 
@@ -26,11 +26,7 @@ pub async fn run(ctx: Ctx) {
     let controller = Controller::new("resource_quota_controller_resource_changes", &ctx);
     let later = controller.enqueue();
     controller.on(ctx.caches.resource_quotas(), move |changed: &Changed<'_, ResourceQuota>, enqueue| {
-        let quota = changed.newest();
-        let key = Key::new(
-            quota.metadata.namespace.as_deref().unwrap_or_default(),
-            quota.metadata.name.as_deref().unwrap_or_default(),
-        );
+        let (quota, key) = (changed.newest(), changed.newest().key());
         let used = |quota: &ResourceQuota| quota.status.as_ref().and_then(|status| status.used.clone());
         match changed.before {
             // Somebody was granted something, or this loop has just written.

@@ -84,6 +84,10 @@ pub fn is_exclusive(volume: &PersistentVolume) -> bool {
 pub fn name(wanted: &Wanted, node: &str) -> String {
     let csi = wanted.volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
     let (handle, driver) = csi.map_or(("", ""), |csi| (&csi.volume_handle, &csi.driver));
+    attachment_name(handle, driver, node)
+}
+
+fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA256, format!("{handle}{driver}{node}").as_bytes());
     digest.as_ref().iter().fold("csi-".to_owned(), |mut name, byte| {
         let _ = write!(name, "{byte:02x}");
@@ -208,17 +212,17 @@ fn reported(node: &Node) -> Vec<String> {
     names
 }
 
-/// The name under which a volume is in use on its node, if it is. Of the volume only driver and digest are known
-/// here, so what is in use is looked for.
+/// The name under which a volume is in use on its node, if it is. What is attached may have no volume any more, so
+/// it is found by what its attachment would be called.
 fn mounted_as(attachment: &VolumeAttachment, node: Option<&Node>) -> Option<String> {
-    let driver = format!("kubernetes.io/csi/{}^", attachment.spec.attacher);
+    let spec = &attachment.spec;
+    let of_driver = format!("kubernetes.io/csi/{}^", spec.attacher);
     let used = node?.status.as_ref()?.volumes_in_use.as_ref()?;
     let is_it = |used: &&String| {
-        let Some(handle) = used.strip_prefix(&driver) else { return false };
-        let text = format!("{handle}{}{}", attachment.spec.attacher, attachment.spec.node_name);
-        let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
-        let hex: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-        attachment.name() == format!("csi-{hex}")
+        let handle = used.strip_prefix(&of_driver);
+        handle.is_some_and(|handle| {
+            attachment_name(handle, &spec.attacher, &spec.node_name) == attachment.name()
+        })
     };
     used.iter().find(is_it).cloned()
 }
