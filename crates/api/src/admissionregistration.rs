@@ -1,6 +1,7 @@
 //! The kinds of the admissionregistration group.
 
 pub mod client_config;
+pub mod expressions;
 pub mod mutating_admission_policy;
 pub mod mutating_admission_policy_binding;
 pub mod mutating_webhook_configuration;

@@ -14,6 +14,7 @@ mod limits;
 mod node_restriction;
 mod optional;
 mod pod_security;
+mod policies;
 mod priority;
 pub mod quota;
 mod resize;
@@ -43,6 +44,7 @@ use crate::request::Target;
 use crate::server::{Call, Server};
 use crate::write::{AFTER_ADMISSION, WriteOptions, dedup_owners};
 
+pub use policies::Policies;
 pub use priority::SYSTEM_CLASSES;
 pub use settings::{Settings, SettingsError};
 pub use webhooks::{PATCHES, Webhooks};
@@ -137,12 +139,16 @@ pub const PLUGINS: &[Plugin] = &[
     plugin("NodeDeclaredFeatureValidator", true, None, Some(resize::declared)),
     plugin("PodResizeValidator", true, None, Some(resize::validate)),
     // Ask others, which takes time: see `Server::admit` and `Server::judge`.
+    plugin(MUTATING_POLICIES, true, None, None),
     plugin(MUTATING, true, None, None),
+    plugin(VALIDATING_POLICIES, true, None, None),
     plugin(VALIDATING, true, None, None),
     // Judges in `quota`, since it writes down what it grants.
     plugin("ResourceQuota", true, None, None),
 ];
 
+const MUTATING_POLICIES: &str = "MutatingAdmissionPolicy";
+const VALIDATING_POLICIES: &str = "ValidatingAdmissionPolicy";
 const MUTATING: &str = "MutatingAdmissionWebhook";
 const VALIDATING: &str = "ValidatingAdmissionWebhook";
 
@@ -295,6 +301,25 @@ impl<'a> Request<'a> {
     }
 }
 
+/// The two rounds in which a request may be changed by others.
+#[derive(Default)]
+struct Rounds {
+    policies: policies::Rounds,
+    webhooks: webhooks::Rounds,
+}
+
+impl Rounds {
+    /// Whether there is a second round, which begins with this.
+    fn ask_again(&mut self) -> bool {
+        self.policies.ask_again();
+        self.webhooks.ask_again() || self.policies.changed()
+    }
+
+    fn changed(&self) -> bool {
+        self.policies.changed() || self.webhooks.changed()
+    }
+}
+
 impl Cluster for Server {
     fn get(&self, group: &str, plural: &str, namespace: &str, name: &str) -> Option<Arc<Object>> {
         let row = api::table::find(group, "v1", plural)?;
@@ -335,15 +360,12 @@ impl Server {
             }
         }
         self.admission.admit(request, object, self)?;
-        if !self.admission.has(MUTATING) {
-            return Ok(());
-        }
-        let mut rounds = webhooks::Rounds::default();
-        self.webhooks.mutate(self, request, object, &mut rounds).await?;
+        let mut rounds = Rounds::default();
+        self.ask_mutating(request, object, &mut rounds).await?;
         if rounds.ask_again() {
-            // What webhooks have changed, plugins and other webhooks may want to change once more.
+            // What others have changed, plugins and others before them may want to change once more.
             self.admission.admit(request, object, self)?;
-            self.webhooks.mutate(self, request, object, &mut rounds).await?;
+            self.ask_mutating(request, object, &mut rounds).await?;
         }
         if rounds.changed()
             && let Some(warning) = dedup_owners(object, AFTER_ADMISSION)
@@ -375,9 +397,7 @@ impl Server {
     ) -> Result<(), Status> {
         let user = options.user.as_ref();
         let request = Request::new(target, Operation::Create, object, None, user).writing(options);
-        if self.admission.has(MUTATING) {
-            self.webhooks.mutate(self, &request, object, &mut webhooks::Rounds::default()).await?;
-        }
+        self.ask_mutating(&request, object, &mut Rounds::default()).await?;
         self.ask_validating(&request, object).await
     }
 
@@ -389,9 +409,7 @@ impl Server {
         let mut request = Request::new(target, Operation::Connect, &Value::Null, None, Some(&call.user));
         request.remarks = call.remarks.clone();
         let mut object = object;
-        if self.admission.has(MUTATING) {
-            self.webhooks.mutate(self, &request, &mut object, &mut webhooks::Rounds::default()).await?;
-        }
+        self.ask_mutating(&request, &mut object, &mut Rounds::default()).await?;
         self.ask_validating(&request, &object).await
     }
 
@@ -401,8 +419,27 @@ impl Server {
         self.ask_validating(request, object).await
     }
 
-    /// Asks the webhooks that only judge.
+    /// Lets policies and webhooks change the object.
+    async fn ask_mutating(
+        &self,
+        request: &Request<'_>,
+        object: &mut Value,
+        rounds: &mut Rounds,
+    ) -> Result<(), Status> {
+        if self.admission.has(MUTATING_POLICIES) {
+            self.policies.mutate(self, request, object, &mut rounds.policies)?;
+        }
+        if self.admission.has(MUTATING) {
+            self.webhooks.mutate(self, request, object, &mut rounds.webhooks).await?;
+        }
+        Ok(())
+    }
+
+    /// Asks the policies and webhooks that only judge.
     pub async fn ask_validating(&self, request: &Request<'_>, object: &Value) -> Result<(), Status> {
+        if self.admission.has(VALIDATING_POLICIES) {
+            self.policies.validate(self, request, object)?;
+        }
         if !self.admission.has(VALIDATING) {
             return Ok(());
         }

@@ -17,7 +17,7 @@ use store::Store;
 use tokio::sync::watch;
 
 use crate::access::{self, User};
-use crate::admission::{Chain, Webhooks};
+use crate::admission::{Chain, Policies, Webhooks};
 use crate::aggregator::Aggregator;
 use crate::audit::{self, Arrival, Audit, Outcome, Remote, Trail};
 use crate::authentication::{self, Authenticators, Peer};
@@ -59,6 +59,7 @@ pub struct Server {
     pub webhooks: Webhooks,
     pub aggregator: Aggregator,
     pub reloads: Reloads,
+    pub policies: Policies,
     pub authenticators: Authenticators,
     /// `None`: nothing is written down about requests.
     pub audit: Option<Arc<Audit>>,
@@ -145,6 +146,7 @@ impl Server {
             webhooks: Webhooks::new(&cache),
             aggregator: Aggregator::new(&cache),
             reloads: Reloads::default(),
+            policies: Policies::new(&cache),
             store,
             cache,
             registry: Arc::new(registry),

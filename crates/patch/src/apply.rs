@@ -13,6 +13,7 @@ mod fieldsv1;
 mod last_applied;
 mod managed;
 mod merge;
+mod overlay;
 mod prune;
 #[cfg(test)]
 mod tests;
@@ -26,6 +27,7 @@ use serde_json::{Map, Value};
 pub use self::conflict::{Cause, Conflicts};
 use self::fieldset::{Set, same};
 use self::managed::{Entry, Managed, Operation, Owner};
+pub use self::overlay::overlay;
 use self::typed::Typed;
 
 /// Who writes, and through what.

@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use super::policy;
+use super::expressions::{self, Names};
+use super::policy::{self, Vocabulary};
 use super::webhook::REINVOCATION_POLICIES;
 use crate::field::{Errors, Path};
 use crate::json::Json;
@@ -13,18 +14,18 @@ pub struct MutatingAdmissionPolicy;
 impl Kind for MutatingAdmissionPolicy {
     fn validate(&self, obj: &Value, errors: &mut Errors) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
-        policy::matching(spec, true, &path, errors);
+        let vocabulary = policy::matching(spec, true, &path, errors);
         if spec.items("mutations").is_empty() {
             errors.required(&path.at("mutations"), "mutations must contain at least one item");
         }
         for (i, item) in spec.items("mutations").iter().enumerate() {
-            mutation(item, &path.at("mutations").index(i), errors);
+            mutation(item, &vocabulary, &path.at("mutations").index(i), errors);
         }
         policy::required_and_known(spec, "reinvocationPolicy", &REINVOCATION_POLICIES, &path, errors);
     }
 }
 
-fn mutation(mutation: &Value, path: &Path, errors: &mut Errors) {
+fn mutation(mutation: &Value, vocabulary: &Vocabulary, path: &Path, errors: &mut Errors) {
     let kind = mutation.text("patchType");
     let (own, other) = match kind {
         "" => return errors.required(&path.at("patchType"), ""),
@@ -38,6 +39,11 @@ fn mutation(mutation: &Value, path: &Path, errors: &mut Errors) {
         errors.required(&path.at(own), &format!("must be specified when patchType is {kind}"));
     } else if mutation.at(own).text("expression").trim().is_empty() {
         errors.required(&path.at(own).at("expression"), "");
+    } else {
+        let names = Names { params: false, authorizer: true, patches: true };
+        let wanted = [expressions::patch_type(mutation)];
+        let expression = mutation.at(own).text("expression");
+        vocabulary.check(names, expression, &wanted, &path.at(own).at("expression"), errors);
     }
     if mutation.has(other) {
         let message = format!("must not be specified when patchType is {kind}");

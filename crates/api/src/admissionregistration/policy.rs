@@ -2,8 +2,10 @@
 
 use std::collections::HashSet;
 
+use cel::{Env, Type};
 use serde_json::Value;
 
+use super::expressions::{self, Composed, Names};
 use super::rule::named_rule;
 use super::webhook::{FAILURE_POLICIES, MATCH_POLICIES, known};
 use crate::field::{Errors, Path};
@@ -15,8 +17,24 @@ const MAX_MATCH_CONDITIONS: usize = 64;
 /// Mutating policies see no DELETE: there is nothing left to change.
 const MUTATING_OPERATIONS: [&str; 4] = ["*", "CONNECT", "CREATE", "UPDATE"];
 
+/// What the expressions of a policy can refer to.
+pub(super) struct Vocabulary {
+    params: bool,
+    composed: Composed,
+}
+
+impl Vocabulary {
+    /// Complains about an expression that cannot be compiled or gives something else.
+    pub fn check(&self, names: Names, expression: &str, wanted: &[Type], path: &Path, errors: &mut Errors) {
+        let env = expressions::env(Names { params: self.params, ..names });
+        if let Err(why) = expressions::compile(&self.composed.env(&env), expression, wanted) {
+            errors.invalid(path, expression, &why);
+        }
+    }
+}
+
 /// The first part of a policy's spec, up to its variables.
-pub(super) fn matching(spec: &Value, mutating: bool, path: &Path, errors: &mut Errors) {
+pub(super) fn matching(spec: &Value, mutating: bool, path: &Path, errors: &mut Errors) -> Vocabulary {
     required_and_known(spec, "failurePolicy", &FAILURE_POLICIES, path, errors);
     if spec.has("paramKind") {
         param_kind(spec.at("paramKind"), &path.at("paramKind"), errors);
@@ -34,10 +52,14 @@ pub(super) fn matching(spec: &Value, mutating: bool, path: &Path, errors: &mut E
             mutating_operations(constraints, &at, errors);
         }
     }
-    match_conditions(spec.items("matchConditions"), &path.at("matchConditions"), errors);
+    let params = spec.has("paramKind");
+    match_conditions(spec.items("matchConditions"), params, &path.at("matchConditions"), errors);
+    let mut composed = Composed::default();
+    let env = expressions::env(Names { params, authorizer: true, patches: false });
     for (i, item) in spec.items("variables").iter().enumerate() {
-        variable(item, &path.at("variables").index(i), errors);
+        variable(item, &env, &mut composed, &path.at("variables").index(i), errors);
     }
+    Vocabulary { params, composed }
 }
 
 /// The first part of a binding's spec.
@@ -150,15 +172,21 @@ fn param_ref(reference: &Value, path: &Path, errors: &mut Errors) {
     required_and_known(reference, "parameterNotFoundAction", &["Deny", "Allow"], path, errors);
 }
 
-pub(super) fn match_conditions(conditions: &[Value], path: &Path, errors: &mut Errors) {
+pub(super) fn match_conditions(conditions: &[Value], params: bool, path: &Path, errors: &mut Errors) {
     if conditions.len() > MAX_MATCH_CONDITIONS {
         errors.too_many(path, conditions.len(), MAX_MATCH_CONDITIONS);
     }
     let mut seen = HashSet::new();
     for (i, condition) in conditions.iter().enumerate() {
         let path = path.index(i);
-        if condition.text("expression").trim().is_empty() {
+        let expression = condition.text("expression").trim();
+        if expression.is_empty() {
             errors.required(&path.at("expression"), "");
+        } else {
+            let env = expressions::env(Names { params, authorizer: true, patches: false });
+            if let Err(why) = expressions::compile(&env, expression, &[Type::Bool]) {
+                errors.invalid(&path.at("expression"), expression, &why);
+            }
         }
         let name = condition.text("name");
         if name.is_empty() {
@@ -172,15 +200,18 @@ pub(super) fn match_conditions(conditions: &[Value], path: &Path, errors: &mut E
     }
 }
 
-fn variable(variable: &Value, path: &Path, errors: &mut Errors) {
+fn variable(variable: &Value, env: &Env, composed: &mut Composed, path: &Path, errors: &mut Errors) {
     let name = variable.text("name");
     if name.trim().is_empty() {
         errors.required(&path.at("name"), "name is not specified");
     } else if !is_cel_identifier(name) {
         errors.invalid(&path.at("name"), name, "must be a valid CEL identifier");
     }
-    if variable.text("expression").trim().is_empty() {
+    let expression = variable.text("expression");
+    if expression.trim().is_empty() {
         errors.required(&path.at("expression"), "expression is not specified");
+    } else if let Err(why) = composed.add(env, name, expression) {
+        errors.invalid(&path.at("expression"), expression, &why);
     }
 }
 

@@ -2,9 +2,11 @@
 
 use std::collections::HashSet;
 
+use cel::Type;
 use serde_json::Value;
 
-use super::policy;
+use super::expressions::Names;
+use super::policy::{self, Vocabulary};
 use super::webhook::known;
 use crate::field::{Errors, Path};
 use crate::json::Json;
@@ -20,7 +22,7 @@ pub struct ValidatingAdmissionPolicy;
 impl Kind for ValidatingAdmissionPolicy {
     fn validate(&self, obj: &Value, errors: &mut Errors) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
-        policy::matching(spec, false, &path, errors);
+        let vocabulary = policy::matching(spec, false, &path, errors);
         let (validations, audits) = (spec.items("validations"), spec.items("auditAnnotations"));
         if validations.is_empty() && audits.is_empty() {
             let why = "validations or auditAnnotations must contain at least one item";
@@ -28,7 +30,7 @@ impl Kind for ValidatingAdmissionPolicy {
             errors.required(&path.at("auditAnnotations"), why);
         }
         for (i, item) in validations.iter().enumerate() {
-            validation(item, &path.at("validations").index(i), errors);
+            validation(item, &vocabulary, &path.at("validations").index(i), errors);
         }
         let path = path.at("auditAnnotations");
         if audits.len() > MAX_AUDIT_ANNOTATIONS {
@@ -38,7 +40,7 @@ impl Kind for ValidatingAdmissionPolicy {
         let policy_name = obj.at("metadata").text("name");
         let mut seen = HashSet::new();
         for (i, item) in audits.iter().enumerate() {
-            audit_annotation(item, policy_name, &path.index(i), errors);
+            audit_annotation(item, policy_name, &vocabulary, &path.index(i), errors);
             if !seen.insert(item.text("key")) {
                 errors.duplicate(&path.index(i).at("key"), item.text("key"));
             }
@@ -60,14 +62,21 @@ impl Kind for ValidatingAdmissionPolicy {
     }
 }
 
-fn validation(validation: &Value, path: &Path, errors: &mut Errors) {
-    if validation.text("expression").trim().is_empty() {
+const WITH_AUTHORIZER: Names = Names { params: false, authorizer: true, patches: false };
+
+fn validation(validation: &Value, vocabulary: &Vocabulary, path: &Path, errors: &mut Errors) {
+    let expression = validation.text("expression");
+    if expression.trim().is_empty() {
         errors.required(&path.at("expression"), "expression is not specified");
+    } else {
+        vocabulary.check(WITH_AUTHORIZER, expression, &[Type::Bool], &path.at("expression"), errors);
     }
     for field in ["messageExpression", "message"] {
         let text = validation.text(field);
         if !text.is_empty() && text.trim().is_empty() {
             errors.invalid(&path.at(field), text, "must be non-empty if specified");
+        } else if field == "messageExpression" && !text.is_empty() {
+            vocabulary.check(Names::default(), text, &[Type::String], &path.at(field), errors);
         } else if field == "message" && text.trim().contains(['\n', '\r']) {
             errors.invalid(&path.at(field), text, "must not contain line breaks");
         }
@@ -75,7 +84,13 @@ fn validation(validation: &Value, path: &Path, errors: &mut Errors) {
     known(validation, "reason", &REASONS, path, errors);
 }
 
-fn audit_annotation(annotation: &Value, policy_name: &str, path: &Path, errors: &mut Errors) {
+fn audit_annotation(
+    annotation: &Value,
+    policy_name: &str,
+    vocabulary: &Vocabulary,
+    path: &Path,
+    errors: &mut Errors,
+) {
     let key = annotation.text("key");
     if policy_name.is_empty() {
         errors.invalid(&path.at("key"), key, "requires metadata.name be non-empty");
@@ -89,5 +104,8 @@ fn audit_annotation(annotation: &Value, policy_name: &str, path: &Path, errors: 
     } else if expression.len() > MAX_VALUE_EXPRESSION {
         let why = format!("must not exceed {MAX_VALUE_EXPRESSION} bytes in length");
         errors.required(&path.at("valueExpression"), &why);
+    } else {
+        let wanted = [Type::String, Type::Null];
+        vocabulary.check(WITH_AUTHORIZER, expression, &wanted, &path.at("valueExpression"), errors);
     }
 }

@@ -54,7 +54,7 @@ fn webhook(hook: &Value, mutating: bool, path: &Path, errors: &mut Errors) {
         known(hook, "reinvocationPolicy", &REINVOCATION_POLICIES, path, errors);
     }
     client_config::endpoint(hook.at("clientConfig"), &path.at("clientConfig"), errors);
-    match_conditions(hook.items("matchConditions"), &path.at("matchConditions"), errors);
+    match_conditions(hook.items("matchConditions"), false, &path.at("matchConditions"), errors);
 }
 
 /// A field that, where it is given, has one of a few values.

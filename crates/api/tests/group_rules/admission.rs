@@ -292,7 +292,7 @@ fn mutating_policies() {
     let kind = "MutatingAdmissionPolicy";
     let policy = with(policy(), "/spec/validations", Value::Null);
     let policy = with(policy, "/spec/reinvocationPolicy", json!("Never"));
-    let mutations = json!([{"patchType": "JSONPatch", "jsonPatch": {"expression": "[]"}}]);
+    let mutations = json!([{"patchType": "JSONPatch", "jsonPatch": {"expression": "[JSONPatch{op: 'remove', path: '/x'}]"}}]);
     fine(kind, with(policy.clone(), "/spec/mutations", mutations));
     check(
         kind,

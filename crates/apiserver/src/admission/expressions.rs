@@ -2,14 +2,12 @@
 
 use std::sync::LazyLock;
 
-use cel::{
-    Authorizer, Budget, Check, Decision, Decl, Env, Failure, Library, Program, Question, Type, Variables,
-};
-use futures_util::FutureExt as _;
-use serde_json::{Value, json};
+use api::admissionregistration::expressions::{self, Names, REQUEST};
+use cel::{Budget, Check, Env, Failure, Library, Program, Question, Type, Variables};
+use serde_json::Value;
 
+use super::policies::Asking;
 use crate::access::User;
-use crate::rbac::Ask;
 use crate::server::Server;
 
 /// One of `matchConditions`.
@@ -17,45 +15,14 @@ pub struct Condition {
     program: Result<Program, String>,
 }
 
-/// The request, as expressions see it.
-pub static REQUEST: LazyLock<Decl> = LazyLock::new(|| {
-    let text = json!({"type": "string"});
-    let object = |names: &[&str]| {
-        let properties: serde_json::Map<String, Value> =
-            names.iter().map(|name| ((*name).to_owned(), text.clone())).collect();
-        json!({"type": "object", "properties": properties})
-    };
-    let texts = json!({"type": "array", "items": text});
-    let user = json!({"type": "object", "properties": {
-        "username": text, "uid": text, "groups": texts,
-        "extra": {"type": "object", "additionalProperties": texts},
-    }});
-    let (kind, resource) = (object(&["group", "version", "kind"]), object(&["group", "version", "resource"]));
-    let schema = json!({"type": "object", "properties": {
-        "kind": kind, "resource": resource, "subResource": text,
-        "requestKind": kind, "requestResource": resource, "requestSubResource": text,
-        "name": text, "namespace": text, "operation": text, "userInfo": user, "dryRun": {"type": "boolean"},
-        "options": {"x-kubernetes-preserve-unknown-fields": true},
-    }});
-    let decl = Decl::from_schema(&schema, false).expect("an object has a declaration");
-    decl.named("kubernetes.AdmissionRequest")
-});
-
 /// What conditions on a request can refer to.
-static CONDITIONS: LazyLock<Env> = LazyLock::new(|| {
-    Env::new()
-        .variable("object", Type::Dyn)
-        .variable("oldObject", Type::Dyn)
-        .variable("request", REQUEST.clone())
-        .variable("authorizer", Type::opaque("kubernetes.authorization.Authorizer"))
-        .variable("authorizer.requestResource", Type::opaque("kubernetes.authorization.ResourceCheck"))
-});
+static CONDITIONS: LazyLock<Env> =
+    LazyLock::new(|| expressions::env(Names { authorizer: true, ..Names::default() }));
 
 impl Condition {
     /// One that cannot be compiled never holds, nor does it not.
     pub fn new(expression: &str) -> Condition {
-        let program =
-            CONDITIONS.compile(expression).map_err(|errors| format!("compilation failed: {errors}"));
+        let program = expressions::compile(&CONDITIONS, expression, &[Type::Bool]);
         Condition { program }
     }
 }
@@ -112,50 +79,5 @@ pub fn hold(conditions: &[Condition], subject: &Subject<'_>) -> Result<bool, Str
         [] => Ok(true),
         [one] => Err(one.clone()),
         many => Err(format!("[{}]", many.join(", "))),
-    }
-}
-
-/// Answers what expressions ask about whoever has sent the request.
-struct Asking<'a> {
-    server: &'a Server,
-    user: &'a User,
-}
-
-impl Authorizer for Asking<'_> {
-    fn authorize(&self, question: &Question) -> Decision {
-        let account = question.service_account.as_ref().map(|(namespace, name)| User {
-            name: format!("system:serviceaccount:{namespace}:{name}"),
-            groups: vec![
-                "system:serviceaccounts".into(),
-                format!("system:serviceaccounts:{namespace}"),
-                "system:authenticated".into(),
-            ],
-            ..User::default()
-        });
-        let fields = api::selector::FieldSelector::parse(&question.field_selector).unwrap_or_default();
-        let ask = match &question.path {
-            Some(path) => Ask::Path { verb: &question.verb, path },
-            None => Ask::Resource {
-                verb: &question.verb,
-                group: &question.group,
-                resource: &question.resource,
-                subresource: &question.subresource,
-                namespace: &question.namespace,
-                name: &question.name,
-                fields: Some(&fields),
-            },
-        };
-        // An expression does not wait: who can only be answered over the network is not.
-        match self.server.rbac.judge(account.as_ref().unwrap_or(self.user), &ask).now_or_never() {
-            Some(verdict) => Decision {
-                allowed: verdict.allowed,
-                reason: verdict.reason,
-                error: Some(verdict.problem).filter(|problem| !problem.is_empty()),
-            },
-            None => Decision {
-                error: Some("the authorizer takes too long to answer an expression".to_owned()),
-                ..Decision::default()
-            },
-        }
     }
 }

@@ -165,15 +165,12 @@ const UPSTREAM: &[&str] = &[
 ];
 
 /// On by default upstream, and not here at all: those of kinds that are not served (the groups of pods,
-/// trust bundles), those of gates that are off, what nodes declare of themselves, and those that come with
-/// extending the API.
+/// trust bundles), those of gates that are off, and what nodes declare of themselves.
 const ABSENT: &[&str] = &[
     "PodGroupProtection",
     "ClusterTrustBundleAttest",
     "PodGroupWorkloadExists",
     "JobValidation",
-    "MutatingAdmissionPolicy",
-    "ValidatingAdmissionPolicy",
 ];
 
 /// On here and off there, or the other way round; the table says why.

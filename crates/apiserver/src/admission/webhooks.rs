@@ -21,6 +21,10 @@ use api::{Resource, Status};
 use serde_json::{Value, json};
 
 use self::config::Hook;
+pub(super) use self::config::{Rule, rule};
+pub(super) use self::form::{kind_of, taken, told};
+pub(super) use self::matching::{equivalent_rows, in_namespace, selects};
+pub(super) use self::review::request_of;
 use self::review::{Answer, Trouble};
 use self::tally::Tally;
 use super::{Operation, Request};
@@ -278,7 +282,7 @@ impl Webhooks {
 
 /// Webhooks see what clients do, except to what rules webhooks: whoever locks themselves out must have a way
 /// back in. What the server does on its own account is nobody's to refuse.
-fn concerns(request: &Request<'_>) -> bool {
+pub(super) fn concerns(request: &Request<'_>) -> bool {
     const OWN: [&str; 6] = [
         "mutatingwebhookconfigurations",
         "validatingwebhookconfigurations",

@@ -105,7 +105,7 @@ fn hook(configuration: &str, count: usize, hook: &Value) -> Hook {
     }
 }
 
-fn rule(rule: &Value) -> Rule {
+pub fn rule(rule: &Value) -> Rule {
     let texts = |field: &str| {
         rule.items(field).iter().filter_map(Value::as_str).map(str::to_owned).collect::<Vec<_>>()
     };

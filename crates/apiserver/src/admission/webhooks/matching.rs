@@ -1,6 +1,7 @@
 //! Whether a webhook is asked about a request, and about which version of it.
 
 use api::json::Json as _;
+use api::selector::LabelSelector;
 use api::{Resource, Status};
 use serde_json::Value;
 
@@ -20,8 +21,8 @@ pub fn wanted(
     tally: &Tally,
     step: &'static str,
 ) -> Result<Option<&'static Resource>, Status> {
-    let namespace = in_namespace(server, hook, request, object);
-    if matches!(namespace, Ok(false)) || !selects(hook, request, object) {
+    let namespace = in_namespace(server, &hook.namespaces, request, object);
+    if matches!(namespace, Ok(false)) || !selects(&hook.objects, request, object) {
         return Ok(None);
     }
     let Some(row) = version(server, hook, request) else { return Ok(None) };
@@ -50,17 +51,23 @@ pub fn wanted(
     }
 }
 
-fn in_namespace(server: &Server, hook: &Hook, request: &Request<'_>, object: &Value) -> Result<bool, Status> {
+/// Whether the request is about a namespace the selector selects, or about none.
+pub fn in_namespace(
+    server: &Server,
+    selector: &LabelSelector,
+    request: &Request<'_>,
+    object: &Value,
+) -> Result<bool, Status> {
     let namespace = namespace(request);
-    if hook.namespaces.is_everything() || namespace.is_empty() && request.row.plural != "namespaces" {
+    if selector.is_everything() || namespace.is_empty() && request.row.plural != "namespaces" {
         return Ok(true);
     }
     let itself = request.row.plural == "namespaces" && request.subresource.is_empty();
     if itself && matches!(request.operation, Operation::Create | Operation::Update) {
-        return Ok(hook.namespaces.matches_labels(object.at("metadata").at("labels")));
+        return Ok(selector.matches_labels(object.at("metadata").at("labels")));
     }
     match server.get("", "namespaces", "", namespace) {
-        Some(found) => Ok(hook.namespaces.matches(|key| found.label(key))),
+        Some(found) => Ok(selector.matches(|key| found.label(key))),
         None => Err(Status::not_found("", "namespaces", namespace)),
     }
 }
@@ -73,11 +80,12 @@ pub fn namespace<'a>(request: &'a Request<'_>) -> &'a str {
     }
 }
 
-fn selects(hook: &Hook, request: &Request<'_>, object: &Value) -> bool {
+/// Whether the object is selected, or was.
+pub fn selects(selector: &LabelSelector, request: &Request<'_>, object: &Value) -> bool {
     let selected = |object: &Value| {
-        object.has("metadata") && hook.objects.matches_labels(object.at("metadata").at("labels"))
+        object.has("metadata") && selector.matches_labels(object.at("metadata").at("labels"))
     };
-    hook.objects.is_everything() || selected(object) || request.old.is_some_and(selected)
+    selector.is_everything() || selected(object) || request.old.is_some_and(selected)
 }
 
 /// The version asked for, if a rule names it, or another of the same objects for which one does.
@@ -88,16 +96,19 @@ fn version(server: &Server, hook: &Hook, request: &Request<'_>) -> Option<&'stat
     if hook.exact {
         return None;
     }
-    let equivalent = |row: &&&'static Resource| {
-        !std::ptr::eq(**row, request.asked)
+    let rows = equivalent_rows(server, request);
+    hook.rules.iter().find_map(|rule| rows.iter().find(|row| rule.matches(request, row)).copied())
+}
+
+/// The other versions in which the same objects are served.
+pub fn equivalent_rows(server: &Server, request: &Request<'_>) -> Vec<&'static Resource> {
+    let equivalent = |row: &&'static Resource| {
+        !std::ptr::eq(*row, request.asked)
             && same_objects(row, request.row)
             && (request.subresource.is_empty()
                 || row.subresources.iter().any(|sub| sub.name == request.subresource))
     };
-    let rows = server.registry.rows();
-    hook.rules
-        .iter()
-        .find_map(|rule| rows.iter().filter(equivalent).find(|row| rule.matches(request, row)).copied())
+    server.registry.rows().into_iter().filter(equivalent).collect()
 }
 
 /// Whether the objects of a row are those stored as another's.

@@ -1,0 +1,198 @@
+//! The CEL of policies and match conditions: what expressions about a request can refer to, and what they have to
+//! evaluate to. Both who checks an expression when it is written and who runs it later look here.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use cel::{Decl, Env, Field, Object, Program, Type};
+use serde_json::Value;
+
+use crate::json::Json;
+
+/// The names that not every place has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Names {
+    /// `params`
+    pub params: bool,
+    /// `authorizer` and `authorizer.requestResource`
+    pub authorizer: bool,
+    /// `Object{…}`, `JSONPatch{…}` and `jsonpatch`
+    pub patches: bool,
+}
+
+/// `request`.
+pub static REQUEST: LazyLock<Decl> = LazyLock::new(|| {
+    let kind = || texts("kubernetes.GroupVersionKind", &["group", "version", "kind"]);
+    let resource = || texts("kubernetes.GroupVersionResource", &["group", "version", "resource"]);
+    let user = object(
+        "kubernetes.UserInfo",
+        vec![
+            ("username", Type::String),
+            ("uid", Type::String),
+            ("groups", Type::list(Type::String)),
+            ("extra", Type::map(Type::String, Type::list(Type::String))),
+        ],
+    );
+    let request = object(
+        "kubernetes.AdmissionRequest",
+        vec![
+            ("kind", kind()),
+            ("resource", resource()),
+            ("subResource", Type::String),
+            ("requestKind", kind()),
+            ("requestResource", resource()),
+            ("requestSubResource", Type::String),
+            ("name", Type::String),
+            ("namespace", Type::String),
+            ("operation", Type::String),
+            ("userInfo", user),
+            ("dryRun", Type::Bool),
+            ("options", Type::Dyn),
+        ],
+    );
+    request.into()
+});
+
+/// `namespaceObject`.
+pub static NAMESPACE: LazyLock<Decl> = LazyLock::new(|| {
+    let list = || Type::list(Type::String);
+    let map = || Type::map(Type::String, Type::String);
+    let metadata = object(
+        "kubernetes.NamespaceMetadata",
+        vec![
+            ("name", Type::String),
+            ("generateName", Type::String),
+            ("namespace", Type::String),
+            ("labels", map()),
+            ("annotations", map()),
+            ("UID", Type::String),
+            ("creationTimestamp", Type::Timestamp),
+            ("deletionGracePeriodSeconds", Type::Int),
+            ("deletionTimestamp", Type::Timestamp),
+            ("generation", Type::Int),
+            ("resourceVersion", Type::String),
+            ("finalizers", list()),
+        ],
+    );
+    let condition = object(
+        "kubernetes.NamespaceCondition",
+        vec![
+            ("status", Type::String),
+            ("type", Type::String),
+            ("lastTransitionTime", Type::Timestamp),
+            ("message", Type::String),
+            ("reason", Type::String),
+        ],
+    );
+    let status = vec![("conditions", Type::list(condition)), ("phase", Type::String)];
+    let namespace = object(
+        "kubernetes.Namespace",
+        vec![
+            ("metadata", metadata),
+            ("spec", object("kubernetes.NamespaceSpec", vec![("finalizers", list())])),
+            ("status", object("kubernetes.NamespaceStatus", status)),
+        ],
+    );
+    namespace.into()
+});
+
+fn texts(name: &str, fields: &[&'static str]) -> Type {
+    object(name, fields.iter().map(|field| (*field, Type::String)).collect())
+}
+
+fn object(name: &str, fields: Vec<(&str, Type)>) -> Type {
+    Type::object(name, fields.into_iter().map(|(name, ty)| (name.to_owned(), field(name, ty))).collect())
+}
+
+fn field(name: &str, ty: Type) -> Field {
+    Field { property: name.to_owned(), decl: ty.into() }
+}
+
+/// The environment of an expression about a request.
+pub fn env(names: Names) -> Env {
+    env_of(names, Type::Dyn, Type::Dyn)
+}
+
+/// The same, where the types of the object and of the parameters are known.
+pub fn env_of(names: Names, object: impl Into<Decl> + Clone, params: impl Into<Decl>) -> Env {
+    let mut env = Env::new()
+        .variable("object", object.clone())
+        .variable("oldObject", object)
+        .variable("namespaceObject", NAMESPACE.clone())
+        .variable("request", REQUEST.clone());
+    if names.params {
+        env = env.variable("params", params);
+    }
+    if names.authorizer {
+        env = env
+            .variable("authorizer", Type::opaque("kubernetes.authorization.Authorizer"))
+            .variable("authorizer.requestResource", Type::opaque("kubernetes.authorization.ResourceCheck"));
+    }
+    if names.patches {
+        let fields =
+            [("op", Type::String), ("path", Type::String), ("from", Type::String), ("value", Type::Dyn)];
+        let fields = fields.map(|(name, ty)| (name.to_owned(), field(name, ty)));
+        let operation = Object { name: "JSONPatch".to_owned(), fields: fields.into(), open: false };
+        env = env.message_type(operation).open_messages("Object").library("jsonpatch");
+    }
+    env
+}
+
+/// The variables of a policy: each may use those before it.
+#[derive(Clone, Debug, Default)]
+pub struct Composed {
+    fields: BTreeMap<String, Field>,
+}
+
+impl Composed {
+    /// Compiles one more. One that cannot be compiled can still be referred to.
+    pub fn add(&mut self, base: &Env, name: &str, expression: &str) -> Result<Program, String> {
+        let program = compile(&self.env(base), expression, &[]);
+        let ty = program.as_ref().map_or(Type::Dyn, |program| program.output().clone());
+        self.fields.insert(name.to_owned(), field(name, ty));
+        program
+    }
+
+    /// `base` with the variables so far.
+    pub fn env(&self, base: &Env) -> Env {
+        base.clone().variable("variables", Type::object("kubernetes.variables", self.fields.clone()))
+    }
+}
+
+/// Compiles an expression that has to evaluate to one of the types; to anything if there are none.
+pub fn compile(env: &Env, expression: &str, wanted: &[Type]) -> Result<Program, String> {
+    let program = env.compile(expression).map_err(|errors| format!("compilation failed: {errors}"))?;
+    if wanted.is_empty() || wanted.contains(program.output()) {
+        return Ok(program);
+    }
+    let found = shown(program.output());
+    Err(match wanted {
+        [one] => format!("must evaluate to {} but got {found}", shown(one)),
+        many => {
+            let many: Vec<String> = many.iter().map(shown).collect();
+            format!("must evaluate to one of [{}] but got {found}", many.join(" "))
+        }
+    })
+}
+
+/// What a mutation has to evaluate to.
+pub fn patch_type(mutation: &Value) -> Type {
+    let named = |name: &str| Type::object(name, BTreeMap::new());
+    match mutation.text("patchType") {
+        "JSONPatch" => Type::list(named("JSONPatch")),
+        _ => named("Object"),
+    }
+}
+
+/// A type by the names types have at run time.
+fn shown(ty: &Type) -> String {
+    match ty {
+        Type::List(item) => format!("list({})", shown(item)),
+        Type::Map(types) => format!("map({}, {})", shown(&types.0), shown(&types.1)),
+        Type::Opaque(name, parameters) if !parameters.is_empty() => {
+            let parameters: Vec<String> = parameters.iter().map(shown).collect();
+            format!("{name}({})", parameters.join(", "))
+        }
+        other => other.name().to_owned(),
+    }
+}

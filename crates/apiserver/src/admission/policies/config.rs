@@ -1,0 +1,176 @@
+//! Policies and bindings, ready to be used.
+
+use api::admissionregistration::expressions::{self, Composed, Names, compile};
+use api::json::Json as _;
+use api::selector::LabelSelector;
+use cel::{Program, Type};
+use serde_json::Value;
+
+use crate::admission::webhooks::{Rule, rule};
+
+/// An expression, or why there is none.
+pub type Expression = Result<Program, String>;
+
+pub struct Policy {
+    pub name: String,
+    pub fails_open: bool,
+    pub scope: Option<Scope>,
+    /// The apiVersion and kind of its parameters.
+    pub param_kind: Option<(String, String)>,
+    pub conditions: Vec<Expression>,
+    pub variables: Vec<(String, Expression)>,
+    pub validations: Vec<Validation>,
+    /// Keys and what they are to say.
+    pub annotations: Vec<(String, Expression)>,
+    pub mutations: Vec<Mutation>,
+    pub reinvoke: bool,
+}
+
+pub struct Validation {
+    pub source: String,
+    pub expression: Expression,
+    pub message: String,
+    pub message_expression: Option<Expression>,
+    pub reason: String,
+}
+
+pub struct Mutation {
+    pub expression: Expression,
+    /// Whether it gives operations and not a configuration to apply.
+    pub is_patch: bool,
+}
+
+pub struct Binding {
+    pub name: String,
+    pub policy: String,
+    pub scope: Option<Scope>,
+    pub params: Option<ParamRef>,
+    pub actions: Vec<String>,
+}
+
+pub struct ParamRef {
+    pub name: String,
+    pub namespace: String,
+    pub selector: Option<LabelSelector>,
+    /// Whether it is an error to find none.
+    pub required: bool,
+}
+
+/// Which requests something is about.
+pub struct Scope {
+    pub namespaces: LabelSelector,
+    pub objects: LabelSelector,
+    pub rules: Vec<NamedRule>,
+    pub excluded: Vec<NamedRule>,
+    /// Only the very version that was asked for counts.
+    pub exact: bool,
+}
+
+/// A rule, for objects of these names or of any.
+pub struct NamedRule {
+    pub rule: Rule,
+    pub names: Vec<String>,
+}
+
+impl Policy {
+    pub fn compile(object: &Value) -> Policy {
+        let spec = object.at("spec");
+        let params = spec.has("paramKind");
+        let names = Names { params, authorizer: true, patches: false };
+        let env = expressions::env(names);
+        let conditions = spec.items("matchConditions").iter();
+        let conditions = conditions.map(|one| compile(&env, one.text("expression").trim(), &[Type::Bool]));
+        let mut composed = Composed::default();
+        let variables = spec.items("variables").iter().map(|variable| {
+            let name = variable.text("name");
+            (name.to_owned(), composed.add(&env, name, variable.text("expression")))
+        });
+        let variables = variables.collect();
+        let whole = composed.env(&env);
+        let silent = composed.env(&expressions::env(Names { authorizer: false, ..names }));
+        let patching = composed.env(&expressions::env(Names { patches: true, ..names }));
+        let validations = spec.items("validations").iter().map(|validation| Validation {
+            source: validation.text("expression").to_owned(),
+            expression: compile(&whole, validation.text("expression"), &[Type::Bool]),
+            message: validation.text("message").to_owned(),
+            message_expression: Some(validation.text("messageExpression"))
+                .filter(|text| !text.is_empty())
+                .map(|text| compile(&silent, text, &[Type::String])),
+            reason: validation.text("reason").to_owned(),
+        });
+        let annotations = spec.items("auditAnnotations").iter().map(|annotation| {
+            let expression = annotation.text("valueExpression").trim();
+            let compiled = compile(&whole, expression, &[Type::String, Type::Null]);
+            (annotation.text("key").to_owned(), compiled)
+        });
+        let mutations = spec.items("mutations").iter().map(|mutation| {
+            let is_patch = mutation.text("patchType") == "JSONPatch";
+            let field = if is_patch { "jsonPatch" } else { "applyConfiguration" };
+            let wanted = expressions::patch_type(mutation);
+            Mutation {
+                expression: compile(&patching, mutation.at(field).text("expression"), &[wanted]),
+                is_patch,
+            }
+        });
+        let param_kind = spec.at("paramKind");
+        Policy {
+            name: object.at("metadata").text("name").to_owned(),
+            fails_open: spec.text("failurePolicy") == "Ignore",
+            scope: scope(spec.at("matchConstraints")),
+            param_kind: params
+                .then(|| (param_kind.text("apiVersion").to_owned(), param_kind.text("kind").to_owned())),
+            conditions: conditions.collect(),
+            variables,
+            validations: validations.collect(),
+            annotations: annotations.collect(),
+            mutations: mutations.collect(),
+            reinvoke: spec.text("reinvocationPolicy") == "IfNeeded",
+        }
+    }
+}
+
+impl Binding {
+    pub fn read(object: &Value) -> Binding {
+        let spec = object.at("spec");
+        let reference = spec.at("paramRef");
+        let params = spec.has("paramRef").then(|| ParamRef {
+            name: reference.text("name").to_owned(),
+            namespace: reference.text("namespace").to_owned(),
+            selector: reference.has("selector").then(|| selector(reference.at("selector"))),
+            required: reference.text("parameterNotFoundAction") == "Deny",
+        });
+        let actions = spec.items("validationActions").iter().filter_map(Value::as_str).map(str::to_owned);
+        Binding {
+            name: object.at("metadata").text("name").to_owned(),
+            policy: spec.text("policyName").to_owned(),
+            scope: scope(spec.at("matchResources")),
+            params,
+            actions: actions.collect(),
+        }
+    }
+}
+
+fn scope(value: &Value) -> Option<Scope> {
+    let rules = |field: &str| {
+        let rules = value.items(field).iter().map(|named| {
+            let names = named.items("resourceNames").iter().filter_map(Value::as_str).map(str::to_owned);
+            NamedRule { rule: rule(named), names: names.collect() }
+        });
+        rules.collect()
+    };
+    value.is_object().then(|| Scope {
+        namespaces: selector(value.at("namespaceSelector")),
+        objects: selector(value.at("objectSelector")),
+        rules: rules("resourceRules"),
+        excluded: rules("excludeResourceRules"),
+        exact: value.text("matchPolicy") != "Equivalent",
+    })
+}
+
+/// Rules of the kind have checked selectors; one that cannot be read selects nothing.
+fn selector(value: &Value) -> LabelSelector {
+    match value {
+        Value::Null => LabelSelector::everything(),
+        given => LabelSelector::from_value(given).unwrap_or_else(|_| LabelSelector::nothing()),
+    }
+}

@@ -1,0 +1,97 @@
+//! What mutations come to: operations of a JSON patch, or a configuration to lay over the object.
+
+use std::fmt::Write as _;
+
+use api::json::Json as _;
+use cel::Map;
+use patch::JsonPatchError;
+use schema::{Table, TypeId};
+use serde_json::{Map as Json, Value};
+
+/// The object after the operations; the same object if one of them tests for something that is not so.
+pub fn patched(object: &Value, operations: &cel::Value<'_>) -> Result<Value, String> {
+    let cel::Value::List(list) = operations else {
+        return Err("type mismatch: JSONPatchType.expression should evaluate to array".to_owned());
+    };
+    let operations = list.iter().map(|operation| self::operation(&operation)).collect::<Result<_, _>>()?;
+    let mut after = object.clone();
+    match patch::json_patch(&mut after, &Value::Array(operations)) {
+        Ok(()) => Ok(after),
+        Err(JsonPatchError::TestFailed(_)) => Ok(object.clone()),
+        Err(error) => Err(format!("JSON Patch: {error}")),
+    }
+}
+
+fn operation(value: &cel::Value<'_>) -> Result<Value, String> {
+    let cel::Value::Map(map @ Map::Message(..)) = value else {
+        return Err(format!(
+            "type mismatch: JSONPatchType.expression should evaluate to array of JSONPatch, got element of {}",
+            value.type_of().name()
+        ));
+    };
+    let mut out = Json::new();
+    for field in ["op", "path", "from"] {
+        if let Some(text) = map.field(field).as_ref().and_then(cel::Value::as_str) {
+            out.insert(field.to_owned(), text.into());
+        }
+    }
+    if let Some(value) = map.field("value") {
+        check_types(&value)?;
+        let value = value.to_json().map_err(|error| {
+            format!("JSONPath valueExpression evaluated to a type that could not marshal to JSON: {error}")
+        })?;
+        out.insert("value".to_owned(), value);
+    }
+    Ok(out.into())
+}
+
+/// The object with the configuration laid over it.
+pub fn applied(
+    object: &Value,
+    configuration: &cel::Value<'_>,
+    (table, ty): (&Table, TypeId),
+) -> Result<Value, String> {
+    check_types(configuration)?;
+    let mut configuration = configuration.to_json()?;
+    for field in ["kind", "apiVersion"] {
+        if let Some(fields) = configuration.as_object_mut() {
+            fields.insert(field.to_owned(), object.at(field).clone());
+        }
+    }
+    patch::apply::overlay(table, ty, object, &configuration)
+        .map_err(|error| format!("error applying patch: {error}"))
+}
+
+/// An `Object.spec{}` stands in the field `spec` of an `Object{}` and nowhere else.
+fn check_types(value: &cel::Value<'_>) -> Result<(), String> {
+    let cel::Value::Map(Map::Message(name, _)) = value else { return Ok(()) };
+    let mut problems = String::new();
+    compare(value, name, &mut problems);
+    match problems.as_str() {
+        "" => Ok(()),
+        problems => Err(format!("type mismatch: {}", problems.trim_end())),
+    }
+}
+
+fn compare(value: &cel::Value<'_>, expected: &str, problems: &mut String) {
+    match value {
+        cel::Value::Map(Map::Message(name, entries)) => {
+            if **name != *expected {
+                let _ = writeln!(
+                    problems,
+                    "unexpected type name {name:?}, expected {expected:?}, which matches field name path from root Object type"
+                );
+            }
+            for (key, value) in entries.iter() {
+                if let cel::Key::String(field) = key {
+                    compare(value, &format!("{expected}.{}", &**field), problems);
+                }
+            }
+        }
+        cel::Value::List(list) => list.iter().for_each(|item| compare(&item, expected, problems)),
+        cel::Value::Map(Map::Shared(entries)) => {
+            entries.values().for_each(|value| compare(value, expected, problems));
+        }
+        _ => {}
+    }
+}
