@@ -2,6 +2,7 @@
 //! and how large the value can get.
 
 mod schema;
+mod table;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -63,6 +64,11 @@ impl Decl {
     /// `apiVersion`, `kind`, `metadata.name` and `metadata.generateName`.
     pub fn from_schema(schema: &serde_json::Value, root: bool) -> Option<Decl> {
         schema::decl(schema, root, 0)
+    }
+
+    /// The declaration of a built-in type.
+    pub fn from_table(table: &::schema::Table, ty: ::schema::TypeId) -> Decl {
+        table::decl(table, ty)
     }
 
     /// The same with its object types named after the place they are found at, starting from `name`.

@@ -306,6 +306,22 @@ fn schemas_become_types() {
 
 mod fuzz;
 
+#[test]
+fn built_in_types_are_known() {
+    let table = schema::kubernetes();
+    let ty = table.kind("apps", "v1", "Deployment").expect("there are Deployments");
+    let env = Env::new().variable("object", Decl::from_table(table, ty).named("Deployment"));
+    let fine = "object.spec.replicas <= 5 && object.spec.template.spec.containers.all(c, has(c.image)) \
+                && object.metadata.__namespace__ == 'x' && object.metadata.creationTimestamp.getFullYear() > 2000 \
+                && object.kind == 'Deployment' && type(object.spec.strategy.rollingUpdate.maxSurge) == int";
+    assert_eq!(env.compile(fine).map(|program| program.output().clone()), Ok(Type::Bool));
+    expect![[r#"
+        ERROR: <input>:1:12: undefined field 'replica'
+         | object.spec.replica > '1'
+         | ...........^"#]]
+    .assert_eq(&env.compile("object.spec.replica > '1'").expect_err("no such field").to_string());
+}
+
 /// What a run costs, and what it was judged to cost at most.
 #[track_caller]
 fn check_cost(schema: serde_json::Value, object: serde_json::Value, source: &str, actual: u64, most: u64) {

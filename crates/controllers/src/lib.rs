@@ -35,6 +35,7 @@ mod percent;
 pub mod placement;
 mod pod;
 mod pod_garbage;
+mod policy_types;
 mod protection;
 mod quota;
 mod replicaset;
@@ -132,6 +133,7 @@ pub const CONTROLLERS: &[Loop] = &[
     Loop { name: "token-cleaner-controller", run: |ctx| Box::pin(bootstrap_tokens::clean(ctx)) },
     Loop { name: "ttl-after-finished-controller", run: |ctx| Box::pin(ttl_after_finished::run(ctx)) },
     Loop { name: "ttl-controller", run: |ctx| Box::pin(ttl::run(ctx)) },
+    Loop { name: "validatingadmissionpolicy-status-controller", run: |ctx| Box::pin(policy_types::run(ctx)) },
     Loop {
         name: "volumeattributesclass-protection-controller",
         run: |ctx| Box::pin(protection::attributes_classes(ctx)),
