@@ -114,6 +114,8 @@ pub enum Map<'a> {
     Shared(Arc<BTreeMap<Key<'a>, Value<'a>>>),
     /// Made by an expression that named its type.
     Message(Arc<str>, Arc<BTreeMap<Key<'a>, Value<'a>>>),
+    /// Has an empty map at every key that it does not have.
+    Total(Arc<BTreeMap<Key<'a>, Value<'a>>>),
 }
 
 /// A key of a map.
@@ -143,6 +145,11 @@ impl<'a> Value<'a> {
     /// Shared text.
     pub fn text(text: impl Into<Arc<str>>) -> Value<'a> {
         Value::String(Text::Shared(text.into()))
+    }
+
+    /// A semantic version; none if the text is not one.
+    pub fn semver(text: &str) -> Option<Value<'a>> {
+        Version::parse(text).ok().map(|version| Value::Library(Library::Version(Arc::new(version))))
     }
 
     pub(crate) fn list(items: Vec<Value<'a>>) -> Value<'a> {
@@ -294,7 +301,7 @@ impl<'a> Map<'a> {
     pub fn len(&self) -> usize {
         match self {
             Map::Json(entries, _) => entries.len(),
-            Map::Shared(entries) | Map::Message(_, entries) => entries.len(),
+            Map::Shared(entries) | Map::Message(_, entries) | Map::Total(entries) => entries.len(),
         }
     }
 
@@ -318,6 +325,10 @@ impl<'a> Map<'a> {
             Map::Shared(entries) | Map::Message(_, entries) => {
                 entries.get(&Key::String(Text::Shared(name.into()))).cloned()
             }
+            Map::Total(entries) => {
+                let found = entries.get(&Key::String(Text::Shared(name.into()))).cloned();
+                Some(found.unwrap_or_else(|| Value::Map(Map::Shared(Arc::default()))))
+            }
         }
     }
 
@@ -325,7 +336,7 @@ impl<'a> Map<'a> {
         match (self, key) {
             (_, Value::String(name)) => self.field(name),
             (Map::Json(..), _) => None,
-            (Map::Shared(entries) | Map::Message(_, entries), key) => {
+            (Map::Shared(entries) | Map::Message(_, entries) | Map::Total(entries), key) => {
                 Key::of(key)?.numerals().find_map(|key| entries.get(&key).cloned())
             }
         }
@@ -335,7 +346,9 @@ impl<'a> Map<'a> {
     pub fn keys(&self) -> Vec<Value<'a>> {
         match self {
             Map::Json(entries, _) => entries.keys().map(|key| Value::String(Text::Borrowed(key))).collect(),
-            Map::Shared(entries) | Map::Message(_, entries) => entries.keys().map(Key::value).collect(),
+            Map::Shared(entries) | Map::Message(_, entries) | Map::Total(entries) => {
+                entries.keys().map(Key::value).collect()
+            }
         }
     }
 
@@ -353,7 +366,7 @@ impl<'a> Map<'a> {
                 });
                 entries.collect()
             }
-            Map::Shared(entries) | Map::Message(_, entries) => {
+            Map::Shared(entries) | Map::Message(_, entries) | Map::Total(entries) => {
                 entries.iter().map(|(key, value)| (key.value(), value.clone())).collect()
             }
         }

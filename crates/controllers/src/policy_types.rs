@@ -1,6 +1,8 @@
 //! Says in the status of a ValidatingAdmissionPolicy what is odd about its expressions.
 
+use api::admissionregistration::type_check;
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use reconcile::{Controller, Ctx, Error, Key, Next, Patch, keys};
 use serde_json::{Value, json};
 
@@ -10,7 +12,7 @@ const WORKERS: usize = 5;
 pub async fn run(ctx: Ctx) {
     let controller = Controller::new(NAME, &ctx);
     controller.on(ctx.caches.validating_policies(), |changed, enqueue| {
-        if changed.after.is_some_and(is_behind) {
+        if changed.after.is_some_and(|policy| is_behind(policy)) {
             keys::own(changed, enqueue);
         }
     });
@@ -31,16 +33,22 @@ fn is_behind(policy: &ValidatingAdmissionPolicy) -> bool {
 async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
     let Some(policy) = ctx.caches.validating_policies().get(key) else { return Ok(Next::Change) };
     if is_behind(&policy) {
-        let patch = Patch::Apply { manager: NAME, object: status(&policy) };
+        // What was decoded can be encoded.
+        let object = serde_json::to_value(&*policy).unwrap_or_default();
+        let definitions = match type_check::wants_definitions(&object) {
+            true => ctx.client.list::<CustomResourceDefinition>("").await?,
+            false => Vec::new(),
+        };
+        let definitions: Vec<Value> =
+            definitions.iter().filter_map(|one| serde_json::to_value(one).ok()).collect();
+        let patch = Patch::Apply { manager: NAME, object: status(&policy, &object, &definitions) };
         ctx.patch_status::<ValidatingAdmissionPolicy>(key, &patch).await?;
     }
     Ok(Next::Change)
 }
 
-fn status(policy: &ValidatingAdmissionPolicy) -> Value {
-    // What was decoded can be encoded.
-    let object = serde_json::to_value(policy).unwrap_or_default();
-    let warnings: Vec<Value> = api::admissionregistration::type_check::warnings(&object)
+fn status(policy: &ValidatingAdmissionPolicy, object: &Value, definitions: &[Value]) -> Value {
+    let warnings: Vec<Value> = type_check::warnings(object, definitions)
         .into_iter()
         .map(|(field, warning)| json!({"fieldRef": field, "warning": warning}))
         .collect();
@@ -50,4 +58,38 @@ fn status(policy: &ValidatingAdmissionPolicy) -> Value {
         "metadata": {"name": policy.metadata.name},
         "status": {"observedGeneration": policy.metadata.generation, "typeChecking": checked},
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rig::{Rig, until};
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_status_says_what_is_odd() {
+        let rig = Rig::start(&["validatingadmissionpolicy-status-controller"]).await;
+        let policy = json!({
+            "metadata": {"name": "p"},
+            "spec": {
+                "failurePolicy": "Fail",
+                "matchConstraints": {"resourceRules": [
+                    {"apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["*"], "resources": ["deployments"]}
+                ]},
+                "validations": [{"expression": "object.spec.replicas > 1"}, {"expression": "object.spec.replicas > '1'"}],
+            },
+        });
+        let policy: ValidatingAdmissionPolicy = serde_json::from_value(policy).expect("a policy");
+        rig.client.create(&policy).await.expect("the policy is made");
+        let checked = until("type checking", || async {
+            let policy: ValidatingAdmissionPolicy = rig.client.get(&Key::new("", "p")).await.ok()?;
+            policy.status?.type_checking
+        })
+        .await;
+        let warnings = checked.expression_warnings.unwrap_or_default();
+        assert_eq!(warnings.len(), 1);
+        assert_eq!(warnings[0].field_ref, "spec.validations[1].expression");
+        assert!(
+            warnings[0].warning.contains("found no matching overload for '_>_' applied to '(int, string)'")
+        );
+    }
 }

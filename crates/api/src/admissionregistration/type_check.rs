@@ -1,7 +1,7 @@
 //! What is odd about a validating policy's expressions, given the types of the objects they are about. They are
 //! evaluated without types, so this is advice, for the policy's status.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use cel::{Decl, Type};
 use serde_json::Value;
@@ -12,16 +12,18 @@ use crate::json::Json;
 /// A policy's rules may name many types; so many are looked at.
 const MOST_TYPES: usize = 10;
 
-/// The paths of expressions, each with what is odd about it.
-pub fn warnings(policy: &Value) -> Vec<(String, String)> {
+/// Whether the policy names kinds that are not built in, whose definitions are needed to know their types.
+pub fn wants_definitions(policy: &Value) -> bool {
+    let built_in = |group: &str| crate::table::RESOURCES.iter().any(|row| row.group == group);
+    let rules = policy.at("spec").at("matchConstraints").items("resourceRules").iter();
+    let mut groups = rules.flat_map(|rule| rule.items("apiGroups")).filter_map(Value::as_str);
+    groups.any(|group| group != "*" && !built_in(group))
+}
+
+/// The paths of expressions, each with what is odd about it. `definitions` are CustomResourceDefinitions.
+pub fn warnings(policy: &Value, definitions: &[Value]) -> Vec<(String, String)> {
     let spec = policy.at("spec");
-    let types: Vec<(String, Decl)> = kinds(spec)
-        .into_iter()
-        .filter_map(|(group, version, kind)| {
-            let name = format!("{group}/{version}, Kind={kind}");
-            Some((name, decl(&group, &version, &kind)?))
-        })
-        .collect();
+    let types = types(spec, definitions);
     let param_kind = spec.at("paramKind");
     let (group, version) = match param_kind.text("apiVersion").split_once('/') {
         Some(parts) => parts,
@@ -55,9 +57,9 @@ pub fn warnings(policy: &Value) -> Vec<(String, String)> {
     found
 }
 
-/// The kinds that the policy's rules name one by one, in order.
-fn kinds(spec: &Value) -> BTreeSet<(String, String, String)> {
-    let mut kinds = BTreeSet::new();
+/// The types of the kinds that the policy's rules name one by one, in order.
+fn types(spec: &Value, definitions: &[Value]) -> BTreeMap<String, Decl> {
+    let mut types = BTreeMap::new();
     for rule in spec.at("matchConstraints").items("resourceRules") {
         let named =
             |field: &str, name: &str| rule.items(field).iter().any(|item| item.as_str() == Some(name));
@@ -65,16 +67,31 @@ fn kinds(spec: &Value) -> BTreeSet<(String, String, String)> {
         if ["apiGroups", "apiVersions"].iter().any(|field| named(field, "*")) {
             continue;
         }
+        let mut add =
+            |group: &str, version: &str, plural: &str, kind: &str, decl: &dyn Fn() -> Option<Decl>| {
+                let wanted =
+                    named("apiGroups", group) && named("apiVersions", version) && named("resources", plural);
+                if wanted
+                    && types.len() < MOST_TYPES
+                    && let Some(decl) = decl()
+                {
+                    types.insert(format!("{group}/{version}, Kind={kind}"), decl);
+                }
+            };
         for row in crate::table::RESOURCES {
-            let wanted = named("apiGroups", row.group)
-                && named("apiVersions", row.version)
-                && named("resources", row.plural);
-            if wanted && kinds.len() < MOST_TYPES {
-                kinds.insert((row.group.to_owned(), row.version.to_owned(), row.kind.to_owned()));
+            let (group, version, kind) = (row.group, row.version, row.kind);
+            add(group, version, row.plural, kind, &|| decl(group, version, kind));
+        }
+        for definition in definitions.iter().map(|definition| definition.at("spec")) {
+            let (plural, kind) = (definition.at("names").text("plural"), definition.at("names").text("kind"));
+            for version in definition.items("versions") {
+                let schema = version.at("schema").at("openAPIV3Schema");
+                let decl = || Some(Decl::from_schema(schema, true)?.named(kind));
+                add(definition.text("group"), version.text("name"), plural, kind, &decl);
             }
         }
     }
-    kinds
+    types
 }
 
 fn decl(group: &str, version: &str, kind: &str) -> Option<Decl> {
@@ -99,9 +116,26 @@ mod tests {
             "variables": [{"name": "replicas", "expression": "object.spec.replicas"}],
             "validations": [{"expression": expression}],
         }});
-        let found: Vec<String> =
-            warnings(&policy).into_iter().map(|(field, warning)| format!("{field}\n{warning}")).collect();
+        let found: Vec<String> = warnings(&policy, &[])
+            .into_iter()
+            .map(|(field, warning)| format!("{field}\n{warning}"))
+            .collect();
         expected.assert_eq(&found.join("\n"));
+    }
+
+    #[test]
+    fn custom_kinds_have_types_too() {
+        let schema = json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {"n": {"type": "integer"}}}}});
+        let definition = json!({"spec": {"group": "x.io", "names": {"plural": "things", "kind": "Thing"},
+            "versions": [{"name": "v1", "schema": {"openAPIV3Schema": schema}}]}});
+        let policy = json!({"spec": {
+            "matchConstraints": {"resourceRules": [{"apiGroups": ["x.io"], "apiVersions": ["v1"], "resources": ["things"]}]},
+            "validations": [{"expression": "object.spec.n > 1"}, {"expression": "object.spec.m > 1"}],
+        }});
+        assert!(wants_definitions(&policy));
+        let found = warnings(&policy, &[definition]);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].1.starts_with("x.io/v1, Kind=Thing: compilation failed: "), "{found:?}");
     }
 
     #[test]

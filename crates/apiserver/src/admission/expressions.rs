@@ -53,6 +53,7 @@ pub fn hold(conditions: &[Condition], subject: &Subject<'_>) -> Result<bool, Str
     let mut variables = Variables::new()
         .with("object", cel::Value::from_json(subject.object))
         .with("oldObject", cel::Value::from_json(subject.old))
+        .with("namespaceObject", cel::Value::Null)
         .with("request", cel::Value::from_declared(subject.request, &REQUEST));
     variables.set("authorizer", cel::Value::Library(Library::Check(Check::new(&asking))));
     let own = Check::for_resource(&asking, own);

@@ -74,7 +74,7 @@ fn normalized(text: &str) -> Result<String, String> {
 }
 
 impl Version {
-    fn parse(text: &str) -> Result<Version, String> {
+    pub(crate) fn parse(text: &str) -> Result<Version, String> {
         if text.is_empty() {
             return Err("Version string empty".to_owned());
         }

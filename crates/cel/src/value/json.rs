@@ -72,7 +72,7 @@ impl Value<'_> {
                 Json::Array(list.iter().map(|item| item.json(depth + 1)).collect::<Result<_, _>>()?)
             }
             Value::Map(Map::Json(entries, _)) => Json::Object((*entries).clone()),
-            Value::Map(Map::Shared(entries) | Map::Message(_, entries)) => {
+            Value::Map(Map::Shared(entries) | Map::Message(_, entries) | Map::Total(entries)) => {
                 let mut object = serde_json::Map::new();
                 for (key, value) in entries.iter() {
                     object.insert(key_text(key), value.json(depth + 1)?);

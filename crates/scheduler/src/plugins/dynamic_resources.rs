@@ -1,11 +1,12 @@
 //! DynamicResources: the resource claims of a pod must be allocated where it runs, or be allocatable there.
 //!
 //! Devices are taken from the ResourceSlices a node reaches. What is chosen is marked in the state when the
-//! node is reserved, and written to the claim before the pod is bound. Devices chosen by CEL expressions, by
-//! attributes they must share or by parts of their capacity are not: such claims are turned away with a
-//! reason, never allocated wrongly. Extended resources are not served from device classes.
+//! node is reserved, and written to the claim before the pod is bound. Devices chosen by attributes they must
+//! share or by parts of their capacity are not: such claims are turned away with a reason, never allocated
+//! wrongly. Extended resources are not served from device classes.
 
 mod allocate;
+mod selectors;
 #[cfg(test)]
 mod tests;
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::resource::v1 as resource;
 
+use super::selectors::{self, Selector};
 use super::{allocation, claim_key};
 use crate::state::NodeInfo;
 use crate::state::objects::Objects;
@@ -33,6 +34,7 @@ struct Way {
     count: Option<usize>,
     admin: bool,
     tolerations: Vec<resource::DeviceToleration>,
+    selectors: Vec<Selector>,
 }
 
 impl Plan {
@@ -61,10 +63,10 @@ impl Plan {
                     let class = objects.device_classes.get(&exact.device_class_name).ok_or_else(|| {
                         format!("request {name}: device class {} does not exist", exact.device_class_name)
                     })?;
-                    let selectors = [&exact.selectors, &class.spec.selectors];
-                    if selectors.into_iter().flatten().any(|list| !list.is_empty()) {
-                        return unknown(&name, "a selector by CEL expression");
-                    }
+                    let whose = format!("class {}", exact.device_class_name);
+                    let mut selectors = selectors::compile(class.spec.selectors.as_deref(), &whose)?;
+                    let whose = format!("claim {}", claim_key(claim));
+                    selectors.extend(selectors::compile(exact.selectors.as_deref(), &whose)?);
                     if exact.capacity.is_some() {
                         return unknown(&name, "a part of a device's capacity");
                     }
@@ -75,6 +77,7 @@ impl Plan {
                         count: (!all).then_some(count),
                         admin: exact.admin_access == Some(true),
                         tolerations: exact.tolerations.unwrap_or_default(),
+                        selectors,
                     });
                 }
                 requests.push(Request { ways });
@@ -212,14 +215,17 @@ fn choose<'d, 'o>(
     taken: &BTreeSet<DeviceId>,
 ) -> Option<Vec<&'d Offer<'o>>> {
     let free = |offer: &&Offer<'o>| way.admin || !taken.contains(&offer.id);
+    let wanted =
+        |offer: &&Offer<'o>| way.selectors.iter().all(|selector| selector.matches(&offer.id.0, offer.device));
     let borne = |offer: &&Offer<'o>| tolerated(offer.device, &way.tolerations);
     match way.count {
         Some(count) => {
-            let chosen: Vec<_> = devices.iter().filter(free).filter(borne).take(count).collect();
+            let chosen: Vec<_> =
+                devices.iter().filter(free).filter(borne).filter(wanted).take(count).collect();
             (chosen.len() == count).then_some(chosen)
         }
         None => {
-            let all: Vec<_> = devices.iter().collect();
+            let all: Vec<_> = devices.iter().filter(wanted).collect();
             (!all.is_empty() && all.iter().all(|offer| free(offer) && borne(offer))).then_some(all)
         }
     }

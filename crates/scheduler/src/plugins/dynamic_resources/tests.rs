@@ -9,14 +9,16 @@ const CLUSTER: &str = r#"
     node a
     node b
     {"kind":"DeviceClass","metadata":{"name":"gpu"},"spec":{}}
-    {"kind":"DeviceClass","metadata":{"name":"picky"},"spec":{"selectors":[{"cel":{"expression":"true"}}]}}
+    {"kind":"DeviceClass","metadata":{"name":"picky"},"spec":{"selectors":[{"cel":{"expression":"device.attributes['d'].model == 'big'"}}]}}
+    {"kind":"DeviceClass","metadata":{"name":"broken"},"spec":{"selectors":[{"cel":{"expression":"x"}}]}}
     {"kind":"ResourceSlice","metadata":{"name":"s1"},"spec":{"driver":"d","nodeName":"a","pool":{"name":"a","generation":1,"resourceSliceCount":1},"devices":[{"name":"g0"},{"name":"g1","taints":[{"key":"k","effect":"NoSchedule"}]}]}}
-    {"kind":"ResourceSlice","metadata":{"name":"s2"},"spec":{"driver":"d","nodeName":"b","pool":{"name":"b","generation":1,"resourceSliceCount":1},"devices":[{"name":"g0"},{"name":"g1"}]}}
+    {"kind":"ResourceSlice","metadata":{"name":"s2"},"spec":{"driver":"d","nodeName":"b","pool":{"name":"b","generation":1,"resourceSliceCount":1},"devices":[{"name":"g0"},{"name":"g1","attributes":{"model":{"string":"big"}}}]}}
     {"kind":"ResourceClaim","metadata":{"name":"one","namespace":"default"},"spec":{"devices":{"requests":[{"name":"r","exactly":{"deviceClassName":"gpu","allocationMode":"ExactCount","count":1}}]}}}
     {"kind":"ResourceClaim","metadata":{"name":"two","namespace":"default"},"spec":{"devices":{"requests":[{"name":"r","exactly":{"deviceClassName":"gpu","allocationMode":"ExactCount","count":2}}]}}}
     {"kind":"ResourceClaim","metadata":{"name":"rather","namespace":"default"},"spec":{"devices":{"requests":[{"name":"r","firstAvailable":[{"name":"x","deviceClassName":"gpu","count":3},{"name":"y","deviceClassName":"gpu","count":1}]}]}}}
     {"kind":"ResourceClaim","metadata":{"name":"nowhere","namespace":"default"},"spec":{"devices":{"requests":[{"name":"r","exactly":{"deviceClassName":"tpu"}}]}}}
     {"kind":"ResourceClaim","metadata":{"name":"picky","namespace":"default"},"spec":{"devices":{"requests":[{"name":"r","exactly":{"deviceClassName":"picky"}}]}}}
+    {"kind":"ResourceClaim","metadata":{"name":"broken","namespace":"default"},"spec":{"devices":{"requests":[{"name":"r","exactly":{"deviceClassName":"broken"}}]}}}
     {"kind":"ResourceClaim","metadata":{"name":"has","namespace":"default"},"spec":{},"status":{"allocation":{"nodeSelector":{"nodeSelectorTerms":[{"matchFields":[{"key":"metadata.name","operator":"In","values":["b"]}]}]},"devices":{"results":[{"request":"r","driver":"d","pool":"b","device":"g0"}]}}}}"#;
 
 fn pod(name: &str, claim: &str) -> String {
@@ -72,10 +74,19 @@ fn what_cannot_be_met_anywhere_is_told() {
     );
     check("nowhere", expect!["reject never, request r: device class tpu does not exist\n"]);
     check(
+        "broken",
+        expect![[r#"
+        reject never, class broken: selector #0: CEL compile error: compilation failed: ERROR: <input>:1:1: undeclared reference to 'x' (in container '')
+         | x
+         | ^
+    "#]],
+    );
+    check(
         "picky",
-        expect![
-            "reject never, resource claim default/picky, request r: a selector by CEL expression is not understood by this scheduler\n"
-        ],
+        expect![[r#"
+        a: never, cannot allocate all claims
+        b: ok
+    "#]],
     );
 }
 
