@@ -13,6 +13,9 @@ use crate::time;
 use crate::types::Type;
 use unify::{Substitution, more_general};
 
+/// Parts of a type; those that people write have a few.
+const LARGEST_TYPE: usize = 500;
+
 /// What the checker found out.
 #[derive(Debug)]
 pub(crate) struct Checked {
@@ -73,7 +76,12 @@ impl Checker<'_> {
         if let Some(ty) = &self.types[id as usize] {
             return ty.clone();
         }
-        let ty = self.find(id);
+        let mut ty = self.find(id);
+        if ty.is_larger_than(LARGEST_TYPE) {
+            // `[1].map(v, {v: v})` over and over doubles the type each time.
+            self.complain(id, "the type of the expression is too large".to_owned());
+            ty = Type::Error;
+        }
         self.types[id as usize] = Some(ty.clone());
         ty
     }

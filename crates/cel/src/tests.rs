@@ -260,6 +260,18 @@ fn nothing_explodes() {
     assert_ne!(evaluated(&doubling), "");
     check(&"(".repeat(300), expect!["ERROR: <input>:-1:0: expression recursion limit exceeded: 250"]);
     check(&format!("1{}", " + 1".repeat(400)), expect!["ERROR: <input>:-1:0: max recursion depth exceeded"]);
+    let doubled = format!("[[1]]{}", ".map(v, [v, v])".repeat(60));
+    check(
+        &format!("dyn({doubled}) == dyn({doubled})"),
+        expect!["error: operation cancelled: actual cost limit exceeded"],
+    );
+    check(&format!("{{'a': 1}}[dyn({doubled})]"), expect![[r#"error: no such key: <list(dyn)>"#]]);
+    check(
+        &format!("'%s'.format([{doubled}])"),
+        expect!["error: operation cancelled: actual cost limit exceeded"],
+    );
+    let types = format!("[1]{}", ".map(v, {v: v})".repeat(60));
+    assert!(evaluated(&types).contains("the type of the expression is too large"));
     let optional = format!("optional.of(1){}", ".optMap(v, v)".repeat(60));
     check(&optional, expect!["error: operation cancelled: actual cost limit exceeded"]);
 }

@@ -131,6 +131,21 @@ impl Type {
         }
     }
 
+    /// Whether the type is made of more than so many others.
+    pub(crate) fn is_larger_than(&self, most: usize) -> bool {
+        fn rest(ty: &Type, room: usize) -> Option<usize> {
+            let room = room.checked_sub(1)?;
+            match ty {
+                Type::List(item) => rest(item, room),
+                Type::Map(types) => rest(&types.1, rest(&types.0, room)?),
+                Type::Opaque(_, parameters) => parameters.iter().try_fold(room, |room, ty| rest(ty, room)),
+                Type::Type(Some(inner)) => rest(inner, room),
+                _ => Some(room),
+            }
+        }
+        rest(self, most).is_none()
+    }
+
     /// Of a fixed size that is known without looking.
     pub(crate) fn is_scalar(&self) -> bool {
         match self {

@@ -445,7 +445,7 @@ impl Ord for Text<'_> {
 
 impl fmt::Debug for Value<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.to_json() {
+        match self.to_short_json() {
             Ok(json) => write!(f, "{json}"),
             Err(_) => write!(f, "<{}>", self.type_of()),
         }

@@ -10,7 +10,7 @@ pub const RUNTIME_BUDGET: u64 = 10_000_000;
 pub const MATCH_CONDITIONS_BUDGET: u64 = 2_500_000;
 
 /// Elements compared or copied in one evaluation.
-const MOST_STEPS: u64 = 20_000_000;
+pub(crate) const MOST_STEPS: u64 = 20_000_000;
 /// Bytes made in one evaluation, also those that are gone again.
 const MOST_BYTES: u64 = 128 << 20;
 /// How deep evaluation nests, through variables that are computed when they are read too.

@@ -138,7 +138,9 @@ fn text(cx: &mut Cx, value: &Value<'_>, depth: u32) -> Result<String, Failure> {
             for item in list.iter() {
                 parts.push(inner(cx, &item, depth + 1)?);
             }
-            Ok(format!("[{}]", parts.join(", ")))
+            let joined = parts.join(", ");
+            cx.meter.bytes(joined.len())?;
+            Ok(format!("[{joined}]"))
         }
         Value::Map(map) => {
             let mut parts = Vec::new();
@@ -146,7 +148,9 @@ fn text(cx: &mut Cx, value: &Value<'_>, depth: u32) -> Result<String, Failure> {
                 parts.push(format!("{}:{}", inner(cx, &key, depth + 1)?, inner(cx, &value, depth + 1)?));
             }
             parts.sort();
-            Ok(format!("{{{}}}", parts.join(", ")))
+            let joined = parts.join(", ");
+            cx.meter.bytes(joined.len())?;
+            Ok(format!("{{{joined}}}"))
         }
         Value::Library(_) => Err(unprintable(value)),
         value => {

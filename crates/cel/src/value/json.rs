@@ -11,6 +11,10 @@ use crate::types::Type;
 
 /// Deeper values cannot be JSON; a client's own is limited to less.
 const DEEPEST: u32 = 500;
+/// Values in one; an object of a request has fewer.
+const LARGEST: usize = 1_000_000;
+/// In a message.
+const LARGEST_SHOWN: usize = 1000;
 
 pub(crate) fn from_json<'a>(json: &'a Json, decl: &'a Decl) -> Value<'a> {
     match json {
@@ -47,13 +51,20 @@ fn text_value<'a>(text: &'a str, decl: &Decl) -> Value<'a> {
 impl Value<'_> {
     /// The JSON of the value; what is wrong if it has none.
     pub fn to_json(&self) -> Result<Json, String> {
-        self.json(0)
+        self.json(0, &mut LARGEST.clone())
     }
 
-    fn json(&self, depth: u32) -> Result<Json, String> {
+    /// The JSON of a value that is not large.
+    pub(super) fn to_short_json(&self) -> Result<Json, String> {
+        self.json(0, &mut LARGEST_SHOWN.clone())
+    }
+
+    /// `room` is for how many values there still is room: the same one may be in there very many times over.
+    fn json(&self, depth: u32, room: &mut usize) -> Result<Json, String> {
         if depth > DEEPEST {
             return Err("value is nested too deeply".to_owned());
         }
+        *room = room.checked_sub(1).ok_or("value is too large")?;
         Ok(match self {
             Value::Null | Value::Optional(None) => Json::Null,
             Value::Bool(value) => Json::Bool(*value),
@@ -69,17 +80,17 @@ impl Value<'_> {
             Value::Timestamp(timestamp) => Json::from(timestamp.to_string()),
             Value::List(List::Json(items, _)) => Json::Array(items.to_vec()),
             Value::List(list) => {
-                Json::Array(list.iter().map(|item| item.json(depth + 1)).collect::<Result<_, _>>()?)
+                Json::Array(list.iter().map(|item| item.json(depth + 1, room)).collect::<Result<_, _>>()?)
             }
             Value::Map(Map::Json(entries, _)) => Json::Object((*entries).clone()),
             Value::Map(Map::Shared(entries) | Map::Message(_, entries) | Map::Total(entries)) => {
                 let mut object = serde_json::Map::new();
                 for (key, value) in entries.iter() {
-                    object.insert(key_text(key), value.json(depth + 1)?);
+                    object.insert(key_text(key), value.json(depth + 1, room)?);
                 }
                 Json::Object(object)
             }
-            Value::Optional(Some(value)) => value.json(depth + 1)?,
+            Value::Optional(Some(value)) => value.json(depth + 1, room)?,
             Value::Type(ty) => Json::from(ty.name()),
             Value::Library(Library::Quantity(quantity)) => Json::from(quantity.to_string()),
             Value::Library(_) | Value::Fields(_) => {
