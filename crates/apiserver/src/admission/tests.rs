@@ -165,13 +165,9 @@ const UPSTREAM: &[&str] = &[
 ];
 
 /// On by default upstream, and not here at all: those of kinds that are not served (the groups of pods,
-/// trust bundles), those of gates that are off, and what nodes declare of themselves.
-const ABSENT: &[&str] = &[
-    "PodGroupProtection",
-    "ClusterTrustBundleAttest",
-    "PodGroupWorkloadExists",
-    "JobValidation",
-];
+/// trust bundles) and those of gates that are off.
+const ABSENT: &[&str] =
+    &["PodGroupProtection", "ClusterTrustBundleAttest", "PodGroupWorkloadExists", "JobValidation"];
 
 /// On here and off there, or the other way round; the table says why.
 const OTHERWISE: &[&str] = &["NodeRestriction"];
