@@ -11,7 +11,7 @@ use reconcile::{Key, Object as _};
 use runtime::cri;
 
 use crate::env::expand;
-use crate::observed::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID};
+use crate::observed::{CONTAINER_NAME, IMAGE, POD_NAME, POD_NAMESPACE, POD_UID, RESOURCES};
 
 /// What a node does the same way for all its pods.
 #[derive(Clone, Debug)]
@@ -28,6 +28,10 @@ pub struct Settings {
     pub host_dns: cri::DnsConfig,
     /// Memory of the node, by which an OOM score is weighed.
     pub memory: i64,
+    /// When housekeeping does what.
+    pub keeping: crate::Keeping,
+    /// Where manifests of static pods are, if anywhere.
+    pub manifests: Option<PathBuf>,
 }
 
 impl Settings {
@@ -100,6 +104,8 @@ pub fn container(
     let annotations = [
         ("io.kubernetes.container.restartCount", attempt.to_string()),
         ("io.kubernetes.container.terminationMessagePath", path.to_owned()),
+        (IMAGE, container.image.clone().unwrap_or_default()),
+        (RESOURCES, resources_text(container)),
     ];
     cri::ContainerConfig {
         metadata: Some(cri::ContainerMetadata { name: container.name.clone(), attempt }),
@@ -124,6 +130,17 @@ pub fn container(
         }),
         ..cri::ContainerConfig::default()
     }
+}
+
+/// What a container asks for, so that it can be told whether that has changed.
+pub fn resources_text(container: &Container) -> String {
+    let resources = container.resources.clone().unwrap_or_default();
+    serde_json::json!({"requests": resources.requests, "limits": resources.limits}).to_string()
+}
+
+/// What a container gets, in the runtime's terms.
+pub fn resources(pod: &Pod, container: &Container, settings: &Settings) -> cri::LinuxContainerResources {
+    resources::of(pod, container, settings.memory)
 }
 
 /// Lets a container see the processes of another run, where one is named.

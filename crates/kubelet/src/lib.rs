@@ -5,12 +5,15 @@
 //! this process; a new one finds them again by their labels. Read [`run`], then [`worker::reconcile`].
 
 mod ask;
+mod changes;
 pub mod config;
 mod env;
 mod health;
 mod hooks;
 mod identity;
+mod keeping;
 mod last_words;
+mod manifests;
 mod memory;
 pub mod network;
 mod observed;
@@ -37,12 +40,16 @@ use tokio::sync::watch;
 
 pub use config::Settings;
 pub use k8s_openapi::api::core::v1::Taint;
+pub use keeping::Keeping;
+pub use keeping::pressure::Limits;
 pub use registration::Presentation;
 pub use server::Api;
 
 use memory::Memory;
 use observed::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID};
 
+/// The reason of pods that are put out.
+const EVICTED: &str = "Evicted";
 /// Pods looked after at once; most of the time is spent waiting for the runtime.
 const WORKERS: usize = 32;
 /// How often the runtime is asked what it has, since it does not tell by itself.
@@ -72,6 +79,7 @@ struct Node {
     /// What is known of the pace of things.
     counts: stats::Counts,
     reviews: server::Reviews,
+    keeping: keeping::Known,
     /// Counts the times when the runtime was seen to have changed.
     news: watch::Sender<u64>,
 }
@@ -108,6 +116,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         news: watch::Sender::new(0),
         counts: stats::Counts::default(),
         reviews: server::Reviews::default(),
+        keeping: keeping::Known::default(),
         ctx,
     });
     let own = node.settings.node_name.clone();
@@ -140,6 +149,8 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         () = controller.run(&ctx, WORKERS, reconcile) => {}
         () = registration::run(&node) => {}
         () = relist(&node) => {}
+        () = keeping::run(&node) => {}
+        () = manifests::run(&node) => {}
         () = server::run(&node, config.api) => {}
         _ = shutdown.wait_for(|stop| *stop) => {}
     }

@@ -16,6 +16,8 @@ pub struct Memory {
     pub sandbox_failure: Option<Failure>,
     /// How often containers were asked how they are: the container, which probe, whether the answer was good.
     pub asked: BTreeMap<(String, &'static str, bool), u64>,
+    /// What runs were last given, where that is not what they were made with.
+    pub resized: HashMap<String, String>,
     /// Runs and failures of which was told that they are left alone for a while.
     pub told: BTreeSet<String>,
     /// Why the pod was ended by the node: reason and message.

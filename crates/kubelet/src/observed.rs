@@ -9,6 +9,10 @@ pub const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 pub const POD_UID: &str = "io.kubernetes.pod.uid";
 pub const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
+/// Annotations of a container that say what it was made from.
+pub const IMAGE: &str = "skiff.io/image";
+pub const RESOURCES: &str = "skiff.io/resources";
+
 /// A pod as the runtime sees it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Observed {
@@ -38,6 +42,15 @@ pub struct Ran {
     pub image_id: String,
     pub reason: String,
     pub message: String,
+    /// What it was made from: its image's name and its resources, as far as that was written down.
+    pub made_of: MadeOf,
+}
+
+/// What may change in a container's spec while it runs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MadeOf {
+    pub image: Option<String>,
+    pub resources: Option<String>,
 }
 
 /// How far a run has come.
@@ -123,6 +136,10 @@ impl Ran {
             image_id: status.image_ref.clone(),
             reason: status.reason.clone(),
             message: status.message.clone(),
+            made_of: MadeOf {
+                image: status.annotations.get(IMAGE).cloned(),
+                resources: status.annotations.get(RESOURCES).cloned(),
+            },
         }
     }
 }

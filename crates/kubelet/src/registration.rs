@@ -25,6 +25,24 @@ const LOST_RACE: Duration = Duration::from_millis(50);
 const VERSION: &str = "v1.36.4";
 /// What the scheduler and admission may count on: streams reach containers as they come, in WebSockets too.
 const DECLARED: [&str; 1] = ["ExtendWebSocketsToKubelet"];
+/// What is said of each shortage: reason and message where there is none, and where there is.
+const PRESSURES: [(&str, [&str; 2], [&str; 2]); 3] = [
+    (
+        "MemoryPressure",
+        ["KubeletHasSufficientMemory", "KubeletHasInsufficientMemory"],
+        ["kubelet has sufficient memory available", "kubelet has insufficient memory available"],
+    ),
+    (
+        "DiskPressure",
+        ["KubeletHasNoDiskPressure", "KubeletHasDiskPressure"],
+        ["kubelet has no disk pressure", "kubelet has disk pressure"],
+    ),
+    (
+        "PIDPressure",
+        ["KubeletHasSufficientPID", "KubeletHasInsufficientPID"],
+        ["kubelet has sufficient PID available", "kubelet has insufficient PID available"],
+    ),
+];
 const MOST_IMAGES: usize = 50;
 
 /// How the node presents itself.
@@ -33,6 +51,8 @@ pub struct Presentation {
     pub labels: BTreeMap<String, String>,
     pub taints: Vec<Taint>,
     pub max_pods: u32,
+    /// What is kept from pods: processors in thousandths, everything else in bytes.
+    pub reserved: BTreeMap<String, i64>,
     /// Where logs and streams of its containers can be had.
     pub port: u16,
 }
@@ -82,10 +102,31 @@ async fn report(node: &Node) -> Result<bool, Error> {
         let spec = current.spec.as_ref();
         network::provide(node, spec.and_then(|spec| spec.pod_cidrs.as_deref()).unwrap_or_default()).await;
     }
+    tell_changes(node, &current, &status);
     if worth_telling(current.status.as_ref(), &status, node) {
         node.ctx.replace_status(&ApiNode { status: Some(status), ..current }).await?;
     }
     Ok(ready)
+}
+
+/// Events for conditions that are not what they were.
+fn tell_changes(node: &Node, before: &ApiNode, now: &NodeStatus) {
+    let known = before.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    for condition in now.conditions.iter().flatten() {
+        let was = known.iter().find(|was| was.type_ == condition.type_).map(|was| was.status.as_str());
+        if was == Some(&condition.status) {
+            continue;
+        }
+        let reason = match (condition.type_.as_str(), condition.status.as_str()) {
+            ("Ready", "True") => "NodeReady".to_owned(),
+            // A node that is only just being set up has not stopped being ready.
+            ("Ready", _) if was.is_none() => continue,
+            ("Ready", _) => "NodeNotReady".to_owned(),
+            _ => condition.reason.clone().unwrap_or_default().replace("Kubelet", "Node"),
+        };
+        let message = format!("Node {} status is now: {reason}", node.settings.node_name);
+        node.ctx.events.normal(before, &reason, message);
+    }
 }
 
 fn fresh(node: &Node) -> ApiNode {
@@ -159,29 +200,25 @@ async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
         None => condition("Ready", true, "KubeletReady", "kubelet is posting ready status"),
         Some(why) => condition("Ready", false, "KubeletNotReady", why),
     };
+    let [memory, disk, processes] = node.keeping.pressures().lasting(now);
+    let pressed = |type_: &str, holds: bool| {
+        let (_, reasons, messages) =
+            PRESSURES.iter().find(|(known, ..)| *known == type_).expect("all pressures are listed");
+        condition(type_, holds, reasons[usize::from(holds)], messages[usize::from(holds)])
+    };
     let address =
         |type_: &str, address: &str| NodeAddress { type_: type_.to_owned(), address: address.to_owned() };
     NodeStatus {
         capacity: Some(resources.clone()),
-        allocatable: Some(resources),
+        allocatable: Some(allocatable(node, resources)),
         addresses: Some(vec![
             address("InternalIP", &node.settings.node_ip),
             address("Hostname", &node.settings.node_name),
         ]),
         conditions: Some(vec![
-            condition(
-                "MemoryPressure",
-                false,
-                "KubeletHasSufficientMemory",
-                "kubelet has sufficient memory available",
-            ),
-            condition("DiskPressure", false, "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
-            condition(
-                "PIDPressure",
-                false,
-                "KubeletHasSufficientPID",
-                "kubelet has sufficient PID available",
-            ),
+            pressed("MemoryPressure", memory),
+            pressed("DiskPressure", disk),
+            pressed("PIDPressure", processes),
             ready,
         ]),
         daemon_endpoints: Some(NodeDaemonEndpoints {
@@ -208,6 +245,30 @@ fn resources(node: &Node) -> BTreeMap<String, Quantity> {
     ]
     .map(|(name, amount)| (name.to_owned(), Quantity(amount)))
     .into()
+}
+
+/// What is there for pods: all but what is reserved, and what must always be left.
+fn allocatable(node: &Node, mut resources: BTreeMap<String, Quantity>) -> BTreeMap<String, Quantity> {
+    let limits = &node.settings.keeping.limits;
+    let reserved = |name: &str| node.presentation.reserved.get(name).copied().unwrap_or(0);
+    for (name, amount) in &mut resources {
+        let Ok(capacity) = schema::quantity::Quantity::parse(&amount.0) else { continue };
+        match name.as_str() {
+            "cpu" if reserved("cpu") > 0 => {
+                amount.0 = format!("{}m", (capacity.milli() - reserved("cpu")).max(0));
+            }
+            "memory" => {
+                let left = capacity.value() - reserved("memory") - i64::try_from(limits.memory).unwrap_or(0);
+                amount.0 = format!("{}Ki", left.max(0) / 1024);
+            }
+            "ephemeral-storage" => {
+                let kept = capacity.value() / 100 * i64::try_from(limits.disk).unwrap_or(0);
+                amount.0 = (capacity.value() - kept - reserved("ephemeral-storage")).max(0).to_string();
+            }
+            _ => {}
+        }
+    }
+    resources
 }
 
 async fn images(node: &Node) -> Vec<ContainerImage> {

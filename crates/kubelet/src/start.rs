@@ -80,7 +80,7 @@ pub async fn start(
         return Err(failed("RunContainerError", message));
     }
     note(node, pod, &spec.name, Severity::Normal, "Started", "Container started".into());
-    remove_old_runs(node, seen, &spec.name).await;
+    remove_old_runs(node, pod, seen, &spec.name).await;
     if let Some(hook) = spec.lifecycle.as_ref().and_then(|lifecycle| lifecycle.post_start.as_ref())
         && let Err(message) = hooks::run(node, pod, &id, hook).await
     {
@@ -99,10 +99,20 @@ fn target<'a>(pod: &Pod, seen: &'a Observed, name: &str) -> Option<&'a str> {
 }
 
 /// All but the last run before this one are of no interest any more.
-async fn remove_old_runs(node: &Node, seen: &Observed, name: &str) {
+async fn remove_old_runs(node: &Node, pod: &Pod, seen: &Observed, name: &str) {
     for old in seen.containers.iter().filter(|run| run.name == name).skip(1) {
         if let Err(error) = node.runtime.remove_container(&old.id).await {
             tracing::debug!(%error, "cannot remove an old container");
+            continue;
+        }
+        let _ = std::fs::remove_file(volumes::last_words(pod, name, old.attempt, &node.settings));
+        let log = node.settings.log_dir(&pod.key(), pod.uid()).join(name);
+        let prefix = format!("{}.log", old.attempt);
+        for entry in std::fs::read_dir(log).into_iter().flatten().flatten() {
+            let file = entry.file_name().to_string_lossy().into_owned();
+            if file == prefix || file.starts_with(&format!("{prefix}.")) {
+                let _ = std::fs::remove_file(entry.path());
+            }
         }
     }
 }

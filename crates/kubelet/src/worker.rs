@@ -47,6 +47,7 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
         node.watch_health(&pod, &seen);
         let now = node.ctx.clock.now();
         end_in_time(node, &pod, now);
+        refuse(node, &pod, &seen, now);
         tell_of_pauses(node, &pod, &seen, now);
         let memory = node.remember(&pod, |memory| memory.clone());
         let actions = plan(&pod, &seen, &memory, now);
@@ -114,6 +115,30 @@ fn end_in_time(node: &Node, pod: &Pod, now: Timestamp) {
     });
     if first {
         node.ctx.events.normal(pod, "DeadlineExceeded", TOO_LONG);
+    }
+}
+
+/// A pod that comes while the node is short of something is not begun.
+fn refuse(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
+    let begun = !seen.sandboxes.is_empty() || !seen.containers.is_empty();
+    if begun || pod.is_deleting() || !crate::keeping::pressure::may_be_evicted(pod) {
+        return;
+    }
+    let [memory, disk, _] = node.keeping.pressures().lasting(now);
+    let class = pod.status.as_ref().and_then(|status| status.qos_class.as_deref());
+    let condition = match (disk, memory && class == Some("BestEffort")) {
+        (true, _) => "DiskPressure",
+        (_, true) => "MemoryPressure",
+        _ => return,
+    };
+    let message = format!("Pod was rejected: The node had condition: [{condition}]. ");
+    let first = node.remember(pod, |memory| {
+        let first = memory.ended.is_none();
+        memory.ended.get_or_insert_with(|| (crate::EVICTED.to_owned(), message.clone()));
+        first
+    });
+    if first {
+        node.ctx.events.warning(pod, crate::EVICTED, message);
     }
 }
 
@@ -214,6 +239,18 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
             });
         }
         Action::Stop { id, container, why } => stop(node, pod, &id, &container, why).await,
+        Action::Resize { id, container } => {
+            let Some(spec) = find(pod, &container) else { return };
+            let resources = config::resources(pod, &spec, &node.settings);
+            if let Err(error) = node.runtime.update_resources(&id, &resources).await {
+                let message = format!("Error resizing container {container}: {}", error.message());
+                node.ctx.events.warning(pod, "ResizeError", message);
+            } else {
+                node.ctx.events.normal(pod, "ResizeCompleted", "Pod resize completed");
+            }
+            // What failed fails again until it is changed again.
+            node.remember(pod, |memory| memory.resized.insert(id, config::resources_text(&spec)));
+        }
         Action::StopSandbox { id } => {
             if let Err(error) = node.runtime.stop_sandbox(&id).await {
                 node.ctx.events.warning(pod, "FailedKillPod", format!("error killing pod: {error}"));
@@ -243,10 +280,14 @@ async fn stop(node: &Arc<Node>, pod: &Pod, id: &str, container: &str, why: Why) 
     let probe = own
         .as_ref()
         .and_then(|own| if started { own.liveness_probe.as_ref() } else { own.startup_probe.as_ref() });
+    let evicted = node
+        .remember(pod, |memory| memory.ended.as_ref().is_some_and(|(reason, _)| reason == crate::EVICTED));
     let grace = match why {
+        // What the node is short of is needed at once.
+        Why::PodEnds if evicted => Some(1),
         Why::PodEnds => pod.metadata.deletion_grace_period_seconds,
         Why::Unhealthy => probe.and_then(|probe: &Probe| probe.termination_grace_period_seconds),
-        Why::SandboxGone => None,
+        Why::SandboxGone | Why::Changed => None,
     };
     let grace = grace.or(spec.and_then(|spec| spec.termination_grace_period_seconds)).unwrap_or(30);
     let grace = Duration::from_secs(u64::try_from(grace).unwrap_or(0));
@@ -255,6 +296,7 @@ async fn stop(node: &Arc<Node>, pod: &Pod, id: &str, container: &str, why: Why) 
             let kind = if started { "liveness" } else { "startup" };
             format!("Container {container} failed {kind} probe, will be restarted")
         }
+        Why::Changed => format!("Container {container} definition changed, will be restarted"),
         _ => format!("Stopping container {container}"),
     };
     crate::start::note(node, pod, container, Severity::Normal, "Killing", message);

@@ -76,6 +76,13 @@ impl Cluster {
                 cluster_dns: vec!["10.43.0.10".into()],
                 host_dns: runtime::cri::DnsConfig::default(),
                 memory: 8 << 30,
+                // However full the disk of whoever tests this is.
+                keeping: kubelet::Keeping {
+                    limits: kubelet::Limits { memory: 0, disk: 0, inodes: 0, image_disk: 0, processes: 0 },
+                    images_high: 100,
+                    ..kubelet::Keeping::default()
+                },
+                manifests: Some(self.path("manifests")),
             },
             presentation: kubelet::Presentation { max_pods: 110, port: 10250, ..Default::default() },
             api: None,

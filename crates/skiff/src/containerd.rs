@@ -21,12 +21,12 @@ use tokio::sync::watch;
 /// Where Debian's and most others' containerd listens.
 const SYSTEM: &str = "/run/containerd/containerd.sock";
 /// Where CNI's programs are, by distribution.
-const NETWORK_PROGRAMS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
+pub const NETWORK_PROGRAMS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
 const SANDBOX_IMAGE: &str = "registry.k8s.io/pause:3.10.1";
 const START: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_secs(1);
 /// CAP_SYS_RESOURCE: whoever lacks it cannot lower the score by which processes are killed for their memory.
-const SYS_RESOURCE: u32 = 24;
+pub const SYS_RESOURCE: u32 = 24;
 
 /// The socket of a runtime that answers, if there is one without our doing.
 pub fn running(data_dir: &Path) -> Option<String> {
@@ -37,9 +37,14 @@ pub fn running(data_dir: &Path) -> Option<String> {
         .map(|socket| socket.display().to_string())
 }
 
+/// Whether the host's own containerd answers.
+pub fn is_running() -> bool {
+    UnixStream::connect(SYSTEM).is_ok()
+}
+
 /// The socket of the host's containerd or of one started here; `None` where there is none to start.
 pub async fn provide(data_dir: &Path, shutdown: watch::Receiver<bool>) -> anyhow::Result<Option<String>> {
-    if UnixStream::connect(SYSTEM).is_ok() {
+    if is_running() {
         return Ok(Some(SYSTEM.to_owned()));
     }
     let Some(program) = find_program("containerd") else { return Ok(None) };
@@ -195,12 +200,14 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
     }
 }
 
-fn find_program(name: &str) -> Option<PathBuf> {
+/// A program by the search path.
+pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).map(|dir| dir.join(name)).find(|program| program.exists())
 }
 
-fn has_capability(number: u32) -> bool {
+/// Whether this process holds a capability.
+pub fn has_capability(number: u32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());

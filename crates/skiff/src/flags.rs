@@ -28,6 +28,8 @@ pub enum Command {
     Proxy(ProxyFlags),
     /// Play nodes and pods that are not there, against any API server
     Simulate(SimulateFlags),
+    /// Say what this host lacks of what a node needs, and how to get it
+    Check,
     /// Look after the images of the container runtime in use
     Image(ImageFlags),
     /// Copy a stopped server's data into one file
@@ -112,6 +114,9 @@ pub struct ServerFlags {
     /// The port for that; 0 takes a free one
     #[arg(long, default_value_t = 10250)]
     pub kubelet_port: u16,
+    /// Flags of upstream's kubelet, as `name=value`; `config=FILE` is a KubeletConfiguration
+    #[arg(long)]
+    pub kubelet_arg: Vec<String>,
     /// This node's name [default: the host's]
     #[arg(long, env = "SKIFF_NODE_NAME")]
     pub node_name: Option<String>,

@@ -3,10 +3,12 @@
 mod address;
 mod arguments;
 mod certificates;
+mod check;
 mod config;
 mod containerd;
 mod flags;
 mod image;
+mod kubelet_config;
 mod node;
 mod roles;
 mod server;
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         Command::Scheduler(flags) => roles::scheduler(&flags),
         Command::Proxy(flags) => roles::proxy(&flags),
         Command::Simulate(flags) => roles::simulate(&flags),
+        Command::Check => check::run(),
         Command::Image(flags) => image::run(&flags),
         Command::Backup(flags) => server::backup(&flags),
         Command::Restore(flags) => server::restore(&flags),

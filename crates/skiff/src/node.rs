@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use crate::certificates::KUBELET_CLIENT;
 use crate::containerd;
 use crate::flags::ServerFlags;
+use crate::kubelet_config;
 use crate::services;
 
 /// Upstream's default.
@@ -100,7 +101,7 @@ pub fn config(
         effect: effect.clone(),
         ..kubelet::Taint::default()
     });
-    Ok(Config {
+    let mut config = Config {
         settings: Settings {
             node_name: name(flags),
             node_ip: address.map_or_else(|| "127.0.0.1".to_owned(), |address| address.to_string()),
@@ -110,11 +111,14 @@ pub fn config(
             cluster_dns: services::dns_addresses(flags)?.iter().map(ToString::to_string).collect(),
             host_dns: kubelet::host_dns(),
             memory: memory()?,
+            keeping: kubelet::Keeping::default(),
+            manifests: None,
         },
         presentation: Presentation {
             labels: flags.node_label.iter().cloned().collect(),
             taints: taints.collect(),
             max_pods: MAX_PODS,
+            reserved: Default::default(),
             port,
         },
         api: Some(Api {
@@ -123,7 +127,9 @@ pub fn config(
             authority: credentials.authority,
             user: KUBELET_CLIENT.to_owned(),
         }),
-    })
+    };
+    kubelet_config::apply(&flags.kubelet_arg, &mut config)?;
+    Ok(config)
 }
 
 /// The memory of this machine in bytes.

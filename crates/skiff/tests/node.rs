@@ -297,3 +297,46 @@ fn previous_logs(cluster: &Cluster) {
     });
     assert_eq!(cluster.logs(&["crasher", "--previous"]), "run\n");
 }
+
+/// A server that is killed in the middle of things finds its pods again, and none of them notices.
+#[test]
+fn pods_outlive_the_server() {
+    let Some(mut cluster) = start() else { return };
+    cluster.run("bystander", "sleep 1000000", "Always");
+    cluster.wait("bystander", "condition=Ready");
+    let id = ["get", "pod", "bystander", "-o", "jsonpath={.status.containerStatuses[0].containerID}"];
+    let before = cluster.server.kubectl(&id).ok();
+    let deployment = |value: &str| {
+        let env = serde_json::json!([{"name": "ROUND", "value": value}]);
+        let main = serde_json::json!({
+            "name": "main", "image": "busybox:1.36", "command": ["sleep", "1000000"], "env": env,
+        });
+        serde_json::json!({
+            "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "many"},
+            "spec": {
+                "replicas": 6, "selector": {"matchLabels": {"app": "many"}},
+                "template": {
+                    "metadata": {"labels": {"app": "many"}},
+                    "spec": {"terminationGracePeriodSeconds": 1, "containers": [main]},
+                },
+            },
+        })
+        .to_string()
+    };
+    let rolled_out = ["rollout", "status", "deployment/many", "--timeout=60s"];
+    cluster.server.kubectl_with(&["apply", "-f", "-"], &deployment("first")).ok();
+    cluster.server.kubectl(&rolled_out).ok();
+    cluster.server.kubectl_with(&["apply", "-f", "-"], &deployment("second")).ok();
+    let pods = ["get", "pods", "-l", "app=many", "--no-headers"];
+    cluster.until("the rollout is under way", || cluster.server.kubectl(&pods).ok().contains("Terminating"));
+    cluster.server.kill9();
+    cluster.server.restart();
+    cluster.server.kubectl(&rolled_out).ok();
+    assert_eq!(cluster.server.kubectl(&id).ok(), before);
+    let counts = ["get", "pods", "-o", "jsonpath={.items[*].status.containerStatuses[*].restartCount}"];
+    let counts = cluster.server.kubectl(&counts).ok();
+    assert!(counts.split_whitespace().all(|count| count == "0"), "{counts}");
+    cluster.server.kubectl(&["delete", "deployment", "many"]).ok();
+    cluster.until("its pods are gone", || cluster.server.kubectl(&pods).stdout.is_empty());
+    leaves_nothing(&cluster);
+}

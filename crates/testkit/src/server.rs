@@ -64,7 +64,10 @@ impl Server {
     #[track_caller]
     pub fn start_with_node(containerd: &Containerd, flags: &[&str]) -> Server {
         let socket = containerd.socket().display().to_string();
-        let node = ["--container-runtime-endpoint", &socket, "--kubelet-port", "0"];
+        // However full the disk of whoever tests this is.
+        let room = "--kubelet-arg=eviction-hard=memory.available<0,nodefs.available<0%,nodefs.inodesFree<0%,imagefs.available<0%";
+        let images = "--kubelet-arg=image-gc-high-threshold=100";
+        let node = ["--container-runtime-endpoint", &socket, "--kubelet-port", "0", room, images];
         Server::start_in(Some(containerd.network()), &[&node, flags].concat())
     }
 

@@ -4,6 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use reconcile::Object as _;
 
+use crate::config::resources_text;
 use crate::memory::{Failure, Memory};
 use crate::observed::{Observed, Ran, State};
 
@@ -29,6 +30,11 @@ pub enum Action {
         container: String,
         why: Why,
     },
+    /// What it may use has changed while it runs.
+    Resize {
+        id: String,
+        container: String,
+    },
     StopSandbox {
         id: String,
     },
@@ -47,6 +53,8 @@ pub enum Why {
     Unhealthy,
     /// What it lived in is gone.
     SandboxGone,
+    /// It is to be made from something else.
+    Changed,
 }
 
 /// Whether the pod has said its last word: nothing in it will ever be started again.
@@ -174,11 +182,33 @@ fn begin_anew(seen: &Observed, memory: &Memory, now: Timestamp) -> Vec<Action> {
     }
 }
 
+/// Sees to a container that runs.
 fn keep(container: &Container, run: Option<&Ran>, memory: &Memory, actions: &mut Vec<Action>) {
-    if let Some(run) = run.filter(|run| memory.health.get(&run.id).is_some_and(|health| health.dead)) {
-        let container = container.name.clone();
-        actions.push(Action::Stop { id: run.id.clone(), container, why: Why::Unhealthy });
-    }
+    let Some(run) = run else { return };
+    let dead = memory.health.get(&run.id).is_some_and(|health| health.dead);
+    let other_image = run.made_of.image.is_some() && run.made_of.image != container.image;
+    let wanted = resources_text(container);
+    let present = memory.resized.get(&run.id).or(run.made_of.resources.as_ref());
+    let resized = present.is_some_and(|present| *present != wanted);
+    let (id, name) = (run.id.clone(), container.name.clone());
+    let why = match (dead, other_image || resized && must_restart(container, present, &wanted)) {
+        (true, _) => Why::Unhealthy,
+        (_, true) => Why::Changed,
+        _ if resized => return actions.push(Action::Resize { id, container: name }),
+        _ => return,
+    };
+    actions.push(Action::Stop { id, container: name, why });
+}
+
+/// Whether a container wants to be started anew when what has changed changes.
+fn must_restart(container: &Container, before: Option<&String>, now: &str) -> bool {
+    let parsed = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap_or_default();
+    let (before, now) = (parsed(before.map_or("", String::as_str)), parsed(now));
+    container.resize_policy.iter().flatten().any(|policy| {
+        let of = |all: &serde_json::Value, kind: &str| all[kind][&policy.resource_name].clone();
+        let changed = ["requests", "limits"].iter().any(|kind| of(&before, kind) != of(&now, kind));
+        policy.restart_policy == "RestartContainer" && changed
+    })
 }
 
 /// Starts a container, or says when it may be.

@@ -56,6 +56,8 @@ pub fn status(pod: &Pod, seen: &Observed, memory: &Memory, host: &Host<'_>, now:
         .flatten()
         .map(|container| ContainerStatus { ready: false, ..look.container(&super::ephemeral(container), "") })
         .collect();
+    let disrupted = memory.ended.as_ref().filter(|(reason, _)| reason == crate::EVICTED);
+    let disrupted = disrupted.map(|(_, message)| ("TerminationByKubelet", message.clone()));
     let (reason, message) = memory.ended.clone().filter(|_| over).unzip();
     PodStatus {
         phase: Some(phase.to_owned()),
@@ -71,6 +73,7 @@ pub fn status(pod: &Pod, seen: &Observed, memory: &Memory, host: &Host<'_>, now:
         container_statuses: (!mains.is_empty()).then_some(mains),
         observed_generation: pod.metadata.generation,
         conditions: Some(conditions.all([
+            ("DisruptionTarget", disrupted.is_some(), disrupted),
             ("PodReadyToStartContainers", seen.sandbox().is_some(), None),
             ("Initialized", initialized, uninitialized),
             ("Ready", ready && closed.is_none(), closed.or(why.clone())),
@@ -321,9 +324,11 @@ struct Conditions<'a> {
 
 impl Conditions<'_> {
     /// In upstream's order; what others say, as the scheduler does, is kept.
-    fn all(&self, own: [Said<'_>; 4]) -> Vec<PodCondition> {
+    fn all(&self, own: [Said<'_>; 5]) -> Vec<PodCondition> {
+        // A pod that was not disrupted does not say so.
+        let said = own.into_iter().filter(|(type_, holds, _)| *holds || *type_ != "DisruptionTarget");
         let mut all: Vec<PodCondition> =
-            own.into_iter().map(|(type_, holds, why)| self.one(type_, holds, why)).collect();
+            said.map(|(type_, holds, why)| self.one(type_, holds, why)).collect();
         for other in self.before.conditions.iter().flatten() {
             if !all.iter().any(|condition| condition.type_ == other.type_) {
                 all.push(other.clone());

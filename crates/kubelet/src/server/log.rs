@@ -20,14 +20,13 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use reconcile::{Key, Object as _};
 use runtime::cri;
-use rustix::fs::inotify;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, watch};
 
 use super::request::Flags;
 use super::status::run_to_show;
 use super::{Body, Refused, find, text};
 use crate::Node;
+use crate::changes::Changes;
 use lines::{Lines, tail};
 
 /// How much is read at once.
@@ -228,34 +227,6 @@ impl Log {
             self.file = File::open(&self.path)?;
         }
         Ok(rotated)
-    }
-}
-
-/// Tells when something in a directory is written to, made or moved.
-struct Changes(AsyncFd<rustix::fd::OwnedFd>);
-
-impl Changes {
-    fn of(dir: &Path) -> io::Result<Changes> {
-        let inotify = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC)?;
-        let what = inotify::WatchFlags::MODIFY | inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO;
-        inotify::add_watch(&inotify, dir, what)?;
-        #[expect(
-            deprecated,
-            reason = "its danger is in types that change their descriptor; an OwnedFd keeps it"
-        )]
-        let inotify = AsyncFd::new(inotify)?;
-        Ok(Changes(inotify))
-    }
-
-    async fn next(&self) -> io::Result<()> {
-        let mut told = [0u8; 4096];
-        loop {
-            let mut ready = self.0.readable().await?;
-            let read = ready.try_io(|inner| rustix::io::read(inner, &mut told).map_err(io::Error::from));
-            if let Ok(read) = read {
-                return read.map(drop);
-            }
-        }
     }
 }
 

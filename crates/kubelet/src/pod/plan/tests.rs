@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::memory::{Failure, Health};
-use crate::observed::Sandbox;
+use crate::observed::{MadeOf, Sandbox};
 
 fn time(second: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + second).expect("a time")
@@ -64,6 +64,7 @@ fn seen(text: &str) -> Observed {
             image_id: String::new(),
             reason: String::new(),
             message: String::new(),
+            made_of: MadeOf { image: None, resources: None },
         });
     }
     observed.sandboxes.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.attempt));
@@ -76,6 +77,7 @@ fn shown(actions: &[Action]) -> String {
         Action::MakeSandbox { attempt } => format!("sandbox #{attempt}\n"),
         Action::Start { container, attempt } => format!("start {container}#{attempt}\n"),
         Action::Stop { id, why, .. } => format!("stop {id} {why:?}\n"),
+        Action::Resize { id, .. } => format!("resize {id}\n"),
         Action::StopSandbox { id } => format!("stop sandbox {id}\n"),
         Action::Clear => "clear\n".to_owned(),
         Action::Recheck(at) => format!("recheck at {}\n", at.as_second() - 1_000_000),
@@ -223,7 +225,31 @@ fn apply(observed: &mut Observed, action: Action, now: i64) -> i64 {
                 .for_each(|sandbox| sandbox.ready = false);
         }
         Action::Recheck(at) => return at.as_second() - 1_000_000,
-        Action::Clear => {}
+        Action::Clear | Action::Resize { .. } => {}
     }
     now
+}
+
+#[test]
+fn what_a_container_is_made_from_may_change() {
+    let spec = |image: &str, cpu: &str, policy: &str| -> Pod {
+        let resources = json!({"requests": {"cpu": cpu}});
+        let policies = json!([{"resourceName": "cpu", "restartPolicy": policy}]);
+        let main = json!({"name": "a", "image": image, "resources": resources, "resizePolicy": policies});
+        serde_json::from_value(json!({"metadata": {"name": "web"}, "spec": {"containers": [main]}}))
+            .expect("a pod")
+    };
+    let mut observed = seen("s0 ready | a#0 running");
+    let resources = Some(r#"{"limits":null,"requests":{"cpu":"1"}}"#.to_owned());
+    observed.containers[0].made_of = MadeOf { image: Some("web:1".into()), resources };
+    let check = |pod: &Pod, memory: &Memory, expected: &str| {
+        assert_eq!(shown(&plan(pod, &observed, memory, time(9))), expected);
+    };
+    let mut memory = Memory::default();
+    check(&spec("web:1", "1", "NotRequired"), &memory, "");
+    check(&spec("web:2", "1", "NotRequired"), &memory, "stop a#0 Changed\n");
+    check(&spec("web:1", "2", "RestartContainer"), &memory, "stop a#0 Changed\n");
+    check(&spec("web:1", "2", "NotRequired"), &memory, "resize a#0\n");
+    memory.resized.insert("a#0".into(), r#"{"limits":null,"requests":{"cpu":"2"}}"#.into());
+    check(&spec("web:1", "2", "NotRequired"), &memory, "");
 }

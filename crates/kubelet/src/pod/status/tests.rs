@@ -30,6 +30,7 @@ fn run(name: &str, attempt: u32, state: State) -> Ran {
         image_id: "sha256:1".into(),
         reason: String::new(),
         message: String::new(),
+        made_of: crate::observed::MadeOf::default(),
     }
 }
 

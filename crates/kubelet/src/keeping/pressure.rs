@@ -1,0 +1,294 @@
+//! When a node is short of something, and which pod has to go. Pure but for [`Signals::read`].
+
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{Container, Pod};
+use reconcile::Object as _;
+use schema::quantity::Quantity;
+
+use crate::{Node, stats};
+
+/// A shortage is said to last this long after it was last seen, so that pods do not come and go.
+const LASTS: SignedDuration = SignedDuration::from_secs(300);
+/// Whoever has this priority is needed by the node itself.
+const CRITICAL: i32 = 2_000_000_000;
+
+/// How much must be left.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limits {
+    /// Bytes.
+    pub memory: u64,
+    /// Percent of each.
+    pub disk: u64,
+    pub inodes: u64,
+    pub image_disk: u64,
+    pub processes: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { memory: 100 << 20, disk: 10, inodes: 5, image_disk: 15, processes: 0 }
+    }
+}
+
+/// What is left of what there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Left {
+    pub available: u64,
+    pub capacity: u64,
+}
+
+/// How much is left of everything.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Signals {
+    pub memory: Left,
+    pub disk: Left,
+    pub inodes: Left,
+    pub image_disk: Left,
+    pub processes: Left,
+}
+
+/// What there is too little of.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Short {
+    Memory { threshold: u64, available: u64 },
+    Disk { threshold: u64, available: u64 },
+    Inodes { threshold: u64, available: u64 },
+    Processes { threshold: u64, available: u64 },
+}
+
+impl Short {
+    pub fn resource(&self) -> &'static str {
+        match self {
+            Short::Memory { .. } => "memory",
+            Short::Disk { .. } => "ephemeral-storage",
+            Short::Inodes { .. } => "inodes",
+            Short::Processes { .. } => "pids",
+        }
+    }
+
+    pub fn is_disk(&self) -> bool {
+        matches!(self, Short::Disk { .. } | Short::Inodes { .. })
+    }
+}
+
+impl Limits {
+    /// What there is too little of, memory first.
+    pub fn reached(&self, signals: &Signals) -> Vec<Short> {
+        let mut short = Vec::new();
+        let Left { available, capacity } = signals.memory;
+        if capacity > 0 && available < self.memory {
+            short.push(Short::Memory { threshold: self.memory, available });
+        }
+        for (left, percent) in [(signals.disk, self.disk), (signals.image_disk, self.image_disk)] {
+            let threshold = left.capacity / 100 * percent;
+            if left.available < threshold {
+                short.push(Short::Disk { threshold, available: left.available });
+            }
+        }
+        let threshold = signals.inodes.capacity / 100 * self.inodes;
+        if signals.inodes.available < threshold {
+            short.push(Short::Inodes { threshold, available: signals.inodes.available });
+        }
+        let threshold = signals.processes.capacity / 100 * self.processes;
+        if signals.processes.available < threshold {
+            short.push(Short::Processes { threshold, available: signals.processes.available });
+        }
+        short
+    }
+}
+
+/// Since when each shortage was last seen.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pressures {
+    memory: Option<Timestamp>,
+    disk: Option<Timestamp>,
+    processes: Option<Timestamp>,
+}
+
+impl Pressures {
+    pub fn note(&mut self, short: &[Short], now: Timestamp) {
+        for short in short {
+            let seen = match short {
+                Short::Memory { .. } => &mut self.memory,
+                Short::Disk { .. } | Short::Inodes { .. } => &mut self.disk,
+                Short::Processes { .. } => &mut self.processes,
+            };
+            *seen = Some(now);
+        }
+    }
+
+    /// Whether there is, or was lately, too little memory, disk, processes.
+    pub fn lasting(&self, now: Timestamp) -> [bool; 3] {
+        [self.memory, self.disk, self.processes]
+            .map(|seen| seen.is_some_and(|seen| now.duration_since(seen) < LASTS))
+    }
+}
+
+impl Signals {
+    pub(crate) async fn read(node: &Node) -> Signals {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let memory = read("/proc/meminfo");
+        let memory = Left {
+            available: stats::meminfo(&memory, "MemAvailable"),
+            capacity: stats::meminfo(&memory, "MemTotal"),
+        };
+        let (mut disk, mut inodes) = (Left::default(), Left::default());
+        if let Ok(stat) = rustix::fs::statvfs(&node.settings.pods) {
+            disk = blocks(&stat);
+            inodes = Left { available: stat.f_ffree, capacity: stat.f_files };
+        }
+        let image_disk = image_disk(node).await.unwrap_or((disk.available, disk.capacity));
+        let most: u64 = read("/proc/sys/kernel/pid_max").trim().parse().unwrap_or(0);
+        let load = read("/proc/loadavg");
+        let there = load.split(' ').nth(3).and_then(|pair| pair.split('/').nth(1)?.parse::<u64>().ok());
+        let processes = Left { available: most.saturating_sub(there.unwrap_or(0)), capacity: most };
+        let image_disk = Left { available: image_disk.0, capacity: image_disk.1 };
+        // The same disk has the same limits for all.
+        let image_disk = if image_disk == disk { Left::default() } else { image_disk };
+        Signals { memory, disk, inodes, image_disk, processes }
+    }
+}
+
+/// What is left of the disk images are on, and its size.
+pub(crate) async fn image_disk(node: &Node) -> Option<(u64, u64)> {
+    let usage = node.runtime.image_filesystems().await.ok()?.into_iter().next()?;
+    let stat = rustix::fs::statvfs(usage.fs_id?.mountpoint.as_str()).ok()?;
+    let Left { available, capacity } = blocks(&stat);
+    Some((available, capacity))
+}
+
+/// What is reserved for others is neither left nor ours to fill.
+fn blocks(stat: &rustix::fs::StatVfs) -> Left {
+    let available = stat.f_bavail * stat.f_frsize;
+    Left { available, capacity: stat.f_blocks.saturating_sub(stat.f_bfree) * stat.f_frsize + available }
+}
+
+/// Whether a pod may be put out: it has not ended, and the node can do without it.
+pub fn may_be_evicted(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    let critical = priority(pod) >= CRITICAL || pod.annotation(crate::manifests::MIRROR).is_some();
+    !pod.is_deleting() && !matches!(phase, Some("Succeeded" | "Failed")) && !critical
+}
+
+fn priority(pod: &Pod) -> i32 {
+    pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0)
+}
+
+/// The first to go: those above what they asked for, the less important, those furthest above it.
+pub fn choose(short: &Short, mut pods: Vec<(Arc<Pod>, u64)>) -> Option<(Arc<Pod>, u64)> {
+    pods.sort_by_key(|(pod, usage)| {
+        let asked = requests(pod, short.resource());
+        (*usage <= asked, priority(pod), std::cmp::Reverse(usage.saturating_sub(asked)), pod.key())
+    });
+    pods.into_iter().next()
+}
+
+fn requests(pod: &Pod, resource: &str) -> u64 {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    containers.map(|container| request(container, resource)).sum()
+}
+
+fn request(container: &Container, resource: &str) -> u64 {
+    let amounts = container.resources.as_ref().and_then(|resources| resources.requests.as_ref());
+    amounts.and_then(|amounts| bytes(&amounts.get(resource)?.0)).unwrap_or(0)
+}
+
+fn bytes(text: &str) -> Option<u64> {
+    u64::try_from(Quantity::parse(text).ok()?.value()).ok()
+}
+
+/// Why this pod, in upstream's words.
+pub fn message(short: &Short, pod: &Pod, usage: u64) -> String {
+    let (Short::Memory { threshold, available }
+    | Short::Disk { threshold, available }
+    | Short::Inodes { threshold, available }
+    | Short::Processes { threshold, available }) = short;
+    let resource = short.resource();
+    let mut text = format!("The node was low on resource: {resource}. ");
+    text += &format!("Threshold quantity: {}, available: {}. ", shown(*threshold), shown(*available));
+    let containers = pod.spec.as_ref().map(|spec| spec.containers.as_slice()).unwrap_or_default();
+    if let [only] = containers {
+        let asked = request(only, resource);
+        if usage > asked {
+            let (used, asked) = (shown(usage), if asked == 0 { "0".to_owned() } else { shown(asked) });
+            text += &format!(
+                "Container {} was using {used}, request is {asked}, has larger consumption of {resource}. ",
+                only.name
+            );
+        }
+    }
+    text
+}
+
+/// As quantities of bytes are written.
+fn shown(bytes: u64) -> String {
+    match bytes {
+        0 => "0".to_owned(),
+        _ if bytes.is_multiple_of(1 << 30) => format!("{}Gi", bytes >> 30),
+        _ if bytes.is_multiple_of(1 << 20) => format!("{}Mi", bytes >> 20),
+        _ if bytes.is_multiple_of(1 << 10) => format!("{}Ki", bytes >> 10),
+        _ => bytes.to_string(),
+    }
+}
+
+/// Whether anything limits the disk this pod may use.
+pub fn has_disk_limits(pod: &Pod) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    let volumes = spec.volumes.iter().flatten();
+    let sized =
+        volumes.filter_map(|volume| volume.empty_dir.as_ref()).any(|empty| empty.size_limit.is_some());
+    sized || spec.containers.iter().any(|container| disk_limit(container).is_some())
+}
+
+fn disk_limit(container: &Container) -> Option<(u64, String)> {
+    let limit = container.resources.as_ref()?.limits.as_ref()?.get("ephemeral-storage")?;
+    Some((bytes(&limit.0)?, limit.0.clone()))
+}
+
+/// What is wrong with a pod that uses more disk than it may; `None` for one that does not.
+pub fn over_limits(
+    pod: &Pod,
+    container: &dyn Fn(&str) -> u64,
+    volume: &dyn Fn(&str) -> u64,
+) -> Option<String> {
+    let spec = pod.spec.as_ref()?;
+    let empty_dirs = || {
+        spec.volumes.iter().flatten().filter_map(|volume| {
+            let empty = volume.empty_dir.as_ref()?;
+            (empty.medium.as_deref() != Some("Memory")).then_some((volume, empty))
+        })
+    };
+    for (found, empty) in empty_dirs() {
+        if let Some(limit) = &empty.size_limit
+            && bytes(&limit.0).is_some_and(|limit| limit > 0 && volume(&found.name) > limit)
+        {
+            return Some(format!(
+                "Usage of EmptyDir volume {:?} exceeds the limit {:?}. ",
+                found.name, limit.0
+            ));
+        }
+    }
+    let limits: Vec<_> = spec.containers.iter().map(disk_limit).collect();
+    if limits.iter().all(Option::is_some) && !limits.is_empty() {
+        let most: u64 = limits.iter().flatten().map(|(limit, _)| limit).sum();
+        let all = spec.containers.iter().map(|one| container(&one.name)).sum::<u64>()
+            + empty_dirs().map(|(found, _)| volume(&found.name)).sum::<u64>();
+        if all > most {
+            let text = "Pod ephemeral local storage usage exceeds the total limit of containers";
+            return Some(format!("{text} {}. ", shown(most)));
+        }
+    }
+    let over = spec
+        .containers
+        .iter()
+        .zip(&limits)
+        .find(|(one, limit)| limit.as_ref().is_some_and(|(limit, _)| container(&one.name) > *limit));
+    let (one, limit) = over?;
+    let (_, text) = limit.as_ref()?;
+    Some(format!("Container {} exceeded its local ephemeral storage limit {text:?}. ", one.name))
+}
+
+#[cfg(test)]
+mod tests;

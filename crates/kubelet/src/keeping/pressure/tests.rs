@@ -1,0 +1,101 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+fn pod(name: &str, spec: Value) -> Arc<Pod> {
+    let pod = json!({"metadata": {"name": name, "namespace": "default"}, "spec": spec});
+    Arc::new(serde_json::from_value(pod).expect("a pod"))
+}
+
+fn asking(name: &str, priority: i32, memory: &str) -> Arc<Pod> {
+    let resources = json!({"requests": {"memory": memory}});
+    pod(name, json!({"priority": priority, "containers": [{"name": "main", "resources": resources}]}))
+}
+
+const MI: u64 = 1 << 20;
+
+#[test]
+fn what_there_is_too_little_of() {
+    let left = |available, capacity| Left { available, capacity };
+    let plenty = Signals {
+        memory: left(1 << 30, 8 << 30),
+        disk: left(50_000, 100_000),
+        inodes: left(50_000, 100_000),
+        image_disk: left(50_000, 100_000),
+        processes: left(100, 1000),
+    };
+    let limits = Limits::default();
+    let check = |signals: Signals, expected: &[&str]| {
+        let short: Vec<_> = limits.reached(&signals).iter().map(Short::resource).collect();
+        assert_eq!(short, expected);
+    };
+    check(plenty.clone(), &[]);
+    check(Signals { memory: left(99 * MI, 8 << 30), ..plenty.clone() }, &["memory"]);
+    check(Signals { disk: left(9_999, 100_000), ..plenty.clone() }, &["ephemeral-storage"]);
+    check(Signals { inodes: left(4_999, 100_000), ..plenty.clone() }, &["inodes"]);
+    check(Signals { image_disk: left(14_999, 100_000), ..plenty.clone() }, &["ephemeral-storage"]);
+    // What cannot be read is no reason to put anybody out.
+    check(Signals::default(), &[]);
+    let few = Limits { processes: 20, ..Limits::default() };
+    assert_eq!(few.reached(&plenty).first().map(Short::resource), Some("pids"));
+}
+
+#[test]
+fn who_goes_first() {
+    let short = Short::Memory { threshold: 100 * MI, available: 50 * MI };
+    let pods = || {
+        vec![
+            (asking("within", 0, "200Mi"), 100 * MI),
+            (asking("important", 100, "10Mi"), 500 * MI),
+            (asking("little-over", 0, "10Mi"), 20 * MI),
+            (asking("far-over", 0, "10Mi"), 90 * MI),
+        ]
+    };
+    let mut order = Vec::new();
+    let mut left = pods();
+    while let Some((first, _)) = choose(&short, left.clone()) {
+        left.retain(|(pod, _)| pod.name() != first.name());
+        order.push(first.name().to_owned());
+    }
+    assert_eq!(order, ["far-over", "little-over", "important", "within"]);
+    let text = message(&short, &asking("far-over", 0, "10Mi"), 90 * MI);
+    let expected = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 50Mi. Container main \
+        was using 90Mi, request is 10Mi, has larger consumption of memory. ";
+    assert_eq!(text, expected);
+    assert!(may_be_evicted(&asking("a", 0, "1")) && !may_be_evicted(&asking("a", CRITICAL, "1")));
+}
+
+#[test]
+fn shortages_last_for_a_while() {
+    let time = |second| Timestamp::from_second(second).expect("a time");
+    let mut pressures = Pressures::default();
+    pressures.note(&[Short::Inodes { threshold: 1, available: 0 }], time(1000));
+    assert_eq!(pressures.lasting(time(1299)), [false, true, false]);
+    assert_eq!(pressures.lasting(time(1300)), [false, false, false]);
+}
+
+#[test]
+fn disks_of_pods() {
+    let limited =
+        |limit: &str| json!({"name": "main", "resources": {"limits": {"ephemeral-storage": limit}}});
+    let volumes = json!([{"name": "cache", "emptyDir": {"sizeLimit": "1Mi"}}]);
+    let whole = pod("a", json!({"containers": [limited("10Mi")], "volumes": volumes}));
+    let check = |container: u64, volume: u64, expected: Option<&str>| {
+        let found = over_limits(&whole, &|_| container, &|_| volume);
+        assert_eq!(found.as_deref(), expected);
+    };
+    assert!(has_disk_limits(&whole));
+    check(MI, MI, None);
+    check(MI, 2 * MI, Some("Usage of EmptyDir volume \"cache\" exceeds the limit \"1Mi\". "));
+    check(
+        10 * MI,
+        MI,
+        Some("Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. "),
+    );
+    let two = pod("b", json!({"containers": [limited("10Mi"), {"name": "other"}]}));
+    let found = over_limits(&two, &|name| if name == "main" { 11 * MI } else { 0 }, &|_| 0);
+    assert_eq!(
+        found.as_deref(),
+        Some("Container main exceeded its local ephemeral storage limit \"10Mi\". ")
+    );
+}

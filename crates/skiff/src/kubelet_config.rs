@@ -1,0 +1,209 @@
+//! `--kubelet-arg name=value`: the flags of upstream's kubelet that have a meaning here, and its configuration file
+//! (`--kubelet-arg config=FILE`, a KubeletConfiguration), which they win over.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, bail, ensure};
+use kubelet::Config;
+use schema::quantity::Quantity;
+use serde_json::Value;
+
+const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
+
+/// Flags by the field of the configuration file that says the same.
+const FLAGS: &[(&str, &str)] = &[
+    ("cluster-dns", "clusterDNS"),
+    ("cluster-domain", "clusterDomain"),
+    ("container-log-max-files", "containerLogMaxFiles"),
+    ("container-log-max-size", "containerLogMaxSize"),
+    ("eviction-hard", "evictionHard"),
+    ("image-gc-high-threshold", "imageGCHighThresholdPercent"),
+    ("image-gc-low-threshold", "imageGCLowThresholdPercent"),
+    ("kube-reserved", "kubeReserved"),
+    ("max-pods", "maxPods"),
+    ("pod-manifest-path", "staticPodPath"),
+    ("system-reserved", "systemReserved"),
+];
+
+/// Changes a node's configuration as the flags say.
+pub fn apply(arguments: &[String], config: &mut Config) -> anyhow::Result<()> {
+    let mut pairs = Vec::new();
+    for argument in arguments {
+        let Some((name, value)) = argument.trim_start_matches("--").split_once('=') else {
+            bail!("--kubelet-arg {argument}: write name=value");
+        };
+        if name == "config" {
+            for (field, value) in file(&PathBuf::from(value))? {
+                set(config, &field, &value).with_context(|| format!("{argument}: {field}"))?;
+            }
+            continue;
+        }
+        let Some((_, field)) = FLAGS.iter().find(|(known, _)| *known == name) else {
+            let known: Vec<&str> = FLAGS.iter().map(|(name, _)| *name).chain(["config"]).collect();
+            bail!("--kubelet-arg {name} has no meaning here; these have: {}", known.join(", "));
+        };
+        pairs.push((*field, flag_value(field, value)));
+    }
+    for (field, value) in pairs {
+        set(config, field, &value).with_context(|| format!("--kubelet-arg {field}"))?;
+    }
+    Ok(())
+}
+
+/// The fields of a KubeletConfiguration.
+fn file(path: &PathBuf) -> anyhow::Result<Vec<(String, Value)>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let value: Value = serde_saphyr::from_str(&text).with_context(|| path.display().to_string())?;
+    let Value::Object(fields) = value else { bail!("{} is no KubeletConfiguration", path.display()) };
+    let is = |name: &str, wanted: &str| fields.get(name).and_then(Value::as_str) == Some(wanted);
+    ensure!(
+        is("kind", "KubeletConfiguration") && is("apiVersion", API_VERSION),
+        "{} is no KubeletConfiguration of {API_VERSION}",
+        path.display()
+    );
+    Ok(fields.into_iter().filter(|(name, _)| name != "kind" && name != "apiVersion").collect())
+}
+
+/// A flag's text as the file would have it.
+fn flag_value(field: &str, text: &str) -> Value {
+    match field {
+        "evictionHard" | "kubeReserved" | "systemReserved" => {
+            let pairs = text.split(',').filter_map(|pair| pair.split_once(['<', '=']));
+            Value::Object(pairs.map(|(name, value)| (name.to_owned(), Value::from(value))).collect())
+        }
+        "clusterDNS" => text.split(',').map(Value::from).collect(),
+        _ => text.parse::<i64>().map_or_else(|_| Value::from(text), Value::from),
+    }
+}
+
+fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
+    let number = || value.as_u64().context("this is a number");
+    let text = || value.as_str().map(str::to_owned).context("this is a text");
+    let settings = &mut config.settings;
+    match field {
+        "clusterDNS" => {
+            let all = value.as_array().context("this is a list")?;
+            settings.cluster_dns = all.iter().filter_map(|ip| ip.as_str().map(str::to_owned)).collect();
+        }
+        "clusterDomain" => settings.cluster_domain = text()?,
+        "containerLogMaxFiles" => {
+            ensure!(number()? > 1, "at least two files are kept");
+            settings.keeping.log_files = usize::try_from(number()?)?;
+        }
+        "containerLogMaxSize" => settings.keeping.log_size = bytes(&text()?)?,
+        "evictionHard" => {
+            for (signal, threshold) in value.as_object().context("this is a map")? {
+                let threshold = threshold.as_str().with_context(|| format!("{signal} is a text"))?;
+                evict(&mut settings.keeping.limits, signal, threshold).with_context(|| signal.clone())?;
+            }
+        }
+        "imageGCHighThresholdPercent" => settings.keeping.images_high = percent(number()?)?,
+        "imageGCLowThresholdPercent" => settings.keeping.images_low = percent(number()?)?,
+        "kubeReserved" | "systemReserved" => {
+            for (name, amount) in value.as_object().context("this is a map")? {
+                let amount = amount.as_str().with_context(|| format!("{name} is a text"))?;
+                let amount =
+                    Quantity::parse(amount).map_err(|_| anyhow::anyhow!("{amount:?} is no quantity"))?;
+                let amount = if name == "cpu" { amount.milli() } else { amount.value() };
+                let known = config.presentation.reserved.entry(name.clone()).or_default();
+                *known = known.saturating_add(amount.max(0));
+            }
+        }
+        "maxPods" => config.presentation.max_pods = u32::try_from(number()?)?,
+        "registerWithTaints" => {
+            let taints: Vec<kubelet::Taint> = serde_json::from_value(value.clone())?;
+            config.presentation.taints.extend(taints);
+        }
+        "staticPodPath" => {
+            let path = PathBuf::from(text()?);
+            settings.manifests = (!path.as_os_str().is_empty()).then_some(path);
+        }
+        _ => tracing::warn!(field, "this field of KubeletConfiguration has no meaning here"),
+    }
+    Ok(())
+}
+
+fn evict(limits: &mut kubelet::Limits, signal: &str, threshold: &str) -> anyhow::Result<()> {
+    if signal == "memory.available" {
+        limits.memory = bytes(threshold)?;
+        return Ok(());
+    }
+    let of = match signal {
+        "nodefs.available" => &mut limits.disk,
+        "nodefs.inodesFree" => &mut limits.inodes,
+        "imagefs.available" => &mut limits.image_disk,
+        "pid.available" => &mut limits.processes,
+        _ => bail!("no such signal is looked at"),
+    };
+    let number = threshold.strip_suffix('%').context("only percentages are understood here")?;
+    *of = percent(number.trim().parse::<f64>()? as u64)?;
+    Ok(())
+}
+
+fn percent(number: u64) -> anyhow::Result<u64> {
+    ensure!(number <= 100, "{number} is more than all");
+    Ok(number)
+}
+
+fn bytes(text: &str) -> anyhow::Result<u64> {
+    let amount = Quantity::parse(text).map_err(|_| anyhow::anyhow!("{text:?} is no quantity"))?;
+    u64::try_from(amount.value()).with_context(|| format!("{text:?} is less than nothing"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> Config {
+        Config {
+            settings: kubelet::Settings {
+                node_name: "here".into(),
+                node_ip: String::new(),
+                pods: PathBuf::new(),
+                logs: PathBuf::new(),
+                cluster_domain: String::new(),
+                cluster_dns: Vec::new(),
+                host_dns: kubelet::host_dns(),
+                memory: 0,
+                keeping: kubelet::Keeping::default(),
+                manifests: None,
+            },
+            presentation: kubelet::Presentation::default(),
+            api: None,
+        }
+    }
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("kubelet.yaml");
+        let text = "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\nmaxPods: 5\n\
+            staticPodPath: /etc/pods\nevictionHard:\n  memory.available: 200Mi\n  nodefs.available: 7%\n\
+            containerLogMaxSize: 1Mi\nsystemReserved:\n  cpu: 500m\n  memory: 1Gi\n";
+        std::fs::write(&path, text).expect("written");
+        let mut config = config();
+        let arguments = ["max-pods=7".to_owned(), format!("config={}", path.display())];
+        apply(&arguments, &mut config).expect("understood");
+        assert_eq!(config.presentation.max_pods, 7);
+        assert_eq!(config.settings.manifests, Some(PathBuf::from("/etc/pods")));
+        let limits = &config.settings.keeping.limits;
+        assert_eq!((limits.memory, limits.disk, limits.inodes), (200 << 20, 7, 5));
+        assert_eq!(config.settings.keeping.log_size, 1 << 20);
+        assert_eq!(config.presentation.reserved["cpu"], 500);
+        assert_eq!(config.presentation.reserved["memory"], 1 << 30);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let check = |argument: &str, expected: &str| {
+            let error = apply(&[argument.to_owned()], &mut config()).expect_err("a mistake");
+            assert!(format!("{error:#}").contains(expected), "{error:#}");
+        };
+        check("max-pods", "write name=value");
+        check("colour=red", "has no meaning here; these have: cluster-dns");
+        check("max-pods=many", "this is a number");
+        check("eviction-hard=moon.phase<3%", "no such signal");
+        check("container-log-max-size=x", "is no quantity");
+        check("config=/not/there", "cannot read /not/there");
+    }
+}
