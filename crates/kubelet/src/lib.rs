@@ -20,6 +20,7 @@ mod observed;
 mod payload;
 mod pod;
 mod pull_secrets;
+mod reclaim;
 mod reference;
 mod registration;
 mod server;
@@ -139,6 +140,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
     let caches = &node.ctx.caches;
     let _ = (caches.services(), caches.config_maps(), caches.secrets(), caches.nodes());
     refresh_volumes(&node, &controller);
+    reclaim::listen(&node);
     let at_work = node.clone();
     let reconcile = move |key: Key| {
         let node = at_work.clone();

@@ -151,16 +151,19 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
                     return;
                 }
             };
-            let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+            let goes_with_us = Stopped(i32::try_from(child.id()).ok().and_then(Pid::from_raw));
+            let (tell, ended) = tokio::sync::oneshot::channel();
+            // A thread of its own, since nobody waits for it when the server ends.
             let mut child = child;
-            let ended = tokio::task::spawn_blocking(move || child.wait());
+            std::thread::spawn(move || {
+                let _ = child.wait();
+                let _ = tell.send(());
+            });
             tokio::select! {
                 _ = ended => tracing::warn!(log = %self.log().display(), "containerd has ended, starting it again"),
-                _ = shutdown.wait_for(|stop| *stop) => {
-                    let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
-                    return;
-                }
+                _ = shutdown.wait_for(|stop| *stop) => return,
             }
+            goes_with_us.forget();
             tokio::time::sleep(PAUSE).await;
         }
     }
@@ -197,6 +200,22 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
             let _ = kill_process(pid, Signal::TERM);
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
+    }
+}
+
+/// A process that is told to stop when this is dropped, be it because the server ends.
+struct Stopped(Option<Pid>);
+
+impl Stopped {
+    /// It has ended by itself, and its number may soon be somebody else's.
+    fn forget(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = self.0.map(|pid| kill_process(pid, Signal::TERM));
     }
 }
 
