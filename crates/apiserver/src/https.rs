@@ -138,11 +138,14 @@ impl Client {
         let host = authority.host().trim_matches(['[', ']']).to_owned();
         let name = credentials.server_name.unwrap_or_else(|| host.clone());
         let name = ServerName::try_from(name).map_err(|_| bad())?;
+        let trusted = pki::trusting(roots(url, credentials.authorities.as_deref())?);
+        let trusted = trusted.map_err(|_| unusable("certificate authority")())?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|_| unusable("TLS")())?
-            .with_root_certificates(roots(url, credentials.authorities.as_deref())?);
+            .dangerous()
+            .with_custom_certificate_verifier(trusted);
         let mut tls = match credentials.certificate {
             None => builder.with_no_client_auth(),
             Some((certificate, key)) => {
@@ -314,26 +317,24 @@ impl Client {
 }
 
 /// The authorities in `pem`, or those of the machine.
-pub fn roots(url: &str, pem: Option<&str>) -> Result<RootCertStore, ConfigError> {
-    let mut roots = RootCertStore::empty();
-    if let Some(pem) = pem {
-        for root in CertificateDer::pem_slice_iter(pem.as_bytes()) {
-            let added = root.ok().map(|root| roots.add(root));
-            if !matches!(added, Some(Ok(()))) {
-                return Err(ConfigError::Credential { url: url.to_owned(), what: "certificate authority" });
-            }
+pub fn roots(url: &str, pem: Option<&str>) -> Result<Vec<CertificateDer<'static>>, ConfigError> {
+    let usable = |root: &CertificateDer<'static>| RootCertStore::empty().add(root.clone()).is_ok();
+    let bad = || ConfigError::Credential { url: url.to_owned(), what: "certificate authority" };
+    let roots: Vec<_> = match pem {
+        Some(pem) => {
+            let all = CertificateDer::pem_slice_iter(pem.as_bytes());
+            all.map(|root| root.ok().filter(usable).ok_or_else(bad)).collect::<Result<_, _>>()?
         }
-    } else {
-        let given = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
-        let files = given.into_iter().chain(SYSTEM_ROOTS.iter().map(PathBuf::from));
-        let pem = files.filter_map(|path| std::fs::read(path).ok()).next().unwrap_or_default();
-        roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&pem).filter_map(Result::ok));
+        None => {
+            let given = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
+            let files = given.into_iter().chain(SYSTEM_ROOTS.iter().map(PathBuf::from));
+            let pem = files.filter_map(|path| std::fs::read(path).ok()).next().unwrap_or_default();
+            CertificateDer::pem_slice_iter(&pem).filter_map(Result::ok).filter(usable).collect()
+        }
+    };
+    match (roots.is_empty(), pem) {
+        (false, _) => Ok(roots),
+        (true, Some(_)) => Err(bad()),
+        (true, None) => Err(ConfigError::NoAuthorities { url: url.to_owned() }),
     }
-    if roots.is_empty() {
-        return Err(match pem {
-            Some(_) => ConfigError::Credential { url: url.to_owned(), what: "certificate authority" },
-            None => ConfigError::NoAuthorities { url: url.to_owned() },
-        });
-    }
-    Ok(roots)
 }

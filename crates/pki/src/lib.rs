@@ -25,7 +25,7 @@ pub use identity::{Identity, identity_of};
 pub use kubeconfig::kubeconfig;
 pub use leaf::{Issued, Leaf, Usage, ends, load_or_issue};
 pub use request::Request;
-pub use showing::{Showing, dialing_config};
+pub use showing::{Showing, dialing_config, trusting};
 pub use tls::{ClientAuthority, Dialing, Serving, server_config, unverified};
 
 /// Why a certificate could not be made, read or used.

@@ -7,6 +7,7 @@ use super::*;
 
 /// Creates a config map named after the way the webhook misbehaves.
 async fn check(stage: &Stage, mode: &str, expected: &str) {
+    stage.settle().await;
     let found = stage.brief(CONFIG_MAPS, config_map(mode)).await;
     let uid = stage.hook.asked().last().map(|asked| asked.body["request"]["uid"].clone()).unwrap_or_default();
     let found = found.replace(&stage.hook.url(), "URL").replace(uid.as_str().unwrap_or("none"), "UID");
