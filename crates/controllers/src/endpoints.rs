@@ -24,13 +24,29 @@ pub async fn run(ctx: Ctx) {
     let controller = Controller::new("endpoint", &ctx);
     controller.on(ctx.caches.services(), keys::own::<Service>);
     controller.on(ctx.caches.pods(), backends::services_of(ctx.caches.services()));
-    controller.on(ctx.caches.endpoints(), keys::own::<Endpoints>);
+    // Those that somebody makes without a Service are theirs.
+    controller.on(ctx.caches.endpoints(), |changed, enqueue| {
+        if changed.after.is_none() {
+            enqueue(changed.newest().key());
+        }
+    });
+    let enqueue = controller.enqueue();
+    let endpoints = ctx.caches.endpoints().clone();
+    // Services may have gone while nobody was looking.
+    let leftovers = async {
+        endpoints.filled().await;
+        endpoints.all().iter().for_each(|left| enqueue.now(left.key()));
+        std::future::pending::<()>().await
+    };
     let state = Arc::new((ctx.clone(), Triggers::default()));
     let reconcile = move |key: Key| {
         let state = state.clone();
         async move { reconcile(&state.0, &state.1, &key).await }
     };
-    controller.run(&ctx, WORKERS, reconcile).await
+    tokio::select! {
+        () = controller.run(&ctx, WORKERS, reconcile) => {}
+        () = leftovers => {}
+    }
 }
 
 async fn reconcile(ctx: &Ctx, triggers: &Triggers, key: &Key) -> Result<Next, Error> {

@@ -1,6 +1,6 @@
 //! Services on a real API server.
 
-use k8s_openapi::api::core::v1::{Endpoints, Pod};
+use k8s_openapi::api::core::v1::{Endpoints, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use reconcile::{Delete, Key, Object, Patch};
 use serde_json::{Value, json};
@@ -64,6 +64,7 @@ async fn services_follow_their_pods() {
     let spec = json!({"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "web"}]});
     make(&rig, "/api/v1/namespaces/default/services", json!({"metadata": {"name": "web"}, "spec": spec}))
         .await;
+    make(&rig, "/api/v1/namespaces/default/endpoints", json!({"metadata": {"name": "by-hand"}})).await;
     let empty = || async {
         let slices: Vec<EndpointSlice> = rig.client.list("default").await.ok()?;
         slices.iter().any(|slice| slice.name().starts_with("web-")).then_some(())
@@ -85,6 +86,13 @@ async fn services_follow_their_pods() {
     }
     until("no endpoints", || async { slices(&rig).await.is_empty().then_some(()) }).await;
     until("no addresses", || async { addresses(&rig).await?.is_empty().then_some(()) }).await;
+    let (web, by_hand) = (Key::new("default", "web"), Key::new("default", "by-hand"));
+    rig.client.delete::<Service>(&web, &Delete::default()).await.expect("a deletion");
+    let gone = || async {
+        rig.client.get::<Endpoints>(&web).await.is_err_and(|error| error.is_not_found()).then_some(())
+    };
+    until("the Endpoints go with their Service", gone).await;
+    rig.client.get::<Endpoints>(&by_hand).await.expect("those made without a Service stay");
 }
 
 #[tokio::test]
