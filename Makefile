@@ -26,9 +26,9 @@ lint:
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo xtask tidy
 
-# A cluster on this machine until Ctrl-C: one node that runs real containers where this is root and containerd is
-# installed, else three nodes that are only played.
-NODES ?= $(shell [ $$(id -u) = 0 ] && command -v containerd >/dev/null || echo "--disable-agent --simulate 3")
+# A cluster on this machine until Ctrl-C: for root one node that runs real containers, else three nodes that are only
+# played.
+NODES ?= $(shell [ $$(id -u) = 0 ] || echo "--disable-agent --simulate 3")
 up: build
 	@mkdir -p "$(DATA)"
 	@echo "kubeconfig: $(DATA)/kubeconfig.yaml    in another terminal:"
