@@ -108,6 +108,11 @@ fn a_quick_run_prints_every_figure() {
         watch/burst/events
         watch/burst/p99
         watch/burst/cpu-per-event
+        kinds/10/create-each
+        kinds/10/definition-bytes
+        kinds/10/memory
+        kinds/10/memory-with-an-object-each
+        kinds/10/discovery
         schedule/basic-5-nodes/rate
         schedule/basic-5-nodes/cpu
         schedule/spread-10-nodes/rate
