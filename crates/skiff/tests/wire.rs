@@ -58,7 +58,7 @@ impl Case<'_> {
         }
         let made = self.ok(self.send("POST", &self.all(), JSON, &bytes(&self.manifest))).json();
         let json = self.settled();
-        if self.kind() != "FlowSchema" {
+        if self.remark().is_none() {
             self.same("created and got", &made, &json);
         }
         self.check_protobuf(&json);
@@ -75,13 +75,23 @@ impl Case<'_> {
 
     /// The object once the server has said what it has to say about it.
     fn settled(&self) -> Value {
-        if self.kind() == "FlowSchema" {
+        if let Some(remark) = self.remark() {
             let path =
                 format!("{}?watch=1&fieldSelector=metadata.name%3D{}", self.all(), name(&self.manifest));
             let mut watch = self.http.open(&path).unwrap();
-            while !watch.next_line().unwrap().unwrap().contains("\"conditions\":[{") {}
+            while !watch.next_line().unwrap().unwrap().contains(remark) {}
         }
         self.get(JSON).json()
+    }
+
+    /// The last thing the server itself says about a new object of this kind.
+    fn remark(&self) -> Option<&'static str> {
+        match self.kind() {
+            "FlowSchema" => Some("\"conditions\":[{"),
+            "CustomResourceDefinition" => Some("\"type\":\"Established\""),
+            "APIService" => Some("\"type\":\"Available\""),
+            _ => None,
+        }
     }
 
     /// Reviews answer and store nothing; a Binding has no pod to bind here.
