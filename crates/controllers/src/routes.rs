@@ -35,7 +35,9 @@ pub async fn run(ctx: Ctx) {
     };
     let controller = Controller::new("Routes", &ctx);
     controller.on(ctx.caches.nodes(), |changed: &Changed<'_, Node>, enqueue| {
-        let concerns = |node: &Node| plan::routes(node, &[]);
+        // The condition too: whoever replaces a node's status may have dropped it.
+        let said = |node: &Node| node::condition(node, UNAVAILABLE).map(|said| said.status.clone());
+        let concerns = |node: &Node| (plan::routes(node, &[]), said(node));
         if changed.before.map(|node| concerns(node)) != changed.after.map(|node| concerns(node)) {
             enqueue(Key::new("", "routes"));
         }
