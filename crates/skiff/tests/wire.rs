@@ -247,6 +247,11 @@ fn manifest(row: &Resource) -> Value {
     let folder: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../api/tests/manifests");
     let path = folder.join(format!("{group}.{}.{}.json", row.version, row.kind));
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    // Webhooks and policies are obeyed from the moment they are there: these must not judge the other kinds.
+    let text = match row.group {
+        "admissionregistration.k8s.io" => text.replace("\"apps\"", "\"harbor.example.com\""),
+        _ => text,
+    };
     let mut manifest: Value = serde_json::from_str(&text).unwrap();
     if row.kind == "ClusterRole" {
         // With it the rules are not the client's but the server's to write.
