@@ -35,8 +35,11 @@ async fn a_budget_follows_its_pods() {
         .await
     };
     numbers([3, 2, 0, 0]).await;
-    let pods = rig.client.list::<Pod>("default").await.expect("pods");
-    assert_eq!(pods.len(), 3);
+    // How many there should be is known before all of them are there.
+    let pods = until("three pods", async || {
+        rig.client.list::<Pod>("default").await.ok().filter(|pods| pods.len() == 3)
+    })
+    .await;
     let ready = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
     for pod in &pods {
         rig.client.patch_status::<Pod>(&pod.key(), &Patch::Strategic(ready.clone())).await.expect("played");
