@@ -24,6 +24,11 @@ const RESERVED: &[&str] = &[
     "while",
 ];
 
+/// Whether the language keeps a word to itself.
+pub fn is_reserved(name: &str) -> bool {
+    RESERVED.contains(&name)
+}
+
 const SEQUENCES: &[(&str, &str)] = &[("__", "underscores"), (".", "dot"), ("-", "dash"), ("/", "slash")];
 
 /// The identifier for a property: `x.y` is `x__dot__y`, `namespace` is `__namespace__`. None for a name that has no
@@ -32,7 +37,7 @@ pub fn escape(name: &str) -> Option<String> {
     if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) {
         return None;
     }
-    if RESERVED.contains(&name) {
+    if is_reserved(name) {
         return Some(format!("__{name}__"));
     }
     let mut out = String::with_capacity(name.len());
@@ -70,7 +75,7 @@ pub fn unescape(identifier: &str) -> Option<String> {
         out.push_str(&rest[..start]);
         match SEQUENCES.iter().find(|(_, name)| *name == word) {
             Some((text, _)) => out.push_str(text),
-            None if RESERVED.contains(&word) && identifier.len() == length + 4 => out.push_str(word),
+            None if is_reserved(word) && identifier.len() == length + 4 => out.push_str(word),
             None => return None,
         }
         rest = &inner[length + 2..];

@@ -53,7 +53,7 @@ mod value;
 pub use authorizer::{Authorizer, Check, Decision, Question};
 pub use decl::{Decl, Field, ListType};
 pub use env::{Env, Program};
-pub use escape::{escape, unescape};
+pub use escape::{escape, is_reserved, unescape};
 pub use estimate::Cost;
 pub use eval::{Budget, Failure, MATCH_CONDITIONS_BUDGET, PER_CALL_LIMIT, RUNTIME_BUDGET, Variables};
 pub use functions::compile_regex;
