@@ -16,7 +16,7 @@ build:
 test: packages lint
 	cargo build --workspace
 	@if cargo nextest --version >/dev/null 2>&1; then \
-		echo cargo nextest run --workspace; cargo nextest run --workspace; \
+		echo cargo nextest run --workspace --no-fail-fast; cargo nextest run --workspace --no-fail-fast; \
 	else \
 		echo "cargo-nextest is not installed, using cargo test"; cargo test --workspace; \
 	fi
