@@ -3,6 +3,7 @@
 //!
 //! A group is named by a path such as `/skiff/pod1/main`, the same in every hierarchy. Read [`Cgroups`].
 
+mod devices;
 mod limits;
 mod usage;
 
@@ -10,7 +11,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use limits::{DeviceRule, Limits};
+pub use devices::{DeviceKind, DeviceRule, NotARule};
+pub use limits::Limits;
 pub use usage::Usage;
 
 /// The controllers that pods use.

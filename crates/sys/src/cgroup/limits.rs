@@ -30,10 +30,6 @@ pub struct Limits {
     pub unified: Vec<(String, String)>,
 }
 
-/// Which devices may be used; the first version's words: `c 1:3 rwm`, `a` for all.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceRule(pub String);
-
 /// The second version weighs from 1 to 10,000 what the first weighs from 2 to 262,144. The curve goes through the
 /// defaults of both, 1024 and 100.
 pub fn weight(shares: i64) -> i64 {
@@ -96,17 +92,6 @@ impl Cgroups {
         }
         for (size, bytes) in &limits.huge_pages {
             set("hugetlb", &format!("hugetlb.{size}.limit_in_bytes"), bytes)?;
-        }
-        Ok(())
-    }
-
-    /// Lets a group use only these devices. Only the first version does it by files.
-    pub fn allow_devices(&self, group: &str, rules: &[DeviceRule]) -> io::Result<()> {
-        let Cgroups::V1 { .. } = self else { return Ok(()) };
-        let Some(directory) = self.directory("devices", group) else { return Ok(()) };
-        write(&directory.join("devices.deny"), "a")?;
-        for DeviceRule(rule) in rules {
-            write(&directory.join("devices.allow"), rule)?;
         }
         Ok(())
     }

@@ -35,7 +35,7 @@ fn limits_reach_the_kernel() {
     let limits = Limits { memory: 64 << 20, cpu_shares: 512, pids: 50, ..Limits::default() };
     let limited = groups.limit(&group, &limits);
     let usage = groups.usage(&group);
-    let devices = groups.allow_devices(&group, &[DeviceRule("c 1:3 rwm".to_owned())]);
+    let devices = groups.allow_devices(&group, &["c 1:3 rwm".parse().unwrap()]);
     let empty = groups.processes(&group).map(|found| found.is_empty());
     groups.remove(group.trim_end_matches("/inner")).unwrap();
     limited.unwrap();
