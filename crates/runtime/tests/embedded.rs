@@ -9,6 +9,8 @@ mod breakout;
 mod kit;
 #[path = "embedded/life.rs"]
 mod life;
+#[path = "embedded/users.rs"]
+mod users;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -25,21 +27,42 @@ fn main() -> ExitCode {
     // What a test runner asks of any test program.
     if arguments.iter().any(|argument| argument == "--list") {
         if !arguments.iter().any(|argument| argument == "--ignored") {
-            println!("embedded: test");
+            println!("embedded: test\nunified: test");
         }
         return ExitCode::SUCCESS;
     }
+    let named = |name: &str| arguments.iter().any(|argument| argument == name);
     let apart = UnshareFlags::NEWNET | UnshareFlags::NEWNS;
     if !Path::new("/bin/busybox").exists() || sys::process::unshare(apart).is_err() {
         eprintln!("skipped: needs root and busybox-static");
+        return ExitCode::SUCCESS;
+    }
+    if named("unified") && !only_unified() {
+        eprintln!("skipped: needs cgroups of the second version");
         return ExitCode::SUCCESS;
     }
     let mut own = sys::netlink::Netlink::open().expect("a network");
     podnet::loopback(&mut own).expect("a loopback");
     drop(own);
     let executor = tokio::runtime::Runtime::new().expect("an executor");
-    let only =
-        arguments.iter().skip(1).find(|argument| !argument.starts_with('-') && *argument != "embedded");
-    executor.block_on(kit::run(only.map(String::as_str)));
+    let is_mode = |argument: &str| argument.starts_with('-') || ["embedded", "unified"].contains(&argument);
+    let only = arguments.iter().skip(1).find(|argument| !is_mode(argument));
+    executor.block_on(kit::run(only.map(String::as_str), named("unified")));
     ExitCode::SUCCESS
+}
+
+/// Makes this a host that has the second version of cgroups and nothing else. A host of the first has it beside, mostly
+/// without any controller.
+fn only_unified() -> bool {
+    use rustix::mount::{MountPropagationFlags, UnmountFlags};
+    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    rustix::mount::mount_change("/", private).expect("mounts of its own");
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    for line in mounts.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        if words.get(2) == Some(&"cgroup") {
+            rustix::mount::unmount(words[1], UnmountFlags::DETACH).expect("unmounted");
+        }
+    }
+    sys::cgroup::Cgroups::of_host().is_ok_and(|groups| groups.is_v2())
 }

@@ -71,13 +71,14 @@ pub fn set(mount: impl AsFd, attributes: Attributes) -> io::Result<()> {
     set_attributes(mount.as_fd().as_raw_fd(), &wanted, libc::AT_EMPTY_PATH | recursive)
 }
 
-/// Shows the owners of a copied tree through the map of a user namespace.
-pub fn map_owners(mount: impl AsFd, user_namespace: impl AsFd) -> io::Result<()> {
+/// Shows the owners of a copied tree through the map of a user namespace; `recursive` is for the mounts below as well.
+pub fn map_owners(mount: impl AsFd, user_namespace: impl AsFd, recursive: bool) -> io::Result<()> {
     // SAFETY: all zeroes is a valid value of this structure of numbers.
     let mut wanted: libc::mount_attr = unsafe { std::mem::zeroed() };
     wanted.attr_set = libc::MOUNT_ATTR_IDMAP;
     wanted.userns_fd = u64::from(user_namespace.as_fd().as_raw_fd().unsigned_abs());
-    set_attributes(mount.as_fd().as_raw_fd(), &wanted, libc::AT_EMPTY_PATH | libc::AT_RECURSIVE)
+    let recursive = if recursive { libc::AT_RECURSIVE } else { 0 };
+    set_attributes(mount.as_fd().as_raw_fd(), &wanted, libc::AT_EMPTY_PATH | recursive)
 }
 
 fn set_attributes(fd: i32, wanted: &libc::mount_attr, flags: i32) -> io::Result<()> {

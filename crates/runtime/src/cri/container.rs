@@ -16,10 +16,16 @@ pub struct Mount {
     pub selinux_relabel: bool,
     #[prost(enumeration = "MountPropagation", tag = 5)]
     pub propagation: i32,
+    #[prost(message, repeated, tag = 6)]
+    pub uid_mappings: Vec<IdMapping>,
+    #[prost(message, repeated, tag = 7)]
+    pub gid_mappings: Vec<IdMapping>,
     #[prost(bool, tag = 8)]
     pub recursive_read_only: bool,
     #[prost(message, optional, tag = 9)]
     pub image: Option<ImageSpec>,
+    #[prost(string, tag = 10)]
+    pub image_sub_path: String,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -56,6 +56,8 @@ pub struct NamespaceOption {
     pub ipc: i32,
     #[prost(string, tag = 4)]
     pub target_id: String,
+    #[prost(message, optional, tag = 5)]
+    pub userns_options: Option<UserNamespace>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -29,6 +29,12 @@ fn now() -> i64 {
     i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX)
 }
 
+/// Whether pods may have users of their own.
+fn has_user_namespaces() -> bool {
+    let most = std::fs::read_to_string("/proc/sys/user/max_user_namespaces").unwrap_or_default();
+    Path::new("/proc/self/ns/user").exists() && most.trim() != "0"
+}
+
 /// As long as those of other runtimes are in half.
 fn fresh_id() -> String {
     uuid::Uuid::new_v4().simple().to_string()
@@ -221,7 +227,10 @@ impl Runtime for Embedded {
                 "this node has no addresses for pods yet",
             ),
         ];
-        let features = RuntimeHandlerFeatures { recursive_read_only_mounts: true, user_namespaces: false };
+        let features = RuntimeHandlerFeatures {
+            recursive_read_only_mounts: true,
+            user_namespaces: has_user_namespaces(),
+        };
         let handler = RuntimeHandler { name: String::new(), features: Some(features) };
         Ok(StatusResponse {
             status: Some(RuntimeStatus { conditions }),

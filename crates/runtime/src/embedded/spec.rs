@@ -23,6 +23,43 @@ pub struct Sandbox {
     pub sysctls: Vec<(String, String)>,
     /// Bytes of `/dev/shm`.
     pub shm: u64,
+    /// Whom its users are outside; none where they are the same.
+    #[serde(default)]
+    pub users: Option<UserMap>,
+}
+
+/// Which users and groups of the host those inside a pod are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserMap {
+    pub uids: Vec<IdRange>,
+    pub gids: Vec<IdRange>,
+}
+
+/// So many numbers from `inside` on are those from `outside` on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdRange {
+    pub inside: u32,
+    pub outside: u32,
+    pub length: u32,
+}
+
+impl UserMap {
+    /// The number that a user has outside.
+    pub fn uid(&self, inside: u32) -> Option<u32> {
+        outside(&self.uids, inside)
+    }
+
+    /// The number that a group has outside.
+    pub fn gid(&self, inside: u32) -> Option<u32> {
+        outside(&self.gids, inside)
+    }
+}
+
+fn outside(ranges: &[IdRange], inside: u32) -> Option<u32> {
+    ranges.iter().find_map(|range| {
+        let offset = inside.checked_sub(range.inside).filter(|offset| *offset < range.length)?;
+        range.outside.checked_add(offset)
+    })
 }
 
 /// One run of a container.
@@ -90,6 +127,9 @@ pub struct Mount {
     pub read_only: bool,
     pub recursive_read_only: bool,
     pub propagation: Propagation,
+    /// Its owners are meant as they are inside, in a pod with users of its own.
+    #[serde(default)]
+    pub maps_owners: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

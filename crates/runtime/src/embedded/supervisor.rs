@@ -13,6 +13,7 @@ mod log;
 mod root;
 mod setup;
 mod spawn;
+mod users;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -33,6 +34,7 @@ use connection::Connection;
 use container::{Listener, Running, Starting, nanoseconds, patient};
 use log::{Log, Stream};
 use spawn::{Outcome, Stdio, Surroundings};
+use users::Users;
 
 pub use setup::{supervise, write_file};
 
@@ -52,6 +54,8 @@ struct Supervisor {
     cgroups: Cgroups,
     /// The host's mount namespace.
     host: OwnedFd,
+    /// Of a pod whose users are others outside.
+    users: Option<Users>,
     /// Of a pod whose containers share their processes.
     keeper: Option<Child>,
     /// The link to take away in the end, and where it is.
@@ -255,7 +259,12 @@ impl Supervisor {
     }
 
     fn around(&self) -> Surroundings<'_> {
-        Surroundings { directory: &self.directory, cgroups: &self.cgroups, host: self.host.as_fd() }
+        Surroundings {
+            directory: &self.directory,
+            cgroups: &self.cgroups,
+            host: self.host.as_fd(),
+            users: self.users.as_ref(),
+        }
     }
 
     fn start(&mut self, connection: u64, id: &str) -> Result<(), Failure> {

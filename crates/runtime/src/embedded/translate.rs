@@ -26,7 +26,22 @@ pub fn sandbox(config: &PodSandboxConfig, network: Option<Attachment>) -> spec::
         network,
         sysctls: linux.sysctls.into_iter().collect(),
         shm: SHM,
+        users: users(config),
     }
+}
+
+/// Whom the users of a pod are outside, where it has users of its own.
+pub fn users(config: &PodSandboxConfig) -> Option<spec::UserMap> {
+    let wanted = namespaces(config).userns_options.filter(|wanted| wanted.mode() == NamespaceMode::Pod)?;
+    let range = |range: &IdMapping| spec::IdRange {
+        inside: range.container_id,
+        outside: range.host_id,
+        length: range.length,
+    };
+    let (uids, gids): (Vec<_>, Vec<_>) =
+        (wanted.uids.iter().map(range).collect(), wanted.gids.iter().map(range).collect());
+    // Pods that were made before this was known have none.
+    (!uids.is_empty()).then_some(spec::UserMap { uids, gids })
 }
 
 /// Which namespaces of the host a pod is in.
@@ -202,6 +217,7 @@ fn mount(wanted: &Mount) -> Result<spec::Mount, String> {
             MountPropagation::HostToContainer => spec::Propagation::HostToContainer,
             MountPropagation::Bidirectional => spec::Propagation::Bidirectional,
         },
+        maps_owners: !wanted.uid_mappings.is_empty(),
     })
 }
 
@@ -215,6 +231,7 @@ fn files(pod: &PodSandboxConfig, directory: &Path, read_only: bool) -> Vec<spec:
         source: directory.join(name),
         target: format!("/etc/{name}"),
         read_only,
+        maps_owners: users(pod).is_some(),
         ..spec::Mount::default()
     };
     names.into_iter().map(mount).collect()

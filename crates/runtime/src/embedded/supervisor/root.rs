@@ -4,11 +4,12 @@
 //! root, so that links of an image never lead to the host, and everything is put in place by descriptor, so that nothing
 //! can be exchanged in between.
 
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, OpenTreeFlags, UnmountFlags,
 };
@@ -16,6 +17,8 @@ use rustix::process::{chdir, fchdir, pivot_root};
 use sys::mounts::{self, Attributes};
 
 use super::Failure;
+use super::spawn::Surroundings;
+use super::users::Users;
 use crate::embedded::spec::{Container, Mount, Propagation};
 
 /// The devices every container has: name, major and minor number.
@@ -31,6 +34,10 @@ const LINKS: [(&str, &str); 6] = [
 ];
 /// Of the host's `/dev`, what a privileged container has of its own.
 const NOT_SHARED: [&str; 7] = ["pts", "shm", "fd", "mqueue", "console", "ptmx", "tty"];
+/// The group that terminals belong to.
+const TERMINALS: u32 = 5;
+/// Where layers are seen with the owners they have for the pod's users.
+const LOWER: &str = "lower";
 /// `PROC_SUPER_MAGIC`
 const PROC: i64 = 0x9fa0;
 
@@ -44,14 +51,10 @@ pub struct Trees {
 
 impl Trees {
     /// `shm` is seen from here, everything else from the host's namespace, into which this process moves.
-    pub fn open(
-        spec: &Container,
-        shm: &Path,
-        host: impl AsFd,
-        cgroups: &sys::cgroup::Cgroups,
-    ) -> Result<Trees, Failure> {
+    pub fn open(spec: &Container, shm: &Path, around: &Surroundings<'_>) -> Result<Trees, Failure> {
+        let cgroups = around.cgroups;
         let shm = mounts::copy_one(shm).map_err(Failure::during("open the pod's /dev/shm"))?;
-        rustix::thread::move_into_link_name_space(host.as_fd(), None)
+        rustix::thread::move_into_link_name_space(around.host, None)
             .map_err(Failure::during("see the host's mounts"))?;
         let mut opened = Vec::new();
         let mut wanted = spec.mounts.clone();
@@ -59,6 +62,9 @@ impl Trees {
         wanted.sort_by_key(|mount| Path::new(&mount.target).components().count());
         for mount in wanted {
             let tree = open_mount(&mount)?;
+            if let Some(users) = around.users.filter(|_| mount.maps_owners) {
+                users.map(&tree, &mount.source)?;
+            }
             opened.push((mount, tree));
         }
         let mut own = Vec::new();
@@ -105,13 +111,17 @@ fn open_mount(mount: &Mount) -> Result<OwnedFd, Failure> {
 }
 
 /// Makes the container's file system and moves into it. `directory` has the container's own changes.
-pub fn enter(spec: &Container, directory: &Path, trees: Trees, is_v2: bool) -> Result<(), Failure> {
+pub fn enter(
+    spec: &Container,
+    directory: &Path,
+    trees: Trees,
+    around: &Surroundings<'_>,
+) -> Result<(), Failure> {
     // The host's later mounts come in where they are wanted; nothing goes out.
     rustix::mount::mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
         .map_err(Failure::during("part from the host's mounts"))?;
-    let root = stack(spec, directory)?;
-    let root = Root { fd: root };
-    root.kernel_file_systems(spec, is_v2, &trees)?;
+    let root = Root { fd: stack(spec, directory, around.users)?, users: around.users };
+    root.kernel_file_systems(spec, around.cgroups.is_v2(), &trees)?;
     root.devices(spec)?;
     for (mount, tree) in &trees.mounts {
         let failed = |error: io::Error| Failure::during(format!("mount on {:?}", mount.target))(error);
@@ -142,7 +152,7 @@ pub fn enter(spec: &Container, directory: &Path, trees: Trees, is_v2: bool) -> R
 }
 
 /// Stacks the layers with a place for changes on top.
-fn stack(spec: &Container, directory: &Path) -> Result<OwnedFd, Failure> {
+fn stack(spec: &Container, directory: &Path, users: Option<&Users>) -> Result<OwnedFd, Failure> {
     use std::os::fd::AsRawFd as _;
     fn failed<E: Into<io::Error>>(error: E) -> Failure {
         Failure::during("mount the container's root")(error)
@@ -159,14 +169,22 @@ fn stack(spec: &Container, directory: &Path) -> Result<OwnedFd, Failure> {
         spec.layers.last().map(|name| spec.layers_dir.join(name)).unwrap_or_else(|| directory.join("none"));
     let upper = directory.join("upper");
     let like = rustix::fs::stat(&top).map_err(failed)?;
-    let owner = (Some(rustix::fs::Uid::from_raw(like.st_uid)), Some(rustix::fs::Gid::from_raw(like.st_gid)));
-    rustix::fs::chown(&upper, owner.0, owner.1).map_err(failed)?;
+    let (uid, gid) = match users {
+        Some(users) => users.outside(like.st_uid, like.st_gid),
+        None => (Uid::from_raw(like.st_uid), Gid::from_raw(like.st_gid)),
+    };
+    rustix::fs::chown(&upper, Some(uid), Some(gid)).map_err(failed)?;
     rustix::fs::chmod(&upper, Mode::from_raw_mode(like.st_mode)).map_err(failed)?;
     let own = rustix::fs::open(directory, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
     // Short names, of which many fit into the options, and none with a comma in it.
     let own_path = format!("/proc/self/fd/{}", own.as_raw_fd());
-    chdir(&spec.layers_dir).map_err(failed)?;
-    let mut lower: Vec<&str> = spec.layers.iter().rev().map(String::as_str).collect();
+    let mapped = users.map(|users| mapped(spec, directory, users)).transpose()?;
+    let (place, layers) = match &mapped {
+        Some(names) => (directory.join(LOWER), names),
+        None => (spec.layers_dir.clone(), &spec.layers),
+    };
+    chdir(&place).map_err(failed)?;
+    let mut lower: Vec<&str> = layers.iter().rev().map(String::as_str).collect();
     let none = format!("{own_path}/none");
     if lower.is_empty() {
         lower.push(&none);
@@ -178,6 +196,29 @@ fn stack(spec: &Container, directory: &Path) -> Result<OwnedFd, Failure> {
         .map_err(failed)?;
     rustix::fs::open(&target, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .map_err(failed)
+}
+
+/// Shows the layers with the owners they have for the pod's users, in a directory of the container. Only this process
+/// and what it becomes see them there.
+fn mapped(spec: &Container, directory: &Path, users: &Users) -> Result<Vec<String>, Failure> {
+    fn failed<E: Into<io::Error>>(error: E) -> Failure {
+        Failure::during("show the image's layers to the pod's users")(error)
+    }
+    let mut names = Vec::new();
+    for (at, layer) in spec.layers.iter().enumerate() {
+        let source = spec.layers_dir.join(layer);
+        let tree = mounts::copy_one(&source).map_err(failed)?;
+        users.map(&tree, &source)?;
+        let name = at.to_string();
+        let place = directory.join(LOWER).join(&name);
+        std::fs::create_dir_all(&place).map_err(failed)?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        mounts::attach(tree, rustix::fs::open(&place, flags, Mode::empty()).map_err(failed)?)
+            .map_err(failed)?;
+        names.push(name);
+    }
+    std::fs::create_dir_all(directory.join(LOWER)).map_err(failed)?;
+    Ok(names)
 }
 
 fn change_root(root: &OwnedFd) -> Result<(), Failure> {
@@ -214,11 +255,18 @@ fn kind(fd: impl AsFd) -> io::Result<FileType> {
 }
 
 /// The container's root while it is being furnished.
-struct Root {
+struct Root<'a> {
     fd: OwnedFd,
+    users: Option<&'a Users>,
 }
 
-impl Root {
+impl Root<'_> {
+    /// Gives something that was made here to the pod's root.
+    fn own(&self, directory: impl AsFd, name: &OsStr) -> rustix::io::Result<()> {
+        let Some((uid, gid)) = self.users.map(Users::root) else { return Ok(()) };
+        rustix::fs::chownat(directory, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
+    }
+
     fn open(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
@@ -246,6 +294,7 @@ impl Root {
                     } else {
                         rustix::fs::mkdirat(&current, name, Mode::from_raw_mode(0o755))?;
                     }
+                    self.own(&current, name)?;
                     self.open(&path)?
                 }
                 Err(error) => return Err(error.into()),
@@ -268,9 +317,15 @@ impl Root {
             sys |= MountAttrFlags::MOUNT_ATTR_RDONLY;
         }
         self.mount("/proc", fresh("proc", &[], safe))?;
-        let dev = [("mode", "755"), ("size", "65536k")];
+        let (root, terminals) = match self.users {
+            Some(users) => (users.root(), users.outside(0, TERMINALS)),
+            None => ((Uid::ROOT, Gid::ROOT), (Uid::ROOT, Gid::from_raw(TERMINALS))),
+        };
+        let (uid, gid) = (root.0.as_raw().to_string(), root.1.as_raw().to_string());
+        let dev = [("mode", "755"), ("size", "65536k"), ("uid", &uid), ("gid", &gid)];
         self.mount("/dev", fresh("tmpfs", &dev, MountAttrFlags::MOUNT_ATTR_NOSUID))?;
-        let pts = [("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620"), ("gid", "5")];
+        let gid = terminals.1.as_raw().to_string();
+        let pts = [("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620"), ("gid", &gid)];
         let no_suid = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
         self.mount("/dev/pts", fresh("devpts", &pts, no_suid))?;
         let shm = self.place("/dev/shm", true).and_then(|place| mounts::attach(&trees.shm, place));
@@ -316,10 +371,12 @@ impl Root {
         for (name, major, minor) in DEVICES {
             let device = rustix::fs::makedev(major, minor);
             rustix::fs::mknodat(&dev, name, FileType::CharacterDevice, mode, device)
+                .and_then(|()| self.own(&dev, name.as_ref()))
                 .map_err(Failure::during(format!("make /dev/{name}")))?;
         }
         for (name, target) in LINKS {
             rustix::fs::symlinkat(target, &dev, name)
+                .and_then(|()| self.own(&dev, name.as_ref()))
                 .map_err(Failure::during(format!("make /dev/{name}")))?;
         }
         if spec.privileged {

@@ -14,6 +14,7 @@ use sys::cgroup::Cgroups;
 use sys::netlink::Netlink;
 use sys::process::New;
 
+use super::users::Users;
 use super::{Failure, Supervisor, launch, spawn};
 use crate::embedded::protocol::SOCKET;
 use crate::embedded::spec::{self, Sandbox};
@@ -70,8 +71,8 @@ fn prepare(directory: &Path) -> Result<Supervisor, Failure> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let host = rustix::fs::open("/proc/self/ns/mnt", flags, Mode::empty())
         .map_err(Failure::during("open /proc/self/ns/mnt"))?;
-    let network = networked(&spec)?;
-    shared_memory(directory, &spec)?;
+    let (users, network) = networked(&spec)?;
+    shared_memory(directory, &spec, users.as_ref())?;
     // Before there is anything a copy of this process should not hold on to.
     let keeper = if spec.shared_pids {
         Some(spawn::keeper().map_err(Failure::during("keep processes together"))?)
@@ -89,6 +90,7 @@ fn prepare(directory: &Path) -> Result<Supervisor, Failure> {
         directory,
         cgroups,
         host,
+        users,
         keeper,
         network,
         listener,
@@ -100,14 +102,22 @@ fn prepare(directory: &Path) -> Result<Supervisor, Failure> {
     })
 }
 
+/// A link that is the pod's, and the network it ends in.
+type Link = (Netlink, String);
+
 /// The namespaces of the pod, and its link.
-fn networked(spec: &Sandbox) -> Result<Option<(Netlink, String)>, Failure> {
+fn networked(spec: &Sandbox) -> Result<(Option<Users>, Option<Link>), Failure> {
     let mut host = Netlink::open().map_err(Failure::during("speak to the kernel about networks"))?;
-    let mut apart = UnshareFlags::NEWNS;
+    let mut apart = UnshareFlags::empty();
     apart.set(UnshareFlags::NEWNET, !spec.host_network);
     apart.set(UnshareFlags::NEWIPC, !spec.host_ipc);
     apart.set(UnshareFlags::NEWUTS, !spec.hostname.is_empty());
-    sys::process::unshare(apart).map_err(Failure::during("make the pod's namespaces"))?;
+    let users = spec.users.as_ref().map(|map| Users::make(map, apart)).transpose()?;
+    if users.is_some() {
+        apart = UnshareFlags::empty();
+    }
+    sys::process::unshare(apart | UnshareFlags::NEWNS)
+        .map_err(Failure::during("make the pod's namespaces"))?;
     rustix::mount::mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
         .map_err(Failure::during("part from the host's mounts"))?;
     if !spec.hostname.is_empty() {
@@ -132,15 +142,23 @@ fn networked(spec: &Sandbox) -> Result<Option<(Netlink, String)>, Failure> {
             }
         }
     }
-    for (name, value) in &spec.sysctls {
-        let path = format!("/proc/sys/{}", name.replace('.', "/"));
-        std::fs::write(&path, value).map_err(Failure::during(format!("set {name} to {value:?}")))?;
+    let set = || {
+        for (name, value) in &spec.sysctls {
+            let path = format!("/proc/sys/{}", name.replace('.', "/"));
+            std::fs::write(&path, value).map_err(Failure::during(format!("set {name} to {value:?}")))?;
+        }
+        Ok(())
+    };
+    match &users {
+        // Some may be set by the namespace's own root only.
+        Some(users) if !spec.sysctls.is_empty() => users.within(set)?,
+        _ => set()?,
     }
-    Ok(link)
+    Ok((users, link))
 }
 
 /// One `/dev/shm` for the whole pod. With the host's IPC it is the host's.
-fn shared_memory(directory: &Path, spec: &Sandbox) -> Result<(), Failure> {
+fn shared_memory(directory: &Path, spec: &Sandbox, users: Option<&Users>) -> Result<(), Failure> {
     fn failed<E: Into<io::Error>>(error: E) -> Failure {
         Failure::during("make the pod's /dev/shm")(error)
     }
@@ -152,7 +170,12 @@ fn shared_memory(directory: &Path, spec: &Sandbox) -> Result<(), Failure> {
     if spec.host_ipc {
         return rustix::mount::mount_bind("/dev/shm", &place).map_err(failed);
     }
-    let options = std::ffi::CString::new(format!("mode=1777,size={}", spec.shm)).map_err(failed)?;
+    let owner = users.map(|users| {
+        let (uid, gid) = users.root();
+        format!(",uid={},gid={}", uid.as_raw(), gid.as_raw())
+    });
+    let options = format!("mode=1777,size={}{}", spec.shm, owner.unwrap_or_default());
+    let options = std::ffi::CString::new(options).map_err(failed)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     rustix::mount::mount("shm", &place, "tmpfs", flags, Some(options.as_c_str())).map_err(failed)
 }

@@ -8,12 +8,13 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use rustix::thread::{LinkNameSpaceType, ThreadNameSpaceType, UnshareFlags};
-use sys::cgroup::{Cgroups, DeviceRule};
+use sys::cgroup::{Cgroups, DeviceKind, DeviceRule};
 use sys::process::{Child, New};
 
 use super::Failure;
 use super::launch::{self, launch};
 use super::root::{self, Trees};
+use super::users::Users;
 use crate::embedded::spec::{Container, Pids};
 
 /// What a new process needs of the pod.
@@ -23,6 +24,8 @@ pub struct Surroundings<'a> {
     pub cgroups: &'a Cgroups,
     /// The mount namespace of the host.
     pub host: BorrowedFd<'a>,
+    /// Of a pod whose users are others outside.
+    pub users: Option<&'a Users>,
 }
 
 /// The streams of a new process; with a terminal none of them matters.
@@ -30,6 +33,13 @@ pub struct Stdio<'a> {
     pub stdin: BorrowedFd<'a>,
     pub stdout: BorrowedFd<'a>,
     pub stderr: BorrowedFd<'a>,
+}
+
+impl Stdio<'_> {
+    /// Gives the streams to the pod's root.
+    fn own(&self, users: &Users) {
+        [self.stdin, self.stdout, self.stderr].into_iter().for_each(|stream| users.own(stream));
+    }
 }
 
 /// A process on its way to its program.
@@ -62,13 +72,20 @@ pub fn container(
             join_cgroup(around.cgroups, spec)?;
             score(spec.oom_score_adj);
             let filter = launch::filter(spec)?;
-            let trees = Trees::open(spec, &shm, around.host, around.cgroups)?;
+            let trees = Trees::open(spec, &shm, around)?;
             let mut apart = UnshareFlags::NEWNS;
             if !spec.privileged {
                 apart |= UnshareFlags::NEWCGROUP;
             }
             sys::process::unshare(apart).map_err(Failure::during("leave the host's mounts"))?;
-            root::enter(spec, &directory, trees, around.cgroups.is_v2())?;
+            root::enter(spec, &directory, trees, around)?;
+            if let Some(users) = around.users {
+                stdio.own(users);
+                users.enter()?;
+                // What is mounted so far cannot be taken apart by root in there.
+                sys::process::unshare(UnshareFlags::NEWNS)
+                    .map_err(Failure::during("give the mounts to the pod"))?;
+            }
             streams(spec.tty, stdio, channel)?;
             if spec.tty {
                 launch::console().map_err(Failure::during("make /dev/console"))?;
@@ -103,6 +120,10 @@ pub fn command(
             }
             rustix::thread::move_into_thread_name_spaces(first, into)
                 .map_err(Failure::during("enter the container"))?;
+            if let Some(users) = around.users {
+                stdio.own(users);
+                users.enter()?;
+            }
             streams(tty, stdio, channel)?;
             Ok(filter)
         };
@@ -184,14 +205,20 @@ fn device_rules(spec: &Container) -> Vec<DeviceRule> {
         "c 136:* rwm",
     ];
     if spec.privileged {
-        return vec![DeviceRule("a".to_owned())];
+        return vec![DeviceRule::ALL];
     }
-    let mut rules: Vec<DeviceRule> = ALWAYS.iter().map(|rule| DeviceRule((*rule).to_owned())).collect();
+    let mut rules: Vec<DeviceRule> = ALWAYS.iter().filter_map(|rule| rule.parse().ok()).collect();
     for device in &spec.devices {
         let Ok(found) = std::fs::metadata(&device.source) else { continue };
-        let kind = if found.file_type().is_block_device() { 'b' } else { 'c' };
-        let (major, minor) = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
-        rules.push(DeviceRule(format!("{kind} {major}:{minor} {}", device.access)));
+        let is_block = found.file_type().is_block_device();
+        rules.push(DeviceRule {
+            kind: Some(if is_block { DeviceKind::Block } else { DeviceKind::Character }),
+            major: Some(rustix::fs::major(found.rdev())),
+            minor: Some(rustix::fs::minor(found.rdev())),
+            read: device.access.contains('r'),
+            write: device.access.contains('w'),
+            make: device.access.contains('m'),
+        });
     }
     rules
 }

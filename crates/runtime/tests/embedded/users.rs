@@ -1,0 +1,159 @@
+//! Pods whose users are others outside.
+
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+
+use runtime::Runtime;
+use runtime::cri::*;
+
+use crate::breakout::strong;
+use crate::kit::{Node, Pod, script, security, with};
+
+const FIRST: u32 = 65536 * 7;
+
+fn mappings() -> Vec<IdMapping> {
+    vec![IdMapping { host_id: FIRST, container_id: 0, length: 65536 }]
+}
+
+async fn pod<'a>(node: &'a Node, name: &str, change: impl FnOnce(&mut PodSandboxConfig)) -> Pod<'a> {
+    let mut config = node.pod_config(name);
+    let security = config.linux.as_mut().unwrap().security_context.as_mut().unwrap();
+    security.namespace_options.as_mut().unwrap().userns_options =
+        Some(UserNamespace { mode: NamespaceMode::Pod.into(), uids: mappings(), gids: mappings() });
+    change(&mut config);
+    node.pod_with(config).await
+}
+
+fn mount(host: &std::path::Path, target: &str) -> Mount {
+    Mount {
+        container_path: target.into(),
+        host_path: host.display().to_string(),
+        uid_mappings: mappings(),
+        gid_mappings: mappings(),
+        ..Mount::default()
+    }
+}
+
+/// Where the processes of a container are, and as whom.
+fn uids_outside(pod: &Pod<'_>, id: &str) -> Vec<String> {
+    let parent = pod.config.linux.as_ref().unwrap().cgroup_parent.clone();
+    let cgroups = sys::cgroup::Cgroups::of_host().unwrap();
+    let pids = cgroups.processes(&format!("{parent}/{id}")).unwrap();
+    let line = |pid| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        status.lines().find(|line| line.starts_with("Uid:")).unwrap().to_owned()
+    };
+    pids.into_iter().map(line).collect()
+}
+
+pub async fn root_is_nobody_outside(node: &Node) {
+    let host = node.dir.path().join("volume");
+    std::fs::create_dir_all(&host).unwrap();
+    std::fs::write(host.join("old"), "mine\n").unwrap();
+    std::fs::set_permissions(host.join("old"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    let pod = pod(node, "users", |config| {
+        let sysctls = [("net.ipv4.ip_unprivileged_port_start", "80"), ("kernel.shm_rmid_forced", "1")];
+        config.linux.as_mut().unwrap().sysctls =
+            sysctls.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    })
+    .await;
+    let owners = "id -u; cat /proc/self/uid_map | tr -s ' '; cat /data/old; echo x >/data/new; touch /made; \
+        stat -c '%u:%g' / /bin/busybox /data/old /data/new /made /dev /dev/null /dev/shm /data /etc/resolv.conf /proc/self/fd/1; \
+        chown 1234:55 /data/new; chmod 640 /data/new; \
+        cat /proc/sys/net/ipv4/ip_unprivileged_port_start /proc/sys/kernel/shm_rmid_forced; echo again >/dev/stdout";
+    let mut config = script(owners);
+    config.mounts = vec![mount(&host, "/data")];
+    let (code, said) = pod.finish(&config).await;
+    let all = "0:0\n".repeat(11);
+    assert_eq!(
+        (code, said.as_str()),
+        (0, format!("0\n 0 {FIRST} 65536\nmine\n{all}80\n1\nagain\n").as_str())
+    );
+    // What it wrote is as it meant it, not whom it was outside.
+    let new = std::fs::metadata(host.join("new")).unwrap();
+    assert_eq!((new.uid(), new.gid(), new.mode() & 0o777), (1234, 55, 0o640));
+
+    // Another user, a terminal, the network it may change.
+    let mut somebody = security();
+    somebody.run_as_user = Some(Int64Value { value: 1000 });
+    somebody.supplemental_groups = vec![77];
+    let (_, said) =
+        pod.finish(&with(somebody, "id; touch /dev/shm/x && stat -c %u /dev/shm/x; touch /x")).await;
+    assert!(
+        said.contains("uid=1000 gid=0 groups=0,77\n1000\n") && said.contains("Permission denied"),
+        "{said}"
+    );
+    let tty = ContainerConfig {
+        tty: true,
+        ..script("tty; stat -c '%u %g' $(tty); ls -l /dev/console | head -c 1")
+    };
+    let (_, said) = pod.finish(&tty).await;
+    assert_eq!(said.replace('\r', ""), "/dev/pts/0\n0 5\nc\n");
+    let mut admin = security();
+    admin.capabilities =
+        Some(Capability { add_capabilities: vec!["NET_ADMIN".into()], ..Capability::default() });
+    let (_, said) = pod.finish(&with(admin, "ip addr add 10.1.2.3/32 dev lo && echo changed")).await;
+    assert_eq!(said, "changed\n");
+
+    let id = pod.start(&script("sleep 1000")).await;
+    let line = format!("Uid:\t{FIRST}\t{FIRST}\t{FIRST}\t{FIRST}");
+    assert_eq!(uids_outside(&pod, &id), [line]);
+}
+
+pub async fn commands_stay_inside(node: &Node) {
+    let pod = pod(node, "inside", |_| {}).await;
+    let id = pod.start(&script("sleep 1000")).await;
+    let (_, said, _) = pod
+        .exec(&id, "id -u; for ns in user mnt pid net ipc uts cgroup; do test $(readlink /proc/self/ns/$ns) = $(readlink /proc/1/ns/$ns) || echo another $ns; done; readlink /proc/self/ns/user; tr -s ' ' </proc/self/uid_map")
+        .await;
+    let host = std::fs::read_link("/proc/self/ns/user").unwrap().display().to_string();
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(lines.len() == 3 && lines[0] == "0" && lines[1] != host, "{said}");
+    assert_eq!(lines[2], format!(" 0 {FIRST} 65536"));
+    // What only the host's root may do, from a command.
+    let (_, said, _) =
+        pod.exec(&id, "(echo -1000 >/proc/self/oom_score_adj) 2>&1; kill -0 1 && echo alive").await;
+    assert!(said.contains("ermission denied") && said.contains("alive"), "{said}");
+    // A second skiff's commands are inside too.
+    let later = node.again().await;
+    let said = later
+        .exec_sync(&id, &["cat", "/proc/self/uid_map"].map(str::to_owned), std::time::Duration::from_secs(60))
+        .await
+        .unwrap();
+    assert!(String::from_utf8_lossy(&said.stdout).contains(&FIRST.to_string()));
+}
+
+pub async fn all_of_root_is_not_enough(node: &Node) {
+    let secret = node.dir.path().join("secret");
+    std::fs::write(&secret, "secret\n").unwrap();
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let pod = pod(node, "strong", |_| {}).await;
+    let script = "for one in 'umount /proc/kcore' 'umount /proc/sys' 'umount /sys' 'mount -o remount,rw,bind /sys' \
+        'mount -o remount,rw,bind /proc/sys' 'mknod /x b 254 0' 'mknod /dev/y c 1 3' 'cat /secret' 'cat /proc/kcore' \
+        'chown 0 /secret' 'dmesg' 'nice -n -5 true && nsenter -t 1 -m umount /proc/sys'; do \
+        sh -c \"$one\" >/dev/null 2>&1 && echo \"$one\"; done; mount -t tmpfs none /tmp && echo own mounts; hostname other && hostname";
+    let mut config = with(strong(), script);
+    // As it is on the host, for nobody.
+    config.mounts =
+        vec![Mount { uid_mappings: Vec::new(), gid_mappings: Vec::new(), ..mount(&secret, "/secret") }];
+    let (_, said) = pod.finish(&config).await;
+    assert_eq!(said, "own mounts\nother\n");
+}
+
+pub async fn what_cannot_be_mapped_says_why(node: &Node) {
+    let pod = pod(node, "why", |_| {}).await;
+    let mut config = script("true");
+    config.mounts = vec![mount(std::path::Path::new("/sys/class"), "/class")];
+    let id = pod.create(&config).await;
+    let error = node.runtime.start_container(&id).await.unwrap_err().message();
+    let expected = "failed to set MOUNT_ATTR_IDMAP on /sys/class: invalid argument (maybe the filesystem used doesn't support idmap mounts on this kernel?)";
+    assert!(error.ends_with(expected), "{error}");
+    let mut wrong = node.pod_config("wrong");
+    let security = wrong.linux.as_mut().unwrap().security_context.as_mut().unwrap();
+    let root = vec![IdMapping { host_id: 0, container_id: 0, length: 65536 }];
+    security.namespace_options.as_mut().unwrap().userns_options =
+        Some(UserNamespace { mode: NamespaceMode::Pod.into(), uids: root.clone(), gids: root });
+    let error = node.runtime.run_sandbox(&wrong, "").await.unwrap_err().message();
+    assert!(error.contains("root of the pod must be mapped to somebody else outside"), "{error}");
+    let features = node.runtime.status().await.unwrap().runtime_handlers[0].features.clone().unwrap();
+    assert!(features.user_namespaces);
+}
