@@ -205,7 +205,7 @@ async fn remove_leftovers(node: &Arc<Node>) {
     for entry in std::fs::read_dir(&node.settings.pods).into_iter().flatten().flatten() {
         let uid = entry.file_name().to_string_lossy().into_owned();
         if !known.contains(&uid)
-            && let Err(error) = volumes::clear(&uid, &node.settings)
+            && let Err(error) = volumes::clear(&uid, &node.settings).map(|()| node.users.release(&uid))
         {
             tracing::warn!(%error, uid, "something is left of a pod");
         }

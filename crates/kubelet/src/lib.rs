@@ -4,6 +4,7 @@
 //! ([`pod::plan`], pure), does it, and writes what there is to say ([`pod::status`], pure). Containers outlive
 //! this process; a new one finds them again by their labels. Read [`run`], then [`worker::reconcile`].
 
+mod apparmor;
 mod ask;
 mod changes;
 pub mod config;
@@ -27,6 +28,7 @@ mod server;
 mod sources;
 mod start;
 mod stats;
+mod users;
 mod volumes;
 mod worker;
 
@@ -73,6 +75,8 @@ struct Node {
     /// As in `containerd://1.7`.
     runtime_version: String,
     settings: Settings,
+    /// The numbers that pods with users of their own have.
+    users: users::Users,
     presentation: Presentation,
     /// By the uid of the pod.
     memories: Mutex<HashMap<String, Memory>>,
@@ -110,6 +114,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         runtime,
         runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
         runtime_name: version.runtime_name,
+        users: users::Users::open(&config.settings.pods),
         settings: config.settings,
         presentation: config.presentation,
         memories: Mutex::default(),

@@ -10,7 +10,7 @@ use runtime::cri::{AuthConfig, ImageSpec};
 use crate::env::{Addresses, environment};
 use crate::observed::{Observed, State};
 use crate::volumes::{self, Materials};
-use crate::{Node, config, hooks, pull_secrets};
+use crate::{Node, config, hooks, pull_secrets, users};
 
 /// Why a container was not started.
 pub struct Failed {
@@ -32,7 +32,13 @@ pub async fn start(
     attempt: u32,
 ) -> Result<(), Failed> {
     let Some(sandbox) = seen.sandbox() else { return Ok(()) };
-    let image = image(node, pod, spec).await?;
+    let needed = Needed {
+        image: spec.image.as_deref().unwrap_or_default(),
+        policy: spec.image_pull_policy.as_deref(),
+        container: Some(&spec.name),
+    };
+    let image = image(node, pod, &needed).await?;
+    let images = image_volumes(node, pod, spec).await?;
     let addresses = || Addresses { host_ip: &node.settings.node_ip, pod_ips: &sandbox.ips };
     let sources = node.sources();
     let unusable = |why: String| {
@@ -55,11 +61,16 @@ pub async fn start(
     };
     volumes::write_files(pod, spec, attempt, &node.settings, &sandbox.ips)
         .map_err(|error| creating(error.to_string()))?;
-    let mounts = volumes::mounts(pod, spec, attempt, &places, &env, &node.settings)
+    let mounts = volumes::mounts(pod, spec, attempt, &places, &images, &env, &node.settings)
         .map_err(|why| unusable(why.to_string()))?;
     crate::identity::check(node, pod, spec, &image).await.map_err(unusable)?;
-    let sandbox_config = config::sandbox(pod, sandbox.attempt, &node.settings);
+    let mut sandbox_config = config::sandbox(pod, sandbox.attempt, &node.settings);
     let mut config = config::container(pod, spec, attempt, &image, &env, mounts, &node.settings);
+    if users::are_own(pod) {
+        let own = node.users.of(pod.uid()).map_err(creating)?;
+        users::into_sandbox(&mut sandbox_config, &own);
+        users::into_container(&mut config, &own);
+    }
     config::look_into(&mut config, target(pod, seen, &spec.name));
     let log = node.settings.log_dir(&pod.key(), pod.uid()).join(&spec.name);
     std::fs::create_dir_all(&log).map_err(|error| creating(error.to_string()))?;
@@ -117,29 +128,60 @@ async fn remove_old_runs(node: &Node, pod: &Pod, seen: &Observed, name: &str) {
     }
 }
 
+/// The volumes of a container that are images, pulled where that is wanted and needed.
+async fn image_volumes(node: &Node, pod: &Pod, spec: &Container) -> Result<volumes::Images, Failed> {
+    let mut images = volumes::Images::new();
+    for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
+        let is_mounted = spec.volume_mounts.iter().flatten().any(|mount| mount.name == volume.name);
+        let Some(source) = volume.image.as_ref().filter(|_| is_mounted) else { continue };
+        let needed = Needed {
+            image: source.reference.as_deref().unwrap_or_default(),
+            policy: source.pull_policy.as_deref(),
+            container: None,
+        };
+        let found = image(node, pod, &needed).await.inspect_err(|failed| {
+            let message = format!("Error: {}", failed.reason);
+            note(node, pod, &spec.name, Severity::Warning, "Failed", message);
+        })?;
+        images.insert(volume.name.clone(), found);
+    }
+    Ok(images)
+}
+
+/// An image that a pod needs.
+struct Needed<'a> {
+    image: &'a str,
+    policy: Option<&'a str>,
+    /// Whose image it is; nobody's for one that is a volume.
+    container: Option<&'a str>,
+}
+
 /// The image, pulled where that is wanted and needed.
-async fn image(node: &Node, pod: &Pod, spec: &Container) -> Result<ImageSpec, Failed> {
-    let name = spec.image.clone().unwrap_or_default();
+async fn image(node: &Node, pod: &Pod, needed: &Needed<'_>) -> Result<ImageSpec, Failed> {
+    let name = needed.image.to_owned();
+    let say = |severity: Severity, reason: &str, message: String| match needed.container {
+        Some(container) => note(node, pod, container, severity, reason, message),
+        None => node.ctx.events.record(reconcile::reference(pod), severity, reason, message),
+    };
     let tagged = crate::reference::with_tag(&name).map_err(|why| {
         let message =
             format!("Failed to apply default image tag {name:?}: couldn't parse image name {name:?}: {why}");
-        note(node, pod, &spec.name, Severity::Warning, "InspectFailed", message.clone());
-        note(node, pod, &spec.name, Severity::Warning, "Failed", "Error: InvalidImageName".to_owned());
+        say(Severity::Warning, "InspectFailed", message.clone());
+        say(Severity::Warning, "Failed", "Error: InvalidImageName".to_owned());
         failed("InvalidImageName", message)
     })?;
     let wanted = ImageSpec { image: tagged, user_specified_image: name.clone(), ..ImageSpec::default() };
-    let warn =
-        |reason: &str, message: String| note(node, pod, &spec.name, Severity::Warning, reason, message);
+    let warn = |reason: &str, message: String| say(Severity::Warning, reason, message);
     let present = node.runtime.image(&wanted).await.map_err(|error| {
         warn("InspectFailed", format!("Failed to inspect image {name:?}: {error}"));
         failed("ImageInspectError", error.message())
     })?;
     let default = if wanted.image.ends_with(":latest") { "Always" } else { "IfNotPresent" };
-    match (spec.image_pull_policy.as_deref().unwrap_or(default), present) {
+    match (needed.policy.unwrap_or(default), present) {
         ("IfNotPresent" | "Never", Some(present)) => {
             let message =
                 format!("Container image {name:?} already present on machine and can be accessed by the pod");
-            note(node, pod, &spec.name, Severity::Normal, "Pulled", message);
+            say(Severity::Normal, "Pulled", message);
             return Ok(ImageSpec { image: present.id, user_specified_image: name, ..ImageSpec::default() });
         }
         ("Never", None) => {
@@ -150,7 +192,7 @@ async fn image(node: &Node, pod: &Pod, spec: &Container) -> Result<ImageSpec, Fa
         }
         _ => {}
     }
-    note(node, pod, &spec.name, Severity::Normal, "Pulling", format!("Pulling image {name:?}"));
+    say(Severity::Normal, "Pulling", format!("Pulling image {name:?}"));
     let begun = Instant::now();
     let sandbox = config::sandbox(pod, 0, &node.settings);
     let keys: Vec<Option<AuthConfig>> = pull_secrets::keys(node, pod, &wanted.image);
@@ -163,7 +205,7 @@ async fn image(node: &Node, pod: &Pod, spec: &Container) -> Result<ImageSpec, Fa
                 let message = format!(
                     "Successfully pulled image {name:?} in {time} ({time} including waiting). Image size: {size} bytes."
                 );
-                note(node, pod, &spec.name, Severity::Normal, "Pulled", message);
+                say(Severity::Normal, "Pulled", message);
                 return Ok(ImageSpec {
                     image: reference,
                     user_specified_image: name,

@@ -118,10 +118,23 @@ fn end_in_time(node: &Node, pod: &Pod, now: Timestamp) {
     }
 }
 
-/// A pod that comes while the node is short of something is not begun.
+/// A pod that comes while the node is short of something, or that it cannot confine as wanted, is not begun.
 fn refuse(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
     let begun = !seen.sandboxes.is_empty() || !seen.containers.is_empty();
-    if begun || pod.is_deleting() || !crate::keeping::pressure::may_be_evicted(pod) {
+    if begun || pod.is_deleting() {
+        return;
+    }
+    if let Some(message) = crate::apparmor::problem(pod) {
+        let first = node.remember(pod, |memory| {
+            let rejected = ("AppArmor".to_owned(), format!("Pod was rejected: {message}"));
+            memory.ended.replace(rejected).is_none()
+        });
+        if first {
+            node.ctx.events.warning(pod, "AppArmor", message);
+        }
+        return;
+    }
+    if !crate::keeping::pressure::may_be_evicted(pod) {
         return;
     }
     let [memory, disk, _] = node.keeping.pressures().lasting(now);
@@ -267,9 +280,13 @@ fn memory_of_sandboxes(seen: &Observed) -> bool {
 }
 
 async fn make_sandbox(node: &Node, pod: &Pod, attempt: u32) -> Result<(), String> {
-    let config = config::sandbox(pod, attempt, &node.settings);
+    let mut config = config::sandbox(pod, attempt, &node.settings);
     std::fs::create_dir_all(&config.log_directory).map_err(|error| error.to_string())?;
     let handler = node.runtime_handler(pod).await?;
+    if crate::users::are_own(pod) {
+        node.may_have_users(&handler).await?;
+        crate::users::into_sandbox(&mut config, &node.users.of(pod.uid())?);
+    }
     node.runtime.run_sandbox(&config, &handler).await.map(drop).map_err(|error| error.message())
 }
 
@@ -357,8 +374,9 @@ pub async fn remove_all(node: &Node, uid: &str) -> bool {
     };
     let result = result.await.map_err(|error| error.to_string());
     let result = result.and_then(|()| volumes::clear(uid, &node.settings).map_err(|error| error.to_string()));
-    if let Err(error) = &result {
-        tracing::warn!(error, uid, "something is left of a pod");
+    match &result {
+        Ok(()) => node.users.release(uid),
+        Err(error) => tracing::warn!(error, uid, "something is left of a pod"),
     }
     result.is_ok()
 }
@@ -397,6 +415,20 @@ impl Node {
             Err(error) if error.is_not_found() => Err(error.to_string()),
             Err(error) => Err(format!("failed to lookup RuntimeClass {class}: {error}")),
         }
+    }
+
+    /// Whether the runtime has users of pods' own, in upstream's words where not.
+    async fn may_have_users(&self, handler: &str) -> Result<(), String> {
+        let not = match handler {
+            "" => "can't set `spec.hostUsers: false`, runtime does not support user namespaces".to_owned(),
+            name => format!(
+                "can't set `spec.hostUsers: false`, RuntimeClass handler {name:?} does not support user namespaces"
+            ),
+        };
+        let status = self.runtime.status().await.map_err(|error| format!("{not}: {}", error.message()))?;
+        let found = status.runtime_handlers.iter().find(|known| known.name == handler);
+        let has = found.and_then(|known| known.features.as_ref()).is_some_and(|has| has.user_namespaces);
+        if has { Ok(()) } else { Err(not) }
     }
 
     pub fn sources(&self) -> Cluster<'_> {

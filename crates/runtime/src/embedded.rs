@@ -9,6 +9,7 @@ mod calls;
 mod capability;
 mod exec;
 mod images;
+mod labels;
 mod launch;
 mod pods;
 mod protocol;

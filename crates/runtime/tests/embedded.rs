@@ -5,12 +5,16 @@
 
 #[path = "embedded/breakout.rs"]
 mod breakout;
+#[path = "embedded/image.rs"]
+mod image;
 #[path = "embedded/kit.rs"]
 mod kit;
 #[path = "embedded/life.rs"]
 mod life;
 #[path = "embedded/users.rs"]
 mod users;
+#[path = "embedded/volumes.rs"]
+mod volumes;
 
 use std::path::Path;
 use std::process::ExitCode;

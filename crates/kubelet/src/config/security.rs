@@ -79,6 +79,7 @@ pub fn container(pod: &Pod, container: &Container) -> LinuxContainerSecurityCont
         no_new_privs: own.allow_privilege_escalation == Some(false),
         masked_paths: paths(MASKED),
         readonly_paths: paths(READ_ONLY),
+        apparmor: crate::apparmor::of(pod, container),
         seccomp: Some(seccomp(own.seccomp_profile.as_ref().or(context.seccomp_profile.as_ref()), privileged)),
         ..LinuxContainerSecurityContext::default()
     }

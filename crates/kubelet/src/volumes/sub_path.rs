@@ -6,13 +6,35 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
 
-/// Where `part` of the volume at `place` is; directories that are not there are made.
-pub fn find(place: &Path, part: &str) -> Result<PathBuf, String> {
+/// Shows `part` of the volume at `place` at another place, `at`; directories that are not there are made.
+///
+/// A path would not do: whoever writes to the volume could exchange what is there before the runtime mounts it. What was
+/// shown there before goes; a container that runs has its own copy.
+pub fn bind(place: &Path, part: &str, at: &Path) -> Result<PathBuf, String> {
     let told = |why: String| format!("failed to prepare subPath for volumeMount {part:?}: {why}");
     let found = open(place, part).map_err(told)?;
-    std::fs::read_link(format!("/proc/self/fd/{}", found.as_raw_fd()))
-        .map_err(|error| told(error.to_string()))
+    show(&found, at).map_err(|error| told(error.to_string()))?;
+    Ok(at.to_owned())
+}
+
+fn show(found: &OwnedFd, at: &Path) -> std::io::Result<()> {
+    let kind = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(found)?.st_mode);
+    while rustix::mount::unmount(at, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).is_ok() {}
+    match std::fs::symlink_metadata(at) {
+        Ok(left) if left.is_dir() => std::fs::remove_dir(at)?,
+        Ok(_) => std::fs::remove_file(at)?,
+        Err(_) => {}
+    }
+    if let Some(parent) = at.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    match kind {
+        rustix::fs::FileType::Directory => std::fs::create_dir(at)?,
+        _ => drop(std::fs::File::create_new(at)?),
+    }
+    Ok(rustix::mount::mount_bind(format!("/proc/self/fd/{}", found.as_raw_fd()), at)?)
 }
 
 fn open(place: &Path, part: &str) -> Result<OwnedFd, String> {
@@ -60,12 +82,73 @@ mod tests {
         link("/etc", "out");
         link("..", "up");
         link("../a/b", "a/in");
-        assert_eq!(find(&volume, "a/b"), Ok(volume.join("a/b")));
-        assert_eq!(find(&volume, "a/in"), Ok(volume.join("a/b")));
-        assert_eq!(find(&volume, "./new/deep"), Ok(volume.join("new/deep")));
+        let find = |part: &str| {
+            let found = open(&volume, part).expect("found");
+            std::fs::read_link(format!("/proc/self/fd/{}", found.as_raw_fd())).expect("a path")
+        };
+        assert_eq!(find("a/b"), volume.join("a/b"));
+        assert_eq!(find("a/in"), volume.join("a/b"));
+        assert_eq!(find("./new/deep"), volume.join("new/deep"));
         assert!(volume.join("new/deep").is_dir());
         for part in ["out", "out/passwd", "out/new", "up", "../x", "a/../../x"] {
             assert_eq!(open(&volume, part).map(drop), Err("it leads out of the volume".to_owned()), "{part}");
         }
+    }
+
+    /// Somebody exchanges the part for a link to elsewhere, again and again, while it is being mounted.
+    #[test]
+    fn what_is_exchanged_meanwhile_leads_nowhere() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let dir = tempfile::tempdir().expect("a directory");
+        let root = dir.path().canonicalize().expect("a path");
+        let volume = root.join("volume");
+        std::fs::create_dir_all(volume.join("part/inner")).expect("made");
+        std::fs::write(volume.join("part/inner/mine"), "").expect("written");
+        std::fs::create_dir_all(root.join("host/inner")).expect("made");
+        std::os::unix::fs::symlink(root.join("host"), volume.join("link")).expect("linked");
+        let at = root.join("pod/volume-subpaths/v/c/0");
+        if let Err(error) = bind(&volume, "part/inner", &at) {
+            return eprintln!("skipped: needs root: {error}");
+        }
+        let over = AtomicBool::new(false);
+        let (mut shown, mut refused) = (0, 0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let exchange = rustix::fs::RenameFlags::EXCHANGE;
+                let (cwd, one, other) = (rustix::fs::CWD, volume.join("part"), volume.join("link"));
+                while !over.load(Ordering::Relaxed) {
+                    rustix::fs::renameat_with(cwd, &one, cwd, &other, exchange).expect("exchanged");
+                }
+            });
+            for _ in 0..2000 {
+                match bind(&volume, "part/inner", &at) {
+                    Ok(_) => {
+                        assert!(at.join("mine").exists(), "it shows what is elsewhere");
+                        shown += 1;
+                    }
+                    Err(_) => refused += 1,
+                }
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        while rustix::mount::unmount(&at, UnmountFlags::DETACH).is_ok() {}
+        assert!(shown > 0 && refused > 0, "{shown} {refused}");
+    }
+
+    #[test]
+    fn a_part_may_be_a_file_and_change() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let volume = dir.path().canonicalize().expect("a path").join("volume");
+        std::fs::create_dir_all(&volume).expect("made");
+        std::fs::write(volume.join("file"), "text").expect("written");
+        let at = dir.path().join("at");
+        if let Err(error) = bind(&volume, "file", &at) {
+            return eprintln!("skipped: needs root: {error}");
+        }
+        assert_eq!(std::fs::read_to_string(&at).expect("read"), "text");
+        bind(&volume, "directory", &at).expect("bound");
+        assert!(at.is_dir());
+        while rustix::mount::unmount(&at, UnmountFlags::DETACH).is_ok() {}
+        assert_eq!(std::fs::read_dir(&at).expect("empty").count(), 0);
     }
 }

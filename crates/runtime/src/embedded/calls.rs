@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use podnet::{Address, Attachment};
 use tokio::sync::watch;
 
+use super::labels::Modules;
 use super::pods::{Container as Known, Pod};
 use super::protocol::Request;
 use super::record::{self, ContainerRecord, PodRecord};
@@ -316,6 +317,7 @@ impl Runtime for Embedded {
         });
         let (image_config, image) =
             image.await?.ok_or_else(|| not_found(CALL, format!("image {name:?} not found")))?;
+        let volumes = self.volume_layers(config).await?;
         let id = fresh_id();
         let parts = translate::Parts {
             id: &id,
@@ -324,16 +326,21 @@ impl Runtime for Embedded {
             layers: image.layers.clone(),
             directory: &pod.directory,
             seccomp_dir: &self.inner.config.seccomp_profiles,
+            volumes: &volumes,
+            modules: &Modules::of_host(),
         };
         let spec =
             translate::container(config, &pod_config, parts).map_err(|message| refused(CALL, message))?;
+        for volume in spec.mounts.iter().filter_map(|mount| mount.image.as_ref()) {
+            self.check_part(volume).map_err(|message| refused(CALL, message))?;
+        }
         let digests = image.digests.iter().next().cloned();
         let record = ContainerRecord {
             config: Some(config.clone()),
             created: now(),
             image_ref: digests.unwrap_or_else(|| image.id.to_string()),
             image: image.id.to_string(),
-            layers: image.layers,
+            layers: image.layers.into_iter().chain(volumes.into_values().flatten()).collect(),
             stop_signal: sys::process::signal_number(&image_config.config.stop_signal).unwrap_or(SIGTERM),
         };
         let directory = pod.directory.join(&id);

@@ -1,7 +1,9 @@
 //! CRI's questions about images.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
+use super::spec::ImageVolume;
 use super::{Embedded, chain, refused, view};
 use crate::Result;
 use crate::cri::*;
@@ -50,6 +52,47 @@ impl Embedded {
         containers.flat_map(|container| container.record.layers.clone()).collect()
     }
 
+    /// The layers of the images that a container has as volumes, by what they are called there.
+    pub(super) async fn volume_layers(
+        &self,
+        config: &ContainerConfig,
+    ) -> Result<BTreeMap<String, Vec<String>>> {
+        let names: BTreeSet<String> = config
+            .mounts
+            .iter()
+            .filter_map(|mount| mount.image.as_ref())
+            .map(|image| image.image.clone())
+            .collect();
+        if names.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        self.on_images("CreateContainer", move |store| {
+            let mut found = BTreeMap::new();
+            for name in names {
+                if let Some(image) = store.find(&name)? {
+                    found.insert(name, image.layers);
+                }
+            }
+            Ok(found)
+        })
+        .await
+    }
+
+    /// Whether the wanted part of an image is in there, on kernels where that can be seen before it is mounted.
+    pub(super) fn check_part(&self, volume: &ImageVolume) -> std::result::Result<(), String> {
+        if volume.sub_path.is_empty() {
+            return Ok(());
+        }
+        let layers_dir = self.inner.images.root().join("layers");
+        let layers: Vec<_> = volume.layers.iter().map(|layer| layers_dir.join(layer)).collect();
+        match part_is_there(&layers, &volume.sub_path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                Err(volume.missing("no such file or directory"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub(super) async fn drop_image(&self, spec: &ImageSpec) -> Result<()> {
         let (name, in_use) = (spec.image.clone(), self.layers_in_use());
         self.on_images("RemoveImage", move |store| {
@@ -74,6 +117,28 @@ impl Embedded {
         let pulled = puller.pull(&reference, auth.and_then(credentials).as_ref()).await;
         pulled.map(|image| image.id.to_string()).map_err(|error| failed(chain(&error)))
     }
+}
+
+/// Stacks layers, lowest first, where nobody sees it, and looks.
+fn part_is_there(layers: &[PathBuf], part: &str) -> std::io::Result<()> {
+    use rustix::fs::{Mode, OFlags, ResolveFlags};
+    use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
+    let root = match layers {
+        [only] => rustix::fs::open(only, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?,
+        layers => {
+            let unseen = std::io::ErrorKind::Unsupported;
+            let context = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+            for layer in layers.iter().rev() {
+                rustix::mount::fsconfig_set_string(&context, "lowerdir+", layer).map_err(|_| unseen)?;
+            }
+            rustix::mount::fsconfig_create(&context).map_err(|_| unseen)?;
+            let flags = FsMountFlags::FSMOUNT_CLOEXEC;
+            rustix::mount::fsmount(&context, flags, MountAttrFlags::MOUNT_ATTR_RDONLY).map_err(|_| unseen)?
+        }
+    };
+    let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    rustix::fs::openat2(root, part, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), inside)?;
+    Ok(())
 }
 
 fn credentials(auth: &AuthConfig) -> Option<image::pull::Credentials> {

@@ -85,7 +85,11 @@ pub struct Container {
     pub ambient: Vec<u8>,
     pub no_new_privileges: bool,
     pub seccomp: Seccomp,
+    /// The profile of AppArmor it is confined by.
     pub apparmor: Option<String>,
+    /// The label of SELinux its processes have.
+    #[serde(default)]
+    pub selinux: Option<String>,
     pub cgroup: String,
     pub limits: Limits,
     pub oom_score_adj: i64,
@@ -130,6 +134,30 @@ pub struct Mount {
     /// Its owners are meant as they are inside, in a pod with users of its own.
     #[serde(default)]
     pub maps_owners: bool,
+    /// An image instead of a source.
+    #[serde(default)]
+    pub image: Option<ImageVolume>,
+}
+
+/// An image as a volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageVolume {
+    /// What it is called.
+    pub image: String,
+    /// Its layers, lowest first.
+    pub layers: Vec<String>,
+    /// The part that is wanted; empty for all.
+    pub sub_path: String,
+}
+
+impl ImageVolume {
+    /// The words for a part that is not in there.
+    pub fn missing(&self, why: &str) -> String {
+        format!(
+            "ImageVolumeMountFailed: cannot mount {:?} of the image {:?}: {why}",
+            self.sub_path, self.image
+        )
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

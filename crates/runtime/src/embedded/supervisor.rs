@@ -9,6 +9,7 @@ mod connection;
 mod container;
 mod identity;
 mod launch;
+mod layers;
 mod log;
 mod root;
 mod setup;

@@ -1,10 +1,12 @@
 //! From CRI's words and an image's to what a supervisor is told. Pure.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use image::Process;
 use podnet::Attachment;
 
+use super::labels::Modules;
 use super::{capability, spec};
 use crate::cri::*;
 
@@ -66,6 +68,9 @@ pub struct Parts<'a> {
     pub directory: &'a Path,
     /// Where profiles of the node are.
     pub seccomp_dir: &'a Path,
+    /// The layers of images that are volumes, by what they are called.
+    pub volumes: &'a BTreeMap<String, Vec<String>>,
+    pub modules: &'a Modules,
 }
 
 /// One run of a container.
@@ -89,7 +94,7 @@ pub fn container(
     mounts
         .retain(|known| !config.mounts.iter().any(|mount| same_place(&mount.container_path, &known.target)));
     for wanted in &config.mounts {
-        mounts.push(mount(wanted)?);
+        mounts.push(mount(wanted, parts.volumes)?);
     }
     let log = (!config.log_path.is_empty() && !pod.log_directory.is_empty())
         .then(|| Path::new(&pod.log_directory).join(&config.log_path));
@@ -111,7 +116,8 @@ pub fn container(
         ambient,
         no_new_privileges: security.no_new_privs,
         seccomp: seccomp(&security, parts.seccomp_dir)?,
-        apparmor: None,
+        apparmor: parts.modules.apparmor(security.apparmor.as_ref(), security.privileged)?,
+        selinux: parts.modules.selinux(security.selinux_options.as_ref()),
         cgroup: cgroup(pod, parts.id),
         limits: limits(&resources),
         oom_score_adj: resources.oom_score_adj,
@@ -200,13 +206,14 @@ fn same_place(one: &str, other: &str) -> bool {
     Path::new(one).components().eq(Path::new(other).components())
 }
 
-fn mount(wanted: &Mount) -> Result<spec::Mount, String> {
-    if wanted.image.is_some() {
-        return Err(format!(
-            "an image as the volume {:?} is not supported by this runtime",
-            wanted.container_path
-        ));
-    }
+fn mount(wanted: &Mount, volumes: &BTreeMap<String, Vec<String>>) -> Result<spec::Mount, String> {
+    let image = wanted.image.as_ref().map(|image| {
+        let layers = volumes.get(&image.image).cloned();
+        let layers =
+            layers.ok_or_else(|| format!("ImageVolumeMountFailed: image {:?} not found", image.image))?;
+        let sub_path = wanted.image_sub_path.clone();
+        Ok::<_, String>(spec::ImageVolume { image: image.image.clone(), layers, sub_path })
+    });
     Ok(spec::Mount {
         source: wanted.host_path.clone().into(),
         target: wanted.container_path.clone(),
@@ -218,6 +225,7 @@ fn mount(wanted: &Mount) -> Result<spec::Mount, String> {
             MountPropagation::Bidirectional => spec::Propagation::Bidirectional,
         },
         maps_owners: !wanted.uid_mappings.is_empty(),
+        image: image.transpose()?,
     })
 }
 

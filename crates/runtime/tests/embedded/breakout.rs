@@ -1,7 +1,5 @@
 //! Ways out of a container that must not be any.
 
-use std::io::Write as _;
-
 use runtime::Runtime;
 use runtime::cri::*;
 
@@ -169,8 +167,7 @@ pub async fn privileges_are_what_they_should_be(node: &Node) {
 
 /// An image whose directories are links to the host's.
 pub async fn images_cannot_mount_elsewhere(node: &Node) {
-    let archive = evil_image(node.dir.path());
-    image::import(node.runtime.images(), std::fs::File::open(archive).unwrap()).unwrap();
+    ::image::import(node.runtime.images(), std::io::Cursor::new(evil_image())).unwrap();
     let host = node.dir.path().join("mine");
     std::fs::create_dir_all(&host).unwrap();
     let pod = node.pod("links").await;
@@ -194,7 +191,7 @@ pub async fn images_cannot_mount_elsewhere(node: &Node) {
     assert!(error.ends_with("\"/process/sys\" cannot be mounted because it is inside /proc"), "{error}");
 }
 
-fn evil_image(dir: &std::path::Path) -> std::path::PathBuf {
+fn evil_image() -> Vec<u8> {
     let mut layer = tar::Builder::new(Vec::new());
     let mut link = |name: &str, target: &str| {
         let mut header = tar::Header::new_gnu();
@@ -214,24 +211,7 @@ fn evil_image(dir: &std::path::Path) -> std::path::PathBuf {
     let busybox = std::fs::read("/bin/busybox").unwrap();
     header.set_size(busybox.len() as u64);
     layer.append_data(&mut header, "bin/busybox", &busybox[..]).unwrap();
-    let layer = layer.into_inner().unwrap();
-    let digest = image::Digest::of(&layer);
-    let config = format!(
-        r#"{{"os":"linux","architecture":"amd64","config":{{"Env":["PATH=/bin"]}},"rootfs":{{"type":"layers","diff_ids":["{digest}"]}}}}"#
-    );
-    let manifest = r#"[{"Config":"c.json","RepoTags":["evil:1"],"Layers":["l.tar"]}]"#;
-    let mut archive = tar::Builder::new(Vec::new());
-    for (name, bytes) in
-        [("c.json", config.as_bytes()), ("l.tar", &layer), ("manifest.json", manifest.as_bytes())]
-    {
-        let mut header = tar::Header::new_gnu();
-        header.set_mode(0o644);
-        header.set_size(bytes.len() as u64);
-        archive.append_data(&mut header, name, bytes).unwrap();
-    }
-    let path = dir.join("evil.tar");
-    std::fs::File::create(&path).unwrap().write_all(&archive.into_inner().unwrap()).unwrap();
-    path
+    crate::image::archive("evil:1", &[layer.into_inner().unwrap()])
 }
 
 pub async fn seccomp_holds_for_commands_too(node: &Node) {

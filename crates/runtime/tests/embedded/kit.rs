@@ -65,6 +65,8 @@ pub async fn run(only: Option<&str>, unified: bool) {
         users::commands_stay_inside,
         users::all_of_root_is_not_enough,
         users::what_cannot_be_mapped_says_why,
+        volumes::an_image_is_a_volume,
+        volumes::profiles_that_cannot_be_applied_say_so,
     ];
     assert_eq!(failures, 0, "tests failed");
     println!("\ntest result: ok.");
@@ -76,7 +78,7 @@ impl Node {
         let archive = testkit::busybox_image(dir.path(), IMAGE).expect("an image");
         let runtime = open(dir.path()).await;
         let file = std::fs::File::open(archive).expect("an archive");
-        image::import(runtime.images(), file).expect("imported");
+        ::image::import(runtime.images(), file).expect("imported");
         Node { dir, runtime }
     }
 

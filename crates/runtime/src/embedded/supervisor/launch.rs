@@ -66,6 +66,7 @@ fn prepare(
             let _ = rustix::fs::fchown(fd, Some(Uid::from_raw(who.uid)), None);
         }
     }
+    label(spec)?;
     become_user(spec, &who, filter)?;
     let mut env: Vec<(&str, &str)> = spec.env.iter().filter_map(|pair| pair.split_once('=')).collect();
     if !env.iter().any(|(name, _)| *name == "HOME") {
@@ -82,6 +83,22 @@ fn prepare(
         sys::seccomp::load(filter).map_err(Failure::during("load the seccomp filter"))?;
     }
     Ok((command, path))
+}
+
+/// Says what the program will be for the kernel's security modules. It takes effect when the program begins.
+fn label(spec: &Container) -> Result<(), Failure> {
+    if let Some(profile) = &spec.apparmor {
+        let text = format!("exec {profile}");
+        // Older kernels have one file for whichever module there is.
+        std::fs::write("/proc/self/attr/apparmor/exec", &text)
+            .or_else(|_| std::fs::write("/proc/self/attr/exec", &text))
+            .map_err(Failure::during(format!("apply the AppArmor profile {profile}")))?;
+    }
+    if let Some(label) = &spec.selinux {
+        std::fs::write("/proc/self/attr/exec", label)
+            .map_err(Failure::during(format!("set the SELinux label {label}")))?;
+    }
+    Ok(())
 }
 
 fn become_user(

@@ -11,12 +11,13 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, OpenTreeFlags, UnmountFlags,
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, OpenTreeFlags, UnmountFlags,
 };
 use rustix::process::{chdir, fchdir, pivot_root};
 use sys::mounts::{self, Attributes};
 
 use super::Failure;
+use super::layers;
 use super::spawn::Surroundings;
 use super::users::Users;
 use crate::embedded::spec::{Container, Mount, Propagation};
@@ -36,14 +37,13 @@ const LINKS: [(&str, &str); 6] = [
 const NOT_SHARED: [&str; 7] = ["pts", "shm", "fd", "mqueue", "console", "ptmx", "tty"];
 /// The group that terminals belong to.
 const TERMINALS: u32 = 5;
-/// Where layers are seen with the owners they have for the pod's users.
-const LOWER: &str = "lower";
 /// `PROC_SUPER_MAGIC`
 const PROC: i64 = 0x9fa0;
 
 /// What is mounted from outside, opened where it can be seen.
 pub struct Trees {
-    mounts: Vec<(Mount, OwnedFd)>,
+    /// None for what is only put together inside: images.
+    mounts: Vec<(Mount, Option<OwnedFd>)>,
     shm: OwnedFd,
     /// The container's own groups, by the names their hierarchies have.
     cgroups: Vec<(String, OwnedFd)>,
@@ -61,9 +61,12 @@ impl Trees {
         // What is mounted below something comes after it.
         wanted.sort_by_key(|mount| Path::new(&mount.target).components().count());
         for mount in wanted {
-            let tree = open_mount(&mount)?;
-            if let Some(users) = around.users.filter(|_| mount.maps_owners) {
-                users.map(&tree, &mount.source)?;
+            let tree = match &mount.image {
+                Some(_) => None,
+                None => Some(open_mount(&mount)?),
+            };
+            if let (Some(users), Some(tree)) = (around.users.filter(|_| mount.maps_owners), &tree) {
+                users.map(tree, &mount.source)?;
             }
             opened.push((mount, tree));
         }
@@ -120,10 +123,18 @@ pub fn enter(
     // The host's later mounts come in where they are wanted; nothing goes out.
     rustix::mount::mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
         .map_err(Failure::during("part from the host's mounts"))?;
-    let root = Root { fd: stack(spec, directory, around.users)?, users: around.users };
+    let root = Root { fd: layers::root(spec, directory, around.users)?, users: around.users };
     root.kernel_file_systems(spec, around.cgroups.is_v2(), &trees)?;
     root.devices(spec)?;
-    for (mount, tree) in &trees.mounts {
+    for (at, (mount, tree)) in trees.mounts.iter().enumerate() {
+        let made = match &mount.image {
+            Some(image) => {
+                let place = directory.join("images").join(at.to_string());
+                Some(layers::volume(image, &spec.layers_dir, &place, around.users)?)
+            }
+            None => None,
+        };
+        let Some(tree) = tree.as_ref().or(made.as_ref()) else { continue };
         let failed = |error: io::Error| Failure::during(format!("mount on {:?}", mount.target))(error);
         let is_directory = kind(tree).map_err(failed)?.is_dir();
         let place = root.place(&mount.target, is_directory).map_err(failed)?;
@@ -149,76 +160,6 @@ pub fn enter(
             .map_err(Failure::during("make the root read-only"))?;
     }
     Ok(())
-}
-
-/// Stacks the layers with a place for changes on top.
-fn stack(spec: &Container, directory: &Path, users: Option<&Users>) -> Result<OwnedFd, Failure> {
-    use std::os::fd::AsRawFd as _;
-    fn failed<E: Into<io::Error>>(error: E) -> Failure {
-        Failure::during("mount the container's root")(error)
-    }
-    for name in ["upper", "work", "root", "none"] {
-        use std::os::unix::fs::DirBuilderExt as _;
-        match std::fs::DirBuilder::new().mode(0o755).create(directory.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
-            _ => {}
-        }
-    }
-    // The root of the stack is as its topmost layer is.
-    let top =
-        spec.layers.last().map(|name| spec.layers_dir.join(name)).unwrap_or_else(|| directory.join("none"));
-    let upper = directory.join("upper");
-    let like = rustix::fs::stat(&top).map_err(failed)?;
-    let (uid, gid) = match users {
-        Some(users) => users.outside(like.st_uid, like.st_gid),
-        None => (Uid::from_raw(like.st_uid), Gid::from_raw(like.st_gid)),
-    };
-    rustix::fs::chown(&upper, Some(uid), Some(gid)).map_err(failed)?;
-    rustix::fs::chmod(&upper, Mode::from_raw_mode(like.st_mode)).map_err(failed)?;
-    let own = rustix::fs::open(directory, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
-    // Short names, of which many fit into the options, and none with a comma in it.
-    let own_path = format!("/proc/self/fd/{}", own.as_raw_fd());
-    let mapped = users.map(|users| mapped(spec, directory, users)).transpose()?;
-    let (place, layers) = match &mapped {
-        Some(names) => (directory.join(LOWER), names),
-        None => (spec.layers_dir.clone(), &spec.layers),
-    };
-    chdir(&place).map_err(failed)?;
-    let mut lower: Vec<&str> = layers.iter().rev().map(String::as_str).collect();
-    let none = format!("{own_path}/none");
-    if lower.is_empty() {
-        lower.push(&none);
-    }
-    let options = format!("lowerdir={},upperdir={own_path}/upper,workdir={own_path}/work", lower.join(":"));
-    let options = std::ffi::CString::new(options).map_err(failed)?;
-    let target = format!("{own_path}/root");
-    rustix::mount::mount("overlay", &target, "overlay", MountFlags::empty(), Some(options.as_c_str()))
-        .map_err(failed)?;
-    rustix::fs::open(&target, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-        .map_err(failed)
-}
-
-/// Shows the layers with the owners they have for the pod's users, in a directory of the container. Only this process
-/// and what it becomes see them there.
-fn mapped(spec: &Container, directory: &Path, users: &Users) -> Result<Vec<String>, Failure> {
-    fn failed<E: Into<io::Error>>(error: E) -> Failure {
-        Failure::during("show the image's layers to the pod's users")(error)
-    }
-    let mut names = Vec::new();
-    for (at, layer) in spec.layers.iter().enumerate() {
-        let source = spec.layers_dir.join(layer);
-        let tree = mounts::copy_one(&source).map_err(failed)?;
-        users.map(&tree, &source)?;
-        let name = at.to_string();
-        let place = directory.join(LOWER).join(&name);
-        std::fs::create_dir_all(&place).map_err(failed)?;
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        mounts::attach(tree, rustix::fs::open(&place, flags, Mode::empty()).map_err(failed)?)
-            .map_err(failed)?;
-        names.push(name);
-    }
-    std::fs::create_dir_all(directory.join(LOWER)).map_err(failed)?;
-    Ok(names)
 }
 
 fn change_root(root: &OwnedFd) -> Result<(), Failure> {

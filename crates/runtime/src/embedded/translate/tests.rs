@@ -14,6 +14,8 @@ fn made(config: &ContainerConfig, image: &Process) -> Result<spec::Container, St
         layers: vec!["a".into()],
         directory: Path::new("/pod"),
         seccomp_dir: Path::new("/profiles"),
+        volumes: &BTreeMap::from([("data:1".to_owned(), vec!["b".to_owned()])]),
+        modules: &Modules::default(),
     };
     container(config, &pod, parts)
 }

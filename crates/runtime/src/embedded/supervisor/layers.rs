@@ -1,0 +1,161 @@
+//! Layers on top of each other: the root of a container with a place for its changes, and images as volumes.
+//!
+//! Runs in the process that will be the container, which alone sees what is mounted here on the way.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::mount::{MountFlags, OpenTreeFlags};
+use rustix::process::chdir;
+use sys::mounts::{self, Attributes};
+
+use super::Failure;
+use super::users::Users;
+use crate::embedded::spec::{Container, ImageVolume};
+
+/// Stacks the layers of a container's image with a place for changes on top.
+pub fn root(spec: &Container, directory: &Path, users: Option<&Users>) -> Result<OwnedFd, Failure> {
+    fn failed<E: Into<io::Error>>(error: E) -> Failure {
+        Failure::during("mount the container's root")(error)
+    }
+    for name in ["upper", "work", "root", "none"] {
+        make(&directory.join(name)).map_err(failed)?;
+    }
+    // The root of the stack is as its topmost layer is.
+    let top =
+        spec.layers.last().map(|name| spec.layers_dir.join(name)).unwrap_or_else(|| directory.join("none"));
+    let upper = directory.join("upper");
+    let like = rustix::fs::stat(&top).map_err(failed)?;
+    let (uid, gid) = match users {
+        Some(users) => users.outside(like.st_uid, like.st_gid),
+        None => (Uid::from_raw(like.st_uid), Gid::from_raw(like.st_gid)),
+    };
+    rustix::fs::chown(&upper, Some(uid), Some(gid)).map_err(failed)?;
+    rustix::fs::chmod(&upper, Mode::from_raw_mode(like.st_mode)).map_err(failed)?;
+    let stack = Stack { directory, layers_dir: &spec.layers_dir, layers: &spec.layers, users };
+    let context = spec.selinux.as_deref().map(file_context);
+    stack.mount(true, context.as_deref())
+}
+
+/// An image as a volume: only to be read, and nothing in it to be run. `directory` is where it may be put together.
+pub fn volume(
+    volume: &ImageVolume,
+    layers_dir: &Path,
+    directory: &Path,
+    users: Option<&Users>,
+) -> Result<OwnedFd, Failure> {
+    let failed = |error: io::Error| Failure::during(format!("mount the image {:?}", volume.image))(error);
+    for name in ["root", "none"] {
+        make(&directory.join(name)).map_err(failed)?;
+    }
+    let stack = Stack { directory, layers_dir, layers: &volume.layers, users };
+    let root = stack.mount(false, None)?;
+    let part = open_part(&root, &volume.sub_path)
+        .map_err(|error| Failure(volume.missing(&super::launch::plain(&error))))?;
+    let flags =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    let tree = rustix::mount::open_tree(part, "", flags).map_err(|error| failed(error.into()))?;
+    let attributes =
+        Attributes { read_only: true, no_suid: true, no_dev: true, no_exec: true, ..Attributes::default() };
+    mounts::set(&tree, attributes).map_err(failed)?;
+    Ok(tree)
+}
+
+/// A part of an image, whose links lead nowhere else.
+fn open_part(root: impl AsFd, part: &str) -> io::Result<OwnedFd> {
+    let part = if part.is_empty() { "." } else { part };
+    let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    Ok(rustix::fs::openat2(root, part, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), inside)?)
+}
+
+struct Stack<'a> {
+    /// Has `root`, where the stack is mounted, the empty `none`, and for one with changes `upper` and `work`.
+    directory: &'a Path,
+    layers_dir: &'a Path,
+    /// The lowest first.
+    layers: &'a [String],
+    users: Option<&'a Users>,
+}
+
+impl Stack<'_> {
+    fn mount(&self, has_changes: bool, context: Option<&str>) -> Result<OwnedFd, Failure> {
+        fn failed<E: Into<io::Error>>(error: E) -> Failure {
+            Failure::during("stack layers")(error)
+        }
+        let own = rustix::fs::open(self.directory, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+            .map_err(failed)?;
+        // Short names, of which many fit into the options, and none with a comma in it.
+        let own_path = format!("/proc/self/fd/{}", own.as_raw_fd());
+        let mapped = self.users.map(|users| self.mapped(users)).transpose()?;
+        let (place, layers) = match &mapped {
+            Some((place, names)) => (place.as_path(), &names[..]),
+            None => (self.layers_dir, self.layers),
+        };
+        chdir(place).map_err(failed)?;
+        let mut lower: Vec<&str> = layers.iter().rev().map(String::as_str).collect();
+        let none = format!("{own_path}/none");
+        // There have to be two, changes included.
+        if lower.len() < 2 && (!has_changes || lower.is_empty()) {
+            lower.push(&none);
+        }
+        let nothing = format!("{own_path}/root");
+        if lower.len() < 2 && !has_changes {
+            lower.push(&nothing);
+        }
+        let mut options = format!("lowerdir={}", lower.join(":"));
+        if has_changes {
+            options += &format!(",upperdir={own_path}/upper,workdir={own_path}/work");
+        }
+        if let Some(context) = context {
+            options += &format!(",context=\"{context}\"");
+        }
+        let options = std::ffi::CString::new(options).map_err(failed)?;
+        let target = format!("{own_path}/root");
+        rustix::mount::mount("overlay", &target, "overlay", MountFlags::empty(), Some(options.as_c_str()))
+            .map_err(|error| match self.users {
+                Some(_) if error == rustix::io::Errno::INVAL => Failure(
+                    "cannot stack layers for a pod with users of its own: this kernel's overlay file system does not \
+                     take mapped layers (it has to be 5.19 or later)"
+                        .to_owned(),
+                ),
+                _ => failed(error),
+            })?;
+        rustix::fs::open(&target, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(failed)
+    }
+
+    /// Shows the layers with the owners they have for the pod's users; where, and by which names.
+    fn mapped(&self, users: &Users) -> Result<(PathBuf, Vec<String>), Failure> {
+        fn failed<E: Into<io::Error>>(error: E) -> Failure {
+            Failure::during("show the image's layers to the pod's users")(error)
+        }
+        let place = self.directory.join("lower");
+        make(&place).map_err(failed)?;
+        let mut names = Vec::new();
+        for (at, layer) in self.layers.iter().enumerate() {
+            let source = self.layers_dir.join(layer);
+            let tree = mounts::copy_one(&source).map_err(failed)?;
+            users.map(&tree, &source)?;
+            let name = at.to_string();
+            make(&place.join(&name)).map_err(failed)?;
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let target = rustix::fs::open(place.join(&name), flags, Mode::empty()).map_err(failed)?;
+            mounts::attach(tree, target).map_err(failed)?;
+            names.push(name);
+        }
+        Ok((place, names))
+    }
+}
+
+fn make(directory: &Path) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    std::fs::DirBuilder::new().mode(0o755).recursive(true).create(directory)
+}
+
+/// The label of files that a process with this label may use: of the same level.
+fn file_context(label: &str) -> String {
+    let level = label.splitn(4, ':').nth(3).unwrap_or("s0");
+    format!("system_u:object_r:container_file_t:{level}")
+}
