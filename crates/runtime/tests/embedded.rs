@@ -5,6 +5,10 @@
 
 #[path = "embedded/breakout.rs"]
 mod breakout;
+#[path = "embedded/churn.rs"]
+mod churn;
+#[path = "embedded/containerd.rs"]
+mod containerd;
 #[path = "embedded/image.rs"]
 mod image;
 #[path = "embedded/kit.rs"]
@@ -19,6 +23,7 @@ mod volumes;
 use std::path::Path;
 use std::process::ExitCode;
 
+use rustix::mount::{MountPropagationFlags, UnmountFlags};
 use rustix::thread::UnshareFlags;
 
 fn main() -> ExitCode {
@@ -27,6 +32,15 @@ fn main() -> ExitCode {
         && word == "supervise"
     {
         return runtime::embedded::supervise(Path::new(directory));
+    }
+    if let [_, word, directory, count, seed, parent] = &arguments[..]
+        && word == "churn"
+    {
+        let executor = tokio::runtime::Runtime::new().expect("an executor");
+        let (count, seed) = (count.parse().expect("a number"), seed.parse().expect("a number"));
+        let group = format!("skiff-test-{parent}");
+        executor.block_on(churn::work(Path::new(directory), count, seed, &group));
+        return ExitCode::SUCCESS;
     }
     // What a test runner asks of any test program.
     if arguments.iter().any(|argument| argument == "--list") {
@@ -41,6 +55,9 @@ fn main() -> ExitCode {
         eprintln!("skipped: needs root and busybox-static");
         return ExitCode::SUCCESS;
     }
+    // What others mount in copies of it does not come back.
+    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    rustix::mount::mount_change("/", private).expect("mounts of its own");
     if named("unified") && !only_unified() {
         eprintln!("skipped: needs cgroups of the second version");
         return ExitCode::SUCCESS;
@@ -58,9 +75,6 @@ fn main() -> ExitCode {
 /// Makes this a host that has the second version of cgroups and nothing else. A host of the first has it beside, mostly
 /// without any controller.
 fn only_unified() -> bool {
-    use rustix::mount::{MountPropagationFlags, UnmountFlags};
-    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-    rustix::mount::mount_change("/", private).expect("mounts of its own");
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     for line in mounts.lines() {
         let words: Vec<&str> = line.split(' ').collect();

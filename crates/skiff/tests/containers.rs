@@ -163,6 +163,8 @@ fn pods_live_and_die_by_kubectl_alone() {
     port_forward(&cluster);
     attach(&cluster);
     reach_each_other(&cluster);
+    own_users_and_images(&cluster);
+    confined(&cluster);
     restart(&mut cluster);
     cluster.server.kubectl(&["delete", "pods", "--all", "--wait"]).ok();
     cluster.until("nothing is left", || cluster.traces().values().all(|count| *count == 0));
@@ -254,6 +256,55 @@ fn reach_each_other(cluster: &Cluster) {
 }
 
 /// Containers do not notice that the server was away, however it went.
+/// A pod whose root is nobody outside, with an image and a part of a volume mounted.
+fn own_users_and_images(cluster: &Cluster) {
+    let server = &cluster.server;
+    let pod = serde_json::json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "nobody"},
+        "spec": {
+            "hostUsers": false, "terminationGracePeriodSeconds": 1,
+            "volumes": [{"name": "image", "image": {"reference": "busybox:1.36", "pullPolicy": "IfNotPresent"}}, {"name": "data", "emptyDir": {}}],
+            "containers": [{
+                "name": "main", "image": "busybox:1.36", "command": ["sleep", "1000"],
+                "volumeMounts": [
+                    {"name": "image", "mountPath": "/image", "subPath": "bin"},
+                    {"name": "data", "mountPath": "/data", "subPath": "part"}
+                ]
+            }]
+        }
+    });
+    server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
+    cluster.wait("nobody", "condition=Ready");
+    let look = "id -u; tr -s ' ' </proc/self/uid_map; touch /data/x && stat -c %u /data/x /etc/hosts /image/busybox; touch /image/x 2>&1; true";
+    let said = server.kubectl(&["exec", "nobody", "--", "sh", "-c", look]).ok();
+    assert_eq!(said, "0\n 0 65536 65536\n0\n0\n0\ntouch: /image/x: Read-only file system\n");
+    server.kubectl(&["delete", "pod", "nobody", "--wait"]).ok();
+}
+
+/// A pod that asks for AppArmor where there is none is not begun.
+fn confined(cluster: &Cluster) {
+    if std::path::Path::new("/sys/kernel/security/apparmor").exists() {
+        return eprintln!("skipped: this host has AppArmor");
+    }
+    let server = &cluster.server;
+    let pod = serde_json::json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "confined"},
+        "spec": {
+            "securityContext": {"appArmorProfile": {"type": "RuntimeDefault"}},
+            "containers": [{"name": "main", "image": "busybox:1.36", "command": ["sleep", "1000"]}]
+        }
+    });
+    server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
+    cluster.wait("confined", "jsonpath={.status.phase}=Failed");
+    let why = server
+        .kubectl(&["get", "pod", "confined", "-o", "jsonpath={.status.reason}: {.status.message}"])
+        .ok();
+    assert_eq!(
+        why,
+        "AppArmor: Pod was rejected: Cannot enforce AppArmor: AppArmor is not enabled on the host"
+    );
+}
+
 fn restart(cluster: &mut Cluster) {
     let started =
         "jsonpath={.status.containerStatuses[0].containerID} {.status.containerStatuses[0].restartCount}";

@@ -7,6 +7,7 @@
 pub mod bpf;
 pub mod cgroup;
 pub mod fds;
+pub mod memory;
 pub mod mounts;
 pub mod netlink;
 pub mod process;

@@ -27,6 +27,7 @@ use jiff::Timestamp;
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use sys::cgroup::Cgroups;
+use sys::memory::Program;
 use sys::process::Child;
 
 use super::protocol::{Answer, Request, Status, Streams};
@@ -34,7 +35,7 @@ use super::spec::Pids;
 use connection::Connection;
 use container::{Listener, Running, Starting, nanoseconds, patient};
 use log::{Log, Stream};
-use spawn::{Outcome, Stdio, Surroundings};
+use spawn::{Keeper, Outcome, Stdio, Surroundings};
 use users::Users;
 
 pub use setup::{supervise, write_file};
@@ -58,7 +59,7 @@ struct Supervisor {
     /// Of a pod whose users are others outside.
     users: Option<Users>,
     /// Of a pod whose containers share their processes.
-    keeper: Option<Child>,
+    keeper: Option<Keeper>,
     /// The link to take away in the end, and where it is.
     network: Option<(sys::netlink::Netlink, String)>,
     listener: UnixListener,
@@ -67,6 +68,8 @@ struct Supervisor {
     commands: Vec<Command>,
     next: u64,
     stops: bool,
+    /// Of which nothing is needed while nothing happens.
+    program: Program,
 }
 
 /// A command that runs in a container.
@@ -95,11 +98,17 @@ enum News {
 impl Supervisor {
     /// Answers until told to stop.
     fn serve(&mut self) -> io::Result<()> {
+        self.program.let_go();
         while !self.stops {
+            let mut is_busy = false;
             for news in self.wait()? {
+                is_busy |= matches!(news, News::Starting(_) | News::Ended(_));
                 self.act(news);
             }
             self.tidy();
+            if is_busy {
+                self.program.let_go();
+            }
         }
         self.shut_down();
         Ok(())
@@ -314,7 +323,7 @@ impl Supervisor {
     fn pids(&self, pids: &Pids) -> Result<Option<File>, Failure> {
         let pid = match pids {
             Pids::Own | Pids::Host => return Ok(None),
-            Pids::Pod => self.keeper.as_ref().map(Child::pid),
+            Pids::Pod => self.keeper.as_ref().map(|keeper| keeper.child.pid()),
             Pids::Of(id) => self.running(id).map(Child::pid),
         };
         let pid = pid.ok_or_else(|| Failure("whose processes it is to see does not run".to_owned()))?;
@@ -493,8 +502,8 @@ impl Supervisor {
             }
         }
         if let Some(keeper) = &self.keeper {
-            let _ = keeper.signal(9);
-            let _ = keeper.wait();
+            let _ = keeper.child.signal(9);
+            let _ = keeper.child.wait();
         }
         if let Some((host, link)) = &mut self.network {
             let _ = host.delete_link(link);

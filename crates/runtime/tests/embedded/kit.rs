@@ -21,7 +21,8 @@ pub struct Node {
 ///
 /// On a host of the second version of cgroups that has no controllers, `unified`, those that need one are left out.
 pub async fn run(only: Option<&str>, unified: bool) {
-    const NEED_CONTROLLERS: [&str; 2] = ["life::limits_hold", "life::a_pod_lives_and_dies"];
+    const NEED_CONTROLLERS: [&str; 3] =
+        ["life::limits_hold", "life::a_pod_lives_and_dies", "containerd::privileges_are_the_same"];
     let mut failures = 0;
     macro_rules! tests {
         ($($module:ident :: $name:ident),* $(,)?) => {$(
@@ -29,7 +30,7 @@ pub async fn run(only: Option<&str>, unified: bool) {
             let is_left_out = unified && NEED_CONTROLLERS.contains(&name);
             if !is_left_out && only.is_none_or(|only| name.contains(only)) {
                 let node = Node::new().await;
-                let before = traces();
+                let before = traces(node.dir.path());
                 let test = async {
                     crate::$module::$name(&node).await;
                     node.empty().await;
@@ -38,7 +39,7 @@ pub async fn run(only: Option<&str>, unified: bool) {
                     println!("test {name} ... FAILED");
                     failures += 1;
                 } else {
-                    settled(&before, name).await;
+                    settled(&before, node.dir.path(), name).await;
                     println!("test {name} ... ok");
                 }
             }
@@ -67,6 +68,8 @@ pub async fn run(only: Option<&str>, unified: bool) {
         users::what_cannot_be_mapped_says_why,
         volumes::an_image_is_a_volume,
         volumes::profiles_that_cannot_be_applied_say_so,
+        containerd::privileges_are_the_same,
+        churn::pods_come_and_go,
     ];
     assert_eq!(failures, 0, "tests failed");
     println!("\ntest result: ok.");
@@ -92,28 +95,7 @@ impl Node {
     }
 
     pub fn pod_config(&self, name: &str) -> PodSandboxConfig {
-        let options = NamespaceOption { pid: NamespaceMode::Container.into(), ..NamespaceOption::default() };
-        PodSandboxConfig {
-            metadata: Some(PodSandboxMetadata {
-                name: name.into(),
-                uid: name.into(),
-                namespace: "d".into(),
-                attempt: 0,
-            }),
-            hostname: name.into(),
-            log_directory: self.logs().display().to_string(),
-            dns_config: Some(DnsConfig { servers: vec!["10.43.0.10".into()], ..DnsConfig::default() }),
-            labels: BTreeMap::from([("pod".to_owned(), name.to_owned())]),
-            linux: Some(LinuxPodSandboxConfig {
-                cgroup_parent: format!("/skiff-test-{}/pod{name}", std::process::id()),
-                security_context: Some(LinuxSandboxSecurityContext {
-                    namespace_options: Some(options),
-                    ..LinuxSandboxSecurityContext::default()
-                }),
-                ..LinuxPodSandboxConfig::default()
-            }),
-            ..PodSandboxConfig::default()
-        }
+        pod_config(self.dir.path(), name)
     }
 
     pub async fn pod(&self, name: &str) -> Pod<'_> {
@@ -135,6 +117,32 @@ impl Node {
     }
 }
 
+/// A pod of this name with its logs below a directory.
+pub fn pod_config(dir: &Path, name: &str) -> PodSandboxConfig {
+    let options = NamespaceOption { pid: NamespaceMode::Container.into(), ..NamespaceOption::default() };
+    PodSandboxConfig {
+        metadata: Some(PodSandboxMetadata {
+            name: name.into(),
+            uid: name.into(),
+            namespace: "d".into(),
+            attempt: 0,
+        }),
+        hostname: name.into(),
+        log_directory: dir.join("logs").display().to_string(),
+        dns_config: Some(DnsConfig { servers: vec!["10.43.0.10".into()], ..DnsConfig::default() }),
+        labels: BTreeMap::from([("pod".to_owned(), name.to_owned())]),
+        linux: Some(LinuxPodSandboxConfig {
+            cgroup_parent: format!("/skiff-test-{}/pod{name}", std::process::id()),
+            security_context: Some(LinuxSandboxSecurityContext {
+                namespace_options: Some(options),
+                ..LinuxSandboxSecurityContext::default()
+            }),
+            ..LinuxPodSandboxConfig::default()
+        }),
+        ..PodSandboxConfig::default()
+    }
+}
+
 /// What a test that failed leaves must not outlive it.
 impl Drop for Node {
     fn drop(&mut self) {
@@ -144,17 +152,25 @@ impl Drop for Node {
 
 /// Kills the supervisors of pods below a directory.
 pub fn kill_supervisors(dir: &Path) {
-    let mark = format!("supervise\0{}", dir.display());
-    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let pid = entry.file_name().to_string_lossy().parse().ok().and_then(rustix::process::Pid::from_raw);
-        if let (true, Some(pid)) = (words.windows(mark.len()).any(|part| part == mark.as_bytes()), pid) {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-        }
+    for pid in supervisors(dir) {
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
     }
 }
 
-async fn open(dir: &Path) -> Embedded {
+/// The supervisors of pods below a directory.
+pub fn supervisors(dir: &Path) -> Vec<rustix::process::Pid> {
+    let mark = format!("supervise\0{}", dir.display());
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let found = entries.filter_map(|entry| {
+        let words = std::fs::read(entry.path().join("cmdline")).ok()?;
+        let is_one = words.windows(mark.len()).any(|part| part == mark.as_bytes());
+        let pid = entry.file_name().to_string_lossy().parse().ok()?;
+        rustix::process::Pid::from_raw(pid).filter(|_| is_one)
+    });
+    found.collect()
+}
+
+pub async fn open(dir: &Path) -> Embedded {
     let config = Config {
         root: dir.join("runtime"),
         program: std::env::current_exe().expect("this program"),
@@ -267,10 +283,10 @@ pub async fn ended(runtime: &Embedded, id: &str) -> ContainerStatus {
 }
 
 /// Waits until nothing is left that was not there before: connections to pods are closed by tasks that end on their own.
-async fn settled(before: &BTreeMap<&'static str, usize>, name: &str) {
+async fn settled(before: &BTreeMap<&'static str, usize>, dir: &Path, name: &str) {
     let begun = Instant::now();
     loop {
-        let mut after = traces();
+        let mut after = traces(dir);
         // The bridge comes with the first pod and stays.
         after.insert("links", after["links"].saturating_sub(1));
         if after.iter().all(|(trace, count)| *count <= before[trace]) {
@@ -282,17 +298,12 @@ async fn settled(before: &BTreeMap<&'static str, usize>, name: &str) {
 }
 
 /// What pods may leave behind on a host, counted.
-fn traces() -> BTreeMap<&'static str, usize> {
+pub fn traces(dir: &Path) -> BTreeMap<&'static str, usize> {
     let lines = |path: &str| std::fs::read_to_string(path).unwrap_or_default().lines().count();
-    let supervisors = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter(|entry| {
-        let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        words.windows(10).any(|part| part == b"supervise\0")
-            && words.windows(14).any(|part| part == b"skiff-runtime-")
-    });
     BTreeMap::from([
         ("mounts", lines("/proc/self/mounts")),
         ("links", podnet::links("sk").unwrap_or_default().len()),
-        ("supervisors", supervisors.count()),
+        ("supervisors", supervisors(dir).len()),
         ("files", std::fs::read_dir("/proc/self/fd").into_iter().flatten().count()),
     ])
 }

@@ -14,11 +14,14 @@ fn mappings() -> Vec<IdMapping> {
     vec![IdMapping { host_id: FIRST, container_id: 0, length: 65536 }]
 }
 
+pub fn namespace() -> UserNamespace {
+    UserNamespace { mode: NamespaceMode::Pod.into(), uids: mappings(), gids: mappings() }
+}
+
 pub async fn pod<'a>(node: &'a Node, name: &str, change: impl FnOnce(&mut PodSandboxConfig)) -> Pod<'a> {
     let mut config = node.pod_config(name);
     let security = config.linux.as_mut().unwrap().security_context.as_mut().unwrap();
-    security.namespace_options.as_mut().unwrap().userns_options =
-        Some(UserNamespace { mode: NamespaceMode::Pod.into(), uids: mappings(), gids: mappings() });
+    security.namespace_options.as_mut().unwrap().userns_options = Some(namespace());
     change(&mut config);
     node.pod_with(config).await
 }

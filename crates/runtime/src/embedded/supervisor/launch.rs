@@ -4,10 +4,12 @@
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Gid, Signal, Uid};
 use rustix::thread::{CapabilitySet, CapabilitySets};
@@ -37,8 +39,13 @@ pub fn filter(spec: &Container) -> Result<Option<Vec<sys::seccomp::Instruction>>
 }
 
 /// Becomes the program. Returns only if that failed.
-pub fn launch(spec: &Container, args: &[String], filter: Option<&[sys::seccomp::Instruction]>) -> Failure {
-    match prepare(spec, args, filter) {
+pub fn launch(
+    spec: &Container,
+    args: &[String],
+    filter: Option<&[sys::seccomp::Instruction]>,
+    supervisor: &UnixStream,
+) -> Failure {
+    match prepare(spec, args, filter, supervisor) {
         Ok((mut command, path)) => {
             let error = command.exec();
             Failure(format!("exec {path}: {}", plain(&error)))
@@ -51,6 +58,7 @@ fn prepare(
     spec: &Container,
     args: &[String],
     filter: Option<&[sys::seccomp::Instruction]>,
+    supervisor: &UnixStream,
 ) -> Result<(Command, String), Failure> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let who = identity::resolve(&spec.user, &read("/etc/passwd"), &read("/etc/group")).map_err(Failure)?;
@@ -68,6 +76,9 @@ fn prepare(
     }
     label(spec)?;
     become_user(spec, &who, filter)?;
+    if is_alone(supervisor) {
+        return Err(Failure("the supervisor is gone".to_owned()));
+    }
     let mut env: Vec<(&str, &str)> = spec.env.iter().filter_map(|pair| pair.split_once('=')).collect();
     if !env.iter().any(|(name, _)| *name == "HOME") {
         env.push(("HOME", &who.home));
@@ -137,9 +148,16 @@ fn become_user(
             .map_err(Failure::during("set ambient capabilities"))?;
     }
     rustix::thread::set_keep_capabilities(false).map_err(Failure::during("forget kept capabilities"))?;
-    // A container whose supervisor is gone has nobody to report to.
+    // Another user has to say so again.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(Failure::during("follow the supervisor"))
+}
+
+/// Whether nobody is at the other end any more: the supervisor went before it could be followed.
+fn is_alone(supervisor: &UnixStream) -> bool {
+    let mut fds = [PollFd::new(supervisor, PollFlags::empty())];
+    let _ = rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
 fn set(numbers: &[u8]) -> CapabilitySet {

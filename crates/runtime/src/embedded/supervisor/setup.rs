@@ -7,10 +7,12 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::ExitCode;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, MountPropagationFlags};
 use rustix::thread::UnshareFlags;
 use sys::cgroup::Cgroups;
+use sys::memory::Program;
 use sys::netlink::Netlink;
 use sys::process::New;
 
@@ -24,10 +26,13 @@ use crate::embedded::spec::{self, Sandbox};
 pub fn supervise(directory: &Path) -> ExitCode {
     let begin = || -> io::Result<String> {
         let (mut reader, writer) = io::pipe()?;
-        sys::process::fork(New::default(), || run(directory, writer))?;
+        let child = sys::process::fork(New::default(), || run(directory, writer))?;
         // The copy in the child is the only other one.
         let mut outcome = [0; 4096];
         let count = reader.read(&mut outcome)?;
+        if is_unheard() {
+            let _ = child.signal(9);
+        }
         Ok(String::from_utf8_lossy(&outcome[..count]).into_owned())
     };
     let problem = match begin() {
@@ -40,9 +45,22 @@ pub fn supervise(directory: &Path) -> ExitCode {
     ExitCode::FAILURE
 }
 
+/// Whether skiff is gone, which waits for what is said on standard output. It does not know then that there is a
+/// supervisor, and another one may already have looked for it in vain.
+fn is_unheard() -> bool {
+    let stdout = rustix::stdio::stdout();
+    let mut fds = [PollFd::new(&stdout, PollFlags::empty())];
+    let _ = rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+}
+
 fn run(directory: &Path, mut ready: io::PipeWriter) -> i32 {
+    // As long as nobody can call it, it goes with those who wait for it.
+    let follow = rustix::process::set_parent_process_death_signal;
+    let _ = follow(Some(rustix::process::Signal::KILL));
     match prepare(directory) {
         Ok(mut supervisor) => {
+            let _ = follow(None);
             let _ = ready.write_all(b"ready");
             drop(ready);
             match supervisor.serve() {
@@ -75,7 +93,7 @@ fn prepare(directory: &Path) -> Result<Supervisor, Failure> {
     shared_memory(directory, &spec, users.as_ref())?;
     // Before there is anything a copy of this process should not hold on to.
     let keeper = if spec.shared_pids {
-        Some(spawn::keeper().map_err(Failure::during("keep processes together"))?)
+        Some(spawn::Keeper::start().map_err(Failure::during("keep processes together"))?)
     } else {
         None
     };
@@ -84,6 +102,8 @@ fn prepare(directory: &Path) -> Result<Supervisor, Failure> {
     // By its last name alone: a socket's path may have no more than 108 bytes.
     let listener = UnixListener::bind(SOCKET).map_err(Failure::during("make the pod's socket"))?;
     listener.set_nonblocking(true).map_err(Failure::during("make the pod's socket"))?;
+    // Whoever took the directory away meanwhile will never call.
+    std::fs::metadata(directory.join(SOCKET)).map_err(Failure::during("find the pod's socket"))?;
     let directory = directory.to_owned();
     let (connections, containers, commands) = Default::default();
     Ok(Supervisor {
@@ -99,6 +119,7 @@ fn prepare(directory: &Path) -> Result<Supervisor, Failure> {
         commands,
         next: 0,
         stops: false,
+        program: Program::of_process().unwrap_or_default(),
     })
 }
 

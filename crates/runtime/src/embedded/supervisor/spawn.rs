@@ -93,7 +93,7 @@ pub fn container(
             Ok(filter)
         };
         match begin() {
-            Ok(filter) => launch(spec, &spec.args, filter.as_deref()),
+            Ok(filter) => launch(spec, &spec.args, filter.as_deref(), channel),
             Err(failure) => failure,
         }
     })
@@ -128,21 +128,33 @@ pub fn command(
             Ok(filter)
         };
         match begin() {
-            Ok(filter) => launch(spec, args, filter.as_deref()),
+            Ok(filter) => launch(spec, args, filter.as_deref(), channel),
             Err(failure) => failure,
         }
     })
 }
 
 /// The process that keeps a pod's process namespace, and is the parent of the orphans in it.
-pub fn keeper() -> io::Result<Child> {
-    sys::process::fork(New { pid: true, ..New::default() }, || {
-        let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-        sys::process::forget_children();
-        loop {
-            rustix::event::pause();
-        }
-    })
+pub struct Keeper {
+    pub child: Child,
+    /// It goes when this does.
+    _alive: io::PipeWriter,
+}
+
+impl Keeper {
+    pub fn start() -> io::Result<Keeper> {
+        let (mut reader, writer) = io::pipe()?;
+        let mut writer = Some(writer);
+        let child = sys::process::fork(New { pid: true, ..New::default() }, || {
+            // The copy of the other end that came along would keep it waiting for itself.
+            drop(writer.take());
+            sys::process::forget_children();
+            let _ = reader.read(&mut [0]);
+            0
+        })?;
+        let alive = writer.ok_or(io::ErrorKind::BrokenPipe)?;
+        Ok(Keeper { child, _alive: alive })
+    }
 }
 
 fn spawn(
@@ -158,6 +170,8 @@ fn spawn(
         rustix::thread::move_into_link_name_space(pids, kind)?;
     }
     let forked = sys::process::fork(new, || {
+        // From the first moment on: a container whose supervisor is gone has nobody to report to.
+        let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
         let _ = rustix::process::setsid();
         let Failure(message) = body(&far);
         let _ = (&far).write_all(message.as_bytes());

@@ -31,8 +31,11 @@ impl Users {
         if map.uid(0).is_none_or(|uid| uid == 0) || map.gid(0).is_none_or(|gid| gid == 0) {
             return Err(Failure("root of the pod must be mapped to somebody else outside".to_owned()));
         }
-        let (mut near, far) = UnixStream::pair().map_err(failed)?;
+        let (near, far) = UnixStream::pair().map_err(failed)?;
+        let mut near = Some(near);
         let child = sys::process::fork(New { user: true, ..New::default() }, || {
+            // The copy of the other end that came along would keep it waiting for itself.
+            drop(near.take());
             let step = || -> io::Result<()> {
                 let mut byte = [0];
                 (&far).read_exact(&mut byte)?;
@@ -40,16 +43,17 @@ impl Users {
                 sys::process::unshare(apart)?;
                 (&far).write_all(&byte)
             };
-            // Waits to be looked at, and to be killed.
-            let _ = step().map(|()| rustix::event::pause());
+            // Waits to be looked at, and then for the other end to go.
+            let _ = step().and_then(|()| (&far).read(&mut [0]));
             1
         })
         .map_err(failed)?;
         drop(far);
-        let mut made = || -> io::Result<OwnedFd> {
+        let made = || -> io::Result<OwnedFd> {
             let place = format!("/proc/{}", child.pid());
             std::fs::write(format!("{place}/uid_map"), lines(&map.uids))?;
             std::fs::write(format!("{place}/gid_map"), lines(&map.gids))?;
+            let mut near = near.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
             near.write_all(b"x")?;
             near.read_exact(&mut [0])?;
             let flags = OFlags::RDONLY | OFlags::CLOEXEC;

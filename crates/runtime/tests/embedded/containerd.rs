@@ -1,0 +1,136 @@
+//! What containers may do, compared with what containerd gives them for the same words.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use runtime::cri::*;
+use runtime::{Remote, Runtime};
+
+use crate::kit::{Node, security, with};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Configurations by what is special about them.
+fn cases() -> Vec<(&'static str, LinuxContainerSecurityContext)> {
+    let capabilities = |add: &[&str], drop: &[&str]| {
+        let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        Some(Capability {
+            add_capabilities: list(add),
+            drop_capabilities: list(drop),
+            ..Capability::default()
+        })
+    };
+    let user = |value| Some(Int64Value { value });
+    let unconfined =
+        || Some(SecurityProfile { profile_type: ProfileType::Unconfined.into(), ..Default::default() });
+    let usual = security;
+    vec![
+        ("as usual", usual()),
+        ("unconfined", LinuxContainerSecurityContext { seccomp: unconfined(), ..usual() }),
+        ("no new privileges", LinuxContainerSecurityContext { no_new_privs: true, ..usual() }),
+        ("nothing", LinuxContainerSecurityContext { capabilities: capabilities(&[], &["ALL"]), ..usual() }),
+        (
+            "one only",
+            LinuxContainerSecurityContext {
+                capabilities: capabilities(&["NET_BIND_SERVICE"], &["ALL"]),
+                no_new_privs: true,
+                run_as_user: user(1000),
+                ..usual()
+            },
+        ),
+        (
+            "one less",
+            LinuxContainerSecurityContext { capabilities: capabilities(&[], &["NET_RAW"]), ..usual() },
+        ),
+        (
+            "one more",
+            LinuxContainerSecurityContext { capabilities: capabilities(&["SYS_TIME"], &[]), ..usual() },
+        ),
+        ("all", LinuxContainerSecurityContext { capabilities: capabilities(&["ALL"], &[]), ..usual() }),
+        (
+            "somebody",
+            LinuxContainerSecurityContext {
+                run_as_user: user(1234),
+                run_as_group: user(55),
+                supplemental_groups: vec![77, 88],
+                ..usual()
+            },
+        ),
+        (
+            "privileged",
+            LinuxContainerSecurityContext {
+                privileged: true,
+                seccomp: unconfined(),
+                masked_paths: Vec::new(),
+                readonly_paths: Vec::new(),
+                ..usual()
+            },
+        ),
+    ]
+}
+
+/// What the kernel says of a process there, and what it makes of a few calls.
+const STATE: &str = "grep -E '^(Uid|Gid|Groups|Cap...|NoNewPrivs|Seccomp):' /proc/self/status; \
+    for call in 'unshare -U true' 'unshare -m true' 'unshare -n true' 'mkdir /d' 'mknod /n p' 'mknod /b b 7 200' 'chown 5 /d' \
+    'chroot / true' 'mount -t tmpfs none /d' 'hostname x' 'dmesg' 'ping -c 1 127.0.0.1' 'nice -n -1 true' 'cat /proc/kcore /dev/null -n0' \
+    'ls /proc/scsi/' 'touch /proc/sys/x' 'touch /sys/x'; do \
+    $call >/dev/null 2>&1; echo \"$call: $?\"; done";
+
+async fn state(
+    runtime: &dyn Runtime,
+    config: &PodSandboxConfig,
+    pod: &str,
+    own: &LinuxContainerSecurityContext,
+) -> String {
+    let container = with(own.clone(), STATE);
+    let log = Path::new(&config.log_directory).join(&container.log_path);
+    let _ = std::fs::remove_file(&log);
+    let id =
+        runtime.create_container(pod, &container, config).await.unwrap_or_else(|error| panic!("{error}"));
+    runtime.start_container(&id).await.unwrap_or_else(|error| panic!("{error}"));
+    let begun = Instant::now();
+    while runtime.container_status(&id).await.expect("a status").state() != ContainerState::Exited {
+        assert!(begun.elapsed() < DEADLINE, "it goes on");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let said = std::fs::read_to_string(log).unwrap_or_default();
+    runtime.remove_container(&id).await.unwrap_or_else(|error| panic!("{error}"));
+    said.lines().map(|line| line.splitn(4, ' ').nth(3).unwrap_or_default().to_owned() + "\n").collect()
+}
+
+pub async fn privileges_are_the_same(node: &Node) {
+    if !["/usr/bin/containerd", "/usr/local/bin/containerd"].iter().any(|path| Path::new(path).exists()) {
+        return println!("skipped: containerd is not installed");
+    }
+    let other = match testkit::Containerd::start(&node.dir.path().join("containerd")) {
+        Ok(other) => other,
+        Err(error) => panic!("containerd does not start: {error}"),
+    };
+    let remote = Remote::new(&format!("unix://{}", other.socket().display()));
+    let mut config = node.pod_config("same");
+    let linux = config.linux.as_mut().expect("made so");
+    linux.security_context.as_mut().expect("made so").privileged = true;
+    let ours = node.runtime.run_sandbox(&config, "").await.unwrap_or_else(|error| panic!("{error}"));
+    // In a group of its own, which it removes.
+    let mut theirs_config = config.clone();
+    theirs_config.linux.as_mut().expect("made so").cgroup_parent = String::new();
+    let theirs = remote
+        .run_sandbox(&theirs_config, "")
+        .await
+        .unwrap_or_else(|error| panic!("{error}\n{}", other.log()));
+    let mut differences = String::new();
+    for (name, own) in cases() {
+        let embedded = state(&node.runtime, &config, &ours, &own).await;
+        let containerd = state(&remote, &theirs_config, &theirs, &own).await;
+        for (one, two) in embedded.lines().zip(containerd.lines()).filter(|(one, two)| one != two) {
+            differences += &format!("{name}: {one:?} here, {two:?} with containerd\n");
+        }
+        assert!(
+            embedded.lines().count() > 20 && embedded.lines().count() == containerd.lines().count(),
+            "{embedded}\n{containerd}"
+        );
+    }
+    let removed = remote.remove_sandbox(&theirs).await;
+    assert_eq!(differences, "");
+    removed.unwrap_or_else(|error| panic!("{error}"));
+}

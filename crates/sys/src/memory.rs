@@ -1,0 +1,95 @@
+//! What of a program's own file is in memory for this process.
+//!
+//! A program that has begun needs little of itself while it waits. The pages of its file are the same for all who run it
+//! and stay in the kernel's cache; what is let go of here is only that this process has them.
+
+use std::ffi::c_void;
+use std::io;
+
+/// The parts of this process that are files and nothing else.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Program {
+    /// First address and length.
+    parts: Vec<(usize, usize)>,
+}
+
+impl Program {
+    /// Looks which parts those are. To be asked once the program has begun: from then on nothing of them changes, since
+    /// nothing may be written to them.
+    pub fn of_process() -> io::Result<Program> {
+        Ok(Program { parts: parse(&std::fs::read_to_string("/proc/self/smaps")?) })
+    }
+
+    /// Lets go of them. Each comes back from the file when it is needed next.
+    pub fn let_go(&self) {
+        for (start, length) in &self.parts {
+            // SAFETY: the part is a mapping of a file that nothing may be written to and in which nothing was changed:
+            // a page that is dropped is the same when the kernel brings it again. The list is private to this module
+            // and made from what the kernel says; parts that were unmapped since are refused with an error.
+            let _ = unsafe { libc::madvise(*start as *mut c_void, *length, libc::MADV_DONTNEED) };
+        }
+    }
+}
+
+/// Mappings of files without the right to write and without pages that differ from the file.
+fn parse(smaps: &str) -> Vec<(usize, usize)> {
+    let mut parts = Vec::new();
+    let mut current = None;
+    for line in smaps.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            [range, access, _, _, inode, _, ..] if range.contains('-') => {
+                current = None;
+                let is_file = inode != "0" && access.starts_with('r') && !access.contains('w');
+                if let (true, true, Some((start, end))) =
+                    (is_file, access.ends_with('p'), range.split_once('-'))
+                {
+                    let number = |text: &str| usize::from_str_radix(text, 16).ok();
+                    current = number(start).zip(number(end)).filter(|(start, end)| start < end);
+                }
+            }
+            ["Anonymous:", "0", "kB"] => {
+                parts.extend(current.take().map(|(start, end)| (start, end - start)));
+            }
+            ["Anonymous:", ..] => current = None,
+            _ => {}
+        }
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_as_in_the_file_counts() {
+        let smaps = "\
+            1000-3000 r-xp 00000000 fe:00 77 /bin/program\nRss: 8 kB\nAnonymous:             0 kB\nVmFlags: rd ex\n\
+            3000-4000 r--p 00002000 fe:00 77 /bin/program\nAnonymous:             4 kB\n\
+            4000-5000 rw-p 00003000 fe:00 77 /bin/program\nAnonymous:             0 kB\n\
+            5000-6000 r--s 00000000 fe:00 78 /tmp/shared file\nAnonymous:             0 kB\n\
+            6000-7000 r--p 00000000 00:00 0\nAnonymous:             0 kB\n\
+            7000-8000 r--p 00000000 00:00 0 [vvar]\nAnonymous:             0 kB\n\
+            8000-9000 ---p 00000000 fe:00 77 /bin/program\nAnonymous:             0 kB\n\
+            9000-b000 r--p 00000000 fe:00 77 /a file (deleted)\nAnonymous:             0 kB\n";
+        assert_eq!(parse(smaps), [(0x1000, 0x2000), (0x9000, 0x2000)]);
+        assert_eq!(parse("nonsense\n1-0 r-xp 0 0 1 x\nAnonymous: 0 kB\n"), []);
+    }
+
+    #[test]
+    fn a_program_goes_on_without_itself() {
+        let resident = || {
+            let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
+            let line =
+                text.lines().find_map(|line| line.strip_prefix("Rss:")).map(str::trim).unwrap_or_default();
+            line.trim_end_matches(" kB").parse::<usize>().unwrap_or_default()
+        };
+        let program = Program::of_process().expect("what the kernel says");
+        let before = resident();
+        program.let_go();
+        let after = resident();
+        assert!(before == 0 || after < before, "{before} {after}");
+        assert_eq!(Program::of_process().expect("what the kernel says").parts.len(), program.parts.len());
+    }
+}
