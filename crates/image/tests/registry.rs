@@ -1,0 +1,286 @@
+//! Pulls from a real registry, Debian's `docker-registry`, over TLS, with a password, and through a connection that
+//! breaks again and again.
+//!
+//! Needs root, docker-registry, curl and busybox; says so and passes where these are missing.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use image::pull::{Credentials, PullError, Puller, Settings};
+use image::{Image, Reference, Store};
+use jiff::Timestamp;
+use pki::{Authority, Leaf, Usage};
+use serde_json::Value;
+use testkit::Process;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+const START: Duration = Duration::from_secs(60);
+/// `secret`, as htpasswd writes it.
+const PASSWORD: &str = "me:$2b$04$8I3v.znQQkWimKpNbcvx/up.KTVNqTx/pTqH8Z/EGK/3lxUvGxxvG\n";
+
+/// A registry with the image `team/app:v1` in it.
+struct Registry {
+    dir: tempfile::TempDir,
+    host: String,
+    /// Of all pieces of the image.
+    size: u64,
+    _process: Process,
+}
+
+impl Registry {
+    fn start() -> Option<Registry> {
+        let has = |program: &str| Command::new(program).arg("--version").output().is_ok();
+        let can = has("docker-registry") && has("curl") && Path::new("/bin/busybox").exists();
+        if !can || !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: needs root, docker-registry, curl and busybox-static");
+            return None;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let authority = Authority::load_or_create(&at("tls"), "ca", Timestamp::now()).unwrap();
+        let leaf = Leaf {
+            common_name: "registry".to_owned(),
+            organizations: Vec::new(),
+            dns_names: Vec::new(),
+            ips: vec![[127, 0, 0, 1].into()],
+            usage: Usage::Server,
+            lifetime: Duration::from_secs(86_400),
+        };
+        pki::load_or_issue(&at("tls"), "registry", &authority, &leaf, Timestamp::now()).unwrap();
+        std::fs::write(at("ca.pem"), authority.pem()).unwrap();
+        std::fs::write(at("htpasswd"), PASSWORD).unwrap();
+        let config = format!(
+            "version: 0.1\nstorage: {{filesystem: {{rootdirectory: {data}}}}}\n\
+             http:\n  addr: 127.0.0.1:0\n  tls: {{certificate: {tls}/registry.crt, key: {tls}/registry.key}}\n\
+             auth: {{htpasswd: {{realm: test, path: {passwords}}}}}\n",
+            data = at("data").display(),
+            tls = at("tls").display(),
+            passwords = at("htpasswd").display(),
+        );
+        std::fs::write(at("config.yml"), config).unwrap();
+        let mut command = Command::new("docker-registry");
+        let mut process = Process::spawn(command.arg("serve").arg(at("config.yml"))).unwrap();
+        let listening = |log: &str| {
+            let (_, behind) = log.split_once("listening on 127.0.0.1:")?;
+            let port: String = behind.chars().take_while(char::is_ascii_digit).collect();
+            behind.contains(',').then_some(port)
+        };
+        let port = process.wait_until_log(START, listening).unwrap();
+        let mut registry = Registry { host: format!("127.0.0.1:{port}"), dir, size: 0, _process: process };
+        registry.size = registry.push();
+        Some(registry)
+    }
+
+    fn ca(&self) -> PathBuf {
+        self.dir.path().join("ca.pem")
+    }
+
+    /// A request with nothing, or something, to send; answers with head and body.
+    fn curl(&self, method: &str, url: &str, content: Option<(&str, &[u8])>) -> String {
+        let mut command = Command::new("curl");
+        command.args(["--silent", "--show-error", "--fail-with-body", "--user", "me:secret", "--cacert"]);
+        command.arg(self.ca()).args(["-D", "-", "-X", method, url]);
+        if let Some((kind, bytes)) = content {
+            let file = self.dir.path().join("content");
+            std::fs::write(&file, bytes).unwrap();
+            command.args([
+                "-H",
+                &format!("Content-Type: {kind}"),
+                "--data-binary",
+                &format!("@{}", file.display()),
+            ]);
+        }
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{method} {url}: {said}{}", String::from_utf8_lossy(&output.stderr));
+        said
+    }
+
+    /// Pushes an image from an archive; answers how many bytes its pieces have.
+    fn push(&self) -> u64 {
+        let archive = testkit::busybox_image(self.dir.path(), "team/app:v1").unwrap();
+        let store = Store::open(&self.dir.path().join("pushed")).unwrap();
+        image::import(&store, std::fs::File::open(archive).unwrap()).unwrap();
+        let mut exported = Vec::new();
+        image::export(&store, &["team/app:v1".to_owned()], &mut exported).unwrap();
+        let (mut index, mut pieces) = (Value::Null, Vec::new());
+        for entry in tar::Archive::new(&exported[..]).entries().unwrap() {
+            let mut entry = entry.unwrap();
+            let name = entry.path().unwrap().display().to_string();
+            let mut bytes = Vec::new();
+            entry.read_to_end(&mut bytes).unwrap();
+            match name.strip_prefix("blobs/sha256/") {
+                Some(hex) => pieces.push((format!("sha256:{hex}"), bytes)),
+                None if name == "index.json" => index = serde_json::from_slice(&bytes).unwrap(),
+                None => {}
+            }
+        }
+        let repository = format!("https://{}/v2/team/app", self.host);
+        let described = &index["manifests"][0];
+        let (manifests, pieces): (Vec<_>, Vec<_>) =
+            pieces.into_iter().partition(|(digest, _)| described["digest"] == **digest);
+        for (digest, bytes) in &pieces {
+            let begun = self.curl("POST", &format!("{repository}/blobs/uploads/"), Some(("", &[])));
+            let location = begun.lines().find_map(|line| {
+                let (name, value) = line.split_once(':')?;
+                name.eq_ignore_ascii_case("location").then(|| value.trim().to_owned())
+            });
+            let location = location.unwrap_or_else(|| panic!("no place to put it: {begun}"));
+            let content = ("application/octet-stream", &bytes[..]);
+            self.curl("PUT", &format!("{location}&digest={digest}"), Some(content));
+        }
+        let kind = described["mediaType"].as_str().unwrap();
+        self.curl("PUT", &format!("{repository}/manifests/v1"), Some((kind, &manifests[0].1)));
+        pieces.iter().map(|(_, bytes)| bytes.len() as u64).sum()
+    }
+
+    fn settings(&self, host: &str, tls: &str) -> Settings {
+        let path = self.dir.path().join("registries.yaml");
+        std::fs::write(&path, format!("configs:\n  '{host}':\n    tls: {{{tls}}}\n")).unwrap();
+        Settings::read(&path).unwrap()
+    }
+
+    /// Pulls into an empty store in this directory; what fails leaves nothing behind.
+    async fn pull(&self, dir: &Path, host: &str, name: &str, key: Option<&str>) -> Result<Image, PullError> {
+        let store = Store::open(dir).unwrap();
+        let settings = self.settings(host, &format!("ca_file: {}", self.ca().display()));
+        let puller = Puller::new(store.clone(), settings);
+        let reference = Reference::parse(&format!("{host}/{name}")).unwrap();
+        let key = key.map(|password| Credentials {
+            username: "me".to_owned(),
+            password: password.to_owned(),
+            token: String::new(),
+        });
+        let pulled = puller.pull(&reference, key.as_ref()).await;
+        if pulled.is_err() {
+            assert_eq!(store.images().unwrap(), []);
+            assert_eq!(std::fs::read_dir(dir.join("tmp")).unwrap().count(), 0);
+        }
+        pulled
+    }
+}
+
+/// Passes everything on to the registry, and cuts connections after so many bytes from it.
+struct Unreliable {
+    host: String,
+    passed: Arc<AtomicU64>,
+    cuts: Arc<AtomicUsize>,
+}
+
+impl Unreliable {
+    async fn before(registry: &Registry, cuts: usize, after: u64) -> Unreliable {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let host = listener.local_addr().unwrap().to_string();
+        let (passed, cuts) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicUsize::new(cuts)));
+        let (to, counted, left) = (registry.host.clone(), passed.clone(), cuts.clone());
+        tokio::spawn(async move {
+            while let Ok((near, _)) = listener.accept().await {
+                let far = TcpStream::connect(&to).await.unwrap();
+                tokio::spawn(pass(near, far, counted.clone(), left.clone(), after));
+            }
+        });
+        Unreliable { host, passed, cuts }
+    }
+}
+
+async fn pass(near: TcpStream, far: TcpStream, passed: Arc<AtomicU64>, cuts: Arc<AtomicUsize>, after: u64) {
+    let (mut near_in, mut near_out) = near.into_split();
+    let (mut far_in, mut far_out) = far.into_split();
+    let up = tokio::spawn(async move { tokio::io::copy(&mut near_in, &mut far_out).await });
+    let (mut here, mut buffer) = (0, vec![0; 16 << 10]);
+    while let Ok(count @ 1..) = far_in.read(&mut buffer).await {
+        here += count as u64;
+        let is_last = here > after
+            && cuts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+        if is_last || near_out.write_all(&buffer[..count]).await.is_err() {
+            break;
+        }
+        passed.fetch_add(count as u64, Ordering::SeqCst);
+    }
+    up.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn over_tls_with_a_password() {
+    let Some(registry) = Registry::start() else { return };
+    let host = registry.host.clone();
+    let dir = tempfile::tempdir().unwrap();
+    let pulled = registry.pull(&dir.path().join("good"), &host, "team/app:v1", Some("secret")).await.unwrap();
+    assert_eq!(pulled.tags.iter().next().unwrap(), &format!("{host}/team/app:v1"));
+    let layer = dir.path().join("good/layers").join(&pulled.layers[0]);
+    assert!(layer.join("bin/busybox").exists());
+    let by_digest = format!("team/app@{}", pulled.digests.iter().next().unwrap().rsplit_once('@').unwrap().1);
+    let again = registry.pull(&dir.path().join("digest"), &host, &by_digest, Some("secret")).await.unwrap();
+    assert_eq!((again.id, again.layers), (pulled.id, pulled.layers));
+
+    let denied = |name: &str, why: &str| {
+        format!(
+            "failed to resolve reference {name:?}: pull access denied, repository does not exist or may require authorization: {why}"
+        )
+    };
+    let missing = |name: &str| format!("failed to resolve reference {name:?}: {name}: not found");
+    let name = |rest: &str| format!("{host}/{rest}");
+    for (wanted, key, expected) in [
+        ("team/app:v1", None, denied(&name("team/app:v1"), "no basic auth credentials")),
+        ("team/app:v1", Some("wrong"), denied(&name("team/app:v1"), "authorization failed")),
+        ("team/app:v2", Some("secret"), missing(&name("team/app:v2"))),
+        ("team/none:v1", Some("secret"), missing(&name("team/none:v1"))),
+    ] {
+        let failed = registry.pull(&dir.path().join("bad"), &host, wanted, key).await.unwrap_err();
+        assert_eq!(failed.to_string(), expected);
+    }
+    // Whose authority is not known is not spoken to.
+    let store = Store::open(&dir.path().join("stranger")).unwrap();
+    let stranger = Puller::new(store, registry.settings(&host, ""));
+    let failed = stranger.pull(&Reference::parse(&name("team/app:v1")).unwrap(), None).await.unwrap_err();
+    assert!(failed.to_string().contains("invalid peer certificate"), "{failed}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_breaks_is_taken_up_again() {
+    let Some(registry) = Registry::start() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let unreliable = Unreliable::before(&registry, 3, registry.size / 5).await;
+    let pulled = registry.pull(dir.path(), &unreliable.host, "team/app:v1", Some("secret")).await.unwrap();
+    assert_eq!(unreliable.cuts.load(Ordering::SeqCst), 0, "it was cut as often as planned");
+    let layer = dir.path().join("layers").join(&pulled.layers[0]);
+    let kept = std::fs::read(layer.join("bin/busybox")).unwrap();
+    assert!(kept == std::fs::read("/bin/busybox").unwrap(), "what was pulled is what was pushed");
+    // What had come was not fetched again; a little is lost with each connection.
+    let passed = unreliable.passed.load(Ordering::SeqCst);
+    assert!(passed < registry.size + registry.size / 2, "{passed} bytes for {}", registry.size);
+}
+
+/// A file system of its own that is too small, unmounted in the end.
+struct Small(tempfile::TempDir);
+
+impl Small {
+    fn mount() -> Option<Small> {
+        let dir = tempfile::tempdir().unwrap();
+        let mut mount = Command::new("mount");
+        let mounted = mount.args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(dir.path()).status();
+        mounted.is_ok_and(|status| status.success()).then_some(Small(dir))
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0.path()).status();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_is_named() {
+    let Some(registry) = Registry::start() else { return };
+    let Some(small) = Small::mount() else { return eprintln!("skipped: cannot mount") };
+    let at = small.0.path();
+    let failed = registry.pull(at, &registry.host, "team/app:v1", Some("secret")).await.unwrap_err();
+    let cause = std::error::Error::source(&failed).map(ToString::to_string).unwrap_or_default();
+    assert!(cause.contains("No space left on device"), "{failed}: {cause}");
+    assert!(failed.to_string().contains(&at.display().to_string()), "{failed}");
+}
