@@ -55,8 +55,10 @@ use observed::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID};
 const EVICTED: &str = "Evicted";
 /// Pods looked after at once; most of the time is spent waiting for the runtime.
 const WORKERS: usize = 32;
-/// How often the runtime is asked what it has, since it does not tell by itself.
+/// Between two tries to do something with the runtime.
 const RELIST: Duration = Duration::from_secs(1);
+/// Changes seldom come alone; this is how long one waits for the next.
+const GATHER: Duration = Duration::from_millis(20);
 
 /// What a node needs to know.
 pub struct Config {
@@ -185,6 +187,7 @@ fn refresh_volumes(node: &Arc<Node>, controller: &Controller) {
 async fn relist(node: &Arc<Node>) {
     node.ctx.caches.pods().filled().await;
     let mut known: BTreeMap<String, i32> = BTreeMap::new();
+    let mut changes = 0;
     loop {
         if let (Ok(sandboxes), Ok(containers)) =
             (node.runtime.sandboxes(&[]).await, node.runtime.containers(&[]).await)
@@ -212,7 +215,8 @@ async fn relist(node: &Arc<Node>) {
             }
             known = now;
         }
-        tokio::time::sleep(RELIST).await;
+        changes = node.runtime.changed(changes).await;
+        tokio::time::sleep(GATHER).await;
     }
 }
 

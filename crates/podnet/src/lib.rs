@@ -4,7 +4,9 @@
 //! [`Network`]'s, the pod's side is [`attach`]'s, called where the pod is. Addresses are given out by files
 //! ([`pool::Pool`]), so that a crash loses none. Knows nothing of pods beyond an id.
 
+mod bandwidth;
 mod cidr;
+pub mod cni;
 pub mod pool;
 
 use std::io;
@@ -14,6 +16,7 @@ use std::os::fd::AsFd;
 use serde::{Deserialize, Serialize};
 use sys::netlink::{Netlink, Veth};
 
+pub use bandwidth::Bandwidth;
 pub use cidr::Cidr;
 
 /// The name of the link inside every pod.
@@ -45,6 +48,8 @@ pub struct Attachment {
     pub bridge: String,
     /// One of each family at most, the first is the pod's own.
     pub addresses: Vec<Address>,
+    #[serde(default)]
+    pub bandwidth: Bandwidth,
 }
 
 /// One address of a pod.
@@ -106,6 +111,9 @@ fn attach_in(host: &mut Netlink, attachment: &Attachment, own: std::fs::File) ->
     host.add_veth(&veth).map_err(doing(format!("make the link {}", attachment.link)))?;
     if let Some(near) = host.link(&attachment.link).map_err(doing("look for the pod's link on this node"))? {
         host.let_back(near.index).map_err(doing(format!("let {} send back", attachment.link)))?;
+        // What this side sends is what the pod receives.
+        bandwidth::limit(host, near.index, attachment.bandwidth.ingress)
+            .map_err(doing("limit what the pod receives"))?;
     }
     let link = inside.link(INSIDE).map_err(doing("look for the pod's link"))?;
     let link = link.ok_or_else(|| doing("find the pod's link")(io::ErrorKind::NotFound.into()))?;
@@ -114,6 +122,8 @@ fn attach_in(host: &mut Netlink, attachment: &Attachment, own: std::fs::File) ->
         inside.add_address(link.index, address.ip, address.prefix).map_err(named)?;
     }
     inside.set_up(link.index).map_err(doing("switch the pod's link on"))?;
+    bandwidth::limit(&mut inside, link.index, attachment.bandwidth.egress)
+        .map_err(doing("limit what the pod sends"))?;
     for address in &attachment.addresses {
         let named = doing(format!("route the pod's packets to {}", address.gateway));
         inside.add_default_route(link.index, address.gateway).map_err(named)?;

@@ -58,8 +58,13 @@ fn a_pod_reaches_its_node() {
         let node = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
         sys::process::unshare(UnshareFlags::NEWNET).unwrap();
         let address = Address { ip: range.nth(2).unwrap(), prefix: 24, gateway: range.gateway() };
-        let attachment =
-            Attachment { link: "skpod1".into(), bridge: "skiff0".into(), addresses: vec![address] };
+        let bandwidth = Bandwidth { ingress: 10_000_000, egress: 5_000_000 };
+        let attachment = Attachment {
+            link: "skpod1".into(),
+            bridge: "skiff0".into(),
+            addresses: vec![address],
+            bandwidth,
+        };
         // `attach` is for a process; this is a thread, whose namespace is found elsewhere.
         let own = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
         attach_in(&mut host, &attachment, own).unwrap();

@@ -7,11 +7,13 @@ mod container;
 mod image;
 mod node;
 mod sandbox;
+mod stats;
 
 pub use container::*;
 pub use image::*;
 pub use node::*;
 pub use sandbox::*;
+pub use stats::*;
 
 /// Answers and questions that say nothing.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -22,6 +24,13 @@ pub struct Empty {}
 pub struct Id {
     #[prost(string, tag = 1)]
     pub id: String,
+}
+
+/// A state that may be missing, be it a pod's or a container's.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct StateValue {
+    #[prost(int32, tag = 1)]
+    pub state: i32,
 }
 
 /// Where to stream to or from.

@@ -11,14 +11,18 @@ mod exec;
 mod images;
 mod labels;
 mod launch;
+mod network;
+mod news;
 mod pods;
 mod protocol;
 mod record;
 mod seccomp;
+mod serve;
 mod spec;
 mod streams;
 mod supervisor;
 mod translate;
+mod usage;
 mod view;
 
 use std::collections::BTreeSet;
@@ -26,14 +30,18 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use parking_lot::RwLock;
 use podnet::Cidr;
 use podnet::pool::Pool;
 use sys::cgroup::Cgroups;
 
 use crate::{Code, Error, Result};
+use news::News;
 use pods::{Pod, Pods};
 
+pub use network::Cni;
+pub use serve::{listen, serve};
 pub use supervisor::supervise;
 
 /// The beginning of the names of pods' links on this node.
@@ -49,6 +57,7 @@ pub struct Config {
     pub bridge: String,
     /// The addresses of pods until the node is told its own.
     pub ranges: Vec<Cidr>,
+    pub cni: Cni,
     /// What there is to say about registries, as k3s' `registries.yaml`.
     pub registries: PathBuf,
     /// Where seccomp profiles are looked for.
@@ -71,6 +80,7 @@ struct Inner {
     /// A mount of the program that nothing can be written through.
     program: OwnedFd,
     streams: streams::Server,
+    news: News,
 }
 
 impl Embedded {
@@ -85,7 +95,8 @@ impl Embedded {
         let program = launch::program(&config.program).map_err(failed("open the supervisor's program"))?;
         let streams = streams::Server::start().await.map_err(failed("serve streams"))?;
         let ranges = RwLock::new(config.ranges.clone());
-        let inner = Inner { config, images, pods: Pods::default(), pool, ranges, cgroups, program, streams };
+        let (pods, news) = (Pods::default(), News::default());
+        let inner = Inner { config, images, pods, pool, ranges, cgroups, program, streams, news };
         let embedded = Embedded { inner: Arc::new(inner) };
         embedded.find_pods(&pods_dir).await;
         Ok(embedded)
@@ -94,9 +105,13 @@ impl Embedded {
     async fn find_pods(&self, directory: &Path) {
         let mut known = BTreeSet::new();
         for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
-            match Pod::read(&entry.path()) {
+            match Pod::read(&entry.path(), &self.inner.news) {
                 Ok(pod) => {
                     let pod = Arc::new(pod);
+                    if pod.record.lock().is_unfinished {
+                        // Skiff was killed before the pod had its network; another one will be made.
+                        let _ = caller::tell(&pod.directory, &protocol::Request::Stop).await;
+                    }
                     known.insert(pod.id.clone());
                     self.inner.pods.add(pod.clone());
                     self.follow(&pod).await;
@@ -106,6 +121,7 @@ impl Embedded {
             }
         }
         self.inner.pool.only(&known);
+        self.forget_by_cni(&known);
         let links: BTreeSet<String> = known.iter().map(|id| link(id)).collect();
         for link in podnet::links(LINKS).unwrap_or_default().iter().filter(|link| !links.contains(*link)) {
             let _ = podnet::detach(link);
@@ -127,8 +143,9 @@ impl Embedded {
 /// The layers that containers stand on, by what is written down under the runtime's directory.
 pub fn layers_in_use(root: &Path) -> BTreeSet<String> {
     let mut layers = BTreeSet::new();
+    let news = News::default();
     for pod in std::fs::read_dir(root.join("pods")).into_iter().flatten().flatten() {
-        let Ok(pod) = Pod::read(&pod.path()) else { continue };
+        let Ok(pod) = Pod::read(&pod.path(), &news) else { continue };
         layers.extend(pod.containers.lock().values().flat_map(|container| container.record.layers.clone()));
     }
     layers
@@ -155,6 +172,11 @@ impl Inner {
     fn container(&self, id: &str, call: &'static str) -> Result<(Arc<Pod>, Arc<pods::Container>)> {
         self.pods.container(id).ok_or_else(|| not_found(call, format!("no container {id:?}")))
     }
+}
+
+/// Nanoseconds since 1970, as CRI counts them.
+fn now() -> i64 {
+    i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX)
 }
 
 /// The name of a pod's link on this node; the kernel allows 15 letters.

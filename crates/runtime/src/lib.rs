@@ -55,6 +55,9 @@ impl Error {
     }
 }
 
+/// How often a runtime is asked what it has that does not tell by itself.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Runs pods and containers. Every call may be repeated; what is done already is no failure.
@@ -68,6 +71,13 @@ pub trait Runtime: Send + Sync + 'static {
     }
     /// Tells which addresses this node's pods get, where the runtime cares.
     async fn set_pod_cidr(&self, cidr: &str) -> Result<()>;
+
+    /// Waits until something may have happened to pods or containers since this answered last; 0 is for the first time.
+    /// Most runtimes do not tell, so that it is time to look again after a while.
+    async fn changed(&self, _since: u64) -> u64 {
+        tokio::time::sleep(LOOK_AGAIN).await;
+        0
+    }
 
     /// Makes and starts what the containers of a pod share; answers with its id.
     async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<String>;

@@ -231,7 +231,8 @@ impl Runtime for Remote {
     }
 
     async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration) -> Result<ExecSyncResponse> {
-        let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
+        // Whole seconds, and 0 is for ever.
+        let seconds = i64::try_from(timeout.as_millis().div_ceil(1000)).unwrap_or(i64::MAX);
         let request =
             ExecSyncRequest { container_id: id.to_owned(), cmd: command.to_vec(), timeout: seconds };
         // The runtime watches the time; this is for one that does not.

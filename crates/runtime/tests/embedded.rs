@@ -15,6 +15,10 @@ mod image;
 mod kit;
 #[path = "embedded/life.rs"]
 mod life;
+#[path = "embedded/network.rs"]
+mod network;
+#[path = "embedded/socket.rs"]
+mod socket;
 #[path = "embedded/users.rs"]
 mod users;
 #[path = "embedded/volumes.rs"]

@@ -108,6 +108,12 @@ pub struct ServerFlags {
     /// are run by this program itself]
     #[arg(long)]
     pub container_runtime_endpoint: Option<String>,
+    /// Where a network for pods is looked for in CNI's words; without one they are on a bridge of this program's own
+    #[arg(long, default_value = "/etc/cni/net.d")]
+    pub cni_conf_dir: PathBuf,
+    /// Where CNI's programs are
+    #[arg(long, value_delimiter = ',', default_values = crate::containerd::NETWORK_PROGRAMS)]
+    pub cni_bin_dir: Vec<PathBuf>,
     /// The address this node serves logs and streams of its containers on
     #[arg(long, default_value = "0.0.0.0")]
     pub kubelet_address: IpAddr,

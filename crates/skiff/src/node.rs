@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use kubelet::{Api, Config, Presentation, Settings};
+use runtime::embedded::Cni;
 use runtime::{Embedded, Remote, Runtime};
 use tokio::sync::watch;
 
@@ -41,6 +42,7 @@ pub fn can_run_pods(flags: &ServerFlags) -> bool {
 pub async fn runtime(
     endpoint: Option<String>,
     data_dir: &Path,
+    cni: Cni,
     shutdown: watch::Receiver<bool>,
 ) -> anyhow::Result<Arc<dyn Runtime>> {
     let socket = match endpoint {
@@ -49,12 +51,32 @@ pub async fn runtime(
             found.context("containerd neither runs nor is installed")?
         }
         Some(socket) => socket,
-        None => return Ok(Arc::new(Embedded::open(embedded(data_dir)?).await?)),
+        None => {
+            let own = Embedded::open(embedded(data_dir, cni)?).await?;
+            offer(&own, data_dir, shutdown);
+            return Ok(Arc::new(own));
+        }
     };
     Ok(Arc::new(Remote::new(&socket)))
 }
 
-fn embedded(data_dir: &Path) -> anyhow::Result<runtime::embedded::Config> {
+/// Lets `crictl` and the like speak to the runtime of our own, which costs nothing while nobody does.
+fn offer(own: &Embedded, data_dir: &Path, mut shutdown: watch::Receiver<bool>) {
+    let socket = data_dir.join("agent/cri.sock");
+    let listener = match runtime::embedded::listen(&socket) {
+        Ok(listener) => listener,
+        Err(error) => return tracing::warn!(%error, socket = %socket.display(), "no CRI socket"),
+    };
+    let own = own.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            () = runtime::embedded::serve(own, listener) => {}
+            _ = shutdown.wait_for(|stop| *stop) => {}
+        }
+    });
+}
+
+fn embedded(data_dir: &Path, cni: Cni) -> anyhow::Result<runtime::embedded::Config> {
     // Supervisors are somewhere else when they look for it.
     let data_dir = std::path::absolute(data_dir).context("no absolute path for the data directory")?;
     Ok(runtime::embedded::Config {
@@ -63,6 +85,7 @@ fn embedded(data_dir: &Path) -> anyhow::Result<runtime::embedded::Config> {
         bridge: kubelet::network::BRIDGE.to_owned(),
         // Until the node is given its own.
         ranges: Vec::new(),
+        cni,
         registries: data_dir.join("agent/registries.yaml"),
         seccomp_profiles: data_dir.join("agent/seccomp"),
     })

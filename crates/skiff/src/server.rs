@@ -131,8 +131,12 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         }
         let ctx = Ctx { client, ..ctx.clone() };
         let (endpoint, data_dir) = (flags.container_runtime_endpoint.clone(), flags.data_dir.clone());
+        let cni = runtime::embedded::Cni {
+            conf_dir: flags.cni_conf_dir.clone(),
+            bin_dirs: flags.cni_bin_dir.clone(),
+        };
         tokio::spawn(async move {
-            match node::runtime(endpoint, &data_dir, ctx.shutdown.clone()).await {
+            match node::runtime(endpoint, &data_dir, cni, ctx.shutdown.clone()).await {
                 Ok(runtime) => kubelet::run(ctx, runtime, config).await,
                 Err(error) => tracing::error!("pods stay pending: {error:#}"),
             }

@@ -3,6 +3,7 @@
 //! The few requests a pod's network needs, spoken to the kernel directly. Read [`Netlink`].
 
 mod message;
+mod traffic;
 
 use std::io;
 use std::net::IpAddr;
@@ -12,6 +13,7 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use message::{Message, attributes, text};
+pub use traffic::Rate;
 
 const ACK: u16 = 0x4;
 const DUMP: u16 = 0x300;

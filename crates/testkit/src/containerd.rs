@@ -19,6 +19,15 @@ pub struct Containerd {
 impl Containerd {
     /// Starts one under `dir`, with the image `busybox:1.36` and the one that pods are held together by.
     pub fn start(dir: &Path) -> Result<Containerd> {
+        Containerd::start_with(dir, &["--net"])
+    }
+
+    /// The same in the network this process is in, for whoever is in one of their own.
+    pub fn start_in_this_network(dir: &Path) -> Result<Containerd> {
+        Containerd::start_with(dir, &[])
+    }
+
+    fn start_with(dir: &Path, apart: &[&str]) -> Result<Containerd> {
         std::fs::create_dir_all(dir)?;
         let config = dir.join("config.toml");
         std::fs::write(&config, config_text(dir))?;
@@ -27,7 +36,7 @@ impl Containerd {
         // Namespaces of its own: mounts of containers must propagate and must not outlive this, and neither
         // must the bridge its pods are on.
         let mut command = Command::new("unshare");
-        command.args(["--net", "--mount", "--propagation", "shared", "sh", "-c"]);
+        command.args(apart).args(["--mount", "--propagation", "shared", "sh", "-c"]);
         // Its streams are served on the loopback of that network. The names of its pods' networks are kept where
         // they vanish with it.
         let script = "mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns && ip link set lo up \
@@ -45,6 +54,10 @@ impl Containerd {
 
     pub fn socket(&self) -> PathBuf {
         self.dir.join("containerd.sock")
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.id()
     }
 
     /// Where its network is: a program must be there to reach its pods and its streams.

@@ -184,6 +184,8 @@ pub struct CreateContainerResponse {
 pub struct ContainerFilter {
     #[prost(string, tag = 1)]
     pub id: String,
+    #[prost(message, optional, tag = 2)]
+    pub state: Option<StateValue>,
     #[prost(string, tag = 3)]
     pub pod_sandbox_id: String,
     #[prost(btree_map = "string, string", tag = 4)]

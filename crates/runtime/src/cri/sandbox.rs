@@ -210,6 +210,8 @@ pub struct PodSandboxStatusResponse {
 pub struct PodSandboxFilter {
     #[prost(string, tag = 1)]
     pub id: String,
+    #[prost(message, optional, tag = 2)]
+    pub state: Option<StateValue>,
     #[prost(btree_map = "string, string", tag = 3)]
     pub label_selector: BTreeMap<String, String>,
 }

@@ -90,6 +90,12 @@ impl Caller {
     }
 }
 
+/// The number of the process a pod lives in.
+pub async fn supervisor(directory: &Path) -> io::Result<i32> {
+    let caller = Caller::ask(directory, &Request::Watch, &[]).await?;
+    caller.stream.peer_cred()?.pid().ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
 /// Asks for something that is done or not.
 pub async fn tell(directory: &Path, request: &Request) -> Result<(), String> {
     match Caller::ask(directory, request, &[]).await {

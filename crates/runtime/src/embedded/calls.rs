@@ -5,15 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use jiff::Timestamp;
-use podnet::{Address, Attachment};
 use tokio::sync::watch;
 
 use super::labels::Modules;
+use super::network::Chosen;
 use super::pods::{Container as Known, Pod};
 use super::protocol::Request;
 use super::record::{self, ContainerRecord, PodRecord};
-use super::{Embedded, caller, chain, launch, link, not_found, refused, translate, view};
+use super::{Embedded, caller, launch, link, not_found, now, refused, translate, view};
 use crate::cri::*;
 use crate::{Code, Error, Result, Runtime};
 
@@ -25,10 +24,6 @@ const AGAIN: Duration = Duration::from_millis(5);
 const NEWS: Duration = Duration::from_secs(1);
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
-
-fn now() -> i64 {
-    i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX)
-}
 
 /// Whether pods may have users of their own.
 fn has_user_namespaces() -> bool {
@@ -46,27 +41,6 @@ fn io(call: &'static str, doing: &'static str) -> impl FnOnce(std::io::Error) ->
 }
 
 impl Embedded {
-    /// The pod's addresses, taken for it.
-    fn attachment(&self, id: &str) -> std::result::Result<Attachment, podnet::Error> {
-        let ranges = self.inner.ranges.read().clone();
-        if ranges.is_empty() {
-            return Err(podnet::Error::NoRange);
-        }
-        let bridge = self.inner.config.bridge.clone();
-        podnet::prepare(&bridge, &ranges)?;
-        let taken = self.inner.pool.take(&ranges, id)?;
-        let address = |(ip, range): (std::net::IpAddr, &podnet::Cidr)| Address {
-            ip,
-            prefix: range.prefix(),
-            gateway: range.gateway(),
-        };
-        Ok(Attachment {
-            link: link(id),
-            bridge,
-            addresses: taken.into_iter().zip(&ranges).map(address).collect(),
-        })
-    }
-
     async fn make_pod(
         &self,
         id: &str,
@@ -75,26 +49,19 @@ impl Embedded {
         handler: &str,
     ) -> Result<Arc<Pod>> {
         const CALL: &str = "RunPodSandbox";
-        let host_network = translate::namespaces(config).network() == NamespaceMode::Node;
-        let network = match host_network {
-            true => None,
-            false => {
-                let taken = self.attachment(id);
-                let failed = |error| {
-                    refused(CALL, format!("failed to setup network for sandbox {id:?}: {}", chain(&error)))
-                };
-                Some(taken.map_err(failed)?)
-            }
-        };
-        let ips = network.iter().flat_map(|network| &network.addresses).map(|address| address.ip.to_string());
+        let failed =
+            |why: String| refused(CALL, format!("failed to setup network for sandbox {id:?}: {why}"));
+        let chosen = self.choose_network(id, config).map_err(failed)?;
+        let addresses = chosen.attachment().into_iter().flat_map(|network| &network.addresses);
         let record = PodRecord {
             config: Some(config.clone()),
             created: now(),
             handler: handler.into(),
-            ips: ips.collect(),
+            ips: addresses.map(|address| address.ip.to_string()).collect(),
             is_stopped: false,
+            is_unfinished: matches!(chosen, Chosen::Cni(..)),
         };
-        let spec = translate::sandbox(config, network);
+        let spec = translate::sandbox(config, chosen.attachment().cloned());
         let spec = serde_json::to_vec(&spec).expect("has only strings and numbers");
         let dns = config.dns_config.clone().unwrap_or_default();
         let files = [
@@ -112,12 +79,19 @@ impl Embedded {
         started
             .map_err(|error| refused(CALL, error.to_string()))?
             .map_err(|message| refused(CALL, message))?;
-        let pod = Arc::new(Pod::new(id, directory.to_owned(), record));
+        let pod = Arc::new(Pod::new(id, directory.to_owned(), record, self.inner.news.clone()));
+        if let Chosen::Cni(network, capabilities) = chosen {
+            let ips = self.attach_by_cni(&pod, network, capabilities).await.map_err(failed)?;
+            let mut record = pod.record.lock();
+            (record.ips, record.is_unfinished) = (ips, false);
+            record::write(directory, &*record).map_err(io(CALL, "write the pod down"))?;
+        }
         self.follow(&pod).await;
         Ok(pod)
     }
 
     async fn end_pod(&self, pod: &Arc<Pod>) -> Result<()> {
+        self.detach_by_cni(pod).await?;
         let told = caller::tell(&pod.directory, &Request::Stop).await;
         if *pod.is_ready.borrow() {
             let mut ready = pod.is_ready.subscribe();
@@ -161,7 +135,9 @@ impl Embedded {
         pod.containers.lock().remove(&known.id);
         remove_directory(pod.directory.join(&known.id))
             .await
-            .map_err(io(CALL, "remove the container's files"))
+            .map_err(io(CALL, "remove the container's files"))?;
+        self.inner.news.tell(ContainerEventType::Deleted, pod, &known.id);
+        Ok(())
     }
 
     async fn end_container(
@@ -212,7 +188,7 @@ impl Runtime for Embedded {
     }
 
     async fn status(&self) -> Result<StatusResponse> {
-        let is_networked = !self.inner.ranges.read().is_empty();
+        let problem = self.network_problem();
         let condition = |name: &str, status: bool, reason: &str, message: &str| RuntimeCondition {
             type_: name.to_owned(),
             status,
@@ -223,9 +199,9 @@ impl Runtime for Embedded {
             condition("RuntimeReady", true, "", ""),
             condition(
                 "NetworkReady",
-                is_networked,
+                problem.is_none(),
                 "NetworkPluginNotReady",
-                "this node has no addresses for pods yet",
+                problem.as_deref().unwrap_or_default(),
             ),
         ];
         let features = RuntimeHandlerFeatures {
@@ -247,6 +223,10 @@ impl Runtime for Embedded {
         Ok(())
     }
 
+    async fn changed(&self, since: u64) -> u64 {
+        self.inner.news.changed(since).await
+    }
+
     async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<String> {
         if !handler.is_empty() {
             return Err(refused("RunPodSandbox", format!("no runtime for {handler:?} is configured")));
@@ -256,7 +236,10 @@ impl Runtime for Embedded {
         std::fs::create_dir(&directory).map_err(io("RunPodSandbox", "make the pod's directory"))?;
         match self.make_pod(&id, &directory, config, handler).await {
             Ok(pod) => {
-                self.inner.pods.add(pod);
+                self.inner.pods.add(pod.clone());
+                for kind in [ContainerEventType::Created, ContainerEventType::Started] {
+                    self.inner.news.tell(kind, &pod, &id);
+                }
                 Ok(id)
             }
             Err(error) => {
@@ -285,6 +268,7 @@ impl Runtime for Embedded {
             .await
             .map_err(io("RemovePodSandbox", "remove the pod's files"))?;
         self.inner.pods.remove(id);
+        self.inner.news.tell(ContainerEventType::Deleted, &pod, id);
         Ok(())
     }
 
@@ -353,6 +337,7 @@ impl Runtime for Embedded {
         write().map_err(io(CALL, "write the container down"))?;
         let known = Known { id: id.clone(), record, status: watch::Sender::new(None) };
         pod.containers.lock().insert(id.clone(), Arc::new(known));
+        self.inner.news.tell(ContainerEventType::Created, &pod, &id);
         Ok(id)
     }
 
@@ -428,16 +413,8 @@ impl Runtime for Embedded {
     }
 
     async fn stats(&self) -> Result<Vec<ContainerStats>> {
-        let mut all = Vec::new();
-        for pod in self.inner.pods.all() {
-            let config = pod.record.lock().config.clone().unwrap_or_default();
-            let containers: Vec<_> = pod.containers.lock().values().cloned().collect();
-            for known in containers.iter().filter(|known| known.is_running()) {
-                let usage = self.inner.cgroups.usage(&translate::cgroup(&config, &known.id));
-                all.push(view::stats(&pod, known, &usage, now()));
-            }
-        }
-        Ok(all)
+        let counted = self.usage_of(self.inner.pods.all()).await;
+        Ok(counted.into_iter().flat_map(|(_, stats)| stats).collect())
     }
 
     async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration) -> Result<ExecSyncResponse> {

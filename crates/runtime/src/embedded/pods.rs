@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::caller::Caller;
+use super::news::News;
 use super::protocol::{Answer, Request, Status};
 use super::record::{self, ContainerRecord, PodRecord};
+use crate::cri::ContainerEventType;
 
 /// How a container ended whose supervisor ended without telling.
 const UNKNOWN: i32 = 255;
@@ -30,6 +31,7 @@ pub struct Pod {
     pub containers: Mutex<BTreeMap<String, Arc<Container>>>,
     /// Whether its supervisor runs.
     pub is_ready: watch::Sender<bool>,
+    news: News,
 }
 
 /// One container.
@@ -66,20 +68,21 @@ impl Pods {
 }
 
 impl Pod {
-    pub fn new(id: &str, directory: PathBuf, record: PodRecord) -> Pod {
+    pub fn new(id: &str, directory: PathBuf, record: PodRecord, news: News) -> Pod {
         Pod {
             id: id.to_owned(),
             directory,
             record: Mutex::new(record),
             containers: Mutex::default(),
             is_ready: watch::Sender::new(false),
+            news,
         }
     }
 
     /// Reads what an earlier skiff wrote down.
-    pub fn read(directory: &Path) -> std::io::Result<Pod> {
+    pub fn read(directory: &Path, news: &News) -> std::io::Result<Pod> {
         let id = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let pod = Pod::new(&id, directory.to_owned(), record::read(directory)?);
+        let pod = Pod::new(&id, directory.to_owned(), record::read(directory)?, news.clone());
         for entry in std::fs::read_dir(directory)?.flatten() {
             let Ok(record) = record::read::<ContainerRecord>(&entry.path()) else { continue };
             let id = entry.file_name().to_string_lossy().into_owned();
@@ -127,26 +130,38 @@ impl Pod {
     }
 
     fn hear(&self, answer: Answer) {
-        if let Answer::Status { container, status } = answer
-            && let Some(container) = self.containers.lock().get(&container)
-        {
-            container.status.send_replace(Some(status));
+        let Answer::Status { container, status } = answer else { return };
+        let known = self.containers.lock().get(&container).cloned();
+        let Some(known) = known else { return };
+        let is_over = status.finished != 0 || status.failure.is_some();
+        let is_started = status.started != 0;
+        let before = known.status.send_replace(Some(status)).unwrap_or_default();
+        if is_started && before.started == 0 {
+            self.news.tell(ContainerEventType::Started, self, &container);
+        }
+        if is_over && before.finished == 0 && before.failure.is_none() {
+            self.news.tell(ContainerEventType::Stopped, self, &container);
         }
     }
 
     /// Nobody will tell how its containers end: they have.
     fn is_over(&self) {
-        for container in self.containers.lock().values() {
-            container.status.send_if_modified(|status| match status {
+        let containers: Vec<_> = self.containers.lock().values().cloned().collect();
+        for container in containers {
+            let has_ended = container.status.send_if_modified(|status| match status {
                 Some(status) if status.finished == 0 => {
-                    status.finished = i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX);
+                    status.finished = super::now();
                     status.exit_code = UNKNOWN;
                     true
                 }
                 _ => false,
             });
+            if has_ended {
+                self.news.tell(ContainerEventType::Stopped, self, &container.id);
+            }
         }
         self.is_ready.send_replace(false);
+        self.news.tell(ContainerEventType::Stopped, self, &self.id);
     }
 }
 

@@ -22,6 +22,9 @@ pub struct PodRecord {
     /// Its supervisor was told to end.
     #[prost(bool, tag = 5)]
     pub is_stopped: bool,
+    /// It has no network yet.
+    #[prost(bool, tag = 6)]
+    pub is_unfinished: bool,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -125,12 +125,10 @@ pub fn image(known: &image::Image, user: &str) -> Image {
     }
 }
 
-/// What a container uses.
+/// What a container uses, without its files.
 pub fn stats(pod: &Pod, known: &Known, usage: &sys::cgroup::Usage, timestamp: i64) -> ContainerStats {
-    let value = |value: u64| Some(Uint64Value { value });
     let shown = container(pod, known);
-    let available =
-        usage.memory_limit.map(|limit| Uint64Value { value: limit.saturating_sub(usage.working_set) });
+    let (cpu, memory) = used(usage, timestamp);
     ContainerStats {
         attributes: Some(ContainerAttributes {
             id: shown.id,
@@ -138,16 +136,26 @@ pub fn stats(pod: &Pod, known: &Known, usage: &sys::cgroup::Usage, timestamp: i6
             labels: shown.labels,
             annotations: shown.annotations,
         }),
-        cpu: Some(CpuUsage { timestamp, usage_core_nano_seconds: value(usage.cpu), usage_nano_cores: None }),
-        memory: Some(MemoryUsage {
-            timestamp,
-            working_set_bytes: value(usage.working_set),
-            available_bytes: available,
-            usage_bytes: value(usage.memory),
-            rss_bytes: value(usage.anonymous),
-            page_faults: value(usage.page_faults),
-            major_page_faults: value(usage.major_page_faults),
-        }),
+        cpu: Some(cpu),
+        memory: Some(memory),
         writable_layer: None,
     }
+}
+
+/// What a cgroup has used.
+pub fn used(usage: &sys::cgroup::Usage, timestamp: i64) -> (CpuUsage, MemoryUsage) {
+    let value = |value: u64| Some(Uint64Value { value });
+    let available =
+        usage.memory_limit.map(|limit| Uint64Value { value: limit.saturating_sub(usage.working_set) });
+    let cpu = CpuUsage { timestamp, usage_core_nano_seconds: value(usage.cpu), usage_nano_cores: None };
+    let memory = MemoryUsage {
+        timestamp,
+        working_set_bytes: value(usage.working_set),
+        available_bytes: available,
+        usage_bytes: value(usage.memory),
+        rss_bytes: value(usage.anonymous),
+        page_faults: value(usage.page_faults),
+        major_page_faults: value(usage.major_page_faults),
+    };
+    (cpu, memory)
 }

@@ -1,6 +1,5 @@
 //! Ways out of a container that must not be any.
 
-use runtime::Runtime;
 use runtime::cri::*;
 
 use crate::kit::{Node, Pod, script, security, with};
@@ -167,7 +166,7 @@ pub async fn privileges_are_what_they_should_be(node: &Node) {
 
 /// An image whose directories are links to the host's.
 pub async fn images_cannot_mount_elsewhere(node: &Node) {
-    ::image::import(node.runtime.images(), std::io::Cursor::new(evil_image())).unwrap();
+    ::image::import(node.embedded.images(), std::io::Cursor::new(evil_image())).unwrap();
     let host = node.dir.path().join("mine");
     std::fs::create_dir_all(&host).unwrap();
     let pod = node.pod("links").await;

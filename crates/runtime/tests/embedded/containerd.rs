@@ -120,7 +120,7 @@ pub async fn privileges_are_the_same(node: &Node) {
         .unwrap_or_else(|error| panic!("{error}\n{}", other.log()));
     let mut differences = String::new();
     for (name, own) in cases() {
-        let embedded = state(&node.runtime, &config, &ours, &own).await;
+        let embedded = state(&*node.runtime, &config, &ours, &own).await;
         let containerd = state(&remote, &theirs_config, &theirs, &own).await;
         for (one, two) in embedded.lines().zip(containerd.lines()).filter(|(one, two)| one != two) {
             differences += &format!("{name}: {one:?} here, {two:?} with containerd\n");

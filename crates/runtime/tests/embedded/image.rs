@@ -9,7 +9,7 @@ pub type Entry<'a> = (&'a str, &'a str, &'a str);
 pub fn import(node: &Node, name: &str, layers: &[&[Entry<'_>]]) {
     let layers: Vec<Vec<u8>> = layers.iter().map(|entries| layer(entries)).collect();
     let archive = archive(name, &layers);
-    ::image::import(node.runtime.images(), std::io::Cursor::new(archive)).expect("imported");
+    ::image::import(node.embedded.images(), std::io::Cursor::new(archive)).expect("imported");
 }
 
 fn layer(entries: &[Entry<'_>]) -> Vec<u8> {

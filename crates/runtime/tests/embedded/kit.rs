@@ -2,19 +2,25 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use runtime::cri::*;
 use runtime::embedded::Config;
-use runtime::{Embedded, Runtime};
+use runtime::{Embedded, Remote, Runtime};
 
 pub const IMAGE: &str = "docker.io/library/busybox:1.36";
 const DEADLINE: Duration = Duration::from_secs(60);
 
 pub struct Node {
     pub dir: tempfile::TempDir,
-    pub runtime: Embedded,
+    pub embedded: Embedded,
+    /// The same, or the same over its socket.
+    pub runtime: Arc<dyn Runtime>,
+    over_socket: bool,
+    /// Those who serve sockets.
+    serving: Mutex<Vec<tokio::task::JoinHandle<()>>>,
 }
 
 /// Runs the tests, each on a node of its own, and checks that nothing is left of its pods.
@@ -25,11 +31,12 @@ pub async fn run(only: Option<&str>, unified: bool) {
         ["life::limits_hold", "life::a_pod_lives_and_dies", "containerd::privileges_are_the_same"];
     let mut failures = 0;
     macro_rules! tests {
-        ($($module:ident :: $name:ident),* $(,)?) => {$(
+        ($over_socket:expr, $($module:ident :: $name:ident),* $(,)?) => {$(
             let name = concat!(stringify!($module), "::", stringify!($name));
-            let is_left_out = unified && NEED_CONTROLLERS.contains(&name);
+            let is_left_out = unified && ($over_socket || NEED_CONTROLLERS.contains(&name));
+            let name = if $over_socket { format!("socket::{name}") } else { name.to_owned() };
             if !is_left_out && only.is_none_or(|only| name.contains(only)) {
-                let node = Node::new().await;
+                let node = Node::new($over_socket).await;
                 let before = traces(node.dir.path());
                 let test = async {
                     crate::$module::$name(&node).await;
@@ -39,13 +46,14 @@ pub async fn run(only: Option<&str>, unified: bool) {
                     println!("test {name} ... FAILED");
                     failures += 1;
                 } else {
-                    settled(&before, node.dir.path(), name).await;
+                    settled(&before, node.dir.path(), &name).await;
                     println!("test {name} ... ok");
                 }
             }
         )*};
     }
     tests![
+        false,
         life::a_pod_lives_and_dies,
         life::containers_share_their_pod,
         life::what_cannot_start_says_why,
@@ -71,23 +79,58 @@ pub async fn run(only: Option<&str>, unified: bool) {
         containerd::privileges_are_the_same,
         churn::pods_come_and_go,
     ];
+    tests![
+        true,
+        life::a_pod_lives_and_dies,
+        life::containers_share_their_pod,
+        life::what_cannot_start_says_why,
+        life::streams_and_signals,
+        life::limits_hold,
+        life::a_later_skiff_finds_its_pods,
+        life::a_killed_supervisor_leaves_nothing,
+        life::volumes_and_propagation,
+        network::of_the_administrator,
+        network::bandwidth_is_limited,
+        socket::what_only_other_clients_ask,
+        socket::events_are_told,
+        socket::bad_requests_are_refused,
+    ];
     assert_eq!(failures, 0, "tests failed");
     println!("\ntest result: ok.");
 }
 
 impl Node {
-    async fn new() -> Node {
+    async fn new(over_socket: bool) -> Node {
         let dir = tempfile::Builder::new().prefix("skiff-runtime-").tempdir().expect("a directory");
         let archive = testkit::busybox_image(dir.path(), IMAGE).expect("an image");
-        let runtime = open(dir.path()).await;
+        let embedded = open(dir.path()).await;
         let file = std::fs::File::open(archive).expect("an archive");
-        ::image::import(runtime.images(), file).expect("imported");
-        Node { dir, runtime }
+        ::image::import(embedded.images(), file).expect("imported");
+        let runtime = Arc::new(embedded.clone());
+        let mut node = Node { dir, embedded, runtime, over_socket, serving: Mutex::default() };
+        node.runtime = node.offered(node.embedded.clone()).await;
+        node
     }
 
     /// Another skiff on the same data.
-    pub async fn again(&self) -> Embedded {
-        open(self.dir.path()).await
+    pub async fn again(&self) -> Arc<dyn Runtime> {
+        self.offered(open(self.dir.path()).await).await
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("cri.sock")
+    }
+
+    /// The runtime as it is, or as a client of its socket has it.
+    async fn offered(&self, embedded: Embedded) -> Arc<dyn Runtime> {
+        if !self.over_socket {
+            return Arc::new(embedded);
+        }
+        let listener = runtime::embedded::listen(&self.socket()).expect("a socket");
+        self.serving.lock().unwrap().push(tokio::spawn(runtime::embedded::serve(embedded, listener)));
+        let remote = Remote::new(&format!("unix://{}", self.socket().display()));
+        assert_eq!(remote.version().await.expect("an answer").runtime_name, "skiff");
+        Arc::new(remote)
     }
 
     pub fn logs(&self) -> PathBuf {
@@ -109,6 +152,8 @@ impl Node {
 
     /// Removes all pods.
     pub async fn empty(&self) {
+        // The first one serves what follows.
+        self.serving.lock().unwrap().iter().skip(1).for_each(|task| task.abort());
         for pod in self.runtime.sandboxes(&[]).await.expect("pods") {
             self.runtime.remove_sandbox(&pod.id).await.unwrap_or_else(|error| panic!("{error}"));
         }
@@ -147,6 +192,7 @@ pub fn pod_config(dir: &Path, name: &str) -> PodSandboxConfig {
 impl Drop for Node {
     fn drop(&mut self) {
         kill_supervisors(self.dir.path());
+        self.serving.get_mut().unwrap().iter().for_each(|task| task.abort());
     }
 }
 
@@ -175,6 +221,10 @@ pub async fn open(dir: &Path) -> Embedded {
         root: dir.join("runtime"),
         program: std::env::current_exe().expect("this program"),
         bridge: "skiff0".into(),
+        cni: runtime::embedded::Cni {
+            conf_dir: dir.join("net.d"),
+            bin_dirs: vec![dir.join("bin"), "/usr/lib/cni".into(), "/opt/cni/bin".into()],
+        },
         ranges: vec!["10.88.0.0/24".parse().expect("a range")],
         registries: dir.join("registries.yaml"),
         seccomp_profiles: dir.join("seccomp"),
@@ -270,7 +320,7 @@ impl Pod<'_> {
     }
 }
 
-pub async fn ended(runtime: &Embedded, id: &str) -> ContainerStatus {
+pub async fn ended(runtime: &Arc<dyn Runtime>, id: &str) -> ContainerStatus {
     let begun = Instant::now();
     loop {
         let status = runtime.container_status(id).await.unwrap_or_else(|error| panic!("{error}"));

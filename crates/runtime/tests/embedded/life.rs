@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use runtime::cri::*;
-use runtime::{Code, Error, Runtime};
+use runtime::{Code, Error};
 
 use crate::kit::{Node, ended, kill_supervisors, script, security, with};
 

@@ -2,7 +2,6 @@
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
-use runtime::Runtime;
 use runtime::cri::*;
 
 use crate::breakout::strong;

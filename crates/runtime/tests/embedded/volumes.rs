@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use runtime::Runtime;
 use runtime::cri::*;
 
 use crate::kit::{Node, script, security, with};

@@ -1,0 +1,50 @@
+//! How much a pod may send and receive, as the annotations of its pod say.
+
+use std::io;
+
+use serde::{Deserialize, Serialize};
+use sys::netlink::{Netlink, Rate};
+
+/// Longer than this no packet waits for its turn, as CNI's own program has it.
+const LATENCY_MS: u64 = 25;
+/// What may go at once beyond what the rate allows in this time; bursts of less than a few packets make no sense.
+const BURST_MS: u64 = 100;
+const SMALLEST_BURST: u64 = 16 << 10;
+
+/// Bits a second; zero is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bandwidth {
+    /// To the pod.
+    pub ingress: u64,
+    /// From the pod.
+    pub egress: u64,
+}
+
+/// Lets a link send no more than so many bits a second, where that is limited.
+pub(crate) fn limit(netlink: &mut Netlink, index: u32, bits: u64) -> io::Result<()> {
+    if bits == 0 {
+        return Ok(());
+    }
+    netlink.limit(index, rate(bits))
+}
+
+fn rate(bits: u64) -> Rate {
+    let bytes = (bits / 8).max(1);
+    let within = |time: u64| bytes.saturating_mul(time) / 1000;
+    let burst = within(BURST_MS).max(SMALLEST_BURST);
+    let narrow = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
+    Rate { bytes, burst: narrow(burst), queue: narrow(burst.saturating_add(within(LATENCY_MS))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_become_bytes() {
+        assert_eq!(rate(8_000_000), Rate { bytes: 1_000_000, burst: 100_000, queue: 125_000 });
+        assert_eq!(rate(1_000), Rate { bytes: 125, burst: 16 << 10, queue: (16 << 10) + 3 });
+        assert_eq!(rate(u64::MAX).burst, u32::MAX);
+        assert_eq!(rate(1).bytes, 1);
+    }
+}

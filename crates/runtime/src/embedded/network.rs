@@ -1,0 +1,274 @@
+//! How a pod comes to its network: over the bridge of our own, or as the administrator has set it up in CNI's words.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use podnet::cni::{self, Attached, Programs};
+use podnet::{Address, Attachment, Bandwidth};
+use schema::quantity::Quantity;
+use serde_json::{Map, Value, json};
+
+use super::pods::Pod;
+use super::{Embedded, caller, chain, link, refused, translate};
+use crate::Result;
+use crate::cri::*;
+
+/// What skiff itself writes for other runtimes is not the administrator's.
+const OURS: &str = "10-skiff.conflist";
+const INGRESS: &str = "kubernetes.io/ingress-bandwidth";
+const EGRESS: &str = "kubernetes.io/egress-bandwidth";
+/// What is reasonable, in bits a second.
+const SLOWEST: i64 = 1_000;
+const FASTEST: i64 = 1_000_000_000_000_000;
+/// As containerd has it: no limit on what goes at once.
+const BURST: u64 = u32::MAX as u64;
+
+/// Where networks in CNI's words are looked for.
+#[derive(Clone, Debug, Default)]
+pub struct Cni {
+    /// The first file of this directory is the network of all pods; an empty one leaves them to the bridge.
+    pub conf_dir: PathBuf,
+    /// Where the programs are.
+    pub bin_dirs: Vec<PathBuf>,
+}
+
+/// What a pod is going to be attached to.
+pub enum Chosen {
+    Host,
+    Own(Attachment),
+    Cni(cni::Network, Map<String, Value>),
+}
+
+impl Chosen {
+    /// What the pod's own process does about it.
+    pub fn attachment(&self) -> Option<&Attachment> {
+        match self {
+            Chosen::Own(attachment) => Some(attachment),
+            _ => None,
+        }
+    }
+}
+
+impl Embedded {
+    fn programs(&self) -> Programs {
+        let config = &self.inner.config;
+        Programs { dirs: config.cni.bin_dirs.clone(), cache: config.root.join("cni") }
+    }
+
+    fn administrators(&self) -> std::result::Result<Option<cni::Network>, cni::CniError> {
+        cni::load(&self.inner.config.cni.conf_dir, &[OURS])
+    }
+
+    /// Why pods cannot be given a network now.
+    pub(super) fn network_problem(&self) -> Option<String> {
+        match self.administrators() {
+            Ok(Some(_)) => None,
+            Ok(None) if self.inner.ranges.read().is_empty() => {
+                Some("this node has no addresses for pods yet".to_owned())
+            }
+            Ok(None) => None,
+            Err(error) => Some(chain(&error)),
+        }
+    }
+
+    /// The network of a new pod; on our own bridge its addresses are taken for it.
+    pub(super) fn choose_network(
+        &self,
+        id: &str,
+        config: &PodSandboxConfig,
+    ) -> std::result::Result<Chosen, String> {
+        if translate::namespaces(config).network() == NamespaceMode::Node {
+            return Ok(Chosen::Host);
+        }
+        let bandwidth = bandwidth(&config.annotations)
+            .map_err(|why| format!("failed to get bandwidth info from annotations: {why}"))?;
+        match self.administrators().map_err(|error| chain(&error))? {
+            Some(network) => Ok(Chosen::Cni(network, capabilities(config, bandwidth))),
+            None => self.attachment(id, bandwidth).map(Chosen::Own).map_err(|error| chain(&error)),
+        }
+    }
+
+    fn attachment(&self, id: &str, bandwidth: Bandwidth) -> std::result::Result<Attachment, podnet::Error> {
+        let ranges = self.inner.ranges.read().clone();
+        if ranges.is_empty() {
+            return Err(podnet::Error::NoRange);
+        }
+        let bridge = self.inner.config.bridge.clone();
+        podnet::prepare(&bridge, &ranges)?;
+        let taken = self.inner.pool.take(&ranges, id)?;
+        let address = |(ip, range): (std::net::IpAddr, &podnet::Cidr)| Address {
+            ip,
+            prefix: range.prefix(),
+            gateway: range.gateway(),
+        };
+        let addresses = taken.into_iter().zip(&ranges).map(address).collect();
+        Ok(Attachment { link: link(id), bridge, addresses, bandwidth })
+    }
+
+    /// Lets CNI's programs attach a pod whose process waits for it; answers with its addresses.
+    pub(super) async fn attach_by_cni(
+        &self,
+        pod: &Pod,
+        network: cni::Network,
+        capabilities: Map<String, Value>,
+    ) -> std::result::Result<Vec<String>, String> {
+        let metadata =
+            pod.record.lock().config.clone().and_then(|config| config.metadata).unwrap_or_default();
+        let pid = caller::supervisor(&pod.directory).await.map_err(|error| error.to_string())?;
+        let (programs, id) = (self.programs(), pod.id.clone());
+        let args = [
+            ("IgnoreUnknown", "1".to_owned()),
+            ("K8S_POD_NAMESPACE", metadata.namespace),
+            ("K8S_POD_NAME", metadata.name),
+            ("K8S_POD_INFRA_CONTAINER_ID", id.clone()),
+            ("K8S_POD_UID", metadata.uid),
+        ];
+        let added = tokio::task::spawn_blocking(move || {
+            let to = Attached {
+                id: &id,
+                namespace: Some(format!("/proc/{pid}/ns/net").into()),
+                args: args.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+                capabilities,
+            };
+            programs.add(&network, &to)
+        });
+        let added = added.await.map_err(|error| error.to_string())?;
+        let addresses = added.map_err(|error| chain(&error))?;
+        Ok(addresses.iter().map(ToString::to_string).collect())
+    }
+
+    /// Lets CNI's programs undo what they did for a pod, where they did anything.
+    pub(super) async fn detach_by_cni(&self, pod: &Pod) -> Result<()> {
+        let programs = self.programs();
+        if !programs.attached().contains(&pod.id) {
+            return Ok(());
+        }
+        // A pod that is over has no network any more, and its number may be somebody else's.
+        let is_alive = *pod.is_ready.borrow();
+        let pid = match is_alive {
+            true => caller::supervisor(&pod.directory).await.ok(),
+            false => None,
+        };
+        let namespace = pid.map(|pid| format!("/proc/{pid}/ns/net").into());
+        let id = pod.id.clone();
+        let deleted = tokio::task::spawn_blocking(move || programs.delete(&id, namespace)).await;
+        let failed = |why: String| {
+            refused("StopPodSandbox", format!("failed to destroy network for sandbox {:?}: {why}", pod.id))
+        };
+        deleted.map_err(|error| failed(error.to_string()))?.map_err(|error| failed(chain(&error)))
+    }
+
+    /// Undoes what was done for pods that nobody knows any more.
+    pub(super) fn forget_by_cni(&self, known: &std::collections::BTreeSet<String>) {
+        let programs = self.programs();
+        let gone: Vec<String> = programs.attached().into_iter().filter(|id| !known.contains(id)).collect();
+        if gone.is_empty() {
+            return;
+        }
+        // Nobody waits for it; what fails is tried again when skiff starts anew.
+        tokio::task::spawn_blocking(move || {
+            for id in gone {
+                let _ = programs.delete(&id, None);
+            }
+        });
+    }
+}
+
+/// What is asked of those of CNI's programs that can do it.
+fn capabilities(config: &PodSandboxConfig, bandwidth: Bandwidth) -> Map<String, Value> {
+    let mut wanted = Map::new();
+    let ports = config.port_mappings.iter().filter(|port| port.host_port > 0).map(|port| {
+        let protocol = match port.protocol() {
+            Protocol::Tcp => "tcp",
+            Protocol::Udp => "udp",
+            Protocol::Sctp => "sctp",
+        };
+        json!({
+            "hostPort": port.host_port, "containerPort": port.container_port, "protocol": protocol,
+            "hostIP": port.host_ip,
+        })
+    });
+    let ports: Vec<Value> = ports.collect();
+    if !ports.is_empty() {
+        wanted.insert("portMappings".to_owned(), ports.into());
+    }
+    if bandwidth != Bandwidth::default() {
+        let mut limits = Map::new();
+        for (name, rate) in [("ingress", bandwidth.ingress), ("egress", bandwidth.egress)] {
+            if rate > 0 {
+                limits.insert(format!("{name}Rate"), rate.into());
+                limits.insert(format!("{name}Burst"), BURST.into());
+            }
+        }
+        wanted.insert("bandwidth".to_owned(), limits.into());
+    }
+    if let Some(dns) = &config.dns_config {
+        let dns = json!({"servers": dns.servers, "searches": dns.searches, "options": dns.options});
+        wanted.insert("dns".to_owned(), dns);
+    }
+    if let Some(linux) = config.linux.as_ref().filter(|linux| !linux.cgroup_parent.is_empty()) {
+        wanted.insert("cgroupPath".to_owned(), linux.cgroup_parent.as_str().into());
+    }
+    wanted
+}
+
+/// What the annotations of a pod say about its traffic.
+fn bandwidth(annotations: &BTreeMap<String, String>) -> std::result::Result<Bandwidth, String> {
+    let rate = |name: &str| -> std::result::Result<u64, String> {
+        let Some(text) = annotations.get(name) else { return Ok(0) };
+        let bits = Quantity::parse(text).map_err(|error| error.to_string())?.value();
+        match bits {
+            ..SLOWEST => Err("resource is unreasonably small (< 1kbit)".to_owned()),
+            SLOWEST..=FASTEST => Ok(bits.unsigned_abs()),
+            _ => Err("resource is unreasonably large (> 1Pbit)".to_owned()),
+        }
+    };
+    Ok(Bandwidth { ingress: rate(INGRESS)?, egress: rate(EGRESS)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(ingress: &str, expected: std::result::Result<u64, &str>) {
+        let annotations = BTreeMap::from([(INGRESS.to_owned(), ingress.to_owned())]);
+        let found = bandwidth(&annotations).map(|found| found.ingress);
+        assert_eq!(found, expected.map_err(str::to_owned));
+    }
+
+    #[test]
+    fn bandwidths_are_quantities() {
+        check("10M", Ok(10_000_000));
+        check("1Mi", Ok(1 << 20));
+        check("1k", Ok(1_000));
+        check("999", Err("resource is unreasonably small (< 1kbit)"));
+        check("2P", Err("resource is unreasonably large (> 1Pbit)"));
+        assert!(bandwidth(&BTreeMap::from([(EGRESS.to_owned(), "fast".to_owned())])).is_err());
+        assert_eq!(bandwidth(&BTreeMap::new()), Ok(Bandwidth::default()));
+    }
+
+    #[test]
+    fn programs_are_told_in_their_own_words() {
+        let port = |host_port, protocol: Protocol| PortMapping {
+            protocol: protocol.into(),
+            container_port: 80,
+            host_port,
+            host_ip: String::new(),
+        };
+        let config = PodSandboxConfig {
+            port_mappings: vec![port(8080, Protocol::Tcp), port(0, Protocol::Tcp), port(53, Protocol::Udp)],
+            ..PodSandboxConfig::default()
+        };
+        let wanted = capabilities(&config, Bandwidth { ingress: 5000, egress: 0 });
+        let expected = json!({
+            "portMappings": [
+                {"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ""},
+                {"hostPort": 53, "containerPort": 80, "protocol": "udp", "hostIP": ""},
+            ],
+            "bandwidth": {"ingressRate": 5000, "ingressBurst": u32::MAX},
+        });
+        assert_eq!(Value::from(wanted), expected);
+        assert!(capabilities(&PodSandboxConfig::default(), Bandwidth::default()).is_empty());
+    }
+}

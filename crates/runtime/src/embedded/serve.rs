@@ -1,0 +1,250 @@
+//! The embedded runtime as CRI v1 over a Unix socket, so that `crictl`, `critest` and any other kubelet can drive it.
+//!
+//! gRPC's frames are written by hand: a length before each message, and how it went in trailers. Costs nothing while
+//! nobody is connected. What each call does is in [`methods`].
+
+mod methods;
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Buf as _, Bytes};
+use http::{HeaderMap, HeaderValue, Request, Response, header};
+use http_body_util::{BodyExt as _, Limited};
+use hyper::body::{Body, Frame, Incoming};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustix::fs::{Mode, OFlags};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc;
+
+use super::Embedded;
+use crate::{Code, Error};
+
+/// As large as other runtimes allow.
+const LARGEST: usize = 16 << 20;
+/// Flag and length before each message.
+const HEAD: usize = 5;
+/// Messages of a stream that nobody has read yet.
+const UNREAD: usize = 16;
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A socket for CRI's clients that only root may use; one that an earlier skiff left is replaced.
+pub fn listen(path: &Path) -> io::Result<UnixListener> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    // A socket's path may have no more than 108 bytes, a directory any number.
+    let opened =
+        rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let listener =
+        UnixListener::bind(Path::new(&format!("/proc/self/fd/{}", opened.as_raw_fd())).join(name))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// Answers CRI's questions for as long as it is polled.
+pub async fn serve(runtime: Embedded, listener: UnixListener) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => drop(tokio::spawn(connection(runtime.clone(), stream))),
+            // Out of descriptors; it will pass.
+            Err(_) => tokio::time::sleep(PAUSE).await,
+        }
+    }
+}
+
+async fn connection(runtime: Embedded, stream: UnixStream) {
+    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+        let runtime = runtime.clone();
+        async move { Ok::<_, Infallible>(answer(runtime, request).await) }
+    });
+    // It ends with an error when the client just goes.
+    let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
+}
+
+async fn answer(runtime: Embedded, request: Request<Incoming>) -> Response<Answer> {
+    let path = request.uri().path().to_owned();
+    let body = match Limited::new(request.into_body(), LARGEST).collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(error) => return failed(&Status::invalid(error.to_string())),
+    };
+    let Some(message) = unframed(&body) else {
+        return failed(&Status::invalid("the request is not one message without compression"));
+    };
+    let message = Bytes::copy_from_slice(message);
+    // A client that goes ends what it waits for only where that is harmless; half a pod is not.
+    let done = match path.ends_with("/ExecSync") || path.ends_with("/PullImage") {
+        true => methods::call(runtime, &path, &message).await,
+        false => match tokio::spawn(async move { methods::call(runtime, &path, &message).await }).await {
+            Ok(done) => done,
+            Err(error) => Err(Status { code: INTERNAL, message: error.to_string() }),
+        },
+    };
+    match done {
+        Ok(Reply::One(message)) => {
+            let frames = VecDeque::from([Frame::data(framed(&message)), Frame::trailers(trailers(0, ""))]);
+            Response::builder()
+                .header(header::CONTENT_TYPE, "application/grpc")
+                .body(Answer { frames, more: None })
+                .unwrap_or_default()
+        }
+        Ok(Reply::Many(more)) => {
+            let answer = Answer { frames: VecDeque::new(), more: Some(more) };
+            Response::builder()
+                .header(header::CONTENT_TYPE, "application/grpc")
+                .body(answer)
+                .unwrap_or_default()
+        }
+        Err(status) => failed(&status),
+    }
+}
+
+/// What a call comes to.
+enum Reply {
+    One(Vec<u8>),
+    /// Messages until nobody sends any more.
+    Many(mpsc::Receiver<Vec<u8>>),
+}
+
+const UNKNOWN: u8 = 2;
+const INVALID_ARGUMENT: u8 = 3;
+const DEADLINE_EXCEEDED: u8 = 4;
+const NOT_FOUND: u8 = 5;
+const UNIMPLEMENTED: u8 = 12;
+const INTERNAL: u8 = 13;
+const UNAVAILABLE: u8 = 14;
+
+/// Why there is no answer, in gRPC's numbers.
+#[derive(Debug)]
+struct Status {
+    code: u8,
+    message: String,
+}
+
+impl Status {
+    fn invalid(message: impl Into<String>) -> Status {
+        Status { code: INVALID_ARGUMENT, message: message.into() }
+    }
+}
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Status {
+        let code = match &error {
+            Error::Refused { code: Code::NotFound, .. } => NOT_FOUND,
+            Error::Refused { code: Code::Timeout, .. } => DEADLINE_EXCEEDED,
+            Error::Refused { code: Code::Unimplemented, .. } => UNIMPLEMENTED,
+            Error::Refused { code: Code::Other, .. } => UNKNOWN,
+            Error::Unreachable { .. } => UNAVAILABLE,
+        };
+        Status { code, message: error.message() }
+    }
+}
+
+/// A failure needs no body: its trailers come at once.
+fn failed(status: &Status) -> Response<Answer> {
+    let mut response = Response::new(Answer::default());
+    *response.headers_mut() = trailers(status.code, &status.message);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    response
+}
+
+fn trailers(code: u8, message: &str) -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    trailers.insert("grpc-status", HeaderValue::from(u16::from(code)));
+    if !message.is_empty()
+        && let Ok(message) = HeaderValue::from_str(&escaped(message))
+    {
+        trailers.insert("grpc-message", message);
+    }
+    trailers
+}
+
+/// As gRPC has it: whatever is no plain letter is given by its number.
+fn escaped(text: &str) -> String {
+    let plain = |byte: u8| (0x20..=0x7e).contains(&byte) && byte != b'%';
+    text.bytes()
+        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
+}
+
+fn framed(message: &[u8]) -> Bytes {
+    let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
+    [&[0][..], &length.to_be_bytes(), message].concat().into()
+}
+
+/// The one message of a request, if that is what it is.
+fn unframed(body: &Bytes) -> Option<&[u8]> {
+    let mut head = body.get(..HEAD)?;
+    let (compressed, length) = (head.get_u8(), head.get_u32());
+    let message = body.get(HEAD..)?;
+    (compressed == 0 && usize::try_from(length).ok() == Some(message.len())).then_some(message)
+}
+
+/// Messages and then the trailers.
+#[derive(Default)]
+struct Answer {
+    frames: VecDeque<Frame<Bytes>>,
+    more: Option<mpsc::Receiver<Vec<u8>>>,
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if let Some(frame) = self.frames.pop_front() {
+            return Poll::Ready(Some(Ok(frame)));
+        }
+        let Some(more) = &mut self.more else { return Poll::Ready(None) };
+        let Poll::Ready(next) = more.poll_recv(context) else { return Poll::Pending };
+        let frame = match next {
+            Some(message) => Frame::data(framed(&message)),
+            None => {
+                self.more = None;
+                Frame::trailers(trailers(0, ""))
+            }
+        };
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.frames.is_empty() && self.more.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_hold_one_message() {
+        let whole = framed(b"abc");
+        assert_eq!(unframed(&whole), Some(&b"abc"[..]));
+        for bad in [&b""[..], b"\0\0\0\0", b"\0\0\0\0\x04abc", b"\x01\0\0\0\x03abc", b"\0\0\0\0\x02abc"] {
+            assert_eq!(unframed(&Bytes::copy_from_slice(bad)), None, "{bad:?}");
+        }
+        assert_eq!(unframed(&framed(b"")), Some(&b""[..]));
+    }
+
+    #[test]
+    fn messages_of_failures_are_letters() {
+        assert_eq!(escaped("100 % größer\n"), "100 %25 gr%C3%B6%C3%9Fer%0A");
+        assert_eq!(trailers(5, "no\npod").get("grpc-message").unwrap(), "no%0Apod");
+    }
+}

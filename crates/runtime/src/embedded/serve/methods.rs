@@ -1,0 +1,358 @@
+//! CRI's calls, each by its name. What is asked of [`Runtime`] as it is goes straight there; the rest is filters and what
+//! only clients other than the kubelet want.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prost::Message;
+use serde_json::json;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::mpsc;
+
+use super::{Reply, Status, UNIMPLEMENTED, UNREAD};
+use crate::cri::*;
+use crate::embedded::pods::{Container as Known, Pod};
+use crate::embedded::{Embedded, now, record, usage, view};
+use crate::{Result as Answered, Runtime as _};
+
+/// The kernel's own files, not systemd.
+const CGROUPFS: i32 = 1;
+
+fn one(message: &impl Message) -> Result<Reply, Status> {
+    Ok(Reply::One(message.encode_to_vec()))
+}
+
+fn read<T: Message + Default>(bytes: &[u8]) -> Result<T, Status> {
+    T::decode(bytes).map_err(|error| Status::invalid(error.to_string()))
+}
+
+/// Requests that only name something.
+fn named(bytes: &[u8]) -> Result<String, Status> {
+    read::<Id>(bytes).map(|request| request.id)
+}
+
+fn seconds(count: i64) -> Duration {
+    Duration::from_secs(u64::try_from(count).unwrap_or(0))
+}
+
+/// Does what is called for. A stream that has just one message is written like an answer that is one.
+pub(super) async fn call(runtime: Embedded, path: &str, bytes: &[u8]) -> Result<Reply, Status> {
+    match path {
+        "/runtime.v1.ImageService/ListImages" | "/runtime.v1.ImageService/StreamImages" => {
+            let filter = read::<ListImagesRequest>(bytes)?.filter.and_then(|filter| filter.image);
+            let images = match filter.filter(|wanted| !wanted.image.is_empty()) {
+                Some(wanted) => runtime.image(&wanted).await?.into_iter().collect(),
+                None => runtime.list_images().await?,
+            };
+            one(&ListImagesResponse { images })
+        }
+        "/runtime.v1.ImageService/ImageStatus" => {
+            let request: ImageStatusRequest = read(bytes)?;
+            let image = runtime.image(&request.image.unwrap_or_default()).await?;
+            one(&ImageStatusResponse { image, ..ImageStatusResponse::default() })
+        }
+        "/runtime.v1.ImageService/PullImage" => {
+            let request: PullImageRequest = read(bytes)?;
+            let sandbox = request.sandbox_config.unwrap_or_default();
+            let image = request.image.unwrap_or_default();
+            let image_ref = runtime.pull(&image, request.auth.as_ref(), &sandbox).await?;
+            one(&PullImageResponse { image_ref })
+        }
+        "/runtime.v1.ImageService/RemoveImage" => {
+            let request: RemoveImageRequest = read(bytes)?;
+            runtime.remove_image(&request.image.unwrap_or_default()).await?;
+            one(&Empty {})
+        }
+        "/runtime.v1.ImageService/ImageFsInfo" => {
+            let pods = runtime.inner.pods_dir();
+            let counted = tokio::task::spawn_blocking(move || usage::files(&pods)).await;
+            one(&ImageFsInfoResponse {
+                image_filesystems: runtime.image_filesystems().await?,
+                container_filesystems: counted.into_iter().collect(),
+            })
+        }
+        _ => match path.strip_prefix("/runtime.v1.RuntimeService/") {
+            Some(method) => of_pods(runtime, method, bytes).await,
+            None => Err(unknown(path)),
+        },
+    }
+}
+
+fn unknown(what: &str) -> Status {
+    Status { code: UNIMPLEMENTED, message: format!("unknown method {what}") }
+}
+
+async fn of_pods(runtime: Embedded, method: &str, bytes: &[u8]) -> Result<Reply, Status> {
+    match method {
+        "Version" => one(&runtime.version().await?),
+        "Status" => {
+            let request: StatusRequest = read(bytes)?;
+            let mut status = runtime.status().await?;
+            if request.verbose {
+                status.info = runtime.details().await?;
+            }
+            one(&status)
+        }
+        "UpdateRuntimeConfig" => {
+            let request: UpdateRuntimeConfigRequest = read(bytes)?;
+            let network = request.runtime_config.and_then(|config| config.network_config).unwrap_or_default();
+            if !network.pod_cidr.is_empty() {
+                runtime.set_pod_cidr(&network.pod_cidr).await?;
+            }
+            one(&Empty {})
+        }
+        "RuntimeConfig" => {
+            let linux = Some(LinuxRuntimeConfiguration { cgroup_driver: CGROUPFS });
+            one(&RuntimeConfigResponse { linux })
+        }
+        "RunPodSandbox" => {
+            let request: RunPodSandboxRequest = read(bytes)?;
+            let config = request.config.ok_or_else(|| Status::invalid("the pod has no configuration"))?;
+            let pod_sandbox_id = runtime.run_sandbox(&config, &request.runtime_handler).await?;
+            one(&RunPodSandboxResponse { pod_sandbox_id })
+        }
+        "StopPodSandbox" => {
+            runtime.stop_sandbox(&pod_id(&runtime, named(bytes)?)).await?;
+            one(&Empty {})
+        }
+        "RemovePodSandbox" => {
+            runtime.remove_sandbox(&pod_id(&runtime, named(bytes)?)).await?;
+            one(&Empty {})
+        }
+        "PodSandboxStatus" => one(&pod_status(&runtime, read(bytes)?)?),
+        "ListPodSandbox" | "StreamPodSandboxes" => {
+            let filter = read::<ListPodSandboxRequest>(bytes)?.filter.unwrap_or_default();
+            let wanted = |pod: &PodSandbox| {
+                pod.id.starts_with(&filter.id)
+                    && filter.state.as_ref().is_none_or(|wanted| wanted.state == pod.state)
+                    && has_all(&pod.labels, &filter.label_selector)
+            };
+            one(&ListPodSandboxResponse {
+                items: runtime.sandboxes(&[]).await?.into_iter().filter(wanted).collect(),
+            })
+        }
+        "PodSandboxStats" => {
+            let pod = runtime.inner.pod(&pod_id(&runtime, named(bytes)?), "PodSandboxStats")?;
+            one(&ListPodSandboxStatsResponse { stats: runtime.usage_of_pods(vec![pod]).await })
+        }
+        "ListPodSandboxStats" | "StreamPodSandboxStats" => {
+            let filter = read::<ListPodSandboxStatsRequest>(bytes)?.filter.unwrap_or_default();
+            let wanted = |pod: &Arc<Pod>| {
+                let labels = pod.record.lock().config.clone().unwrap_or_default().labels;
+                pod.id.starts_with(&filter.id) && has_all(&labels, &filter.label_selector)
+            };
+            let pods = runtime.inner.pods.all().into_iter().filter(wanted).collect();
+            one(&ListPodSandboxStatsResponse { stats: runtime.usage_of_pods(pods).await })
+        }
+        "UpdatePodSandboxResources" => update_pod(&runtime, read(bytes)?),
+        "PortForward" => {
+            let request: PortForwardRequest = read(bytes)?;
+            let id = pod_id(&runtime, request.pod_sandbox_id);
+            one(&Url { url: runtime.port_forward(&id, &request.port).await? })
+        }
+        "GetContainerEvents" => Ok(Reply::Many(events(&runtime))),
+        // There are none beyond what statistics say.
+        "ListMetricDescriptors" | "ListPodSandboxMetrics" | "StreamPodSandboxMetrics" => one(&Empty {}),
+        _ => of_containers(runtime, method, bytes).await,
+    }
+}
+
+async fn of_containers(runtime: Embedded, method: &str, bytes: &[u8]) -> Result<Reply, Status> {
+    match method {
+        "CreateContainer" => {
+            let request: CreateContainerRequest = read(bytes)?;
+            let pod = pod_id(&runtime, request.pod_sandbox_id);
+            let config =
+                request.config.ok_or_else(|| Status::invalid("the container has no configuration"))?;
+            let of_pod = request.sandbox_config.unwrap_or_default();
+            one(&CreateContainerResponse {
+                container_id: runtime.create_container(&pod, &config, &of_pod).await?,
+            })
+        }
+        "StartContainer" => {
+            runtime.start_container(&container_id(&runtime, named(bytes)?)).await?;
+            one(&Empty {})
+        }
+        "StopContainer" => {
+            let request: StopContainerRequest = read(bytes)?;
+            runtime
+                .stop_container(&container_id(&runtime, request.container_id), seconds(request.timeout))
+                .await?;
+            one(&Empty {})
+        }
+        "RemoveContainer" => {
+            runtime.remove_container(&container_id(&runtime, named(bytes)?)).await?;
+            one(&Empty {})
+        }
+        "ContainerStatus" => one(&container_status(&runtime, read(bytes)?)?),
+        "ListContainers" | "StreamContainers" => {
+            let filter = read::<ListContainersRequest>(bytes)?.filter.unwrap_or_default();
+            let wanted = |container: &Container| {
+                container.id.starts_with(&filter.id)
+                    && container.pod_sandbox_id.starts_with(&filter.pod_sandbox_id)
+                    && filter.state.as_ref().is_none_or(|wanted| wanted.state == container.state)
+                    && has_all(&container.labels, &filter.label_selector)
+            };
+            let containers = runtime.containers(&[]).await?.into_iter().filter(wanted).collect();
+            one(&ListContainersResponse { containers })
+        }
+        "UpdateContainerResources" => {
+            let request: UpdateContainerResourcesRequest = read(bytes)?;
+            let resources = request.linux.unwrap_or_default();
+            runtime.update_resources(&container_id(&runtime, request.container_id), &resources).await?;
+            one(&Empty {})
+        }
+        "ReopenContainerLog" => {
+            runtime.reopen_log(&container_id(&runtime, named(bytes)?)).await?;
+            one(&Empty {})
+        }
+        "ExecSync" => {
+            let request: ExecSyncRequest = read(bytes)?;
+            let id = container_id(&runtime, request.container_id);
+            one(&runtime.exec_sync(&id, &request.cmd, seconds(request.timeout)).await?)
+        }
+        "Exec" => {
+            let request: ExecRequest = read(bytes)?;
+            let container_id = container_id(&runtime, request.container_id.clone());
+            one(&Url { url: runtime.exec(&ExecRequest { container_id, ..request }).await? })
+        }
+        "Attach" => {
+            let request: AttachRequest = read(bytes)?;
+            let container_id = container_id(&runtime, request.container_id.clone());
+            one(&Url { url: runtime.attach(&AttachRequest { container_id, ..request }).await? })
+        }
+        "ContainerStats" => {
+            let id = container_id(&runtime, named(bytes)?);
+            let (pod, _) = runtime.inner.container(&id, "ContainerStats")?;
+            let stats = stats_of(&runtime, vec![pod]).await;
+            let stats =
+                stats.into_iter().find(|stats| stats.attributes.as_ref().is_some_and(|of| of.id == id));
+            one(&ContainerStatsResponse { stats })
+        }
+        "ListContainerStats" | "StreamContainerStats" => {
+            let filter = read::<ListContainerStatsRequest>(bytes)?.filter.unwrap_or_default();
+            let pods = runtime.inner.pods.all().into_iter();
+            let pods = pods.filter(|pod| pod.id.starts_with(&filter.pod_sandbox_id)).collect();
+            let wanted = |stats: &ContainerStats| {
+                let of = stats.attributes.clone().unwrap_or_default();
+                of.id.starts_with(&filter.id) && has_all(&of.labels, &filter.label_selector)
+            };
+            let stats = stats_of(&runtime, pods).await.into_iter().filter(wanted).collect();
+            one(&ListContainerStatsResponse { stats })
+        }
+        _ => Err(unknown(method)),
+    }
+}
+
+fn has_all(
+    labels: &std::collections::BTreeMap<String, String>,
+    wanted: &std::collections::BTreeMap<String, String>,
+) -> bool {
+    wanted.iter().all(|(name, value)| labels.get(name) == Some(value))
+}
+
+async fn stats_of(runtime: &Embedded, pods: Vec<Arc<Pod>>) -> Vec<ContainerStats> {
+    runtime.usage_of(pods).await.into_iter().flat_map(|(_, stats)| stats).collect()
+}
+
+/// People name pods and containers by the beginnings of their ids, where that is enough to tell them apart.
+fn pod_id(runtime: &Embedded, given: String) -> String {
+    the_one(given, runtime.inner.pods.all().iter().map(|pod| pod.id.clone()))
+}
+
+fn container_id(runtime: &Embedded, given: String) -> String {
+    let pods = runtime.inner.pods.all();
+    let of = |pod: &Arc<Pod>| pod.containers.lock().keys().cloned().collect::<Vec<_>>();
+    the_one(given, pods.iter().flat_map(of))
+}
+
+fn the_one(given: String, known: impl Iterator<Item = String>) -> String {
+    let mut fitting = known.filter(|id| !given.is_empty() && id.starts_with(&given));
+    match (fitting.next(), fitting.next()) {
+        (Some(id), None) => id,
+        _ => given,
+    }
+}
+
+fn pod_status(runtime: &Embedded, request: PodSandboxStatusRequest) -> Answered<PodSandboxStatusResponse> {
+    let pod = runtime.inner.pod(&pod_id(runtime, request.pod_sandbox_id), "PodSandboxStatus")?;
+    let containers: Vec<Arc<Known>> = pod.containers.lock().values().cloned().collect();
+    let mut answer = PodSandboxStatusResponse {
+        status: Some(view::sandbox_status(&pod)),
+        containers_statuses: containers.iter().map(|known| view::container_status(&pod, known)).collect(),
+        timestamp: now(),
+        ..PodSandboxStatusResponse::default()
+    };
+    if request.verbose {
+        let handler = pod.record.lock().handler.clone();
+        let info = json!({"runtimeHandler": handler, "directory": pod.directory});
+        answer.info.insert("info".to_owned(), info.to_string());
+    }
+    Ok(answer)
+}
+
+fn container_status(
+    runtime: &Embedded,
+    request: ContainerStatusRequest,
+) -> Answered<ContainerStatusResponse> {
+    let id = container_id(runtime, request.container_id);
+    let (pod, known) = runtime.inner.container(&id, "ContainerStatus")?;
+    let status = Some(view::container_status(&pod, &known));
+    let mut answer = ContainerStatusResponse { status, ..ContainerStatusResponse::default() };
+    if request.verbose {
+        let pid = known.status().map_or(0, |status| status.pid);
+        let info = json!({"sandboxID": pod.id, "pid": pid, "layers": known.record.layers});
+        answer.info.insert("info".to_owned(), info.to_string());
+    }
+    Ok(answer)
+}
+
+/// Whoever asks has changed the pod's cgroup; this is for those who ask what was agreed on.
+fn update_pod(runtime: &Embedded, request: UpdatePodSandboxResourcesRequest) -> Result<Reply, Status> {
+    const CALL: &str = "UpdatePodSandboxResources";
+    let pod = runtime.inner.pod(&pod_id(runtime, request.pod_sandbox_id), CALL)?;
+    let mut changed = pod.record.lock();
+    let linux = changed.config.get_or_insert_default().linux.get_or_insert_default();
+    linux.overhead = request.overhead.or(linux.overhead.take());
+    linux.resources = request.resources.or(linux.resources.take());
+    let written = record::write(&pod.directory, &*changed);
+    written.map_err(|error| Status::from(crate::embedded::refused(CALL, error.to_string())))?;
+    one(&Empty {})
+}
+
+/// All that happens from now on, until the client goes.
+fn events(runtime: &Embedded) -> mpsc::Receiver<Vec<u8>> {
+    let mut heard = runtime.inner.news.events();
+    let (sender, receiver) = mpsc::channel(UNREAD);
+    tokio::spawn(async move {
+        loop {
+            let event = tokio::select! {
+                event = heard.recv() => event,
+                () = sender.closed() => return,
+            };
+            let sent = match event {
+                Ok(event) => sender.send(event.encode_to_vec()).await,
+                // What was missed is seen by asking for all there is, as clients do from time to time.
+                Err(RecvError::Lagged(_)) => Ok(()),
+                Err(RecvError::Closed) => return,
+            };
+            if sent.is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_beginning_of_an_id_is_enough_where_it_is_the_only_one() {
+        let known = || ["abc1", "abd2", "xyz3"].into_iter().map(str::to_owned);
+        for (given, expected) in [("x", "xyz3"), ("abc", "abc1"), ("ab", "ab"), ("", ""), ("no", "no")] {
+            assert_eq!(the_one(given.to_owned(), known()), expected);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! What pods and containers use, looked up when somebody asks.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::pods::{Container as Known, Pod};
+use super::{Embedded, now, translate, view};
+use crate::cri::*;
+
+/// A block as `stat` counts them, whatever the file system has.
+const BLOCK: u64 = 512;
+
+impl Embedded {
+    /// What the running containers of these pods use.
+    pub(super) async fn usage_of(&self, pods: Vec<Arc<Pod>>) -> Vec<(Arc<Pod>, Vec<ContainerStats>)> {
+        let inner = self.inner.clone();
+        // Files are counted, which may take a while.
+        let counted = tokio::task::spawn_blocking(move || {
+            let of_pod = |pod: Arc<Pod>| {
+                let config = pod.record.lock().config.clone().unwrap_or_default();
+                let containers: Vec<Arc<Known>> = pod.containers.lock().values().cloned().collect();
+                let running = containers.iter().filter(|known| known.is_running());
+                let stats = running.map(|known| {
+                    let usage = inner.cgroups.usage(&translate::cgroup(&config, &known.id));
+                    let upper = pod.directory.join(&known.id).join("upper");
+                    let mut stats = view::stats(&pod, known, &usage, now());
+                    stats.writable_layer = Some(files(&upper));
+                    stats
+                });
+                let stats = stats.collect();
+                (pod, stats)
+            };
+            pods.into_iter().map(of_pod).collect()
+        });
+        counted.await.unwrap_or_default()
+    }
+
+    /// What whole pods use.
+    pub(super) async fn usage_of_pods(&self, pods: Vec<Arc<Pod>>) -> Vec<PodSandboxStats> {
+        let counted = self.usage_of(pods).await;
+        counted.into_iter().map(|(pod, containers)| self.whole(&pod, containers)).collect()
+    }
+
+    fn whole(&self, pod: &Pod, containers: Vec<ContainerStats>) -> PodSandboxStats {
+        let shown = view::sandbox(pod);
+        let config = pod.record.lock().config.clone().unwrap_or_default();
+        let group = config.linux.as_ref().map_or("", |linux| linux.cgroup_parent.as_str());
+        let usage = self.inner.cgroups.usage(group);
+        let timestamp = now();
+        let (cpu, memory) = view::used(&usage, timestamp);
+        let running = pod.containers.lock().values().find_map(|known| {
+            known.is_running().then(|| known.status().map_or(0, |status| status.pid)).filter(|pid| *pid > 0)
+        });
+        let network = running.and_then(|pid| {
+            let text = std::fs::read_to_string(format!("/proc/{pid}/net/dev")).ok()?;
+            let interfaces = interfaces(&text);
+            let default_interface = interfaces.iter().find(|one| one.name == podnet::INSIDE).cloned();
+            Some(NetworkUsage { timestamp, default_interface, interfaces })
+        });
+        let process_count = Some(Uint64Value { value: usage.pids });
+        PodSandboxStats {
+            attributes: Some(PodSandboxAttributes {
+                id: shown.id,
+                metadata: shown.metadata,
+                labels: shown.labels,
+                annotations: shown.annotations,
+            }),
+            linux: Some(LinuxPodSandboxStats {
+                cpu: Some(cpu),
+                memory: Some(memory),
+                network,
+                process: Some(ProcessUsage { timestamp, process_count }),
+                containers,
+            }),
+        }
+    }
+}
+
+/// What a directory and all in it take.
+pub fn files(directory: &Path) -> FilesystemUsage {
+    let (bytes, inodes) = count(directory);
+    FilesystemUsage {
+        timestamp: now(),
+        fs_id: Some(FilesystemIdentifier { mountpoint: directory.display().to_string() }),
+        used_bytes: Some(Uint64Value { value: bytes }),
+        inodes_used: Some(Uint64Value { value: inodes }),
+    }
+}
+
+/// Bytes on the disk and files; what vanishes meanwhile does not count.
+fn count(path: &Path) -> (u64, u64) {
+    let Ok(found) = std::fs::symlink_metadata(path) else { return (0, 0) };
+    let mut all = (found.blocks() * BLOCK, 1);
+    if found.is_dir() {
+        for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
+            let (bytes, inodes) = count(&entry.path());
+            all = (all.0 + bytes, all.1 + inodes);
+        }
+    }
+    all
+}
+
+/// The table of `/proc/net/dev` without its head and the loopback.
+fn interfaces(text: &str) -> Vec<NetworkInterfaceUsage> {
+    let one = |line: &str| {
+        let (name, numbers) = line.split_once(':')?;
+        let numbers: Vec<u64> = numbers.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let at = |index: usize| numbers.get(index).map(|value| Uint64Value { value: *value });
+        Some(NetworkInterfaceUsage {
+            name: name.trim().to_owned(),
+            rx_bytes: at(0),
+            rx_errors: at(2),
+            tx_bytes: at(8),
+            tx_errors: at(10),
+        })
+    };
+    text.lines().filter_map(one).filter(|one| one.name != "lo").collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_table_is_read() {
+        let text = "Inter-|   Receive                                                |  Transmit\n \
+            face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n    \
+            lo:     100       1    0    0    0     0          0         0      100       1    0    0    0     0       0          0\n  \
+            eth0: 1296 16 2 0 0 0 0 0 776 10 3 0 0 0 0 0\n";
+        let found = interfaces(text);
+        let [one] = &found[..] else { panic!("{found:?}") };
+        let numbers = [&one.rx_bytes, &one.rx_errors, &one.tx_bytes, &one.tx_errors];
+        assert_eq!(one.name, "eth0");
+        assert_eq!(numbers.map(|number| number.as_ref().unwrap().value), [1296, 2, 776, 3]);
+    }
+
+    #[test]
+    fn files_are_counted_by_what_they_take() {
+        let dir = tempfile::tempdir().unwrap();
+        let empty = count(dir.path());
+        std::fs::create_dir(dir.path().join("sub")).unwrap();
+        std::fs::write(dir.path().join("sub/file"), vec![1; 10_000]).unwrap();
+        std::os::unix::fs::symlink("/", dir.path().join("link")).unwrap();
+        let (bytes, inodes) = count(dir.path());
+        assert!(bytes >= empty.0 + 10_000, "{bytes}");
+        assert_eq!(inodes, 4);
+        assert_eq!(count(&dir.path().join("nothing")), (0, 0));
+    }
+}

@@ -1,0 +1,117 @@
+//! Networks that the administrator has set up, with CNI's real programs, and limits on what pods send.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use runtime::cri::*;
+use serde_json::Value;
+
+use crate::kit::{Node, script};
+
+/// A program of CNI's that writes down what it is given and passes on what it was told.
+const RECORDER: &str = r#"#!/bin/sh
+input=$(cat)
+printf '%s %s\n' "$CNI_COMMAND" "$input" >>"$(dirname "$0")/log"
+case $CNI_COMMAND in
+ADD) printf '%s' "$input" | python3 -c 'import json,sys; print(json.dumps(json.load(sys.stdin)["prevResult"]))' ;;
+esac
+"#;
+
+pub async fn of_the_administrator(node: &Node) {
+    if !Path::new("/usr/lib/cni/bridge").exists() {
+        return eprintln!("skipped: needs containernetworking-plugins");
+    }
+    let dir = node.dir.path();
+    let (conf, bin) = (dir.join("net.d"), dir.join("bin"));
+    std::fs::create_dir_all(&conf).unwrap();
+    std::fs::create_dir_all(&bin).unwrap();
+    std::fs::write(bin.join("recorder"), RECORDER).unwrap();
+    std::fs::set_permissions(bin.join("recorder"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let addresses = dir.join("addresses");
+    let config = serde_json::json!({"cniVersion": "1.0.0", "name": "theirs", "plugins": [
+        {"type": "bridge", "bridge": "theirs0", "isGateway": true,
+         "ipam": {"type": "host-local", "dataDir": addresses, "ranges": [[{"subnet": "10.99.0.0/24"}], [{"subnet": "fd99::/120"}]],
+                  "routes": [{"dst": "0.0.0.0/0"}]}},
+        {"type": "tuning", "sysctl": {"net.core.somaxconn": "333"}},
+        {"type": "recorder", "capabilities": {"portMappings": true, "bandwidth": true}},
+    ]});
+    std::fs::write(conf.join("20-theirs.conflist"), config.to_string()).unwrap();
+    std::fs::write(conf.join("10-skiff.conflist"), r#"{"name": "ours", "type": "nothing-there"}"#).unwrap();
+
+    let mut wanted = node.pod_config("theirs");
+    wanted.annotations.insert("kubernetes.io/ingress-bandwidth".into(), "10M".into());
+    wanted.port_mappings =
+        vec![PortMapping { container_port: 80, host_port: 8080, ..PortMapping::default() }];
+    let pod = node.pod_with(wanted).await;
+    let status = node.runtime.sandbox_status(&pod.id).await.unwrap().network.unwrap();
+    assert_eq!((status.ip.as_str(), status.additional_ips[0].ip.as_str()), ("10.99.0.2", "fd99::2"));
+    let id = pod.start(&script("sleep 1000")).await;
+    let (_, seen, _) =
+        pod.exec(&id, "ip -o addr show eth0; cat /proc/sys/net/core/somaxconn; ip route").await;
+    assert!(seen.contains("10.99.0.2/24") && seen.contains("fd99::2/120"), "{seen}");
+    assert!(seen.contains("\n333\n") && seen.contains("default via 10.99.0.1"), "{seen}");
+    let log = || std::fs::read_to_string(bin.join("log")).unwrap_or_default();
+    let told: Value = serde_json::from_str(log().trim().strip_prefix("ADD ").unwrap()).unwrap();
+    let capabilities = &told["runtimeConfig"];
+    assert_eq!(capabilities["portMappings"][0]["hostPort"], 8080);
+    assert_eq!(capabilities["bandwidth"]["ingressRate"], 10_000_000);
+    assert_eq!(told["prevResult"]["ips"][0]["address"], "10.99.0.2/24");
+
+    // It is taken away as it was made, whatever has become of the configuration.
+    std::fs::remove_file(conf.join("20-theirs.conflist")).unwrap();
+    let later = node.again().await;
+    assert_eq!(later.sandbox_status(&pod.id).await.unwrap().network.unwrap().ip, "10.99.0.2");
+    drop(later);
+    node.runtime.remove_sandbox(&pod.id).await.unwrap();
+    assert!(log().lines().last().unwrap().starts_with("DEL "), "{}", log());
+    let left: Vec<_> = std::fs::read_dir(addresses.join("theirs")).unwrap().flatten().collect();
+    let left: Vec<_> = left.iter().map(|entry| entry.file_name().into_string().unwrap()).collect();
+    assert!(!left.iter().any(|name| name.starts_with("10.99")), "{left:?}");
+
+    // A program that is not there is named, and nothing is left.
+    std::fs::write(conf.join("30-bad.conf"), r#"{"name": "bad", "type": "nothing-there"}"#).unwrap();
+    let error = node.runtime.run_sandbox(&node.pod_config("bad"), "").await.unwrap_err().message();
+    assert!(
+        error.contains("failed to setup network for sandbox")
+            && error.contains("failed to find plugin \"nothing-there\""),
+        "{error}"
+    );
+    std::fs::write(conf.join("30-bad.conf"), "{").unwrap();
+    let status = node.runtime.status().await.unwrap().status.unwrap();
+    let network = status.conditions.iter().find(|condition| condition.type_ == "NetworkReady").unwrap();
+    assert!(!network.status && network.message.contains("30-bad.conf"), "{network:?}");
+    std::fs::remove_file(conf.join("30-bad.conf")).unwrap();
+    let _ = podnet::detach("theirs0");
+}
+
+pub async fn bandwidth_is_limited(node: &Node) {
+    let mut wanted = node.pod_config("slow");
+    for (name, rate) in [("ingress", "8M"), ("egress", "16M")] {
+        wanted.annotations.insert(format!("kubernetes.io/{name}-bandwidth"), rate.into());
+    }
+    let pod = node.pod_with(wanted.clone()).await;
+    let link = format!("skp{}", &pod.id[..12]);
+    let tc = |arguments: &[&str]| {
+        let output = std::process::Command::new("tc").args(arguments).output().expect("tc");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let shown = tc(&["qdisc", "show", "dev", &link]);
+    assert!(shown.contains("tbf") && shown.contains("rate 8Mbit"), "{shown}");
+    // What the pod gets takes its time: two megabytes at one a second.
+    let id = pod.start(&script("nc -l -p 9000 >/dev/null; echo got it; sleep 1000")).await;
+    let ip = node.runtime.sandbox_status(&pod.id).await.unwrap().network.unwrap().ip;
+    let (_, _, _) = pod.exec(&id, "until grep -q ':2328 ' /proc/net/tcp /proc/net/tcp6; do :; done").await;
+    let begun = std::time::Instant::now();
+    {
+        use std::io::Write as _;
+        let mut stream = std::net::TcpStream::connect((ip.as_str(), 9000)).unwrap();
+        stream.write_all(&vec![0; 2_000_000]).unwrap();
+    }
+    while !pod.said("main.log").contains("got it") {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    assert!(begun.elapsed() > std::time::Duration::from_secs(1), "{:?}", begun.elapsed());
+    wanted.annotations.insert("kubernetes.io/ingress-bandwidth".into(), "1".into());
+    let error = node.runtime.run_sandbox(&wanted, "").await.unwrap_err().message();
+    assert!(error.contains("resource is unreasonably small (< 1kbit)"), "{error}");
+}

@@ -1,0 +1,225 @@
+//! What CRI's other clients ask over the socket, in their own words.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::Duration;
+
+use http::uri::PathAndQuery;
+use hyper_util::rt::TokioIo;
+use runtime::cri::*;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpStream, UnixStream};
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic_prost::ProstCodec;
+
+use crate::kit::{Node, script};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Client(tonic::client::Grpc<Channel>);
+
+impl Client {
+    fn of(node: &Node) -> Client {
+        let path = node.socket();
+        let connect = move |_: Uri| {
+            let path = path.clone();
+            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        };
+        let endpoint = Endpoint::from_static("http://localhost");
+        Client(tonic::client::Grpc::new(endpoint.connect_with_connector_lazy(tower::service_fn(connect))))
+    }
+
+    async fn ask<A: prost::Message + Default + 'static>(
+        &mut self,
+        call: &str,
+        question: impl prost::Message + 'static,
+    ) -> Result<A, tonic::Status> {
+        self.0.ready().await.unwrap();
+        let path: PathAndQuery = format!("/runtime.v1.{call}").parse().unwrap();
+        let asked = self.0.unary(tonic::Request::new(question), path, ProstCodec::default());
+        tokio::time::timeout(PATIENCE, asked).await.expect("an answer").map(tonic::Response::into_inner)
+    }
+
+    async fn get<A: prost::Message + Default + 'static>(
+        &mut self,
+        call: &str,
+        question: impl prost::Message + 'static,
+    ) -> A {
+        self.ask(&format!("RuntimeService/{call}"), question)
+            .await
+            .unwrap_or_else(|status| panic!("{call}: {status}"))
+    }
+}
+
+pub async fn what_only_other_clients_ask(node: &Node) {
+    let mode = std::fs::metadata(node.socket()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let mut client = Client::of(node);
+    let (one, two) = (node.pod("one").await, node.pod("two").await);
+    let id = one.start(&script("echo x >/file; sleep 1000")).await;
+    let ended = two.start(&script("true")).await;
+    crate::kit::ended(&node.runtime, &ended).await;
+
+    let status: StatusResponse = client.get("Status", StatusRequest { verbose: true }).await;
+    assert!(status.status.unwrap().conditions.iter().all(|condition| condition.status));
+    let driver: RuntimeConfigResponse = client.get("RuntimeConfig", Empty {}).await;
+    assert_eq!(driver.linux.unwrap().cgroup_driver, 1);
+
+    // By the beginning of an id, by state, by label.
+    let filter = |id: &str, state: Option<PodSandboxState>, label: &[&str]| ListPodSandboxRequest {
+        filter: Some(PodSandboxFilter {
+            id: id.to_owned(),
+            state: state.map(|state| StateValue { state: state.into() }),
+            label_selector: label.iter().map(|name| ("pod".to_owned(), (*name).to_owned())).collect(),
+        }),
+    };
+    for (request, expected) in [
+        (filter("", None, &[]), 2),
+        (filter(&one.id[..12], None, &[]), 1),
+        (filter("", Some(PodSandboxState::NotReady), &[]), 0),
+        (filter("", Some(PodSandboxState::Ready), &["two"]), 1),
+        (filter("", None, &["three"]), 0),
+    ] {
+        let shown = format!("{request:?}");
+        let found: ListPodSandboxResponse = client.get("ListPodSandbox", request).await;
+        assert_eq!(found.items.len(), expected, "{shown}");
+    }
+    let exited = Some(StateValue { state: ContainerState::Exited.into() });
+    let request =
+        ListContainersRequest { filter: Some(ContainerFilter { state: exited, ..Default::default() }) };
+    let found: ListContainersResponse = client.get("ListContainers", request).await;
+    assert_eq!(found.containers.iter().map(|found| found.id.as_str()).collect::<Vec<_>>(), [ended.as_str()]);
+
+    let request = PodSandboxStatusRequest { pod_sandbox_id: one.id[..13].to_owned(), verbose: true };
+    let found: PodSandboxStatusResponse = client.get("PodSandboxStatus", request).await;
+    assert_eq!(found.containers_statuses.len(), 1);
+    assert!(found.info["info"].contains("directory"), "{found:?}");
+    let request = ContainerStatusRequest { container_id: id[..13].to_owned(), verbose: true };
+    let found: ContainerStatusResponse = client.get("ContainerStatus", request).await;
+    let info: serde_json::Value = serde_json::from_str(&found.info["info"]).unwrap();
+    assert!(info["pid"].as_i64().unwrap() > 0, "{info}");
+
+    let one_container = Id { id: id.clone() };
+    let found: ContainerStatsResponse = client.get("ContainerStats", one_container).await;
+    let found = found.stats.unwrap();
+    assert!(found.memory.unwrap().working_set_bytes.unwrap().value > 0);
+    let layer = found.writable_layer.unwrap();
+    assert!(layer.used_bytes.unwrap().value > 0 && layer.inodes_used.unwrap().value >= 2);
+    let found: ListPodSandboxStatsResponse =
+        client.get("ListPodSandboxStats", ListPodSandboxStatsRequest::default()).await;
+    assert_eq!(found.stats.len(), 2);
+    let found: ListPodSandboxStatsResponse = client.get("PodSandboxStats", Id { id: one.id.clone() }).await;
+    let found = found.stats[0].linux.clone().unwrap();
+    assert_eq!(found.network.unwrap().default_interface.unwrap().name, "eth0");
+    assert!(found.process.unwrap().process_count.unwrap().value > 0);
+    assert_eq!(found.containers.len(), 1);
+
+    let images: ListImagesResponse =
+        client.ask("ImageService/ListImages", ListImagesRequest::default()).await.unwrap();
+    assert_eq!(images.images.len(), 1);
+    let disks: ImageFsInfoResponse = client.ask("ImageService/ImageFsInfo", Empty {}).await.unwrap();
+    assert!(disks.image_filesystems[0].used_bytes.as_ref().unwrap().value > 100_000);
+    assert_eq!(disks.container_filesystems.len(), 1);
+
+    let resources = LinuxContainerResources { cpu_shares: 7, ..Default::default() };
+    let request = UpdatePodSandboxResourcesRequest {
+        pod_sandbox_id: one.id.clone(),
+        resources: Some(resources),
+        overhead: None,
+    };
+    client.get::<Empty>("UpdatePodSandboxResources", request).await;
+
+    // The address for streams is good for one connection.
+    let request = ExecRequest {
+        container_id: id[..12].to_owned(),
+        cmd: ["echo", "streamed"].map(str::to_owned).into(),
+        stdout: true,
+        ..ExecRequest::default()
+    };
+    let url = client.get::<Url>("Exec", request).await.url;
+    let said = stream(&url).await;
+    assert!(said.contains("101 Switching") && said.contains("streamed"), "{said}");
+    assert!(stream(&url).await.contains("404 Not Found"));
+}
+
+/// What a WebSocket client gets until it is hung up on.
+async fn stream(url: &str) -> String {
+    let (host, path) = url.strip_prefix("http://").unwrap().split_once('/').unwrap();
+    let mut stream = TcpStream::connect(host).await.unwrap();
+    let request = format!(
+        "GET /{path} HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
+         Sec-WebSocket-Protocol: v5.channel.k8s.io\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut said = Vec::new();
+    let heard = async {
+        let mut buffer = [0; 1024];
+        loop {
+            let count = stream.read(&mut buffer).await.unwrap_or(0);
+            said.extend_from_slice(&buffer[..count]);
+            let text = String::from_utf8_lossy(&said);
+            if count == 0 || text.contains("\"status\":") || text.contains("page not found") {
+                break;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, heard).await.expect("an answer");
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+pub async fn events_are_told(node: &Node) {
+    let mut client = Client::of(node);
+    client.0.ready().await.unwrap();
+    let path = PathAndQuery::from_static("/runtime.v1.RuntimeService/GetContainerEvents");
+    let codec: ProstCodec<Empty, ContainerEventResponse> = ProstCodec::default();
+    let mut events =
+        client.0.server_streaming(tonic::Request::new(Empty {}), path, codec).await.unwrap().into_inner();
+    let pod = node.pod("watched").await;
+    let id = pod.start(&script("exit 3")).await;
+    crate::kit::ended(&node.runtime, &id).await;
+    node.runtime.remove_sandbox(&pod.id).await.unwrap();
+    let mut told = Vec::new();
+    while told.len() < 8 {
+        let next = tokio::time::timeout(PATIENCE, events.message()).await.expect("an event");
+        let event = next.unwrap().expect("the stream goes on");
+        let whose = if event.container_id == pod.id { "pod" } else { "container" };
+        if event.container_event_type() == ContainerEventType::Stopped && whose == "container" {
+            assert_eq!(event.containers_statuses[0].exit_code, 3);
+        }
+        assert_eq!(event.pod_sandbox_status.as_ref().unwrap().id, pod.id);
+        told.push(format!("{whose} {:?}", event.container_event_type()));
+    }
+    let expected = [
+        "pod Created",
+        "pod Started",
+        "container Created",
+        "container Started",
+        "container Stopped",
+        "pod Stopped",
+        "container Deleted",
+        "pod Deleted",
+    ];
+    assert_eq!(told, expected);
+}
+
+pub async fn bad_requests_are_refused(node: &Node) {
+    let mut client = Client::of(node);
+    for (call, expected) in [
+        ("RuntimeService/NoSuchThing", tonic::Code::Unimplemented),
+        ("OtherService/Version", tonic::Code::Unimplemented),
+        ("RuntimeService/CheckpointContainer", tonic::Code::Unimplemented),
+        ("RuntimeService/RunPodSandbox", tonic::Code::InvalidArgument),
+        ("RuntimeService/PodSandboxStatus", tonic::Code::NotFound),
+        ("RuntimeService/ContainerStatus", tonic::Code::NotFound),
+        ("RuntimeService/ContainerStats", tonic::Code::NotFound),
+        ("RuntimeService/StartContainer", tonic::Code::NotFound),
+        ("RuntimeService/ExecSync", tonic::Code::NotFound),
+    ] {
+        let refused = client.ask::<Empty>(call, Empty {}).await.unwrap_err();
+        assert_eq!(refused.code(), expected, "{call}: {refused}");
+    }
+    // A field of the wrong type.
+    let wrong = Uint64Value { value: 7 };
+    let refused = client.ask::<Empty>("RuntimeService/StopPodSandbox", wrong).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{refused}");
+}
