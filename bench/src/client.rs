@@ -18,6 +18,7 @@ use testkit::kubeconfig;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 pub const JSON: &str = "application/json";
 pub const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
@@ -74,12 +75,27 @@ impl Target {
         timeout(PATIENCE, self.dial()).await.context("no connection in time")?
     }
 
-    async fn dial(&self) -> Result<Client> {
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// A connection for what HTTP/2 has no way to say.
+    pub async fn dial_http1(&self) -> Result<TlsStream<TcpStream>> {
+        let mut config = ClientConfig::clone(&self.config);
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        self.secure(Arc::new(config)).await
+    }
+
+    async fn secure(&self, config: Arc<ClientConfig>) -> Result<TlsStream<TcpStream>> {
         let socket = TcpStream::connect(&self.address).await?;
         socket.set_nodelay(true)?;
         let host = self.address.rsplit_once(':').map_or(self.address.as_str(), |(host, _)| host);
         let name = ServerName::try_from(host.to_owned())?;
-        let stream = TlsConnector::from(self.config.clone()).connect(name, socket).await?;
+        Ok(TlsConnector::from(config).connect(name, socket).await?)
+    }
+
+    async fn dial(&self) -> Result<Client> {
+        let stream = self.secure(self.config.clone()).await?;
         ensure!(stream.get_ref().1.alpn_protocol() == Some(b"h2"), "the server does not speak HTTP/2");
         let (sender, connection) = http2::Builder::new(TokioExecutor::new())
             .initial_stream_window_size(STREAM_WINDOW)
@@ -109,6 +125,10 @@ impl Client {
 
     pub async fn post(&self, path: &str, body: &Value) -> Result<Reply> {
         self.call(Method::POST, path, JSON, body.to_string().into(), false).await
+    }
+
+    pub async fn delete(&self, path: &str) -> Result<Reply> {
+        self.call(Method::DELETE, path, JSON, Bytes::new(), false).await
     }
 
     /// Opens a watch.

@@ -11,6 +11,7 @@ mod kinds;
 mod load;
 mod micro;
 mod objects;
+mod pods;
 mod report;
 mod rollout;
 mod schedule;
@@ -41,6 +42,9 @@ struct Flags {
     /// Nothing but Services in the kernel: needs root, and nftables to compare with
     #[arg(long)]
     only_services: bool,
+    /// Nothing but pods on a real node, by our own runtime and by containerd: needs root, containerd and busybox
+    #[arg(long)]
+    only_pods: bool,
     /// Nothing but what many custom kinds cost
     #[arg(long)]
     only_kinds: bool,
@@ -63,6 +67,7 @@ struct Plan {
     schedule: schedule::Sizes,
     rollout: rollout::Sizes,
     kinds: usize,
+    pods: pods::Sizes,
 }
 
 const FULL: Plan = Plan {
@@ -81,6 +86,7 @@ const FULL: Plan = Plan {
     schedule: schedule::Sizes { nodes: &[100, 1_000, 5_000], pods: 10_000, harder: (5_000, 4_000) },
     rollout: rollout::Sizes { nodes: 500, pods: 5_000 },
     kinds: 1_000,
+    pods: pods::Sizes { sequential: 20, parallel: 50, many: 100, commands: 20 },
 };
 
 const QUICK: Plan = Plan {
@@ -99,6 +105,7 @@ const QUICK: Plan = Plan {
     schedule: schedule::Sizes { nodes: &[5], pods: 20, harder: (10, 10) },
     rollout: rollout::Sizes { nodes: 3, pods: 20 },
     kinds: 10,
+    pods: pods::Sizes { sequential: 2, parallel: 3, many: 5, commands: 2 },
 };
 
 fn main() -> Result<()> {
@@ -110,6 +117,9 @@ fn main() -> Result<()> {
             services::run(&mut report, if flags.quick { &[10] } else { &[10, 1_000, 10_000] })?;
             println!("{}", report.json(json!({"load": load_average()})));
         }
+        return Ok(());
+    }
+    if flags.only_pods && !services::inside()? {
         return Ok(());
     }
     let binary = flags.skiff.map_or_else(server::beside, Ok)?;
@@ -131,6 +141,9 @@ fn main() -> Result<()> {
         }
         if flags.only_kinds {
             return kinds::run(&mut report, &binary, &dir, plan.kinds).await;
+        }
+        if flags.only_pods {
+            return pods::run(&mut report, &binary, &dir, plan.pods).await;
         }
         // First, while the heap has no holes that would hide what is measured.
         access::run(&mut report, plan.decisions)?;

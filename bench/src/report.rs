@@ -40,12 +40,20 @@ pub struct Report {
     earlier: Map<String, Value>,
 }
 
+/// What a figure should come to: at most this share of its yardstick, at most this.
+#[derive(Clone, Copy, Default)]
+pub struct Goal {
+    pub ratio: Option<f64>,
+    pub value: Option<f64>,
+}
+
 struct Figure {
     name: String,
     unit: Unit,
     value: f64,
     /// The figure divided by that of its yardstick.
     ratio: Option<f64>,
+    goal: Goal,
 }
 
 impl Report {
@@ -56,22 +64,42 @@ impl Report {
     }
 
     pub fn add(&mut self, name: impl Into<String>, unit: Unit, value: f64) {
-        self.show(Figure { name: name.into(), unit, value, ratio: None });
+        self.show(Figure { name: name.into(), unit, value, ratio: None, goal: Goal::default() });
     }
 
     /// Adds a figure and how it compares with one taken before in this run. Both come from the same machine
     /// in the same minute, so the ratio says more than the figure.
     pub fn add_against(&mut self, name: impl Into<String>, unit: Unit, value: f64, yardstick: &str) {
+        self.add_with_goal(name, unit, value, yardstick, Goal::default());
+    }
+
+    /// The same, with what it should come to beside it.
+    pub fn add_with_goal(
+        &mut self,
+        name: impl Into<String>,
+        unit: Unit,
+        value: f64,
+        yardstick: &str,
+        goal: Goal,
+    ) {
         let base = self.figures.iter().find(|figure| figure.name == yardstick).map(|figure| figure.value);
         let ratio = base.filter(|base| *base > 0.0).map(|base| value / base);
-        self.show(Figure { name: name.into(), unit, value, ratio });
+        self.show(Figure { name: name.into(), unit, value, ratio, goal });
     }
 
     fn show(&mut self, figure: Figure) {
-        let Figure { name, unit, value, ratio } = &figure;
+        let Figure { name, unit, value, ratio, goal } = &figure;
         let mut line = format!("{name:<44} {:>12} {:<6}", shown(*value), unit.name());
         if let Some(ratio) = ratio {
             line += &format!(" {:>8}x", shown(*ratio));
+        }
+        let goals = [
+            goal.ratio.map(|goal| format!("{goal}x")),
+            goal.value.map(|goal| format!("{goal} {}", unit.name())),
+        ];
+        let goals: Vec<String> = goals.into_iter().flatten().collect();
+        if !goals.is_empty() {
+            line += &format!("   goal {}", goals.join(" and "));
         }
         if let Some(before) = self.earlier.get(name).and_then(|figure| figure["value"].as_f64()) {
             line += &format!("   was {} ({}x)", shown(before), shown(value / before));

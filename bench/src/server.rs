@@ -21,7 +21,7 @@ pub struct Server {
     /// From exec to a good answer at `/readyz`.
     pub ready_after: Duration,
     process: Process,
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 impl Server {
@@ -30,8 +30,13 @@ impl Server {
         Server::start_with(binary, dir, &["--disable-scheduler"]).await
     }
 
-    /// Starts on empty data with further flags.
+    /// Starts on empty data with further flags and no node.
     pub async fn start_with(binary: &Path, dir: &Path, flags: &[&str]) -> Result<Server> {
+        Server::start_with_node(binary, dir, &[&["--disable-agent"], flags].concat()).await
+    }
+
+    /// Starts on empty data with a node of its own.
+    pub async fn start_with_node(binary: &Path, dir: &Path, flags: &[&str]) -> Result<Server> {
         let mut tries = 0;
         loop {
             match Server::try_start(binary, dir, flags).await {
@@ -48,7 +53,7 @@ impl Server {
         let kubeconfig = dir.path().join("kubeconfig.yaml");
         let mut command = Command::new(binary);
         command
-            .args(["server", "--disable-agent", "--bind-address", "127.0.0.1", "--https-listen-port"])
+            .args(["server", "--bind-address", "127.0.0.1", "--https-listen-port"])
             .arg(port.to_string())
             .arg("--data-dir")
             .arg(dir.path().join("data"))
@@ -59,7 +64,7 @@ impl Server {
         let mut process = Process::spawn(&mut command)?;
         while start.elapsed() < START {
             if let Some(target) = ready(&kubeconfig).await {
-                return Ok(Server { target, ready_after: start.elapsed(), process, _dir: dir });
+                return Ok(Server { target, ready_after: start.elapsed(), process, dir });
             }
             if !process.is_running()? {
                 bail!("the server ended\n{}", process.log());
@@ -67,6 +72,19 @@ impl Server {
             tokio::time::sleep(POLL).await;
         }
         bail!("the server was not ready within {START:?}\n{}", process.log())
+    }
+
+    pub fn data_dir(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// What it has written so far.
+    pub fn log(&self) -> String {
+        self.process.log()
     }
 
     /// Seconds of CPU that the server has used so far, its own and the kernel's for it.

@@ -1,0 +1,42 @@
+//! A command in a container, from the connection to how it ended, as a client has it over WebSocket.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::client::Target;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const MOST: usize = 64 << 10;
+
+/// Runs the command that the path asks for; it must succeed.
+pub async fn run(target: &Target, path: &str) -> Result<()> {
+    tokio::time::timeout(PATIENCE, exchange(target, path)).await.context("no answer in time")?
+}
+
+async fn exchange(target: &Target, path: &str) -> Result<()> {
+    let mut stream = target.dial_http1().await?;
+    let request = format!(
+        "GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
+         Sec-WebSocket-Protocol: v5.channel.k8s.io, v4.channel.k8s.io, channel.k8s.io\r\n\r\n",
+        target.address()
+    );
+    stream.write_all(request.as_bytes()).await?;
+    let mut received = Vec::new();
+    loop {
+        let mut buffer = [0; 4096];
+        let count = stream.read(&mut buffer).await?;
+        received.extend_from_slice(&buffer[..count]);
+        ensure!(received.len() < MOST, "a command that says nothing has said much");
+        let text = String::from_utf8_lossy(&received);
+        // The last word is a Status on a channel of its own.
+        if text.contains(r#""status":"Success""#) {
+            return Ok(());
+        }
+        if count == 0 || text.contains(r#""status":"Failure""#) {
+            bail!("the command failed: {text}");
+        }
+    }
+}
