@@ -4,9 +4,11 @@
 //! Several processes may use a store at once; whoever changes the index holds `lock`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
@@ -19,6 +21,8 @@ use crate::{Digest, Error, Reference, on, unpack};
 #[derive(Clone, Debug)]
 pub struct Store {
     root: PathBuf,
+    /// Bytes and files of each unpacked layer.
+    layers: Arc<Mutex<BTreeMap<OsString, (u64, u64)>>>,
 }
 
 /// An image that is there as a whole.
@@ -53,7 +57,7 @@ impl Store {
         use std::os::unix::fs::PermissionsExt as _;
         // Files of images may be set-user-id; nobody but root is to reach them here.
         fs::set_permissions(root, fs::Permissions::from_mode(0o700)).map_err(on("protect", root))?;
-        Ok(Store { root: root.to_owned() })
+        Ok(Store { root: root.to_owned(), layers: Arc::default() })
     }
 
     /// Removes what was left behind when this program was last killed. Only for the one process that owns the store.
@@ -302,7 +306,20 @@ impl Store {
 
     /// Bytes and files in the store.
     pub fn usage(&self) -> (u64, u64) {
-        usage(&self.root)
+        let place = self.root.join("layers");
+        let mut known = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
+        // A layer in its place never changes, and may have very many files.
+        let before = std::mem::take(&mut *known);
+        for entry in fs::read_dir(&place).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let counted = before.get(&name).copied().unwrap_or_else(|| usage(&entry.path()));
+            known.insert(name, counted);
+        }
+        let others = fs::read_dir(&self.root).into_iter().flatten().flatten().map(|entry| entry.path());
+        let others = others.filter(|path| *path != place).map(|path| usage(&path));
+        let sum = |one: (u64, u64), other: (u64, u64)| (one.0 + other.0, one.1 + other.1);
+        // The directories of all and of layers count too.
+        others.chain(known.values().copied()).fold((0, 2), sum)
     }
 
     fn read(&self) -> Result<Index, Error> {

@@ -4,6 +4,7 @@
 //! Nobody tells of a disk that fills, so this looks every ten seconds, at counters only; what takes work is done
 //! when they say so. Decisions are in [`pressure`], pure.
 
+pub mod images;
 pub mod logs;
 pub mod pressure;
 
@@ -15,7 +16,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
 use reconcile::{Object as _, Severity};
-use runtime::cri::{ContainerState, ImageSpec, PodSandboxState};
+use runtime::cri::{ContainerState, PodSandboxState};
 
 use crate::observed::POD_UID;
 use crate::{Node, stats, volumes};
@@ -24,8 +25,6 @@ use pressure::{Pressures, Signals};
 const EVERY: Duration = Duration::from_secs(10);
 /// Rounds between two looks for what is left of pods, and for images.
 const ROUNDS: u64 = 6;
-/// An image is left alone for this long after it was first seen.
-const YOUNG: SignedDuration = SignedDuration::from_secs(120);
 /// Between two pods that are put out: the first may have been enough.
 const EVICTION_PAUSE: SignedDuration = SignedDuration::from_secs(20);
 
@@ -33,9 +32,7 @@ const EVICTION_PAUSE: SignedDuration = SignedDuration::from_secs(20);
 #[derive(Clone, Debug)]
 pub struct Keeping {
     pub limits: pressure::Limits,
-    /// Percent of the disk of images at which unused ones are removed, and down to which.
-    pub images_high: u64,
-    pub images_low: u64,
+    pub images: images::Policy,
     /// Bytes of a log at which a new one is begun, and how many are kept.
     pub log_size: u64,
     pub log_files: usize,
@@ -45,8 +42,7 @@ impl Default for Keeping {
     fn default() -> Keeping {
         Keeping {
             limits: pressure::Limits::default(),
-            images_high: 85,
-            images_low: 80,
+            images: images::Policy::default(),
             log_size: 10 << 20,
             log_files: 5,
         }
@@ -62,8 +58,7 @@ pub struct Known {
 #[derive(Default)]
 struct State {
     pressures: Pressures,
-    /// When each image was first seen, and last seen in use.
-    images: BTreeMap<String, (Timestamp, Timestamp)>,
+    images: images::Seen,
     evicted: Option<Timestamp>,
 }
 
@@ -82,7 +77,7 @@ pub async fn run(node: &Arc<Node>) {
         logs::rotate_all(node).await;
         if u64::is_multiple_of(round, ROUNDS) {
             remove_leftovers(node).await;
-            remove_images(node, false).await;
+            images::tidy(node).await;
         }
         round += 1;
         tokio::time::sleep(EVERY).await;
@@ -99,7 +94,7 @@ async fn look(node: &Arc<Node>) {
     over_their_limits(node).await;
     let Some(first) = short.first() else { return };
     if first.is_disk()
-        && remove_images(node, true).await
+        && images::remove_all(node).await
         && limits.reached(&Signals::read(node).await).is_empty()
     {
         return;
@@ -216,71 +211,6 @@ async fn remove_leftovers(node: &Arc<Node>) {
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
-}
-
-/// Removes images nobody uses, the longest unused first, while their disk is too full, or all of them; whether any
-/// went.
-async fn remove_images(node: &Arc<Node>, all: bool) -> bool {
-    let now = node.ctx.clock.now();
-    let (Ok(images), Ok(containers)) = (node.runtime.images().await, node.runtime.containers(&[]).await)
-    else {
-        return false;
-    };
-    let used: BTreeSet<&str> = containers
-        .iter()
-        .flat_map(|container| {
-            [Some(container.image_ref.as_str()), container.image.as_ref().map(|i| i.image.as_str())]
-        })
-        .flatten()
-        .collect();
-    let mut unused = Vec::new();
-    {
-        let mut state = node.keeping.state.lock();
-        state.images.retain(|id, _| images.iter().any(|image| image.id == *id));
-        for image in &images {
-            let names = image.repo_tags.iter().chain(&image.repo_digests).chain([&image.id]);
-            let is_used = names.into_iter().any(|name| used.contains(name.as_str()));
-            let (first, last) = state.images.entry(image.id.clone()).or_insert((now, now));
-            if is_used {
-                *last = now;
-            } else if !image.pinned && now.duration_since(*first) >= YOUNG {
-                unused.push((*last, *first, image.id.clone()));
-            }
-        }
-    }
-    if !all && !is_too_full(node, node.settings.keeping.images_high).await || unused.is_empty() {
-        return false;
-    }
-    let sandbox = sandbox_image(node).await;
-    unused.sort();
-    let mut any = false;
-    for (.., id) in unused {
-        let is_sandbox = images.iter().any(|image| image.id == id && image.repo_tags.contains(&sandbox));
-        if is_sandbox {
-            continue;
-        }
-        if !all && !is_too_full(node, node.settings.keeping.images_low).await {
-            break;
-        }
-        let spec = ImageSpec { image: id.clone(), ..ImageSpec::default() };
-        match node.runtime.remove_image(&spec).await {
-            Ok(()) => any = true,
-            Err(error) => tracing::warn!(%error, id, "cannot remove an image"),
-        }
-    }
-    any
-}
-
-async fn is_too_full(node: &Node, percent: u64) -> bool {
-    let Some((available, capacity)) = pressure::image_disk(node).await else { return false };
-    capacity > 0 && (capacity - available.min(capacity)) * 100 >= percent * capacity
-}
-
-/// What holds pods together is needed although nothing seems to use it.
-async fn sandbox_image(node: &Node) -> String {
-    let details = node.runtime.details().await.unwrap_or_default();
-    let config = details.get("config").and_then(|text| serde_json::from_str::<serde_json::Value>(text).ok());
-    config.and_then(|config| config["sandboxImage"].as_str().map(str::to_owned)).unwrap_or_default()
 }
 
 /// Runs of containers whose logs are still written to.

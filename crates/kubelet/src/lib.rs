@@ -44,6 +44,7 @@ use tokio::sync::watch;
 pub use config::Settings;
 pub use k8s_openapi::api::core::v1::Taint;
 pub use keeping::Keeping;
+pub use keeping::images::Policy as ImagePolicy;
 pub use keeping::pressure::Limits;
 pub use registration::Presentation;
 pub use server::Api;

@@ -58,8 +58,8 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
         next = rechecks.min().map_or(Next::Change, Next::At);
         let work: Vec<Action> =
             actions.into_iter().filter(|action| !matches!(action, Action::Recheck(_))).collect();
-        tell(node, &pod, &seen).await?;
         if work.is_empty() {
+            tell(node, &pod, &seen).await?;
             if let Some(stale) = refresh(node, &pod, &seen).await {
                 next = match next {
                     Next::At(at) => Next::At(at.min(stale)),
@@ -68,11 +68,17 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
             }
             break;
         }
-        for action in work {
-            if action == Action::Clear {
-                return let_go(node, &pod, &seen).await;
+        let clears = work.contains(&Action::Clear);
+        let acting = async {
+            for action in work.into_iter().take_while(|action| *action != Action::Clear) {
+                act(node, &pod, &seen, action).await;
             }
-            act(node, &pod, &seen, action).await;
+        };
+        // What is written takes the disk's time, which the pod need not wait for.
+        let (told, ()) = tokio::join!(tell(node, &pod, &seen), acting);
+        told?;
+        if clears {
+            return let_go(node, &pod, &seen).await;
         }
     }
     Ok(next)

@@ -79,7 +79,7 @@ impl Cluster {
                 // However full the disk of whoever tests this is.
                 keeping: kubelet::Keeping {
                     limits: kubelet::Limits { memory: 0, disk: 0, inodes: 0, image_disk: 0, processes: 0 },
-                    images_high: 100,
+                    images: kubelet::ImagePolicy { high: 100, ..kubelet::ImagePolicy::default() },
                     ..kubelet::Keeping::default()
                 },
                 manifests: Some(self.path("manifests")),

@@ -21,6 +21,7 @@ const FLAGS: &[(&str, &str)] = &[
     ("image-gc-low-threshold", "imageGCLowThresholdPercent"),
     ("kube-reserved", "kubeReserved"),
     ("max-pods", "maxPods"),
+    ("minimum-image-ttl-duration", "imageMinimumGCAge"),
     ("pod-manifest-path", "staticPodPath"),
     ("system-reserved", "systemReserved"),
 ];
@@ -47,6 +48,14 @@ pub fn apply(arguments: &[String], config: &mut Config) -> anyhow::Result<()> {
     for (field, value) in pairs {
         set(config, field, &value).with_context(|| format!("--kubelet-arg {field}"))?;
     }
+    let images = &config.settings.keeping.images;
+    ensure!(
+        images.low < images.high,
+        "imageGCLowThresholdPercent (--image-gc-low-threshold) {} must be less than imageGCHighThresholdPercent \
+         (--image-gc-high-threshold) {}",
+        images.low,
+        images.high
+    );
     Ok(())
 }
 
@@ -97,8 +106,10 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
                 evict(&mut settings.keeping.limits, signal, threshold).with_context(|| signal.clone())?;
             }
         }
-        "imageGCHighThresholdPercent" => settings.keeping.images_high = percent(number()?)?,
-        "imageGCLowThresholdPercent" => settings.keeping.images_low = percent(number()?)?,
+        "imageGCHighThresholdPercent" => settings.keeping.images.high = percent(number()?)?,
+        "imageGCLowThresholdPercent" => settings.keeping.images.low = percent(number()?)?,
+        "imageMaximumGCAge" => settings.keeping.images.oldest = duration(&text()?)?,
+        "imageMinimumGCAge" => settings.keeping.images.youngest = duration(&text()?)?,
         "kubeReserved" | "systemReserved" => {
             for (name, amount) in value.as_object().context("this is a map")? {
                 let amount = amount.as_str().with_context(|| format!("{name} is a text"))?;
@@ -140,6 +151,15 @@ fn evict(limits: &mut kubelet::Limits, signal: &str, threshold: &str) -> anyhow:
     Ok(())
 }
 
+/// As Go writes them: `2m0s`.
+fn duration(text: &str) -> anyhow::Result<jiff::SignedDuration> {
+    let text = if text == "0" { "0s" } else { text };
+    let found: jiff::SignedDuration =
+        text.parse().map_err(|_| anyhow::anyhow!("{text:?} is no time such as 2m0s"))?;
+    ensure!(!found.is_negative(), "{text} is less than nothing");
+    Ok(found)
+}
+
 fn percent(number: u64) -> anyhow::Result<u64> {
     ensure!(number <= 100, "{number} is more than all");
     Ok(number)
@@ -179,7 +199,7 @@ mod tests {
         let path = dir.path().join("kubelet.yaml");
         let text = "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\nmaxPods: 5\n\
             staticPodPath: /etc/pods\nevictionHard:\n  memory.available: 200Mi\n  nodefs.available: 7%\n\
-            containerLogMaxSize: 1Mi\nsystemReserved:\n  cpu: 500m\n  memory: 1Gi\n";
+            containerLogMaxSize: 1Mi\nimageMinimumGCAge: 1m30s\nimageMaximumGCAge: 24h\nsystemReserved:\n  cpu: 500m\n  memory: 1Gi\n";
         std::fs::write(&path, text).expect("written");
         let mut config = config();
         let arguments = ["max-pods=7".to_owned(), format!("config={}", path.display())];
@@ -189,6 +209,8 @@ mod tests {
         let limits = &config.settings.keeping.limits;
         assert_eq!((limits.memory, limits.disk, limits.inodes), (200 << 20, 7, 5));
         assert_eq!(config.settings.keeping.log_size, 1 << 20);
+        let images = &config.settings.keeping.images;
+        assert_eq!((images.youngest.as_secs(), images.oldest.as_secs()), (90, 86_400));
         assert_eq!(config.presentation.reserved["cpu"], 500);
         assert_eq!(config.presentation.reserved["memory"], 1 << 30);
     }
@@ -204,6 +226,8 @@ mod tests {
         check("max-pods=many", "this is a number");
         check("eviction-hard=moon.phase<3%", "no such signal");
         check("container-log-max-size=x", "is no quantity");
+        check("minimum-image-ttl-duration=soon", "is no time such as 2m0s");
+        check("image-gc-high-threshold=50", "80 must be less than imageGCHighThresholdPercent");
         check("config=/not/there", "cannot read /not/there");
     }
 }

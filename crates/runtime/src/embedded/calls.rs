@@ -278,8 +278,11 @@ impl Runtime for Embedded {
 
     async fn sandboxes(&self, labels: &[(&str, &str)]) -> Result<Vec<PodSandbox>> {
         let pods = self.inner.pods.all();
-        let shown = pods.iter().map(|pod| view::sandbox(pod));
-        Ok(shown.filter(|pod| view::has_labels(&pod.labels, labels)).collect())
+        let wanted = |pod: &&Arc<Pod>| {
+            let record = pod.record.lock();
+            record.config.as_ref().is_some_and(|config| view::has_labels(&config.labels, labels))
+        };
+        Ok(pods.iter().filter(wanted).map(|pod| view::sandbox(pod)).collect())
     }
 
     async fn create_container(
@@ -384,9 +387,12 @@ impl Runtime for Embedded {
     async fn containers(&self, labels: &[(&str, &str)]) -> Result<Vec<Container>> {
         let mut found = Vec::new();
         for pod in self.inner.pods.all() {
-            let shown =
-                pod.containers.lock().values().map(|known| view::container(&pod, known)).collect::<Vec<_>>();
-            found.extend(shown.into_iter().filter(|one| view::has_labels(&one.labels, labels)));
+            let wanted = |known: &&Arc<Known>| {
+                known.record.config.as_ref().is_some_and(|config| view::has_labels(&config.labels, labels))
+            };
+            found.extend(
+                pod.containers.lock().values().filter(wanted).map(|known| view::container(&pod, known)),
+            );
         }
         Ok(found)
     }

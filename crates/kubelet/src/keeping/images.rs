@@ -1,0 +1,255 @@
+//! Images that nobody uses: which go, and when. [`plan`] is pure.
+//!
+//! As upstream has it: all that were not used for longer than is allowed, and when their disk is too full, the longest
+//! unused first, until enough is freed by what their sizes say.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use runtime::cri::ImageSpec;
+
+use super::pressure;
+use crate::Node;
+
+/// When images go; the defaults are upstream's.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Policy {
+    /// Percent of their disk at which unused ones are removed, and down to which.
+    pub high: u64,
+    pub low: u64,
+    /// An image is left alone for this long after it was first seen.
+    pub youngest: SignedDuration,
+    /// One that was not used for this long goes in any case; zero for never.
+    pub oldest: SignedDuration,
+}
+
+impl Default for Policy {
+    fn default() -> Policy {
+        Policy { high: 85, low: 80, youngest: SignedDuration::from_secs(120), oldest: SignedDuration::ZERO }
+    }
+}
+
+/// What is known of images from earlier looks.
+#[derive(Default)]
+pub struct Seen {
+    /// When the first look was.
+    began: Option<Timestamp>,
+    /// When each was first seen, and last seen in use.
+    images: BTreeMap<String, (Timestamp, Timestamp)>,
+}
+
+/// An image that nobody uses.
+#[derive(Clone, Debug, PartialEq)]
+struct Unused {
+    id: String,
+    bytes: u64,
+    first: Timestamp,
+    last: Timestamp,
+}
+
+/// The disk that images are on.
+#[derive(Clone, Copy, Debug)]
+struct Disk {
+    available: u64,
+    capacity: u64,
+}
+
+impl Disk {
+    fn percent_used(self) -> u64 {
+        let left = u128::from(self.available.min(self.capacity)) * 100;
+        100 - u64::try_from(left.checked_div(u128::from(self.capacity)).unwrap_or(100)).unwrap_or(100)
+    }
+}
+
+/// What is to be done.
+#[derive(Debug, Default, PartialEq)]
+struct Plan {
+    /// Those to remove, in this order.
+    remove: Vec<String>,
+    /// Bytes that are missing although they all go.
+    missing: bool,
+    /// Bytes that removing for want of space frees.
+    freed: u64,
+}
+
+/// `unused` is in the order in which they go.
+fn plan(unused: &[Unused], policy: &Policy, disk: Disk, began: Timestamp, now: Timestamp) -> Plan {
+    let mut plan = Plan::default();
+    let may_be_old = !policy.oldest.is_zero() && now.duration_since(began) > policy.oldest;
+    let is_old = |image: &&Unused| may_be_old && now.duration_since(image.last) > policy.oldest;
+    plan.remove = unused.iter().filter(is_old).map(|image| image.id.clone()).collect();
+    if disk.capacity == 0 || disk.percent_used() < policy.high {
+        return plan;
+    }
+    let wanted = u128::from(disk.capacity) * u128::from(100 - policy.low.min(100)) / 100;
+    let wanted = u64::try_from(wanted).unwrap_or(u64::MAX).saturating_sub(disk.available);
+    let is_grown = |image: &&Unused| now.duration_since(image.first) >= policy.youngest;
+    for image in unused.iter().filter(|image| !is_old(image)).filter(is_grown) {
+        if plan.freed >= wanted {
+            break;
+        }
+        plan.remove.push(image.id.clone());
+        plan.freed = plan.freed.saturating_add(image.bytes);
+    }
+    plan.missing = plan.freed < wanted;
+    plan
+}
+
+/// Looks what is used, and removes what is to go.
+pub async fn tidy(node: &Arc<Node>) {
+    let now = node.ctx.clock.now();
+    let Some((unused, began)) = look(node, now).await else { return };
+    let disk = pressure::image_disk(node).await;
+    let disk =
+        disk.map_or(Disk { available: 0, capacity: 0 }, |(available, capacity)| Disk { available, capacity });
+    let plan = plan(&unused, &node.settings.keeping.images, disk, began, now);
+    remove(node, &plan.remove).await;
+    if plan.missing {
+        let message = format!(
+            "Insufficient free disk space on the node's image filesystem ({}% of {} used). \
+             Failed to free sufficient space by deleting unused images (freed {} bytes). \
+             Investigate disk usage, as it could be used by active images, logs, volumes, or other data.",
+            disk.percent_used(),
+            shown(disk.capacity),
+            plan.freed
+        );
+        tracing::warn!("{message}");
+        let own = node.ctx.caches.nodes().get(&reconcile::Key::new("", &node.settings.node_name));
+        if let Some(own) = own {
+            node.ctx.events.warning(&*own, "FreeDiskSpaceFailed", message);
+        }
+    }
+}
+
+/// Removes all images nobody uses, for want of space; whether any went.
+pub async fn remove_all(node: &Arc<Node>) -> bool {
+    let now = node.ctx.clock.now();
+    let Some((unused, _)) = look(node, now).await else { return false };
+    let youngest = node.settings.keeping.images.youngest;
+    let grown = unused.into_iter().filter(|image| now.duration_since(image.first) >= youngest);
+    remove(node, &grown.map(|image| image.id).collect::<Vec<_>>()).await
+}
+
+/// The images nobody uses, in the order in which they go, and when the first look was.
+async fn look(node: &Node, now: Timestamp) -> Option<(Vec<Unused>, Timestamp)> {
+    let (images, containers) = (node.runtime.images().await.ok()?, node.runtime.containers(&[]).await.ok()?);
+    // What holds pods together is needed although nothing seems to use it.
+    let sandbox = sandbox_image(node).await;
+    let used: BTreeSet<&str> = containers
+        .iter()
+        .flat_map(|container| {
+            [
+                Some(container.image_ref.as_str()),
+                Some(container.image_id.as_str()),
+                container.image.as_ref().map(|image| image.image.as_str()),
+            ]
+        })
+        .flatten()
+        .collect();
+    let mut state = node.keeping.state.lock();
+    let began = *state.images.began.get_or_insert(now);
+    state.images.images.retain(|id, _| images.iter().any(|image| image.id == *id));
+    let mut unused = Vec::new();
+    for image in &images {
+        let names = image.repo_tags.iter().chain(&image.repo_digests).chain([&image.id]);
+        let is_used = names.into_iter().any(|name| used.contains(name.as_str()) || *name == sandbox);
+        // One that is seen for the first time has never been used, as far as anybody knows.
+        let (first, last) =
+            state.images.images.entry(image.id.clone()).or_insert((now, Timestamp::UNIX_EPOCH));
+        if is_used {
+            *last = now;
+        } else if !image.pinned {
+            unused.push(Unused { id: image.id.clone(), bytes: image.size, first: *first, last: *last });
+        }
+    }
+    unused.sort_by(|one, other| (one.last, one.first, &one.id).cmp(&(other.last, other.first, &other.id)));
+    Some((unused, began))
+}
+
+async fn remove(node: &Node, ids: &[String]) -> bool {
+    let mut any = false;
+    for id in ids {
+        let spec = ImageSpec { image: id.clone(), ..ImageSpec::default() };
+        match node.runtime.remove_image(&spec).await {
+            Ok(()) => any = true,
+            Err(error) => tracing::warn!(%error, id, "cannot remove an image"),
+        }
+    }
+    any
+}
+
+async fn sandbox_image(node: &Node) -> String {
+    let details = node.runtime.details().await.unwrap_or_default();
+    let config = details.get("config").and_then(|text| serde_json::from_str::<serde_json::Value>(text).ok());
+    config.and_then(|config| config["sandboxImage"].as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+/// Bytes for people.
+fn shown(bytes: u64) -> String {
+    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let unit = units.into_iter().find(|(bits, _)| bytes >> bits > 0);
+    unit.map_or_else(
+        || format!("{bytes} B"),
+        |(bits, name)| format!("{:.1} {name}", bytes as f64 / 2f64.powi(bits)),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Images as `name:bytes:first seen:last used`, in minutes ago; what goes of them.
+    #[track_caller]
+    fn check(images: &str, used: u64, oldest: i64, expected: &str) {
+        let now = Timestamp::from_second(1_000_000).unwrap();
+        let ago = |minutes: &str| now - SignedDuration::from_mins(minutes.parse().unwrap());
+        let unused: Vec<Unused> = images
+            .split_whitespace()
+            .map(|text| {
+                let parts: Vec<&str> = text.split(':').collect();
+                Unused {
+                    id: parts[0].to_owned(),
+                    bytes: parts[1].parse().unwrap(),
+                    first: ago(parts[2]),
+                    last: ago(parts[3]),
+                }
+            })
+            .collect();
+        let policy = Policy { oldest: SignedDuration::from_mins(oldest), ..Policy::default() };
+        let disk = Disk { available: 1000 - used, capacity: 1000 };
+        let plan = plan(&unused, &policy, disk, ago("60"), now);
+        let short = if plan.missing { " and not enough" } else { "" };
+        assert_eq!(format!("{}{short}", plan.remove.join(" ")), expected);
+    }
+
+    #[test]
+    fn images_go_when_they_must() {
+        let three = "a:60:50:40 b:70:50:30 c:500:50:20";
+        check(three, 840, 0, "");
+        // Percents are whole ones.
+        check(three, 841, 0, "a");
+        // 850 of 1000 are used; 50 have to go.
+        check(three, 850, 0, "a");
+        check(three, 900, 0, "a b");
+        check(three, 1000, 0, "a b c");
+        check("a:60:50:40 b:70:50:30", 1000, 0, "a b and not enough");
+        check("", 900, 0, " and not enough");
+        // Too young to go for want of space.
+        check("young:60:1:99 b:70:50:30", 850, 0, "b");
+        // Too old, whatever there is of space, and what they free is not counted on.
+        check(three, 100, 35, "a");
+        check(three, 850, 35, "a b");
+        // Not before that time has passed since anybody looks.
+        check(three, 100, 60, "");
+    }
+
+    #[test]
+    fn sizes_for_people() {
+        let texts = [0, 1023, 1024, 3 << 20, 5 << 30, 7 << 40].map(shown);
+        assert_eq!(texts, ["0 B", "1023 B", "1.0 KiB", "3.0 MiB", "5.0 GiB", "7.0 TiB"]);
+        assert_eq!(Disk { available: 5, capacity: 0 }.percent_used(), 0);
+        assert_eq!(Disk { available: u64::MAX, capacity: u64::MAX }.percent_used(), 0);
+        assert_eq!(Disk { available: 0, capacity: 7 }.percent_used(), 100);
+    }
+}
