@@ -136,6 +136,7 @@ async fn look(node: &Node, now: Timestamp) -> Option<(Vec<Unused>, Timestamp)> {
     let (images, containers) = (node.runtime.images().await.ok()?, node.runtime.containers(&[]).await.ok()?);
     // What holds pods together is needed although nothing seems to use it.
     let sandbox = sandbox_image(node).await;
+    let mounted = mounted(node).await?;
     let used: BTreeSet<&str> = containers
         .iter()
         .flat_map(|container| {
@@ -146,6 +147,7 @@ async fn look(node: &Node, now: Timestamp) -> Option<(Vec<Unused>, Timestamp)> {
             ]
         })
         .flatten()
+        .chain(mounted.iter().map(String::as_str))
         .collect();
     let mut state = node.keeping.state.lock();
     let began = *state.images.began.get_or_insert(now);
@@ -165,6 +167,19 @@ async fn look(node: &Node, now: Timestamp) -> Option<(Vec<Unused>, Timestamp)> {
     }
     unused.sort_by(|one, other| (one.last, one.first, &one.id).cmp(&(other.last, other.first, &other.id)));
     Some((unused, began))
+}
+
+/// The images that pods of this node have as volumes.
+async fn mounted(node: &Node) -> Option<Vec<String>> {
+    let mut ids = Vec::new();
+    for pod in node.ctx.caches.pods().indexed("node", &node.settings.node_name) {
+        let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+        for name in volumes.filter_map(|volume| volume.image.as_ref()?.reference.clone()) {
+            let spec = ImageSpec { image: name, ..ImageSpec::default() };
+            ids.extend(node.runtime.image(&spec).await.ok()?.map(|image| image.id));
+        }
+    }
+    Some(ids)
 }
 
 async fn remove(node: &Node, ids: &[String]) -> bool {
