@@ -27,7 +27,8 @@ fn import(node: &Node) {
 pub async fn an_image_is_a_volume(node: &Node) {
     import(node);
     let pod = node.pod("images").await;
-    let look = "cat /all/dir/file /part/file /linked/file; ls /part; touch /all/x /part/y; /all/run; \
+    // By one stream, since the lines of two come in any order.
+    let look = "exec 2>&1; cat /all/dir/file /part/file /linked/file; ls /part; touch /all/x /part/y; /all/run; \
         grep -c ' /all .*ro,nosuid,nodev,noexec' /proc/mounts; cat /one/dir/old";
     let mut config = script(look);
     let mut one = mount("/one", "");
