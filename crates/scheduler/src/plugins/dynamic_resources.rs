@@ -1,11 +1,13 @@
 //! DynamicResources: the resource claims of a pod must be allocated where it runs, or be allocatable there.
 //!
 //! Devices are taken from the ResourceSlices a node reaches. What is chosen is marked in the state when the
-//! node is reserved, and written to the claim before the pod is bound. Devices chosen by attributes they must
-//! share or by parts of their capacity are not: such claims are turned away with a reason, never allocated
-//! wrongly. Extended resources are not served from device classes.
+//! node is reserved, and written to the claim before the pod is bound. Devices whose drivers want to be waited for
+//! (binding conditions) are never chosen, and extended resources are not served from device classes.
 
 mod allocate;
+mod capacity;
+mod pools;
+mod search;
 mod selectors;
 #[cfg(test)]
 mod tests;
@@ -124,10 +126,11 @@ impl PreFilter for DynamicResources {
             if places.iter().any(|place| !place.matches(node)) {
                 return Status::unresolvable("resourceclaim not available on the node");
             }
-            if plan.allocate(node, objects).is_none() {
-                return Status::unresolvable("cannot allocate all claims");
+            match plan.fits(node) {
+                Ok(true) => Status::success(),
+                Ok(false) => Status::unresolvable("cannot allocate all claims"),
+                Err(words) => Status::unresolvable(words),
             }
-            Status::success()
         })))
     }
 }
@@ -154,9 +157,11 @@ impl Reserve for DynamicResources {
             Ok(plan) => plan,
             Err(words) => return Status::unresolvable(words),
         };
-        let node = state.node_named(node);
-        let Some(mut given) = node.and_then(|node| plan.allocate(node, &state.objects)) else {
-            return Status::unresolvable("cannot allocate all claims");
+        let given = state.node_named(node).map(|node| plan.allocate(node)).transpose();
+        let mut given = match given {
+            Ok(Some(Some(given))) => given,
+            Ok(_) => return Status::unresolvable("cannot allocate all claims"),
+            Err(words) => return Status::unresolvable(words),
         };
         let mut chosen = Vec::new();
         for claim in claims.into_iter().filter(|claim| !is_reserved_for(claim, pod)) {

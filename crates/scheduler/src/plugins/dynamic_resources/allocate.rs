@@ -1,101 +1,157 @@
-//! Which devices claims would get on a node.
+//! Which devices claims would get on a node, and how that is written down.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::resource::v1 as resource;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use super::claim_key;
+use super::pools::Market;
+use super::search::{Given, Search};
 use super::selectors::{self, Selector};
-use super::{allocation, claim_key};
 use crate::state::NodeInfo;
 use crate::state::objects::Objects;
-use crate::state::selection::NodeSelector;
-
-/// What makes a device one: driver, pool, name.
-type DeviceId = (String, String, String);
 
 /// Claims to be allocated together.
-pub(super) struct Plan {
-    claims: Vec<Vec<Request>>,
-    /// Devices of other claims.
-    taken: BTreeSet<DeviceId>,
+pub(super) struct Plan<'o> {
+    claims: Vec<Ask>,
+    /// Nothing is looked at if nothing is asked.
+    market: Option<Market<'o>>,
+}
+
+/// What a claim asks for.
+pub(super) struct Ask {
+    pub key: String,
+    pub requests: Vec<Request>,
+    pub constraints: Vec<Constraint>,
+    config: Vec<resource::DeviceClaimConfiguration>,
 }
 
 /// A request with its alternatives, the first that can be met counts.
-struct Request {
-    ways: Vec<Way>,
+pub(super) struct Request {
+    pub ways: Vec<Way>,
 }
 
-struct Way {
+pub(super) struct Way {
     /// As it is named in the result.
-    name: String,
+    pub name: String,
+    /// Of the request this is an alternative for; else the same as `name`.
+    pub parent: String,
+    /// Without that of the request.
+    pub own_name: String,
     /// `None` for all there are.
-    count: Option<usize>,
-    admin: bool,
-    tolerations: Vec<resource::DeviceToleration>,
-    selectors: Vec<Selector>,
+    pub count: Option<usize>,
+    pub admin: bool,
+    pub tolerations: Vec<resource::DeviceToleration>,
+    pub selectors: Vec<Selector>,
+    pub capacity: Option<BTreeMap<String, Quantity>>,
+    class: Arc<resource::DeviceClass>,
 }
 
-impl Plan {
+/// What the devices of requests must have in common, or must not.
+pub(super) struct Constraint {
+    /// Empty for all.
+    pub requests: Vec<String>,
+    pub attribute: String,
+    pub distinct: bool,
+}
+
+impl<'o> Plan<'o> {
     /// Reads the claims' requests, or says why they cannot be met anywhere.
-    pub fn new(claims: &[Arc<resource::ResourceClaim>], objects: &Objects) -> Result<Plan, String> {
-        let mut plan = Plan { claims: Vec::new(), taken: BTreeSet::new() };
-        for claim in claims {
-            let devices = claim.spec.devices.clone().unwrap_or_default();
-            let unknown = |request: &str, what: &str| {
-                let key = claim_key(claim);
-                Err(format!(
-                    "resource claim {key}, request {request}: {what} is not understood by this scheduler"
-                ))
-            };
-            if devices.constraints.is_some_and(|constraints| !constraints.is_empty()) {
-                return unknown("*", "a constraint on attributes");
-            }
-            let mut requests = Vec::new();
-            for request in devices.requests.unwrap_or_default() {
-                let name = request.name;
-                let exact = request.exactly.map(|exact| (name.clone(), exact));
-                let others = request.first_available.unwrap_or_default().into_iter();
-                let others = others.map(|sub| (format!("{name}/{}", sub.name), exactly(sub)));
-                let mut ways = Vec::new();
-                for (name, exact) in exact.into_iter().chain(others) {
-                    let class = objects.device_classes.get(&exact.device_class_name).ok_or_else(|| {
-                        format!("request {name}: device class {} does not exist", exact.device_class_name)
-                    })?;
-                    let whose = format!("class {}", exact.device_class_name);
-                    let mut selectors = selectors::compile(class.spec.selectors.as_deref(), &whose)?;
-                    let whose = format!("claim {}", claim_key(claim));
-                    selectors.extend(selectors::compile(exact.selectors.as_deref(), &whose)?);
-                    if exact.capacity.is_some() {
-                        return unknown(&name, "a part of a device's capacity");
-                    }
-                    let all = exact.allocation_mode.as_deref() == Some("All");
-                    let count = usize::try_from(exact.count.unwrap_or(1)).unwrap_or(1);
-                    ways.push(Way {
-                        name,
-                        count: (!all).then_some(count),
-                        admin: exact.admin_access == Some(true),
-                        tolerations: exact.tolerations.unwrap_or_default(),
-                        selectors,
-                    });
-                }
-                requests.push(Request { ways });
-            }
-            plan.claims.push(requests);
-        }
-        if !plan.claims.is_empty() {
-            plan.taken = taken(objects);
-        }
-        Ok(plan)
+    pub fn new(claims: &[Arc<resource::ResourceClaim>], objects: &'o Objects) -> Result<Plan<'o>, String> {
+        let claims: Vec<Ask> = claims.iter().map(|claim| ask(claim, objects)).collect::<Result<_, _>>()?;
+        let market = (!claims.is_empty()).then(|| Market::new(objects));
+        Ok(Plan { claims, market })
+    }
+
+    /// Whether there is enough for all claims on the node, or why that cannot be told.
+    pub fn fits(&self, node: &NodeInfo) -> Result<bool, String> {
+        Ok(match &self.market {
+            Some(market) => Search::run(&self.claims, market, market.within_reach_of(node))?.is_some(),
+            None => true,
+        })
     }
 
     /// What each claim gets on the node, in order; `None` if one goes short.
-    pub fn allocate(&self, node: &NodeInfo, objects: &Objects) -> Option<Vec<resource::AllocationResult>> {
-        let mut taken = self.taken.clone();
-        let devices = if self.claims.is_empty() { Vec::new() } else { reachable(node, objects) };
-        self.claims.iter().map(|requests| claim(requests, node, &devices, &mut taken)).collect()
+    pub fn allocate(&self, node: &NodeInfo) -> Result<Option<Vec<resource::AllocationResult>>, String> {
+        let Some(market) = &self.market else { return Ok(Some(Vec::new())) };
+        let Some(search) = Search::run(&self.claims, market, market.within_reach_of(node))? else {
+            return Ok(None);
+        };
+        let results = self.claims.iter().enumerate().map(|(index, ask)| resource::AllocationResult {
+            devices: Some(resource::DeviceAllocationResult {
+                config: Some(config(ask, &search.chosen[index])).filter(|config| !config.is_empty()),
+                results: Some(search.given[index].iter().map(|given| result(ask, given, &search)).collect()),
+            }),
+            node_selector: place(&search, index, node),
+            allocation_timestamp: None,
+        });
+        Ok(Some(results.collect()))
     }
+}
+
+fn ask(claim: &resource::ResourceClaim, objects: &Objects) -> Result<Ask, String> {
+    let key = claim_key(claim);
+    let devices = claim.spec.devices.clone().unwrap_or_default();
+    let mut constraints = Vec::new();
+    for (index, constraint) in devices.constraints.into_iter().flatten().enumerate() {
+        let (attribute, distinct) = match (constraint.match_attribute, constraint.distinct_attribute) {
+            (Some(attribute), _) => (attribute, false),
+            (None, Some(attribute)) => (attribute, true),
+            (None, None) => {
+                return Err(format!(
+                    "claim {key}, constraint #{index}: empty constraint (unsupported constraint type?)"
+                ));
+            }
+        };
+        constraints.push(Constraint {
+            requests: constraint.requests.unwrap_or_default(),
+            attribute,
+            distinct,
+        });
+    }
+    let mut requests = Vec::new();
+    for request in devices.requests.into_iter().flatten() {
+        let parent = request.name;
+        let exact = request.exactly.map(|exact| (parent.clone(), parent.clone(), exact));
+        let others = request.first_available.unwrap_or_default().into_iter();
+        let others = others.map(|sub| (format!("{parent}/{}", sub.name), sub.name.clone(), exactly(sub)));
+        let mut ways = Vec::new();
+        for (name, own_name, exact) in exact.into_iter().chain(others) {
+            ways.push(way((name, own_name, parent.clone()), exact, &key, objects)?);
+        }
+        requests.push(Request { ways });
+    }
+    Ok(Ask { key, requests, constraints, config: devices.config.unwrap_or_default() })
+}
+
+fn way(
+    (name, own_name, parent): (String, String, String),
+    exact: resource::ExactDeviceRequest,
+    claim: &str,
+    objects: &Objects,
+) -> Result<Way, String> {
+    let class = objects.device_classes.get(&exact.device_class_name);
+    let class = class
+        .ok_or_else(|| format!("request {name}: device class {} does not exist", exact.device_class_name))?;
+    let whose = format!("class {}", exact.device_class_name);
+    let mut selectors = selectors::compile(class.spec.selectors.as_deref(), &whose)?;
+    selectors.extend(selectors::compile(exact.selectors.as_deref(), &format!("claim {claim}"))?);
+    let all = exact.allocation_mode.as_deref() == Some("All");
+    let count = usize::try_from(exact.count.unwrap_or(1)).unwrap_or(1);
+    Ok(Way {
+        name,
+        own_name,
+        parent,
+        count: (!all).then_some(count),
+        admin: exact.admin_access == Some(true),
+        tolerations: exact.tolerations.unwrap_or_default(),
+        selectors,
+        capacity: exact.capacity.and_then(|capacity| capacity.requests),
+        class: class.clone(),
+    })
 }
 
 fn exactly(sub: resource::DeviceSubRequest) -> resource::ExactDeviceRequest {
@@ -110,138 +166,88 @@ fn exactly(sub: resource::DeviceSubRequest) -> resource::ExactDeviceRequest {
     }
 }
 
-/// The devices other claims have.
-fn taken(objects: &Objects) -> BTreeSet<DeviceId> {
-    let results = objects.resource_claims.values().filter_map(|claim| {
-        let devices = allocation(claim)?.devices.as_ref()?;
-        devices.results.as_ref()
+fn result(ask: &Ask, given: &Given, search: &Search<'_, '_>) -> resource::DeviceRequestAllocationResult {
+    let way = &ask.requests[given.request].ways[given.way];
+    let (driver, pool, device) = search.offers[given.offer].id.clone();
+    let consumed = given.consumed.as_ref().map(|consumed| {
+        consumed.iter().map(|(name, amount)| (name.clone(), Quantity(amount.to_string()))).collect()
     });
-    let exclusive = results.flatten().filter(|result| result.admin_access != Some(true));
-    exclusive.map(|result| (result.driver.clone(), result.pool.clone(), result.device.clone())).collect()
+    resource::DeviceRequestAllocationResult {
+        request: way.name.clone(),
+        driver,
+        pool,
+        device,
+        admin_access: way.admin.then_some(true),
+        tolerations: Some(way.tolerations.clone()).filter(|list| !list.is_empty()),
+        share_id: given.consumed.as_ref().map(|_| uuid::Uuid::new_v4().to_string()),
+        consumed_capacity: consumed.filter(|consumed: &BTreeMap<_, _>| !consumed.is_empty()),
+        ..resource::DeviceRequestAllocationResult::default()
+    }
 }
 
-struct Offer<'o> {
-    id: DeviceId,
-    device: &'o resource::Device,
-    /// The device belongs to this node alone.
-    local: bool,
-}
-
-/// The devices a node reaches, from the newest complete generation of each pool, sorted.
-fn reachable<'o>(node: &NodeInfo, objects: &'o Objects) -> Vec<Offer<'o>> {
-    let newest = |slice: &resource::ResourceSlice| {
-        !objects.resource_slices.values().any(|other| {
-            other.spec.driver == slice.spec.driver
-                && other.spec.pool.name == slice.spec.pool.name
-                && other.spec.pool.generation > slice.spec.pool.generation
-        })
-    };
-    let mut offers = Vec::new();
-    for slice in objects.resource_slices.values().filter(|slice| newest(slice)) {
-        let spec = &slice.spec;
-        let whole = spec.per_device_node_selection != Some(true);
-        if whole && !reaches(node, spec.node_name.as_deref(), spec.all_nodes, spec.node_selector.as_ref()) {
+/// What drivers are told: first by the classes, each once, then by the claim.
+fn config(ask: &Ask, chosen: &[usize]) -> Vec<resource::DeviceAllocationConfiguration> {
+    let mut config: Vec<resource::DeviceAllocationConfiguration> = Vec::new();
+    let mut of_class: BTreeMap<&str, std::ops::Range<usize>> = BTreeMap::new();
+    let ways: Vec<&Way> = ask.requests.iter().zip(chosen).map(|(request, way)| &request.ways[*way]).collect();
+    for way in &ways {
+        let class = way.class.metadata.name.as_deref().unwrap_or_default();
+        if let Some(range) = of_class.get(class) {
+            for known in &mut config[range.clone()] {
+                known.requests.get_or_insert_default().push(way.name.clone());
+            }
             continue;
         }
-        for device in spec.devices.iter().flatten() {
-            let own = whole
-                || reaches(
-                    node,
-                    device.node_name.as_deref(),
-                    device.all_nodes,
-                    device.node_selector.as_ref(),
-                );
-            // Devices made of shared counters need accounts that are not kept here.
-            if own && device.consumes_counters.as_ref().is_none_or(Vec::is_empty) {
-                offers.push(Offer {
-                    id: (spec.driver.clone(), spec.pool.name.clone(), device.name.clone()),
-                    device,
-                    local: spec.node_name.is_some() || device.node_name.is_some(),
-                });
+        let from = config.len();
+        config.extend(way.class.spec.config.iter().flatten().map(|said| {
+            resource::DeviceAllocationConfiguration {
+                source: "FromClass".to_owned(),
+                requests: Some(vec![way.name.clone()]),
+                opaque: said.opaque.clone(),
             }
+        }));
+        of_class.insert(class, from..config.len());
+    }
+    for said in &ask.config {
+        let names = said.requests.as_deref().unwrap_or_default();
+        let meant =
+            ways.iter().filter(|way| names.iter().any(|name| *name == way.parent || *name == way.name));
+        let times = if names.is_empty() { 1 } else { meant.count() };
+        config.extend((0..times).map(|_| resource::DeviceAllocationConfiguration {
+            source: "FromClaim".to_owned(),
+            requests: said.requests.clone(),
+            opaque: said.opaque.clone(),
+        }));
+    }
+    config
+}
+
+/// The nodes that reach all devices of a claim; `None` if every node does.
+fn place(search: &Search<'_, '_>, claim: usize, node: &NodeInfo) -> Option<core::NodeSelector> {
+    let mut term = core::NodeSelectorTerm::default();
+    for offer in search.given[claim].iter().map(|given| &search.offers[given.offer]) {
+        if offer.node.is_some() || offer.device.binds_to_node == Some(true) {
+            return Some(only(&node.name));
+        }
+        for more in offer.selector.iter().flat_map(|selector| &selector.node_selector_terms) {
+            add_missing(&mut term.match_fields, more.match_fields.as_ref());
+            add_missing(&mut term.match_expressions, more.match_expressions.as_ref());
         }
     }
-    offers.sort_by(|a, b| a.id.cmp(&b.id));
-    offers
+    let is_narrow = term.match_fields.is_some() || term.match_expressions.is_some();
+    is_narrow.then(|| core::NodeSelector { node_selector_terms: vec![term] })
 }
 
-fn reaches(
-    node: &NodeInfo,
-    name: Option<&str>,
-    all: Option<bool>,
-    selector: Option<&core::NodeSelector>,
-) -> bool {
-    all == Some(true)
-        || name == Some(&*node.name)
-        || selector.is_some_and(|selector| NodeSelector::new(selector).matches(node))
-}
-
-fn claim(
-    requests: &[Request],
-    node: &NodeInfo,
-    devices: &[Offer<'_>],
-    taken: &mut BTreeSet<DeviceId>,
-) -> Option<resource::AllocationResult> {
-    let (mut results, mut local) = (Vec::new(), false);
-    for request in requests {
-        let (way, chosen) = request.ways.iter().find_map(|way| Some((way, choose(way, devices, taken)?)))?;
-        for offer in chosen {
-            local |= offer.local;
-            if !way.admin {
-                taken.insert(offer.id.clone());
-            }
-            let (driver, pool, device) = offer.id.clone();
-            results.push(resource::DeviceRequestAllocationResult {
-                request: way.name.clone(),
-                driver,
-                pool,
-                device,
-                admin_access: way.admin.then_some(true),
-                tolerations: Some(way.tolerations.clone()).filter(|list| !list.is_empty()),
-                ..resource::DeviceRequestAllocationResult::default()
-            });
+fn add_missing(
+    known: &mut Option<Vec<core::NodeSelectorRequirement>>,
+    more: Option<&Vec<core::NodeSelectorRequirement>>,
+) {
+    for requirement in more.into_iter().flatten() {
+        let known = known.get_or_insert_default();
+        if !known.contains(requirement) {
+            known.push(requirement.clone());
         }
     }
-    Some(resource::AllocationResult {
-        devices: Some(resource::DeviceAllocationResult { config: None, results: Some(results) }),
-        node_selector: local.then(|| only(&node.name)),
-        allocation_timestamp: None,
-    })
-}
-
-fn choose<'d, 'o>(
-    way: &Way,
-    devices: &'d [Offer<'o>],
-    taken: &BTreeSet<DeviceId>,
-) -> Option<Vec<&'d Offer<'o>>> {
-    let free = |offer: &&Offer<'o>| way.admin || !taken.contains(&offer.id);
-    let wanted =
-        |offer: &&Offer<'o>| way.selectors.iter().all(|selector| selector.matches(&offer.id.0, offer.device));
-    let borne = |offer: &&Offer<'o>| tolerated(offer.device, &way.tolerations);
-    match way.count {
-        Some(count) => {
-            let chosen: Vec<_> =
-                devices.iter().filter(free).filter(borne).filter(wanted).take(count).collect();
-            (chosen.len() == count).then_some(chosen)
-        }
-        None => {
-            let all: Vec<_> = devices.iter().filter(wanted).collect();
-            (!all.is_empty() && all.iter().all(|offer| free(offer) && borne(offer))).then_some(all)
-        }
-    }
-}
-
-fn tolerated(device: &resource::Device, tolerations: &[resource::DeviceToleration]) -> bool {
-    let bears = |taint: &resource::DeviceTaint, toleration: &resource::DeviceToleration| {
-        let some = |text: &Option<String>| text.clone().unwrap_or_default();
-        let (key, effect) = (some(&toleration.key), some(&toleration.effect));
-        (effect.is_empty() || effect == taint.effect)
-            && (key.is_empty() || key == taint.key)
-            && (toleration.operator.as_deref() == Some("Exists")
-                || some(&toleration.value) == some(&taint.value))
-    };
-    let mut taints = device.taints.iter().flatten().filter(|taint| taint.effect != "None");
-    taints.all(|taint| tolerations.iter().any(|toleration| bears(taint, toleration)))
 }
 
 /// Means one node by its name.
