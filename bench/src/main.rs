@@ -4,6 +4,7 @@
 //! JSON on the last line. Judges nothing: see README.md for how to read it.
 
 mod access;
+mod admission;
 mod client;
 mod disk;
 mod fair;
@@ -48,6 +49,9 @@ struct Flags {
     /// Nothing but what many custom kinds cost
     #[arg(long)]
     only_kinds: bool,
+    /// Nothing but what webhooks and policies cost a create
+    #[arg(long)]
+    only_admission: bool,
     /// The program to measure [default: the one built beside this one]
     #[arg(long, env = "SKIFF_BIN")]
     skiff: Option<PathBuf>,
@@ -68,6 +72,7 @@ struct Plan {
     rollout: rollout::Sizes,
     kinds: usize,
     pods: pods::Sizes,
+    admitted: usize,
 }
 
 const FULL: Plan = Plan {
@@ -87,6 +92,7 @@ const FULL: Plan = Plan {
     rollout: rollout::Sizes { nodes: 500, pods: 5_000 },
     kinds: 1_000,
     pods: pods::Sizes { sequential: 20, parallel: 50, many: 100, commands: 20 },
+    admitted: 2_000,
 };
 
 const QUICK: Plan = Plan {
@@ -106,6 +112,7 @@ const QUICK: Plan = Plan {
     rollout: rollout::Sizes { nodes: 3, pods: 20 },
     kinds: 10,
     pods: pods::Sizes { sequential: 2, parallel: 3, many: 5, commands: 2 },
+    admitted: 20,
 };
 
 fn main() -> Result<()> {
@@ -145,6 +152,9 @@ fn main() -> Result<()> {
         if flags.only_pods {
             return pods::run(&mut report, &binary, &dir, plan.pods).await;
         }
+        if flags.only_admission {
+            return admission::run(&mut report, &binary, &dir, plan.admitted).await;
+        }
         // First, while the heap has no holes that would hide what is measured.
         access::run(&mut report, plan.decisions)?;
         micro::run(&mut report, plan.micro, plan.entries)?;
@@ -153,6 +163,7 @@ fn main() -> Result<()> {
         drop(scratch);
         wire::run(&mut report, &binary, &dir, plan.wire).await?;
         kinds::run(&mut report, &binary, &dir, plan.kinds).await?;
+        admission::run(&mut report, &binary, &dir, plan.admitted).await?;
         schedule::run(&mut report, &binary, &dir, &plan.schedule).await?;
         rollout::run(&mut report, &dir, plan.rollout).await
     })?;

@@ -113,6 +113,15 @@ fn a_quick_run_prints_every_figure() {
         kinds/10/memory
         kinds/10/memory-with-an-object-each
         kinds/10/discovery
+        admission/nothing/p50
+        admission/nothing/p99
+        admission/nothing/cpu
+        admission/one-webhook/p50
+        admission/one-webhook/p99
+        admission/one-webhook/cpu
+        admission/20-policies/p50
+        admission/20-policies/p99
+        admission/20-policies/cpu
         schedule/basic-5-nodes/rate
         schedule/basic-5-nodes/cpu
         schedule/spread-10-nodes/rate

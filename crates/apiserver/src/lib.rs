@@ -85,6 +85,7 @@ pub use authorization::{
 pub use encryption::{Encrypted, Error as EncryptionError};
 pub use flow::SEATS;
 pub use local::Local;
+pub use metrics::write_process;
 pub use registry::RuntimeConfigError;
 
 /// What the API server needs to know.

@@ -135,15 +135,10 @@ impl Metrics {
         gauge("apiserver_storage_objects", "Objects stored, by kind.", &objects);
         let revision = server.cache.revision() as f64;
         gauge("skiff_store_revision", "The newest revision in the cache.", &[(String::new(), revision)]);
-        if let Some((resident, cpu)) = process() {
-            gauge("process_resident_memory_bytes", "Memory in use.", &[(String::new(), resident)]);
-            let _ = writeln!(
-                out,
-                "# HELP process_cpu_seconds_total Processor time used.\n# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total {cpu}"
-            );
-        }
+        write_process(&mut out);
         server.flow.print(&mut out);
         server.webhooks.print(&mut out);
+        server.policies.print(&mut out);
         server.reloads.print(&mut out);
         if let Some(audit) = &server.audit {
             audit.print(&mut out);
@@ -190,6 +185,17 @@ impl Label {
         format!(
             "verb=\"{verb}\",group=\"{group}\",version=\"{version}\",resource=\"{resource}\",subresource=\"{subresource}\",scope=\"{scope}\""
         )
+    }
+}
+
+/// Appends what this process uses, in Prometheus' text form.
+pub fn write_process(out: &mut String) {
+    let Some((resident, cpu)) = process() else { return };
+    for (name, help, kind, value) in [
+        ("process_resident_memory_bytes", "Memory in use.", "gauge", resident),
+        ("process_cpu_seconds_total", "Processor time used.", "counter", cpu),
+    ] {
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
     }
 }
 

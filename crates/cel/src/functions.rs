@@ -16,7 +16,7 @@ mod template;
 mod timestamps;
 mod url;
 
-pub use regex::compile as compile_regex;
+pub use regex::{compile as compile_regex, complaint as regex_complaint};
 
 use std::collections::HashMap;
 use std::sync::Arc;

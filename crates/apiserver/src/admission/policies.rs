@@ -10,6 +10,7 @@ mod mutating;
 mod params;
 mod patches;
 mod subject;
+mod tally;
 #[cfg(test)]
 mod tests;
 mod validating;
@@ -28,6 +29,7 @@ pub use mutating::Rounds;
 /// Every policy there is.
 pub struct Policies {
     configured: Followed<Configured, 4>,
+    tally: tally::Tally,
 }
 
 /// The four kinds, in the order in which their shards are followed.
@@ -80,7 +82,12 @@ impl Policies {
             let row = api::table::find("admissionregistration.k8s.io", "v1", plural);
             cache.shard(&crate::registry::prefix(row.expect("policies are in the table")))
         };
-        Policies { configured: Followed::new(PLURALS.map(shard)) }
+        Policies { configured: Followed::new(PLURALS.map(shard)), tally: tally::Tally::default() }
+    }
+
+    /// Appends what became of policies, in Prometheus' text form.
+    pub fn print(&self, out: &mut String) {
+        self.tally.print(out);
     }
 
     /// Those that may have something to say.

@@ -1,5 +1,7 @@
 //! A server in this process with another one behind it.
 
+mod streams;
+
 use std::sync::Arc;
 use std::time::Duration;
 

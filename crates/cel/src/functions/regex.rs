@@ -2,7 +2,11 @@
 //! a pattern differently it is rewritten: RE2's `\d`, `\w`, `\s` and `\b` know ASCII only, and its classes do not
 //! nest.
 
+mod complaint;
+
 use ::regex::{Regex, RegexBuilder};
+
+pub use complaint::complaint;
 
 use super::{Native, no_such_overload};
 use crate::value::Value;
@@ -46,8 +50,7 @@ pub(super) fn native(name: &str) -> Option<Native> {
 
 /// Compiles a pattern as RE2 reads it; says what is wrong with one that is none.
 pub fn compile(pattern: &str) -> Result<Regex, String> {
-    if let Some(operator) = nested_repetition(pattern) {
-        let words = format!("error parsing regexp: invalid nested repetition operator: `{operator}`");
+    if let Some(words) = complaint(pattern) {
         return Err(format!("Illegal regex: {words}"));
     }
     RegexBuilder::new(&translated(pattern)).size_limit(LARGEST).dfa_size_limit(LARGEST).build().map_err(
@@ -64,38 +67,6 @@ pub fn compile(pattern: &str) -> Result<Regex, String> {
             }
         },
     )
-}
-
-/// `x++`, which RE2 refuses.
-fn nested_repetition(pattern: &str) -> Option<&str> {
-    let bytes = pattern.as_bytes();
-    let (mut index, mut in_class, mut repeated) = (0, false, None);
-    while index < bytes.len() {
-        let start = index;
-        match bytes[index] {
-            b'\\' => index += 1,
-            b'[' => in_class = true,
-            b']' => in_class = false,
-            b'*' | b'+' | b'?' if !in_class && index > 0 => {
-                if let Some(first) = repeated {
-                    return pattern.get(first..=index);
-                }
-                // A question mark behind it only makes it lazy.
-                if bytes[index] != b'?' || bytes.get(index + 1) != Some(&b'?') {
-                    index += usize::from(bytes.get(index + 1) == Some(&b'?'));
-                } else {
-                    index += 1;
-                }
-                index += 1;
-                repeated = (bytes.get(start.wrapping_sub(1)) != Some(&b'(')).then_some(start);
-                continue;
-            }
-            _ => {}
-        }
-        repeated = None;
-        index += 1;
-    }
-    None
 }
 
 fn translated(pattern: &str) -> String {

@@ -153,6 +153,11 @@ fn values(schema: &Value, skip_any_of: bool, skip_first_all_of: bool, path: &Pat
     list("allOf", errors, skip_first_all_of);
     list("oneOf", errors, false);
     nested(schema.at("not"), false, &path.at("not"), errors);
+    let pattern = schema.text("pattern");
+    if let Some(words) = cel::regex_complaint(pattern) {
+        let words = format!("must be a valid regular expression, but isn't: {words}");
+        errors.invalid(&path.at("pattern"), pattern, &words);
+    }
 }
 
 /// What stands inside a junctor may only restrict values.

@@ -1,6 +1,7 @@
 //! Policies that may change a request.
 
 use std::collections::HashSet;
+use std::time::Instant;
 
 use api::json::Json as _;
 use api::status::{Cause, Details};
@@ -11,6 +12,7 @@ use serde_json::Value;
 use super::asking::Asking;
 use super::config::{Binding, Policy};
 use super::subject::{Sight, Subject};
+use super::tally::{COMPILE_ERROR, INVALID_ERROR, NO_ERROR};
 use super::validating::holds;
 use super::{Hook, MUTATING, Policies, Problem, matching, params, patches};
 use crate::admission::webhooks::{kind_of, taken};
@@ -165,6 +167,8 @@ fn invoke(
     if rounds.second && !rounds.again.contains(&key) {
         return Ok(());
     }
+    let begun = Instant::now();
+    let mut error = NO_ERROR;
     for index in 0..policy.mutations.len() {
         if subject.object.is_null() {
             break;
@@ -177,9 +181,15 @@ fn invoke(
                     subject = Subject::new(server, request, row, object)?;
                 }
             }
-            Err(why) => wrong(why),
+            Err(why) => {
+                error =
+                    if policy.mutations[index].expression.is_err() { COMPILE_ERROR } else { INVALID_ERROR };
+                wrong(why);
+            }
         }
     }
+    let action = if error == NO_ERROR { "allow" } else { "deny" };
+    server.policies.tally.asked(MUTATING, (policy, binding), begun.elapsed(), (error, action));
     if policy.reinvoke {
         rounds.asked.insert(key);
     }

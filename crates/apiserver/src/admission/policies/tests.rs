@@ -271,3 +271,33 @@ async fn policies_change_objects() {
     twice["reinvocationPolicy"] = json!("IfNeeded");
     stage.mutate(twice, config_map("x"), expect![[r#"data {"a":"b","n":"xx"} labels null"#]]).await;
 }
+
+#[tokio::test]
+async fn what_policies_say_is_counted() {
+    let stage = Stage::start().await;
+    let spec = json!({"validations": [
+        {"expression": "object.data.a == 'x'"}, {"expression": "object.data.missing == 'x'"},
+    ]});
+    stage.set("Validating", spec, json!({"validationActions": ["Deny", "Audit"]})).await.unwrap();
+    stage.brief(json!({"metadata": {"name": "c"}, "data": {"a": "y"}})).await;
+    let spec =
+        json!({"failurePolicy": "Ignore", "validations": [{"expression": "object.data.missing == 'x'"}]});
+    stage.set("Validating", spec, json!({})).await.unwrap();
+    stage.brief(json!({"metadata": {"name": "c"}})).await;
+    let mut out = String::new();
+    stage.rig.server.policies.print(&mut out);
+    let name = "apiserver_validating_admission_policy_check_total";
+    let counted: Vec<&str> = out.lines().filter(|line| line.starts_with(&format!("{name}{{"))).collect();
+    let labels = "policy=\"p\",policy_binding=\"b\"} 1";
+    assert_eq!(
+        counted,
+        [
+            format!("{name}{{enforcement_action=\"allow\",error_type=\"invalid_error\",{labels}"),
+            format!("{name}{{enforcement_action=\"audit\",error_type=\"invalid_error\",{labels}"),
+            format!("{name}{{enforcement_action=\"audit\",error_type=\"no_error\",{labels}"),
+            format!("{name}{{enforcement_action=\"deny\",error_type=\"invalid_error\",{labels}"),
+            format!("{name}{{enforcement_action=\"deny\",error_type=\"no_error\",{labels}"),
+        ]
+    );
+    assert!(out.contains("apiserver_validating_admission_policy_check_duration_seconds_count"));
+}

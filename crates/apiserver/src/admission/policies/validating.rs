@@ -1,6 +1,7 @@
 //! Policies that may refuse a request, or only say what they think of it.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use api::status::{Cause, Details};
 use api::{Resource, Status};
@@ -10,6 +11,7 @@ use serde_json::{Value, json};
 use super::asking::Asking;
 use super::config::{Binding, Policy, Validation};
 use super::subject::{Blind, OUT_OF_BUDGET, Sight, Subject};
+use super::tally::{self, COMPILE_ERROR, INVALID_ERROR, NO_ERROR};
 use super::{Hook, Policies, Problem, VALIDATING, matching, params};
 use crate::admission::Request;
 use crate::server::Server;
@@ -23,7 +25,11 @@ struct Denial {
     message: String,
     reason: &'static str,
     index: usize,
+    counted: Counted,
 }
+
+/// What is counted of an evaluation: how long it took and what was wrong with it.
+type Counted = (Duration, &'static str);
 
 /// What a policy makes of a request with one set of parameters.
 #[derive(Default)]
@@ -31,7 +37,19 @@ struct Judgement {
     denials: Vec<Denial>,
     annotations: Vec<(String, String)>,
     /// Of annotations; whatever the binding wants, these deny.
-    failures: Vec<String>,
+    failures: Vec<(String, Counted)>,
+    /// What could not be evaluated, which does not matter to a policy that fails open.
+    passed_over: Vec<Counted>,
+}
+
+impl Judgement {
+    /// What an expression that cannot be evaluated means.
+    fn failed(&mut self, policy: &Policy, message: String, index: usize, counted: Counted) {
+        match policy.fails_open {
+            true => self.passed_over.push(counted),
+            false => self.denials.push(Denial { message, reason: "Invalid", index, counted }),
+        }
+    }
 }
 
 /// The request in the versions policies want to see it in, each made once.
@@ -111,7 +129,7 @@ fn judge(
             let subject = &subjects[index].1;
             let asking = Asking { server, user };
             let judgement = evaluated(policy, subject, params, &asking);
-            act(policy, binding, judgement, request, &mut annotations, verdict);
+            act((server, policy, binding), judgement, request, &mut annotations, verdict);
         }
     }
     for (key, values) in annotations {
@@ -122,15 +140,19 @@ fn judge(
 
 /// Does what the binding wants done about a judgement.
 fn act(
-    policy: &Policy,
-    binding: &Binding,
+    (server, policy, binding): (&Server, &Policy, &Binding),
     judgement: Judgement,
     request: &Request<'_>,
     annotations: &mut BTreeMap<String, Vec<String>>,
     verdict: &mut Verdict,
 ) {
+    let count = |(took, error): Counted, action: &str| {
+        server.policies.tally.asked(VALIDATING, (policy, binding), took, (error, action));
+    };
+    judgement.passed_over.iter().for_each(|counted| count(*counted, "allow"));
     for denial in judgement.denials {
         for action in &binding.actions {
+            count(denial.counted, &action.to_ascii_lowercase());
             match action.as_str() {
                 "Deny" => verdict.deny(request, policy, binding, &denial.message, denial.reason),
                 "Warn" => request.warn(format!(
@@ -154,50 +176,59 @@ fn act(
             values.push(value);
         }
     }
-    for message in judgement.failures {
+    for (message, counted) in judgement.failures {
+        count(counted, "deny");
         verdict.deny(request, policy, binding, &message, "Invalid");
     }
 }
 
 fn evaluated(policy: &Policy, subject: &Subject, params: &Value, asking: &Asking<'_>) -> Judgement {
     let sight = Sight::new(policy, subject, params, asking);
+    let mut judgement = Judgement::default();
+    let begun = Instant::now();
     match holds(policy, &sight) {
         Ok(true) => {}
-        Ok(false) => return Judgement::default(),
-        Err(why) => return Judgement { denials: failed(policy, why, 0), ..Judgement::default() },
+        Ok(false) => return judgement,
+        Err(why) => {
+            judgement.failed(policy, why, 0, (begun.elapsed(), INVALID_ERROR));
+            return judgement;
+        }
     }
-    let mut judgement = Judgement::default();
     let mut budget = Budget::new(RUNTIME_BUDGET);
     for (index, validation) in policy.validations.iter().enumerate() {
-        match sight.see(&validation.expression, &mut budget) {
+        let begun = Instant::now();
+        let seen = sight.see(&validation.expression, &mut budget);
+        let took = begun.elapsed();
+        match seen {
             Ok(value) if value.as_bool() == Some(true) => {}
             Ok(_) => {
                 let (message, spent) = message(validation, &sight, &mut budget);
                 match spent {
                     true => {
                         let why = format!("failed messageExpression: {OUT_OF_BUDGET}");
-                        judgement.denials.extend(failed(policy, why, index));
+                        judgement.failed(policy, why, index, (took, tally::OUT_OF_BUDGET));
                     }
-                    false => judgement.denials.push(Denial { message, reason: reason(validation), index }),
+                    false => judgement.denials.push(Denial {
+                        message,
+                        reason: reason(validation),
+                        index,
+                        counted: (took, NO_ERROR),
+                    }),
                 }
             }
             Err(Blind::Spent) => {
-                let denials = failed(policy, OUT_OF_BUDGET.to_owned(), 0);
-                return Judgement { denials, ..Judgement::default() };
+                let mut spent = Judgement::default();
+                spent.failed(policy, OUT_OF_BUDGET.to_owned(), 0, (took, tally::OUT_OF_BUDGET));
+                return spent;
             }
-            Err(blind) => judgement.denials.extend(failed(policy, blind.message(), index)),
+            Err(blind) => {
+                let error = if validation.expression.is_err() { COMPILE_ERROR } else { INVALID_ERROR };
+                judgement.failed(policy, blind.message(), index, (took, error));
+            }
         }
     }
     annotate(policy, &sight, &mut judgement);
     judgement
-}
-
-/// What an expression that cannot be evaluated means.
-fn failed(policy: &Policy, message: String, index: usize) -> Vec<Denial> {
-    match policy.fails_open {
-        true => Vec::new(),
-        false => vec![Denial { message, reason: "Invalid", index }],
-    }
 }
 
 /// Whether all of the policy's conditions hold: one that does not is enough, whatever is wrong with the others.
@@ -261,6 +292,7 @@ fn message<'a>(validation: &'a Validation, sight: &Sight<'a>, budget: &mut Budge
 fn annotate<'a>(policy: &'a Policy, sight: &Sight<'a>, judgement: &mut Judgement) {
     let mut budget = Budget::new(RUNTIME_BUDGET);
     for (key, expression) in &policy.annotations {
+        let begun = Instant::now();
         match sight.see(expression, &mut budget) {
             Ok(value) => {
                 let text = value.as_str().unwrap_or_default().trim();
@@ -269,7 +301,9 @@ fn annotate<'a>(policy: &'a Policy, sight: &Sight<'a>, judgement: &mut Judgement
                     judgement.annotations.push((key.clone(), text[..end].to_owned()));
                 }
             }
-            Err(blind) if !policy.fails_open => judgement.failures.push(blind.message()),
+            Err(blind) if !policy.fails_open => {
+                judgement.failures.push((blind.message(), (begun.elapsed(), INVALID_ERROR)));
+            }
             Err(_) => {}
         }
     }

@@ -1,0 +1,133 @@
+//! What admission costs a create: with nothing in its way, with one validating webhook on this machine, and with
+//! twenty policies.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use jiff::Timestamp;
+use pki::{Authority, Leaf, Serving, Usage};
+use serde_json::{Value, json};
+use testkit::Webhook;
+
+use crate::client::Client;
+use crate::load::{self, Load, Until};
+use crate::objects::config_map;
+use crate::report::{Report, Unit};
+use crate::server::Server;
+use crate::wire::{collection, connect};
+
+const POLICIES: usize = 20;
+const GROUP: &str = "/apis/admissionregistration.k8s.io/v1";
+const PLAIN: &str = "admission/nothing";
+/// Nothing takes so long to be in force.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub async fn run(report: &mut Report, binary: &Path, dir: &Path, creates: usize) -> Result<()> {
+    let server = Server::start(binary, dir).await?;
+    let clients = connect(&server, 1).await?;
+    let load = create(&server, &clients, "plain", creates).await?;
+    record(report, PLAIN, &load);
+
+    let scratch = tempfile::tempdir()?;
+    let (hook, configuration) = webhook(scratch.path())?;
+    let path = format!("{GROUP}/validatingwebhookconfigurations");
+    clients[0].post(&path, &configuration).await?;
+    until(|| Ok(!hook.asked().is_empty()), &clients[0]).await?;
+    let load = create(&server, &clients, "hook", creates).await?;
+    record(report, "admission/one-webhook", &load);
+    clients[0].delete(&format!("{path}/bench")).await?;
+
+    for i in 0..POLICIES {
+        clients[0].post(&format!("{GROUP}/validatingadmissionpolicies"), &policy(i)).await?;
+        clients[0].post(&format!("{GROUP}/validatingadmissionpolicybindings"), &binding(i)).await?;
+    }
+    let load = create(&server, &clients, "policy", creates).await?;
+    record(report, &format!("admission/{POLICIES}-policies"), &load);
+    Ok(())
+}
+
+fn record(report: &mut Report, name: &str, load: &Load) {
+    let mut add = |what: &str, unit, value| match name {
+        PLAIN => report.add(format!("{name}/{what}"), unit, value),
+        _ => report.add_against(format!("{name}/{what}"), unit, value, &format!("{PLAIN}/{what}")),
+    };
+    add("p50", Unit::Millis, load.p50);
+    add("p99", Unit::Millis, load.p99);
+    add("cpu", Unit::CpuMicros, load.cpu);
+}
+
+async fn create(server: &Server, clients: &[Client], name: &str, count: usize) -> Result<Load> {
+    let path = collection("configmaps");
+    load::run(server, clients, (0, 1, Until::Count(count)), async |client, index| {
+        client.post(&path, &config_map(&format!("{name}-{index}"))).await
+    })
+    .await
+}
+
+/// Waits until writes are seen to be asked about.
+async fn until(mut done: impl FnMut() -> Result<bool>, client: &Client) -> Result<()> {
+    let begun = Instant::now();
+    let mut tries = 0;
+    while !done()? {
+        ensure!(begun.elapsed() < PATIENCE, "the webhook is not asked");
+        client.post(&collection("configmaps"), &config_map(&format!("try-{tries}"))).await?;
+        tries += 1;
+    }
+    Ok(())
+}
+
+/// One that allows everything, and how the server is told of it.
+fn webhook(dir: &Path) -> Result<(Webhook, Value)> {
+    let now = Timestamp::now();
+    let authority = Authority::load_or_create(dir, "hook", now)?;
+    let leaf = Leaf {
+        common_name: "hook".to_owned(),
+        organizations: Vec::new(),
+        dns_names: vec!["localhost".to_owned()],
+        ips: vec!["127.0.0.1".parse().context("an address")?],
+        usage: Usage::Server,
+        lifetime: Duration::from_secs(24 * 3600),
+    };
+    let serving = Serving::new(&authority.issue(&leaf, now)?)?;
+    let hook = Webhook::start(pki::server_config(serving, &[])?, |asked| {
+        let uid = &asked.body["request"]["uid"];
+        let response = json!({"uid": uid, "allowed": true});
+        (200, json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}))
+    })?;
+    let configuration = json!({
+        "metadata": {"name": "bench"},
+        "webhooks": [{
+            "name": "bench.example.io", "admissionReviewVersions": ["v1"], "sideEffects": "None",
+            "clientConfig": {"url": format!("{}/", hook.url()), "caBundle": STANDARD.encode(authority.pem())},
+            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"]}],
+        }],
+    });
+    Ok((hook, configuration))
+}
+
+/// Such as people write: a label, a name, a limit.
+fn policy(i: usize) -> Value {
+    json!({
+        "metadata": {"name": format!("bench-{i}")},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [
+                {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["configmaps"]}
+            ]},
+            "variables": [{"name": "labels", "expression": "has(object.metadata.labels) ? object.metadata.labels : {}"}],
+            "validations": [
+                {"expression": format!("!('forbidden-{i}' in variables.labels)")},
+                {"expression": format!("object.metadata.name != 'name-{i}' && object.metadata.name.size() < 200")},
+                {"expression": "!has(object.data) || object.data.all(key, object.data[key].size() < 100000)"},
+            ],
+        },
+    })
+}
+
+fn binding(i: usize) -> Value {
+    let name = format!("bench-{i}");
+    json!({"metadata": {"name": name}, "spec": {"policyName": name, "validationActions": ["Deny"]}})
+}
