@@ -15,7 +15,7 @@ use http::Method;
 use serde_json::Value;
 
 use crate::endpoints;
-use crate::https::{self, Client, Credentials, Reply};
+use crate::https::{self, Client, Credentials, Reply, Users};
 use crate::server::Server;
 
 /// A webhook that can be called.
@@ -42,8 +42,8 @@ impl Failure {
 }
 
 impl Callout {
-    /// From the `clientConfig` of a webhook.
-    pub fn new(config: &Value) -> Result<Callout, String> {
+    /// From the `clientConfig` of a webhook. `users` say who we are there.
+    pub fn new(config: &Value, users: Option<&Users>) -> Result<Callout, String> {
         let bundle = config.text("caBundle");
         let authorities = match bundle {
             "" => None,
@@ -52,18 +52,25 @@ impl Callout {
                 Some(pem.ok_or("unable to load root certificates: unable to parse bytes as PEM block")?)
             }
         };
-        let credentials = Credentials { authorities, ..Credentials::default() };
+        let credentials = |server: &str| {
+            let own = users.map_or_else(|| Ok(Credentials::default()), |users| users.credentials(server));
+            Ok::<_, String>(Credentials { authorities, ..own.map_err(|error| told(&error))? })
+        };
         let service = config.at("service");
         if !service.is_null() {
             let (namespace, name) = (service.text("namespace"), service.text("name"));
             let port = service.int("port").and_then(|port| u16::try_from(port).ok()).unwrap_or(443);
             let origin = format!("https://{name}.{namespace}.svc:{port}");
+            let credentials = credentials(&format!("{name}.{namespace}.svc:{port}"))?;
             let client = Client::new(&origin, credentials).map_err(|error| told(&error))?;
             let service = Some((namespace.to_owned(), name.to_owned(), port));
             return Ok(Callout { client, origin, path: clean(service_path(config)), service });
         }
         let url = config.text("url");
-        let client = Client::new(url, credentials).map_err(|error| told(&error))?;
+        let authority = url.parse::<http::Uri>().ok().and_then(|uri| uri.authority().cloned());
+        let server = authority.map(|it| format!("{}:{}", it.host(), it.port_u16().unwrap_or(443)));
+        let client =
+            Client::new(url, credentials(&server.unwrap_or_default())?).map_err(|error| told(&error))?;
         let start = url.find("//").map_or(0, |at| at + 2);
         let (origin, path) = match url.get(start..).and_then(|rest| rest.find('/')) {
             Some(slash) => url.split_at(start + slash),
@@ -200,7 +207,7 @@ mod tests {
     fn addresses_of_webhooks() {
         #[track_caller]
         fn check(config: Value, expected: &str) {
-            let found = Callout::new(&config).map(|found| format!("{} {}", found.origin, found.path));
+            let found = Callout::new(&config, None).map(|found| format!("{} {}", found.origin, found.path));
             assert_eq!(found.unwrap_or_else(|why| why), expected);
         }
         // Any certificate will do to be trusted.

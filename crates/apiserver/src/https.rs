@@ -25,6 +25,8 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
+pub use kubeconfig::Users;
+
 /// What others may answer with: the largest object there can be, as a patch in base64.
 const BODY_LIMIT: usize = 6 << 20;
 /// How long one request may take, unless another time is said.

@@ -1,17 +1,23 @@
 //! What the file of `--admission-control-config-file` tells the plugins.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use api::json::Json as _;
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{event_rates, pod_security};
+use crate::https::Users;
 
 /// How the plugins are set; upstream's defaults unless a file says otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     pub(super) pod_security: pod_security::Settings,
     pub(super) event_rates: Vec<event_rates::Limit>,
+    /// Who we are to webhooks that may change requests, and to those that may only refuse them.
+    pub(super) webhook_users: [Option<Arc<Users>>; 2],
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -81,11 +87,41 @@ impl Settings {
         match plugin {
             "PodSecurity" => self.pod_security = pod_security::Settings::read(value)?,
             "EventRateLimit" => self.event_rates = event_rates::read(value)?,
+            "MutatingAdmissionWebhook" => self.webhook_users[0] = webhook_users(value)?,
+            "ValidatingAdmissionWebhook" => self.webhook_users[1] = webhook_users(value)?,
             _ => return Err("it takes none here".to_owned()),
         }
         Ok(())
     }
 }
+
+fn webhook_users(value: &Value) -> Result<Option<Arc<Users>>, String> {
+    let kind = (value.text("apiVersion"), value.text("kind"));
+    let known = [
+        ("apiserver.config.k8s.io/v1", "WebhookAdmissionConfiguration"),
+        ("apiserver.config.k8s.io/v1alpha1", "WebhookAdmission"),
+    ];
+    if !known.contains(&kind) {
+        return Err("it must be a WebhookAdmissionConfiguration of apiserver.config.k8s.io/v1".to_owned());
+    }
+    if let Some((field, _)) =
+        value.as_object().into_iter().flatten().find(|(field, _)| !WEBHOOK_FIELDS.contains(&field.as_str()))
+    {
+        return Err(format!("unknown field {field:?}"));
+    }
+    match value.text("kubeConfigFile") {
+        "" => Ok(None),
+        path if !path.starts_with('/') => {
+            Err(format!("kubeConfigFile: Invalid value: {path:?}: must be an absolute file path"))
+        }
+        path => {
+            let users = Users::load(Path::new(path));
+            users.map(|users| Some(Arc::new(users))).map_err(|error| error.to_string())
+        }
+    }
+}
+
+const WEBHOOK_FIELDS: [&str; 3] = ["apiVersion", "kind", "kubeConfigFile"];
 
 fn read(path: &Path) -> Result<Value, SettingsError> {
     let text = std::fs::read_to_string(path)
@@ -138,6 +174,24 @@ mod tests {
         check(
             &format!("{HEAD}- name: Priority\n  configuration: {{}}\n"),
             Err(r#"the configuration of admission plugin "Priority" in FILE is wrong: it takes none here"#),
+        );
+        let webhook = |file: &str| {
+            format!(
+                "{HEAD}- name: ValidatingAdmissionWebhook\n  configuration: {{apiVersion: apiserver.config.k8s.io/v1, kind: WebhookAdmissionConfiguration, kubeConfigFile: {file}}}\n"
+            )
+        };
+        check(&webhook("''"), Ok(false));
+        check(
+            &webhook("users.yaml"),
+            Err(
+                r#"the configuration of admission plugin "ValidatingAdmissionWebhook" in FILE is wrong: kubeConfigFile: Invalid value: "users.yaml": must be an absolute file path"#,
+            ),
+        );
+        check(
+            &webhook("/nowhere/users.yaml"),
+            Err(
+                r#"the configuration of admission plugin "ValidatingAdmissionWebhook" in FILE is wrong: cannot read /nowhere/users.yaml"#,
+            ),
         );
         check(
             "apiVersion: v1\nkind: Pod\n",

@@ -43,7 +43,7 @@ impl Converters {
                 Some("v1beta1") => Some("apiextensions.k8s.io/v1beta1"),
                 _ => None,
             });
-        let hook = Arc::new(Hook { callout: Callout::new(webhook.at("clientConfig")), version: known });
+        let hook = Arc::new(Hook { callout: Callout::new(webhook.at("clientConfig"), None), version: known });
         hooks.insert(definition.name.clone(), (definition.serial, hook.clone()));
         hook
     }

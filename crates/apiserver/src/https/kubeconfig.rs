@@ -22,33 +22,80 @@ impl Client {
         if cluster.at("insecure-skip-tls-verify") == &Value::Bool(true) {
             return Err(bad("insecure-skip-tls-verify is not for servers that are trusted with decisions"));
         }
-        if user.has("exec") || user.has("auth-provider") {
-            return Err(bad("its user needs a program to log in, which is not run here"));
-        }
-        let part = |from: &Value, name: &'static str| content(path, from, name);
-        let certificate = match (part(user, "client-certificate")?, part(user, "client-key")?) {
-            (Some(certificate), Some(key)) => Some((certificate, key)),
-            (None, None) => None,
-            _ => return Err(bad("a client certificate and its key need each other")),
-        };
-        let token = match (user.text("token"), user.text("tokenFile")) {
-            ("", "") => None,
-            ("", file) => Some(read(&beside(path, file))?.trim().to_owned()),
-            (token, _) => Some(token.to_owned()),
-        };
-        let basic = || {
-            let (name, password) = (user.text("username"), user.text("password"));
-            (!name.is_empty()).then(|| format!("Basic {}", STANDARD.encode(format!("{name}:{password}"))))
-        };
         let server_name = cluster.text("tls-server-name");
         let credentials = Credentials {
-            authorities: part(cluster, "certificate-authority")?,
-            certificate,
-            authorization: token.map(|token| format!("Bearer {token}")).or_else(basic),
+            authorities: content(path, cluster, "certificate-authority")?,
             server_name: (!server_name.is_empty()).then(|| server_name.to_owned()),
+            ..introduced(path, user)?
         };
         Client::new(cluster.text("server"), credentials)
     }
+}
+
+/// Who we are to webhooks that objects name: a kubeconfig whose users are named after servers.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Users {
+    path: PathBuf,
+    file: Value,
+}
+
+/// Where it is: what is in it is nobody's business.
+impl std::fmt::Debug for Users {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Users").field(&self.path).finish()
+    }
+}
+
+impl Users {
+    pub fn load(path: &Path) -> Result<Users, ConfigError> {
+        let bad = |why| ConfigError::Kubeconfig { path: path.to_owned(), why };
+        let file: Value = serde_saphyr::from_str(&read(path)?).map_err(|_| bad("it is not YAML"))?;
+        Ok(Users { path: path.to_owned(), file })
+    }
+
+    /// How to show a server, `host:port`, who we are: as the user of that name, of the domain's, of all, or of the
+    /// current context. Whom to trust is not said here.
+    pub fn credentials(&self, server: &str) -> Result<Credentials, ConfigError> {
+        let portless = server.strip_suffix(":443");
+        let named_after = [Some(server), portless].into_iter().flatten().flat_map(|server| {
+            let domains = server.match_indices('.').map(|(at, _)| format!("*{}", &server[at..]));
+            std::iter::once(server.to_owned()).chain(domains)
+        });
+        let user = |name: String| named(&self.file, "users", "user", &name);
+        let current = || {
+            let context = named(&self.file, "contexts", "context", self.file.text("current-context"))?;
+            user(context.text("user").to_owned())
+        };
+        match named_after.chain(["*".to_owned()]).find_map(user).or_else(current) {
+            Some(user) => introduced(&self.path, user),
+            None => Ok(Credentials::default()),
+        }
+    }
+}
+
+/// How a user of a kubeconfig shows who it is.
+fn introduced(path: &Path, user: &Value) -> Result<Credentials, ConfigError> {
+    let bad = |why| ConfigError::Kubeconfig { path: path.to_owned(), why };
+    if user.has("exec") || user.has("auth-provider") {
+        return Err(bad("its user needs a program to log in, which is not run here"));
+    }
+    let part = |name: &'static str| content(path, user, name);
+    let certificate = match (part("client-certificate")?, part("client-key")?) {
+        (Some(certificate), Some(key)) => Some((certificate, key)),
+        (None, None) => None,
+        _ => return Err(bad("a client certificate and its key need each other")),
+    };
+    let token = match (user.text("token"), user.text("tokenFile")) {
+        ("", "") => None,
+        ("", file) => Some(read(&beside(path, file))?.trim().to_owned()),
+        (token, _) => Some(token.to_owned()),
+    };
+    let basic = || {
+        let (name, password) = (user.text("username"), user.text("password"));
+        (!name.is_empty()).then(|| format!("Basic {}", STANDARD.encode(format!("{name}:{password}"))))
+    };
+    let authorization = token.map(|token| format!("Bearer {token}")).or_else(basic);
+    Ok(Credentials { certificate, authorization, ..Credentials::default() })
 }
 
 fn named<'a>(file: &'a Value, list: &str, kind: &str, name: &str) -> Option<&'a Value> {
@@ -76,4 +123,33 @@ fn beside(kubeconfig: &Path, file: &str) -> PathBuf {
 
 fn read(path: &Path) -> Result<String, ConfigError> {
     std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(server: &str, expected: &str) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("users.yaml");
+        let names = ["hook.ns.svc:8443", "a.ns.svc", "*.other.svc", "*.example.com:99", "mine"];
+        let users = names.map(|name| format!("- name: '{name}'\n  user: {{token: 'of {name}'}}\n")).concat();
+        let text =
+            format!("users:\n{users}contexts: [{{name: c, context: {{user: mine}}}}]\ncurrent-context: c\n");
+        std::fs::write(&path, text).unwrap();
+        let found = Users::load(&path).unwrap().credentials(server).unwrap();
+        assert_eq!(found.authorization.unwrap(), format!("Bearer of {expected}"), "{server}");
+    }
+
+    #[test]
+    fn users_are_found_by_the_names_of_servers() {
+        check("hook.ns.svc:8443", "hook.ns.svc:8443");
+        check("hook.ns.svc:443", "mine");
+        check("a.ns.svc:443", "a.ns.svc");
+        check("a.ns.svc:8443", "mine");
+        check("b.other.svc:443", "*.other.svc");
+        check("x.y.other.svc:443", "*.other.svc");
+        check("www.example.com:99", "*.example.com:99");
+    }
 }

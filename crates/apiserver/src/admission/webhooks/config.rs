@@ -1,7 +1,7 @@
 //! A configuration's webhooks, ready to be asked.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use api::json::Json as _;
@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::admission::expressions::Condition;
 use crate::callout::Callout;
+use crate::https::Users;
 
 /// One webhook.
 pub struct Hook {
@@ -31,7 +32,15 @@ pub struct Hook {
     pub reinvoke: bool,
     /// The version of AdmissionReview it is asked in; `None` where it knows none that we know.
     pub version: Option<Version>,
-    pub callout: Result<Callout, String>,
+    client: Value,
+    callout: OnceLock<Result<Callout, String>>,
+}
+
+impl Hook {
+    /// How to call it, which is worked out the first time.
+    pub fn callout(&self, users: Option<&Users>) -> Result<&Callout, &String> {
+        self.callout.get_or_init(|| Callout::new(&self.client, users)).as_ref()
+    }
 }
 
 /// What a webhook wants to be asked about.
@@ -101,7 +110,8 @@ fn hook(configuration: &str, count: usize, hook: &Value) -> Hook {
         side_effects: hook.at("sideEffects").as_str().map(|said| !matches!(said, "None" | "NoneOnDryRun")),
         reinvoke: hook.text("reinvocationPolicy") == "IfNeeded",
         version,
-        callout: Callout::new(hook.at("clientConfig")),
+        client: hook.at("clientConfig").clone(),
+        callout: OnceLock::new(),
     }
 }
 

@@ -62,7 +62,8 @@ pub async fn ask(
         let why = "could not create admission objects: webhook does not accept known AdmissionReview versions (v1, v1beta1)";
         return Err(calling(why, 400));
     };
-    let callout = hook.callout.as_ref();
+    let users = &server.admission.settings.webhook_users;
+    let callout = hook.callout(users[usize::from(!mutating)].as_deref());
     let callout = callout.map_err(|why| calling(format!("could not get REST client: {why}"), 500))?;
     let uid = uuid::Uuid::new_v4().to_string();
     let mut asked = request_of(request, row, told);
