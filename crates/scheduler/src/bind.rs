@@ -64,6 +64,8 @@ pub struct BindContext {
     pub api: Arc<dyn Api>,
     /// Volume claims as they are now.
     pub claims: Arc<Board<core::PersistentVolumeClaim>>,
+    /// Resource claims as they are now.
+    pub resource_claims: Arc<Board<resource::ResourceClaim>>,
 }
 
 /// Something a pod waits for before it is bound, for so long.

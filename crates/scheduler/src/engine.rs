@@ -118,6 +118,11 @@ impl Engine {
         std::mem::take(&mut self.actions)
     }
 
+    /// Counts how things stand.
+    pub fn look(&self) {
+        self.metrics.look(&self.queue, &self.state);
+    }
+
     /// Moves what time has moved.
     pub fn tick(&mut self, now: Timestamp) {
         self.queue.tick(now);

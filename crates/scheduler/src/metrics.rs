@@ -6,16 +6,41 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 use parking_lot::Mutex;
 
-use crate::queue::QueuedPod;
+use crate::queue::{Queue, QueuedPod, Tally};
+use crate::state::State;
 
 /// Counters and histograms by name and labels.
 #[derive(Default)]
 pub struct Metrics {
     counters: Mutex<BTreeMap<(&'static str, String), u64>>,
     histograms: Mutex<BTreeMap<(&'static str, String), Histogram>>,
-    /// How many pods wait, as the queue counted last: active, backing off, unschedulable, gated.
-    pub pending: Mutex<[usize; 4]>,
+    gauges: Mutex<Gauges>,
 }
+
+/// How things stood when it was last looked.
+#[derive(Default)]
+struct Gauges {
+    /// Pods that are active, backing off, unschedulable, gated.
+    pending: [usize; 4],
+    /// Nodes, pods on nodes, and pods assumed to be there.
+    cache: [usize; 3],
+    queue: Tally,
+}
+
+/// What each is about.
+const HELP: [(&str, &str); 11] = [
+    ("scheduler_pending_pods", "Pods that wait, by queue."),
+    ("scheduler_cache_size", "What the scheduler knows of, by type."),
+    ("scheduler_unschedulable_pods", "Waiting pods by the plugins that turned them away."),
+    ("scheduler_queue_incoming_pods_total", "Pods that came to a queue, by what brought them there."),
+    ("scheduler_schedule_attempts_total", "Attempts to schedule pods, by result."),
+    ("scheduler_scheduling_attempt_duration_seconds", "Time of an attempt, the binding included."),
+    ("scheduler_scheduling_algorithm_duration_seconds", "Time to choose a node."),
+    ("scheduler_preemption_attempts_total", "Attempts to make room."),
+    ("scheduler_preemption_victims", "Pods that had to go for another."),
+    ("scheduler_pod_scheduling_sli_duration_seconds", "Time until a pod had its node, over all attempts."),
+    ("scheduler_pod_scheduling_attempts", "Attempts until a pod had its node."),
+];
 
 /// Upper bounds of a histogram: a first one, doubled so many times less one.
 struct Buckets {
@@ -65,10 +90,10 @@ impl Metrics {
         self.add("scheduler_schedule_attempts_total", labels);
     }
 
-    /// A plugin turned a pod away.
-    pub fn rejected(&self, plugin: &str, profile: &str) {
-        let labels = format!("plugin=\"{plugin}\",profile=\"{profile}\"");
-        self.add("scheduler_unschedulable_pods", labels);
+    /// How things stand.
+    pub fn look(&self, queue: &Queue, state: &State) {
+        let cache = [state.order().len(), state.placed(), state.assumed()];
+        *self.gauges.lock() = Gauges { pending: queue.lengths(), cache, queue: queue.tally.clone() };
     }
 
     /// Pods were asked to go.
@@ -96,6 +121,9 @@ impl Metrics {
             let name = "scheduler_pod_scheduling_sli_duration_seconds";
             self.observe(name, format!("attempts=\"{attempts}\""), &LONG_SECONDS, seconds(first));
         }
+        if pod.flushed {
+            self.add("scheduler_pod_scheduled_after_flush_total", String::new());
+        }
     }
 
     /// Appends everything in Prometheus' text form.
@@ -103,14 +131,14 @@ impl Metrics {
         let mut last = "";
         for ((name, labels), value) in &*self.counters.lock() {
             if last != *name {
-                let _ = writeln!(out, "# TYPE {name} counter");
+                begin(out, name, "counter");
                 last = name;
             }
             let _ = writeln!(out, "{name}{} {value}", braced(labels));
         }
         for ((name, labels), histogram) in &*self.histograms.lock() {
             if last != *name {
-                let _ = writeln!(out, "# TYPE {name} histogram");
+                begin(out, name, "histogram");
                 last = name;
             }
             let comma = if labels.is_empty() { "" } else { "," };
@@ -123,14 +151,79 @@ impl Metrics {
             let _ = writeln!(out, "{name}_sum{} {}", braced(labels), histogram.sum);
             let _ = writeln!(out, "{name}_count{} {}", braced(labels), histogram.count);
         }
-        let _ = writeln!(out, "# TYPE scheduler_pending_pods gauge");
-        for (queue, count) in ["active", "backoff", "unschedulable", "gated"].iter().zip(*self.pending.lock())
-        {
-            let _ = writeln!(out, "scheduler_pending_pods{{queue=\"{queue}\"}} {count}");
+        self.write_gauges(out);
+    }
+
+    fn write_gauges(&self, out: &mut String) {
+        let gauges = self.gauges.lock();
+        let name = "scheduler_pending_pods";
+        begin(out, name, "gauge");
+        for (queue, count) in ["active", "backoff", "unschedulable", "gated"].iter().zip(gauges.pending) {
+            let _ = writeln!(out, "{name}{{queue=\"{queue}\"}} {count}");
+        }
+        let name = "scheduler_cache_size";
+        begin(out, name, "gauge");
+        for (kind, count) in ["nodes", "pods", "assumed_pods"].iter().zip(gauges.cache) {
+            let _ = writeln!(out, "{name}{{type=\"{kind}\"}} {count}");
+        }
+        let name = "scheduler_unschedulable_pods";
+        begin(out, name, "gauge");
+        for ((plugin, profile), count) in &gauges.queue.rejected {
+            let _ = writeln!(out, "{name}{{plugin=\"{plugin}\",profile=\"{profile}\"}} {count}");
+        }
+        let name = "scheduler_queue_incoming_pods_total";
+        begin(out, name, "counter");
+        for ((queue, event), count) in &gauges.queue.incoming {
+            let _ = writeln!(out, "{name}{{event=\"{event}\",queue=\"{queue}\"}} {count}");
         }
     }
 }
 
+/// Says what comes next.
+fn begin(out: &mut String, name: &str, kind: &str) {
+    if let Some((_, help)) = HELP.iter().find(|(known, _)| *known == name) {
+        let _ = writeln!(out, "# HELP {name} {help}");
+    }
+    let _ = writeln!(out, "# TYPE {name} {kind}");
+}
+
 fn braced(labels: &str) -> String {
     if labels.is_empty() { String::new() } else { format!("{{{labels}}}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_counted_is_told() {
+        let metrics = Metrics::default();
+        metrics.attempted("default-scheduler", "unschedulable");
+        metrics.chose(0.003);
+        metrics.preempted(2);
+        *metrics.gauges.lock() = Gauges {
+            pending: [1, 2, 3, 4],
+            cache: [5, 6, 7],
+            queue: Tally {
+                incoming: [(("active", "NodeAdd"), 8)].into(),
+                rejected: [(("NodeName", "default-scheduler".into()), 9)].into(),
+                ..Tally::default()
+            },
+        };
+        let mut out = String::new();
+        metrics.write(&mut out);
+        for line in [
+            "scheduler_schedule_attempts_total{profile=\"default-scheduler\",result=\"unschedulable\"} 1",
+            "# TYPE scheduler_scheduling_algorithm_duration_seconds histogram",
+            "scheduler_scheduling_algorithm_duration_seconds_bucket{le=\"0.002\"} 0",
+            "scheduler_scheduling_algorithm_duration_seconds_bucket{le=\"0.004\"} 1",
+            "scheduler_preemption_victims_count 1",
+            "scheduler_pending_pods{queue=\"gated\"} 4",
+            "scheduler_cache_size{type=\"assumed_pods\"} 7",
+            "scheduler_queue_incoming_pods_total{event=\"NodeAdd\",queue=\"active\"} 8",
+            "scheduler_unschedulable_pods{plugin=\"NodeName\",profile=\"default-scheduler\"} 9",
+        ] {
+            assert!(out.lines().any(|found| found == line), "{line}\n{out}");
+        }
+    }
 }

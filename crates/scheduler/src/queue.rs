@@ -11,7 +11,7 @@ mod nominator;
 mod tests;
 
 use std::cmp::Ordering;
-use std::collections::{BTreeSet, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -118,6 +118,36 @@ pub struct Queue {
     gated: usize,
     tickets: u64,
     pub nominator: Nominator,
+    pub tally: Tally,
+}
+
+/// What is counted of a queue.
+#[derive(Clone, Default)]
+pub struct Tally {
+    /// How often pods came to a place, by that and by why they did.
+    pub incoming: BTreeMap<(&'static str, &'static str), u64>,
+    /// How many waiting pods each plugin has turned away, by that and by scheduler.
+    pub rejected: BTreeMap<(&'static str, Arc<str>), usize>,
+    /// Why pods are moved just now.
+    pub cause: &'static str,
+}
+
+impl Tally {
+    fn came(&mut self, place: Place) {
+        let place = match place {
+            Place::Active => "active",
+            Place::Backoff => "backoff",
+            Place::Unschedulable => "unschedulable",
+        };
+        *self.incoming.entry((place, self.cause)).or_default() += 1;
+    }
+
+    fn count_rejected(&mut self, pod: &QueuedPod, count: impl Fn(usize) -> usize) {
+        for plugin in pod.rejected_by.iter().chain(&pod.pending_on) {
+            let waiting = self.rejected.entry((*plugin, pod.info.scheduler_name.clone())).or_default();
+            *waiting = count(*waiting);
+        }
+    }
 }
 
 /// What a change means for a pod.
@@ -149,6 +179,7 @@ impl Queue {
             gated: 0,
             tickets: 0,
             nominator: Nominator::default(),
+            tally: Tally::default(),
         }
     }
 
@@ -170,6 +201,7 @@ impl Queue {
             flushed_at: None,
         };
         self.nominator.add(&pod.info, None);
+        self.tally.cause = "UnschedulablePodAdd";
         self.activate(pod, now);
     }
 
@@ -181,6 +213,7 @@ impl Queue {
         let old = std::mem::replace(&mut pod.info, info);
         pod.object = object;
         self.nominator.update(&old, &pod.info);
+        self.tally.cause = "UnschedulablePodUpdate";
         match place {
             Place::Active => self.put(pod, Place::Active),
             Place::Backoff => self.put(pod, Place::Backoff),
@@ -246,6 +279,7 @@ impl Queue {
         pod.flushed = false;
         pod.flushed_at = None;
         let error = pod.rejected_by.is_empty() && pod.pending_on.is_empty();
+        self.tally.cause = "ScheduleAttemptFailure";
         self.requeue(pod, if error { Hint::AfterBackoff } else { Hint::Skip }, now);
     }
 
@@ -263,6 +297,7 @@ impl Queue {
                 helped.push((uid.clone(), hint));
             }
         }
+        self.tally.cause = change.label();
         for (uid, hint) in helped {
             if let Some(pod) = self.take(&uid) {
                 self.requeue(pod, hint, now);
@@ -272,6 +307,7 @@ impl Queue {
 
     /// Tries a pod again at once, wherever it waits.
     pub fn activate_by_uid(&mut self, uid: &str, now: Timestamp) {
+        self.tally.cause = "ForceActivate";
         if let Some(pod) = self.take(uid) {
             self.activate(pod, now);
         }
@@ -279,6 +315,7 @@ impl Queue {
 
     /// Moves pods whose time has come. To be called again at [`Queue::next_deadline`].
     pub fn tick(&mut self, now: Timestamp) {
+        self.tally.cause = "BackoffComplete";
         for errors in [false, true] {
             while let Some((until, _, uid)) = self.backoff_set(errors).first().cloned() {
                 if until >= whole_second(now) {
@@ -297,6 +334,7 @@ impl Queue {
                 left.push(uid.clone());
             }
         }
+        self.tally.cause = "UnschedulableTimeout";
         for uid in left {
             if let Some(mut pod) = self.take(&uid) {
                 pod.flushed = true;
@@ -322,6 +360,7 @@ impl Queue {
 
     fn take(&mut self, uid: &str) -> Option<QueuedPod> {
         let entry = self.pods.remove(uid)?;
+        self.tally.count_rejected(&entry.pod, |waiting| waiting.saturating_sub(1));
         match entry.place {
             // Its ticket in the heap is out of date now.
             Place::Active => {}
@@ -340,7 +379,12 @@ impl Queue {
     }
 
     fn put(&mut self, pod: QueuedPod, place: Place) {
+        let before = self.pods.get(&pod.info.uid).map(|entry| entry.place);
         self.take(&pod.info.uid);
+        if before != Some(place) {
+            self.tally.came(place);
+        }
+        self.tally.count_rejected(&pod, |waiting| waiting + 1);
         self.tickets += 1;
         let (ticket, uid, pod) = (self.tickets, pod.info.uid.clone(), Arc::new(pod));
         match place {

@@ -45,10 +45,10 @@ pub async fn run(ctx: Ctx, config: Config, own: &[Row]) -> Result<(), ConfigErro
     let counted = engine.metrics.clone();
     ctx.metrics.also(move |out| counted.write(out));
     let (events, mut happened) = mpsc::unbounded_channel();
-    let claims: Arc<Board<_>> = Arc::default();
-    subscribe::all(&ctx.caches, &events, &claims);
+    let (claims, resource_claims): (Arc<Board<_>>, Arc<Board<_>>) = Default::default();
+    subscribe::all(&ctx.caches, &events, (&claims, &resource_claims));
     ctx.caches.filled().await;
-    let bind = BindContext { api: Arc::new(api::Calls(ctx.client.clone())), claims };
+    let bind = BindContext { api: Arc::new(api::Calls(ctx.client.clone())), claims, resource_claims };
     let at_once = Arc::new(Semaphore::new(AT_ONCE));
     let hands = Hands { ctx: ctx.clone(), bind, extenders, at_once, events };
     let mut shutdown = ctx.shutdown.clone();
@@ -71,12 +71,12 @@ pub async fn run(ctx: Ctx, config: Config, own: &[Row]) -> Result<(), ConfigErro
             engine.metrics.chose(begun.elapsed().as_secs_f64());
             tried += 1;
             if tried % TURN == 0 {
-                *engine.metrics.pending.lock() = engine.queue.lengths();
+                engine.look();
                 tokio::task::yield_now().await;
             }
             continue;
         }
-        *engine.metrics.pending.lock() = engine.queue.lengths();
+        engine.look();
         let until = engine.queue.next_deadline().map(|deadline| wait(deadline, ctx.clock.now()));
         tokio::select! {
             event = happened.recv() => match event {

@@ -40,6 +40,8 @@ pub struct State {
     order: NodeOrder,
     /// Pods on nodes, by UID.
     placed: HashMap<Arc<str>, Placed>,
+    /// How many of those are assumed.
+    assumed: usize,
     /// On how many nodes each image is.
     images: HashMap<Arc<str>, u32>,
     /// How many pods use each claim, by `namespace/name`.
@@ -87,6 +89,11 @@ impl State {
     /// How many pods are on nodes.
     pub fn placed(&self) -> usize {
         self.placed.len()
+    }
+
+    /// How many of those are not known to be there yet.
+    pub fn assumed(&self) -> usize {
+        self.assumed
     }
 
     /// All nodes that have an object.
@@ -234,11 +241,13 @@ impl State {
         for claim in pod.named_claims() {
             *self.claims.entry(objects::key(&pod.namespace, claim).into()).or_default() += 1;
         }
+        self.assumed += usize::from(assumed.is_some());
         self.placed.insert(pod.uid.clone(), Placed { pod, node: id, assumed });
     }
 
     fn take(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
         let placed = self.placed.remove(uid)?;
+        self.assumed -= usize::from(placed.assumed.is_some());
         let node = self.nodes[placed.node as usize].as_mut().expect("a node with pods keeps its place");
         node.remove(uid);
         if node.object.is_some() {

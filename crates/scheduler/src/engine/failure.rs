@@ -65,9 +65,6 @@ impl Engine {
     ) {
         let result = if reason == "Unschedulable" { "unschedulable" } else { "error" };
         self.metrics.attempted(&profile.scheduler_name, result);
-        for plugin in pod.rejected_by.iter().chain(&pod.pending_on) {
-            self.metrics.rejected(plugin, &profile.scheduler_name);
-        }
         self.note(&pod, true, "FailedScheduling", "Scheduling", shortened(&message));
         let nominated = match &rescue {
             Some((node, _)) => Some(Some(&**node)),

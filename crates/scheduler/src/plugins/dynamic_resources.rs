@@ -1,11 +1,12 @@
 //! DynamicResources: the resource claims of a pod must be allocated where it runs, or be allocatable there.
 //!
 //! Devices are taken from the ResourceSlices a node reaches. What is chosen is marked in the state when the
-//! node is reserved, and written to the claim before the pod is bound. Devices whose drivers want to be waited for
-//! (binding conditions) are never chosen, and extended resources are not served from device classes.
+//! node is reserved, and written to the claim before the pod is bound; drivers that want to prepare a device first are
+//! waited for ([`conditions`]). Extended resources are not served from device classes.
 
 mod allocate;
 mod capacity;
+mod conditions;
 mod pools;
 mod search;
 mod selectors;
@@ -16,7 +17,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use jiff::Timestamp;
 use k8s_openapi::api::resource::v1 as resource;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use parking_lot::Mutex;
 use serde_json::Value;
 
@@ -220,10 +223,16 @@ impl PreBind for DynamicResources {
                     marked.map_err(|error| format!("add finalizer to claim {}: {error}", claim_key(was)))?;
                 claim.metadata = marked.metadata;
             }
+            if let Some(allocation) = claim.status.as_mut().and_then(|status| status.allocation.as_mut()) {
+                allocation.allocation_timestamp.get_or_insert_with(|| Time(Timestamp::now()));
+            }
             let written = context.api.update_resource_claim_status(&claim).await;
             written.map_err(|error| {
                 format!("add allocation and reservation to claim {}: {error}", claim_key(was))
             })?;
+        }
+        for (was, promised) in &chosen {
+            conditions::met(context, &claim_key(was), promised).await?;
         }
         self.chosen.lock().remove(&pod.uid);
         Ok(())

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use reconcile::{Cache, Caches, Object};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -13,12 +14,10 @@ use crate::engine::{Delta, Event};
 pub(super) fn all(
     caches: &Caches,
     events: &UnboundedSender<Event>,
-    claims: &Arc<Board<PersistentVolumeClaim>>,
+    (claims, resource_claims): (&Arc<Board<PersistentVolumeClaim>>, &Arc<Board<ResourceClaim>>),
 ) {
-    let board = claims.clone();
-    caches.persistent_volume_claims().listen(move |changed| {
-        board.set(&changed.newest().key().to_string(), changed.after.cloned());
-    });
+    post(caches.persistent_volume_claims(), claims);
+    post(caches.resource_claims(), resource_claims);
     tell(caches.namespaces(), events, Event::Namespace);
     tell(caches.services(), events, Event::Service);
     tell(caches.replication_controllers(), events, Event::ReplicationController);
@@ -37,6 +36,11 @@ pub(super) fn all(
     tell(caches.resource_claims(), events, Event::ResourceClaim);
     tell(caches.nodes(), events, Event::Node);
     tell(caches.pods(), events, Event::Pod);
+}
+
+fn post<T: Object>(cache: &Cache<T>, board: &Arc<Board<T>>) {
+    let board = board.clone();
+    cache.listen(move |changed| board.set(&changed.newest().key().to_string(), changed.after.cloned()));
 }
 
 fn tell<T: Object>(cache: &Cache<T>, events: &UnboundedSender<Event>, event: fn(Delta<T>) -> Event) {

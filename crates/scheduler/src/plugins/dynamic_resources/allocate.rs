@@ -169,6 +169,7 @@ fn exactly(sub: resource::DeviceSubRequest) -> resource::ExactDeviceRequest {
 fn result(ask: &Ask, given: &Given, search: &Search<'_, '_>) -> resource::DeviceRequestAllocationResult {
     let way = &ask.requests[given.request].ways[given.way];
     let (driver, pool, device) = search.offers[given.offer].id.clone();
+    let said = search.offers[given.offer].device;
     let consumed = given.consumed.as_ref().map(|consumed| {
         consumed.iter().map(|(name, amount)| (name.clone(), Quantity(amount.to_string()))).collect()
     });
@@ -181,7 +182,8 @@ fn result(ask: &Ask, given: &Given, search: &Search<'_, '_>) -> resource::Device
         tolerations: Some(way.tolerations.clone()).filter(|list| !list.is_empty()),
         share_id: given.consumed.as_ref().map(|_| uuid::Uuid::new_v4().to_string()),
         consumed_capacity: consumed.filter(|consumed: &BTreeMap<_, _>| !consumed.is_empty()),
-        ..resource::DeviceRequestAllocationResult::default()
+        binding_conditions: said.binding_conditions.clone(),
+        binding_failure_conditions: said.binding_failure_conditions.clone(),
     }
 }
 

@@ -143,7 +143,10 @@ impl<'o> Market<'o> {
         let mut reach = Reach { offers: Vec::new(), unusable: Vec::new() };
         let own = self.of_node.get(&*node.name);
         let indices: BTreeSet<usize> = own.into_iter().flatten().chain(&self.shared).copied().collect();
-        for index in indices {
+        // Those that have to be waited for come last.
+        let (late, soon): (Vec<usize>, Vec<usize>) =
+            indices.into_iter().partition(|index| self.pools[*index].is_waited_for());
+        for index in soon.into_iter().chain(late) {
             let pool = &self.pools[index];
             let offers = pool.offers(index, node);
             match pool.unusable {
@@ -170,6 +173,12 @@ impl<'o> Pool<'o> {
         (!unique || !known).then_some("invalid")
     }
 
+    /// Whether drivers want to prepare some of the devices before a pod is bound.
+    fn is_waited_for(&self) -> bool {
+        let mut devices = self.slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
+        devices.any(|device| device.binding_conditions.as_ref().is_some_and(|list| !list.is_empty()))
+    }
+
     fn offers(&self, index: usize, node: &NodeInfo) -> Vec<Offer<'o>> {
         let mut offers = Vec::new();
         for slice in &self.slices {
@@ -185,10 +194,6 @@ impl<'o> Pool<'o> {
                     false => (name, selector),
                 };
                 if each && !reaches(node, name, device.all_nodes, selector) {
-                    continue;
-                }
-                // Their drivers want to be waited for, which is not done here.
-                if device.binding_conditions.as_ref().is_some_and(|conditions| !conditions.is_empty()) {
                     continue;
                 }
                 let id = (self.driver.to_owned(), self.name.to_owned(), device.name.clone());

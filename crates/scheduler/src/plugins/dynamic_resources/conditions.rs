@@ -1,0 +1,130 @@
+//! Devices that must be prepared before a pod is bound: their drivers say so in conditions of the claim.
+
+use std::time::Duration;
+
+use k8s_openapi::api::resource::v1 as resource;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+use crate::bind::BindContext;
+
+/// How long drivers may take. Upstream's default.
+const TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Waits until the devices of a claim are ready. One that will not be is given back, so that others can be tried.
+pub async fn met(context: &BindContext, key: &str, claim: &resource::ResourceClaim) -> Result<(), String> {
+    if results(claim).all(|result| conditions(&result.binding_conditions).is_empty()) {
+        return Ok(());
+    }
+    let name = claim.metadata.name.as_deref().unwrap_or_default();
+    let ready = context.resource_claims.wait(key, |claim| match claim {
+        Some(claim) => judge(claim),
+        None => Some(Err(format!("resourceclaim.resource.k8s.io {name:?} not found"))),
+    });
+    let outcome = match tokio::time::timeout(TIMEOUT, ready).await {
+        Ok(outcome) => outcome,
+        Err(_) => Err(format!("device binding timeout: claim={name}")),
+    };
+    if outcome.is_err() {
+        give_back(context, key).await;
+    }
+    outcome
+}
+
+/// Whether all devices are ready, or one never will be; `None` if that is still open.
+fn judge(claim: &resource::ResourceClaim) -> Option<Result<(), String>> {
+    let name = claim.metadata.name.as_deref().unwrap_or_default();
+    let statuses = claim.status.as_ref().and_then(|status| status.devices.as_deref()).unwrap_or_default();
+    // What was allocated may not have come back yet.
+    claim.status.as_ref()?.allocation.as_ref()?;
+    for result in results(claim).filter(|result| !conditions(&result.binding_conditions).is_empty()) {
+        let status = statuses.iter().find(|status| {
+            (&status.driver, &status.pool, &status.device) == (&result.driver, &result.pool, &result.device)
+                && status.share_id == result.share_id
+        })?;
+        let holds = |wanted: &String| -> Option<&Condition> {
+            let mut all = status.conditions.iter().flatten();
+            all.find(|condition| condition.type_ == *wanted && condition.status == "True")
+        };
+        if let Some(failed) = conditions(&result.binding_failure_conditions).iter().find_map(holds) {
+            let Condition { reason, message, .. } = failed;
+            return Some(Err(format!(
+                "device binding failed: claim={name}, reason={reason}, message={message:?}"
+            )));
+        }
+        if !conditions(&result.binding_conditions).iter().all(|wanted| holds(wanted).is_some()) {
+            return None;
+        }
+    }
+    Some(Ok(()))
+}
+
+fn results(
+    claim: &resource::ResourceClaim,
+) -> impl Iterator<Item = &resource::DeviceRequestAllocationResult> {
+    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+    let devices = allocation.and_then(|allocation| allocation.devices.as_ref());
+    devices.into_iter().flat_map(|devices| devices.results.iter().flatten())
+}
+
+fn conditions(list: &Option<Vec<String>>) -> &[String] {
+    list.as_deref().unwrap_or_default()
+}
+
+/// Takes the allocation back, unless others have the claim too.
+async fn give_back(context: &BindContext, key: &str) {
+    let current = context.resource_claims.wait(key, |claim| Some(claim.cloned())).await;
+    let Some(mut claim) = current else { return };
+    let Some(status) = &mut claim.status else { return };
+    if status.reserved_for.as_ref().is_some_and(|users| users.len() > 1) {
+        return;
+    }
+    *status = resource::ResourceClaimStatus::default();
+    if let Err(error) = context.api.update_resource_claim_status(&claim).await {
+        tracing::warn!(%error, claim = key, "cannot take back what could not be prepared");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[track_caller]
+    fn check(devices: Value, expected: Option<Result<(), &str>>) {
+        let result = json!({
+            "request": "r", "driver": "d", "pool": "p", "device": "g0",
+            "bindingConditions": ["Attached", "Warm"], "bindingFailureConditions": ["Broken"],
+        });
+        let claim = json!({"metadata": {"name": "c"}, "spec": {}, "status": {
+            "allocation": {"devices": {"results": [result]}}, "devices": devices,
+        }});
+        let claim = serde_json::from_value(claim).expect("it is a claim");
+        let found = judge(&claim);
+        assert_eq!(found.as_ref().map(|found| found.as_ref().map(|()| ()).map_err(String::as_str)), expected);
+    }
+
+    fn device(conditions: &[(&str, &str)]) -> Value {
+        let time = "2026-01-01T00:00:00Z";
+        let conditions: Vec<Value> = conditions
+            .iter()
+            .map(|(kind, status)| {
+                json!({"type": kind, "status": status, "reason": "R", "message": "m", "lastTransitionTime": time})
+            })
+            .collect();
+        json!([{"driver": "d", "pool": "p", "device": "g0", "conditions": conditions}])
+    }
+
+    #[test]
+    fn all_conditions_must_hold_and_none_of_failure() {
+        check(json!([]), None);
+        check(device(&[("Attached", "True")]), None);
+        check(device(&[("Attached", "True"), ("Warm", "False")]), None);
+        check(device(&[("Attached", "True"), ("Warm", "True")]), Some(Ok(())));
+        check(device(&[("Attached", "True"), ("Warm", "True"), ("Broken", "False")]), Some(Ok(())));
+        check(
+            device(&[("Attached", "True"), ("Broken", "True")]),
+            Some(Err("device binding failed: claim=c, reason=R, message=\"m\"")),
+        );
+    }
+}
