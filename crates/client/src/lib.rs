@@ -11,6 +11,7 @@ mod kubeconfig;
 mod object;
 pub mod remote;
 mod requests;
+pub mod review;
 
 use std::sync::Arc;
 

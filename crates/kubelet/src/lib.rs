@@ -86,7 +86,7 @@ struct Node {
     queue: Enqueue,
     /// What is known of the pace of things.
     counts: stats::Counts,
-    reviews: server::Reviews,
+    reviews: reconcile::review::Reviews,
     keeping: keeping::Known,
     /// Counts the times when the runtime was seen to have changed.
     news: watch::Sender<u64>,
@@ -124,7 +124,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         queue: controller.enqueue(),
         news: watch::Sender::new(0),
         counts: stats::Counts::default(),
-        reviews: server::Reviews::default(),
+        reviews: Default::default(),
         keeping: keeping::Known::default(),
         ctx,
     });

@@ -36,7 +36,6 @@ use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 
 use crate::Node;
-pub(crate) use access::Reviews;
 use request::{Flags, Metrics, Route, Streams};
 
 const HANDSHAKE: Duration = Duration::from_secs(10);

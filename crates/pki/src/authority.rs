@@ -136,7 +136,7 @@ fn self_sign(name: &str, key: &KeyPair, now: Timestamp) -> Result<String, Error>
         .map_err(|source| Error::Sign { common_name: name.to_owned(), source })
 }
 
-fn set_validity(params: &mut CertificateParams, now: Timestamp, until: Timestamp) {
+pub(crate) fn set_validity(params: &mut CertificateParams, now: Timestamp, until: Timestamp) {
     let seconds = |at: Timestamp| Duration::from_secs(u64::try_from(at.as_second()).unwrap_or(0));
     let epoch = rcgen::date_time_ymd(1970, 1, 1);
     params.not_before = epoch + seconds(now).saturating_sub(BACKDATE);

@@ -13,7 +13,7 @@ use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use crate::authority::{Authority, validity};
+use crate::authority::{Authority, set_validity, validity};
 use crate::identity::subject;
 use crate::{Error, file};
 
@@ -79,6 +79,16 @@ impl Authority {
         let cert_pem = self.sign(params, &key, leaf.lifetime, now).map_err(sign)?;
         Ok(Issued { cert_pem, key_pem: key.serialize_pem() })
     }
+}
+
+/// A certificate that vouches for itself, for a server that nobody has given one.
+pub fn self_signed(leaf: &Leaf, now: Timestamp) -> Result<Issued, Error> {
+    let mut params = params(leaf)?;
+    set_validity(&mut params, now, now.checked_add(leaf.lifetime).unwrap_or(Timestamp::MAX));
+    let key = KeyPair::generate().map_err(|source| Error::Key { source })?;
+    let signed = params.self_signed(&key);
+    let cert = signed.map_err(|source| Error::Sign { common_name: leaf.common_name.clone(), source })?;
+    Ok(Issued { cert_pem: cert.pem(), key_pem: key.serialize_pem() })
 }
 
 impl Issued {

@@ -241,7 +241,8 @@ impl ClientCertVerifier for Possession {
     }
 }
 
-pub(crate) fn certified(issued: &Issued) -> Result<Arc<CertifiedKey>, Error> {
+/// A certificate with its key, ready to be shown.
+pub fn certified(issued: &Issued) -> Result<Arc<CertifiedKey>, Error> {
     let key = PrivateKeyDer::from_pem_slice(issued.key_pem.as_bytes())
         .map_err(|_| Error::Malformed { what: "the server's private key".to_owned() })?;
     let chain = certificates(&issued.cert_pem, "the server's certificate")?;

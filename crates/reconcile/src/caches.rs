@@ -100,7 +100,9 @@ caches! {
         bootstrap_tokens only "fieldSelector=type%3Dbootstrap.kubernetes.io/token" that
             |secret| secret.type_.as_deref() == Some("bootstrap.kubernetes.io/token"),
         account_tokens only "fieldSelector=type%3Dkubernetes.io/service-account-token" that
-            |secret| secret.type_.as_deref() == Some("kubernetes.io/service-account-token");
+            |secret| secret.type_.as_deref() == Some("kubernetes.io/service-account-token"),
+        tls_secrets only "fieldSelector=type%3Dkubernetes.io/tls" that
+            |secret| secret.type_.as_deref() == Some("kubernetes.io/tls");
     config_maps: core::ConfigMap = &[],
         root_certificates only "fieldSelector=metadata.name%3Dkube-root-ca.crt" that
             |map| map.name() == "kube-root-ca.crt",
@@ -137,6 +139,7 @@ caches! {
     csi_storage_capacities: storage::CSIStorageCapacity = &[];
     priority_classes: scheduling::PriorityClass = &[];
     ingresses: networking::Ingress = &[];
+    ingress_classes: networking::IngressClass = &[];
     network_policies: networking::NetworkPolicy = &[];
     ip_addresses: networking::IPAddress = &[];
     service_cidrs: networking::ServiceCIDR = &[];

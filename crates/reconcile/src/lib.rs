@@ -36,6 +36,7 @@ pub use metrics::Metrics;
 pub use queue::Queue;
 pub use settings::{Settings, Signers};
 
+pub use client::review;
 pub use client::{Client, Delete, Discovered, Error, Key, News, Object, Patch, Raw, Served};
 
 use api::selector::LabelSelector;

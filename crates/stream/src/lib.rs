@@ -111,7 +111,7 @@ where
 }
 
 /// Carries bytes both ways until either end is done: then there is nobody left to talk to.
-async fn tie(client: Upgraded, far: Upgraded) {
+pub async fn tie(client: Upgraded, far: Upgraded) {
     let (mut from_client, mut to_client) = tokio::io::split(TokioIo::new(client));
     let (mut from_far, mut to_far) = tokio::io::split(TokioIo::new(far));
     let ended = tokio::select! {

@@ -4,45 +4,15 @@
 //! they may (SubjectAccessReview), as if they asked for a subresource of the Node. The API server itself has asked
 //! before and is let in. Nobody is anonymous.
 
-use std::collections::HashMap;
-use std::hash::Hash;
-use std::time::Duration;
-
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, Method, StatusCode};
 use jiff::Timestamp;
-use parking_lot::Mutex;
+use reconcile::review::User;
 use rustls::pki_types::CertificateDer;
-use serde_json::{Value, json};
-use tokio::time::Instant;
+use serde_json::json;
 
 use super::{Api, Refused};
 use crate::Node;
-
-/// Who may do everything, whatever roles say.
-const MASTERS: &str = "system:masters";
-const KNOWN_FOR: Duration = Duration::from_secs(120);
-const ALLOWED_FOR: Duration = Duration::from_secs(300);
-const REFUSED_FOR: Duration = Duration::from_secs(30);
-/// Answers that are kept at most; then all are forgotten.
-const MOST_KEPT: usize = 1000;
-
-/// Whoever asks.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct User {
-    name: String,
-    groups: Vec<String>,
-    uid: String,
-    /// As JSON.
-    extra: String,
-}
-
-/// What the API server has said lately.
-#[derive(Default)]
-pub struct Reviews {
-    tokens: Kept<String, Option<User>>,
-    verdicts: Kept<(User, &'static str, &'static str), bool>,
-}
 
 /// Who shows these certificates, which must be vouched for at this time.
 pub fn shown(api: &Api, chain: &[CertificateDer<'_>], now: Timestamp) -> Option<User> {
@@ -70,7 +40,7 @@ pub async fn admit(
         },
     };
     let Some(user) = user else { return Err((StatusCode::UNAUTHORIZED, "Unauthorized".to_owned())) };
-    if user.name == api.user || user.groups.iter().any(|group| group == MASTERS) {
+    if user.name == api.user || user.is_master() {
         return Ok(());
     }
     let verb = verb(method);
@@ -95,33 +65,10 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 }
 
 async fn whose(node: &Node, token: &str) -> Option<User> {
-    if let Some(known) = node.reviews.tokens.get(&token.to_owned()) {
-        return known;
-    }
-    let review =
-        json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}});
-    let path = "/apis/authentication.k8s.io/v1/tokenreviews";
-    let answer = match node.ctx.client.request(Method::POST, path, Some(&review)).await {
-        Ok(answer) => answer,
-        Err(error) => {
-            tracing::warn!(%error, "cannot ask whose token it is");
-            return None;
-        }
-    };
-    let user = (answer["status"]["authenticated"] == true).then(|| named(&answer["status"]["user"]));
-    node.reviews.tokens.put(token.to_owned(), user.clone(), KNOWN_FOR);
-    user
-}
-
-fn named(user: &Value) -> User {
-    let text = |field: &str| user[field].as_str().unwrap_or_default().to_owned();
-    let groups = user["groups"].as_array().into_iter().flatten();
-    User {
-        name: text("username"),
-        groups: groups.filter_map(|group| group.as_str().map(str::to_owned)).collect(),
-        uid: text("uid"),
-        extra: user.get("extra").filter(|extra| extra.is_object()).map(Value::to_string).unwrap_or_default(),
-    }
+    node.reviews.whose(&node.ctx.client, token).await.unwrap_or_else(|error| {
+        tracing::warn!(%error, "cannot ask whose token it is");
+        None
+    })
 }
 
 async fn may(
@@ -130,33 +77,19 @@ async fn may(
     verb: &'static str,
     subresource: &'static str,
 ) -> Result<bool, Refused> {
-    let key = (user.clone(), verb, subresource);
-    if let Some(known) = node.reviews.verdicts.get(&key) {
-        return Ok(known);
-    }
-    let review = json!({
-        "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
-        "spec": {
-            "user": user.name, "groups": user.groups, "uid": user.uid,
-            "extra": serde_json::from_str::<Value>(&user.extra).unwrap_or(Value::Null),
-            "resourceAttributes": {
-                "verb": verb, "version": "v1", "resource": "nodes", "subresource": subresource,
-                "name": node.settings.node_name,
-            }
-        }
+    let attributes = json!({
+        "verb": verb, "version": "v1", "resource": "nodes", "subresource": subresource,
+        "name": node.settings.node_name,
     });
-    let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
-    let answer = node.ctx.client.request(Method::POST, path, Some(&review)).await.map_err(|error| {
+    let asked = node.reviews.may(&node.ctx.client, user, ("resourceAttributes", attributes)).await;
+    asked.map_err(|error| {
         tracing::warn!(%error, "cannot ask who may ask");
         let why = format!(
             "Authorization error (user={}, verb={verb}, resource=nodes, subresource={subresource})",
             user.name
         );
         (StatusCode::INTERNAL_SERVER_ERROR, why)
-    })?;
-    let allowed = answer["status"]["allowed"] == true;
-    node.reviews.verdicts.put(key, allowed, if allowed { ALLOWED_FOR } else { REFUSED_FOR });
-    Ok(allowed)
+    })
 }
 
 fn verb(method: &Method) -> &'static str {
@@ -186,29 +119,6 @@ fn subresources(path: &str) -> &'static [&'static str] {
     }
 }
 
-/// Answers that hold for a while.
-struct Kept<K, V>(Mutex<HashMap<K, (V, Instant)>>);
-
-impl<K, V> Default for Kept<K, V> {
-    fn default() -> Kept<K, V> {
-        Kept(Mutex::default())
-    }
-}
-
-impl<K: Hash + Eq, V: Clone> Kept<K, V> {
-    fn get(&self, key: &K) -> Option<V> {
-        self.0.lock().get(key).filter(|(_, until)| *until > Instant::now()).map(|(value, _)| value.clone())
-    }
-
-    fn put(&self, key: K, value: V, time: Duration) {
-        let mut kept = self.0.lock();
-        if kept.len() >= MOST_KEPT {
-            kept.clear();
-        }
-        kept.insert(key, (value, Instant::now() + time));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,15 +139,6 @@ mod tests {
         check("/logs/", &["log"]);
         check("/exec/default/web/main", &["proxy"]);
         check("/", &["proxy"]);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn answers_hold_for_a_while() {
-        let kept: Kept<u32, bool> = Kept::default();
-        kept.put(1, true, Duration::from_secs(30));
-        assert_eq!((kept.get(&1), kept.get(&2)), (Some(true), None));
-        tokio::time::advance(Duration::from_secs(31)).await;
-        assert_eq!(kept.get(&1), None);
     }
 
     #[test]
