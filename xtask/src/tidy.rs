@@ -11,7 +11,20 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("pure", &["api", "schema", "patch", "cel", "nft"]),
     ("outside", &["store", "sys", "pki", "client", "stream"]),
     ("engines", &["apiserver", "reconcile", "image", "runtime", "podnet"]),
-    ("roles", &["scheduler", "controllers", "kubelet", "proxy", "dns", "kubectl", "dashboard", "simulate"]),
+    (
+        "roles",
+        &[
+            "scheduler",
+            "controllers",
+            "kubelet",
+            "proxy",
+            "dns",
+            "ingress",
+            "kubectl",
+            "dashboard",
+            "simulate",
+        ],
+    ),
     ("program", &["skiff"]),
 ];
 /// The dependencies allowed inside a layer: who reads the table of fields, and what containers are made of.

@@ -1,0 +1,160 @@
+//! The certificate for each name that clients ask for. Connections made after a change see the new ones.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Secret;
+use parking_lot::{Mutex, RwLock};
+use pki::{Issued, Leaf, Usage};
+use reconcile::Object as _;
+use rustls::ServerConfig;
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+
+const DECADE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// By name.
+#[derive(Debug)]
+pub struct Certificates {
+    by_name: RwLock<HashMap<String, Arc<CertifiedKey>>>,
+    /// For names that nobody has brought one for.
+    own: Arc<CertifiedKey>,
+    /// What the Secrets at hand hold, by UID, as of a resource version.
+    read: Mutex<HashMap<String, Read>>,
+}
+
+/// As of which version, and what if it is any good.
+type Read = (String, Option<Arc<CertifiedKey>>);
+
+impl Certificates {
+    pub fn new(now: Timestamp) -> Result<Arc<Certificates>, pki::Error> {
+        let leaf = Leaf {
+            common_name: "skiff default ingress certificate".to_owned(),
+            organizations: Vec::new(),
+            dns_names: vec!["ingress.local".to_owned()],
+            ips: Vec::new(),
+            usage: Usage::Server,
+            lifetime: DECADE,
+        };
+        let own = pki::certified(&pki::self_signed(&leaf, now)?)?;
+        Ok(Arc::new(Certificates { by_name: RwLock::default(), own, read: Mutex::default() }))
+    }
+
+    /// TLS with these certificates; clients need none. HTTP/2 before HTTP/1.1.
+    pub fn tls(self: &Arc<Self>) -> Result<ServerConfig, rustls::Error> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_cert_resolver(self.clone());
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(config)
+    }
+
+    /// Takes these in the place of all before; the first for a name counts.
+    pub fn replace(&self, named: &[(String, Arc<Secret>)]) {
+        let mut read = self.read.lock();
+        let mut by_name = HashMap::new();
+        let before = std::mem::take(&mut *read);
+        for (name, secret) in named {
+            let version = secret.metadata.resource_version.clone().unwrap_or_default();
+            let known = read.get(secret.uid()).or_else(|| before.get(secret.uid()));
+            let key = match known {
+                Some((of, key)) if *of == version => key.clone(),
+                _ => parse(secret),
+            };
+            read.insert(secret.uid().to_owned(), (version, key.clone()));
+            if let Some(key) = key {
+                by_name.entry(name.clone()).or_insert(key);
+            }
+        }
+        *self.by_name.write() = by_name;
+    }
+
+    fn find(&self, name: &str) -> Arc<CertifiedKey> {
+        let name = name.to_ascii_lowercase();
+        let by_name = self.by_name.read();
+        let wildcard = || by_name.get(&format!("*.{}", name.split_once('.')?.1));
+        // One for all hosts is that of an Ingress without any.
+        let found = by_name.get(&name).or_else(wildcard).or_else(|| by_name.get(""));
+        found.unwrap_or(&self.own).clone()
+    }
+}
+
+impl ResolvesServerCert for Certificates {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.find(hello.server_name().unwrap_or_default()))
+    }
+}
+
+/// What a Secret holds; what cannot be used is told, without what is in it.
+fn parse(secret: &Secret) -> Option<Arc<CertifiedKey>> {
+    let text = |name: &str| {
+        let bytes = secret.data.as_ref().and_then(|data| data.get(name));
+        bytes.map(|bytes| String::from_utf8_lossy(&bytes.0).into_owned()).unwrap_or_default()
+    };
+    let issued = Issued { cert_pem: text("tls.crt"), key_pem: text("tls.key") };
+    let parsed = pki::certified(&issued);
+    parsed
+        .inspect_err(|error| tracing::warn!(%error, secret = %secret.key(), "a certificate cannot be used"))
+        .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::ByteString;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+    use super::*;
+
+    fn secret(uid: &str, version: &str, issued: &Issued) -> Arc<Secret> {
+        let bytes = |text: &str| ByteString(text.as_bytes().to_vec());
+        let data =
+            [("tls.crt".to_owned(), bytes(&issued.cert_pem)), ("tls.key".to_owned(), bytes(&issued.key_pem))];
+        Arc::new(Secret {
+            metadata: ObjectMeta {
+                name: Some(uid.to_owned()),
+                uid: Some(uid.to_owned()),
+                resource_version: Some(version.to_owned()),
+                ..ObjectMeta::default()
+            },
+            data: Some(data.into()),
+            ..Secret::default()
+        })
+    }
+
+    fn issued(name: &str) -> Issued {
+        let leaf = Leaf {
+            common_name: name.to_owned(),
+            organizations: Vec::new(),
+            dns_names: vec![name.to_owned()],
+            ips: Vec::new(),
+            usage: Usage::Server,
+            lifetime: DECADE,
+        };
+        pki::self_signed(&leaf, Timestamp::now()).unwrap()
+    }
+
+    #[test]
+    fn the_most_exact_name_counts_and_what_is_new_is_shown() {
+        let all = Certificates::new(Timestamp::now()).unwrap();
+        let (a, wild) = (secret("a", "1", &issued("a.io")), secret("w", "1", &issued("w.io")));
+        let named = |name: &str, secret: &Arc<Secret>| (name.to_owned(), secret.clone());
+        all.replace(&[named("a.io", &a), named("a.io", &wild), named("*.io", &wild)]);
+        let (of_a, of_wild) = (all.find("A.io"), all.find("b.io"));
+        assert!(!Arc::ptr_eq(&of_a, &of_wild));
+        assert!(Arc::ptr_eq(&all.find("x.b.io"), &all.own));
+        assert!(Arc::ptr_eq(&all.find(""), &all.own));
+        // What has not changed is not read again, what has is.
+        let newer = secret("w", "2", &issued("w.io"));
+        all.replace(&[named("a.io", &a), named("*.io", &newer)]);
+        assert!(Arc::ptr_eq(&of_a, &all.find("a.io")));
+        assert!(!Arc::ptr_eq(&of_wild, &all.find("b.io")));
+        // One that is no good is as if it were not there.
+        let broken = secret("a", "3", &Issued { cert_pem: String::new(), key_pem: String::new() });
+        all.replace(&[named("a.io", &broken)]);
+        assert!(Arc::ptr_eq(&all.find("a.io"), &all.own));
+    }
+}

@@ -1,0 +1,277 @@
+//! Handing a request on to a pod, and its answer back, as they come.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{Request, Response, StatusCode, Uri, Version};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::upgrade::OnUpgrade;
+
+use crate::Shared;
+use crate::table::Backend;
+
+/// How long a pod may take to begin its answer.
+const ANSWER: Duration = Duration::from_secs(300);
+/// So many pods are tried that cannot be reached.
+const TRIES: usize = 3;
+/// What is between two that are next to each other, and no further.
+const HOP: [&str; 9] = [
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+pub type Body = UnsyncBoxBody<Bytes, hyper::Error>;
+
+/// Where a request came from.
+#[derive(Clone, Copy)]
+pub struct From {
+    pub client: IpAddr,
+    /// Where it was heard.
+    pub port: u16,
+    pub tls: bool,
+}
+
+/// Answers a request from outside.
+pub async fn answer(shared: &Shared, from: From, request: Request<Incoming>) -> Response<Body> {
+    let response = match handed_on(shared, from, request).await {
+        Ok(response) => response,
+        Err(code) => plain(code),
+    };
+    shared.metrics.answered(response.status().as_u16());
+    response
+}
+
+async fn handed_on(
+    shared: &Shared,
+    from: From,
+    mut request: Request<Incoming>,
+) -> Result<Response<Body>, StatusCode> {
+    let host = host(&request).ok_or(StatusCode::BAD_REQUEST)?;
+    let table = shared.table.read().clone();
+    let backend = table.find(name_of(&host), request.uri().path()).ok_or(StatusCode::NOT_FOUND)?;
+    let upgrade = (request.version() < Version::HTTP_2 && stream::wants_upgrade(request.headers()))
+        .then(|| hyper::upgrade::on(&mut request));
+    prepare(&mut request, &host, from, upgrade.is_some()).ok_or(StatusCode::BAD_REQUEST)?;
+    let mut response = ask(shared, backend, request).await?;
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        let upgrade = upgrade.ok_or(StatusCode::BAD_GATEWAY)?;
+        tie(upgrade, &mut response);
+        return Ok(response.map(|_| Full::default().map_err(|never| match never {}).boxed_unsync()));
+    }
+    strip(response.headers_mut(), false);
+    Ok(response.map(|body| body.boxed_unsync()))
+}
+
+/// Asks one pod after the other until one takes the request. What was sent is not sent to another.
+async fn ask(
+    shared: &Shared,
+    backend: &Backend,
+    mut request: Request<Incoming>,
+) -> Result<Response<Incoming>, StatusCode> {
+    if backend.addresses.is_empty() {
+        return Err(StatusCode::SERVICE_UNAVAILABLE);
+    }
+    for address in backend.in_turn().take(TRIES) {
+        // Those that were kept may have been closed at the other end meanwhile; a new one is not.
+        while let Some(kept) = shared.pool.kept(address) {
+            match send(shared, backend, address, kept, request).await? {
+                Ok(response) => return Ok(response),
+                Err(unsent) => request = *unsent,
+            }
+        }
+        match shared.pool.dial(address).await {
+            Ok(new) => match send(shared, backend, address, new, request).await? {
+                Ok(response) => return Ok(response),
+                Err(unsent) => request = *unsent,
+            },
+            Err(error) => {
+                tracing::debug!(%error, %address, backend = backend.name, "a pod cannot be reached")
+            }
+        }
+    }
+    tracing::debug!(backend = backend.name, "no pod can be reached");
+    Err(StatusCode::BAD_GATEWAY)
+}
+
+/// The answer, or the request again if nothing of it was sent.
+async fn send(
+    shared: &Shared,
+    backend: &Backend,
+    address: SocketAddr,
+    mut sender: hyper::client::conn::http1::SendRequest<Incoming>,
+    request: Request<Incoming>,
+) -> Result<Result<Response<Incoming>, Box<Request<Incoming>>>, StatusCode> {
+    let sent = tokio::time::timeout(ANSWER, sender.try_send_request(request)).await;
+    match sent {
+        Err(_) => Err(StatusCode::GATEWAY_TIMEOUT),
+        Ok(Ok(response)) => {
+            if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+                shared.pool.keep(address, sender);
+            }
+            Ok(Ok(response))
+        }
+        Ok(Err(mut error)) => match error.take_message() {
+            Some(request) => Ok(Err(Box::new(request))),
+            None => {
+                let error = error.into_error();
+                tracing::debug!(%error, %address, backend = backend.name, "a pod gave no answer");
+                Err(StatusCode::BAD_GATEWAY)
+            }
+        },
+    }
+}
+
+/// Ties the client to the pod as soon as the client has been given the answer.
+fn tie(client: OnUpgrade, response: &mut Response<Incoming>) {
+    let far = hyper::upgrade::on(response);
+    tokio::spawn(async move {
+        match tokio::try_join!(client, far) {
+            Ok((client, far)) => stream::tie(client, far).await,
+            Err(error) => tracing::debug!(%error, "an end went away while the protocol was changed"),
+        }
+    });
+}
+
+/// Whom a request is for, with the port if one is named.
+fn host<B>(request: &Request<B>) -> Option<String> {
+    if let Some(authority) = request.uri().authority() {
+        let port = authority.port().map(|port| format!(":{port}")).unwrap_or_default();
+        return Some(format!("{}{port}", authority.host()));
+    }
+    match request.headers().get(header::HOST) {
+        Some(value) => value.to_str().ok().map(str::to_owned),
+        // HTTP/1.0 has none.
+        None => (request.version() < Version::HTTP_11).then(String::new),
+    }
+}
+
+/// A host without its port.
+fn name_of(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => name,
+        _ => host,
+    }
+}
+
+/// Makes of a request to us one to a pod: in HTTP/1.1, for the same host, and saying for whom it is.
+fn prepare<B>(request: &mut Request<B>, host: &str, from: From, upgrade: bool) -> Option<()> {
+    let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
+    let path = if path.starts_with('/') { path.parse::<Uri>().ok()? } else { Uri::from_static("/") };
+    *request.uri_mut() = path;
+    *request.version_mut() = Version::HTTP_11;
+    let headers = request.headers_mut();
+    strip(headers, upgrade);
+    let value = |text: &str| HeaderValue::from_str(text).ok();
+    headers.insert(header::HOST, value(host)?);
+    let client = value(&from.client.to_string())?;
+    // What clients say themselves is not to be believed.
+    headers.insert(HeaderName::from_static("x-forwarded-for"), client.clone());
+    headers.insert(HeaderName::from_static("x-real-ip"), client);
+    headers.insert(HeaderName::from_static("x-forwarded-host"), value(host)?);
+    headers.insert(HeaderName::from_static("x-forwarded-port"), value(&from.port.to_string())?);
+    let proto = HeaderValue::from_static(if from.tls { "https" } else { "http" });
+    headers.insert(HeaderName::from_static("x-forwarded-proto"), proto);
+    headers.remove(header::FORWARDED);
+    Some(())
+}
+
+/// Takes out what concerns one connection only; what changes the protocol stays where that is wanted.
+fn strip(headers: &mut HeaderMap, upgrade: bool) {
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|text| text.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    let protocol = headers.get(header::UPGRADE).cloned().filter(|_| upgrade);
+    for name in HOP.map(HeaderName::from_static).into_iter().chain(named) {
+        headers.remove(name);
+    }
+    if let Some(protocol) = protocol {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+        headers.insert(header::UPGRADE, protocol);
+    }
+}
+
+fn plain(code: StatusCode) -> Response<Body> {
+    let reason = code.canonical_reason().unwrap_or_default();
+    let text = match code {
+        StatusCode::NOT_FOUND => "404 page not found\n".to_owned(),
+        _ => format!("{} {reason}\n", code.as_u16()),
+    };
+    let body = Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed_unsync();
+    let mut response = Response::new(body);
+    *response.status_mut() = code;
+    let kind = HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FROM: From =
+        From { client: IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 7)), port: 443, tls: true };
+
+    #[track_caller]
+    fn check(headers: &[(&str, &str)], upgrade: bool, expected: &str) {
+        let mut request = Request::get("https://a.io:8443/x?y=1");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let mut request = request.body(()).unwrap();
+        let host = host(&request).unwrap();
+        prepare(&mut request, &host, FROM, upgrade).unwrap();
+        assert_eq!(request.uri(), "/x?y=1");
+        let own = |name: &str| name.starts_with("x-forwarded") || name == "x-real-ip" || name == "host";
+        let mut told: Vec<String> = request
+            .headers()
+            .iter()
+            .filter(|(name, _)| !own(name.as_str()))
+            .map(|(name, value)| format!("{name}={}", value.to_str().unwrap()))
+            .collect();
+        told.sort();
+        assert_eq!(told.join(" "), expected);
+        let header = |name: &str| request.headers()[name].to_str().unwrap().to_owned();
+        assert_eq!(header("x-forwarded-for"), "192.0.2.7");
+        assert_eq!(header("x-forwarded-proto"), "https");
+        assert_eq!((header("host"), header("x-forwarded-host")), ("a.io:8443".into(), "a.io:8443".into()));
+    }
+
+    #[test]
+    fn pods_are_told_what_concerns_them() {
+        check(&[("accept", "x"), ("x-forwarded-for", "10.0.0.1"), ("forwarded", "for=1")], false, "accept=x");
+        check(&[("connection", "close, x-secret"), ("x-secret", "1"), ("te", "trailers")], false, "");
+        check(&[("connection", "Upgrade"), ("upgrade", "websocket")], false, "");
+        check(
+            &[("connection", "keep-alive, Upgrade"), ("upgrade", "websocket"), ("sec-websocket-key", "k")],
+            true,
+            "connection=Upgrade sec-websocket-key=k upgrade=websocket",
+        );
+    }
+
+    #[test]
+    fn hosts_are_read_without_ports() {
+        for (host, expected) in
+            [("a.io", "a.io"), ("a.io:80", "a.io"), ("[::1]:80", "[::1]"), ("[::1]", "[::1]"), ("", "")]
+        {
+            assert_eq!(name_of(host), expected, "{host}");
+        }
+        let old = Request::builder().version(Version::HTTP_10).uri("/").body(()).unwrap();
+        assert_eq!(host(&old).as_deref(), Some(""));
+        assert_eq!(host(&Request::get("/").body(()).unwrap()), None);
+    }
+}

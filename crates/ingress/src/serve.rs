@@ -1,0 +1,158 @@
+//! The sockets: connections from outside, and how long they may take for what.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Request;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use jiff::Timestamp;
+use parking_lot::RwLock;
+use reconcile::Ctx;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio_rustls::TlsAcceptor;
+
+use crate::certificates::Certificates;
+use crate::forward::{self, From};
+use crate::pool::Pool;
+use crate::status::{self, Config};
+use crate::{Metrics, Shared};
+
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// To send the headers of a request, the pause before them included.
+const HEADERS: Duration = Duration::from_secs(60);
+/// How much these may be.
+const MOST_HEADERS: u32 = 64 << 10;
+/// Streams on one connection of HTTP/2.
+const MOST_STREAMS: u32 = 250;
+/// Connections open at a time; more wait to be accepted.
+const MOST_CONNECTIONS: usize = 8192;
+
+/// The way in for requests from outside.
+#[derive(Clone)]
+pub struct Ingress {
+    shared: Arc<Shared>,
+    room: Arc<Semaphore>,
+    shutdown: watch::Receiver<bool>,
+}
+
+impl Ingress {
+    /// Begins to follow the cluster; nothing is served yet.
+    pub fn start(ctx: &Ctx, config: Config) -> Result<Ingress, pki::Error> {
+        let shared = Arc::new(Shared {
+            table: RwLock::default(),
+            certificates: Certificates::new(Timestamp::now())?,
+            pool: Pool::default(),
+            metrics: Arc::default(),
+        });
+        tokio::spawn(status::follow(ctx.clone(), config, shared.clone()));
+        let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        Ok(Ingress { shared, room, shutdown: ctx.shutdown.clone() })
+    }
+
+    pub fn metrics(&self) -> Arc<Metrics> {
+        self.shared.metrics.clone()
+    }
+
+    /// Serves HTTP until told to stop.
+    pub async fn http(self, listener: TcpListener) {
+        self.serve(listener, None).await;
+    }
+
+    /// Serves HTTPS until told to stop.
+    pub async fn https(self, listener: TcpListener) {
+        match self.shared.certificates.tls() {
+            Ok(tls) => self.serve(listener, Some(TlsAcceptor::from(Arc::new(tls)))).await,
+            Err(error) => tracing::error!(%error, "cannot serve HTTPS"),
+        }
+    }
+
+    async fn serve(mut self, listener: TcpListener, tls: Option<TlsAcceptor>) {
+        let port = listener.local_addr().map_or(0, |address| address.port());
+        loop {
+            let accept = async {
+                let place = self.room.clone().acquire_owned().await.expect("never closed");
+                (listener.accept().await, place)
+            };
+            let (accepted, place) = tokio::select! {
+                accepted = accept => accepted,
+                _ = self.shutdown.wait_for(|stop| *stop) => return,
+            };
+            match accepted {
+                Ok((stream, client)) => {
+                    let connection = connection(self.shared.clone(), tls.clone(), (stream, client, port));
+                    let mut shutdown = self.shutdown.clone();
+                    tokio::spawn(async move {
+                        tokio::select! {
+                            () = connection => {}
+                            _ = shutdown.wait_for(|stop| *stop) => {}
+                        }
+                        drop(place);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+        }
+    }
+}
+
+/// Counts a connection for as long as it is open.
+struct Open(Arc<Metrics>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.connected(false);
+    }
+}
+
+async fn connection(
+    shared: Arc<Shared>,
+    tls: Option<TlsAcceptor>,
+    (stream, client, port): (TcpStream, SocketAddr, u16),
+) {
+    shared.metrics.connected(true);
+    let _open = Open(shared.metrics.clone());
+    let _ = stream.set_nodelay(true);
+    let from = From { client: client.ip().to_canonical(), port, tls: tls.is_some() };
+    let Some(acceptor) = tls else { return speak(shared, from, stream, false).await };
+    let stream = match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake failed"),
+        Err(_) => return tracing::debug!("TLS handshake took too long"),
+    };
+    let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+    speak(shared, from, stream, http2).await;
+}
+
+async fn speak<IO>(shared: Arc<Shared>, from: From, stream: IO, http2: bool)
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = service_fn(move |request: Request<Incoming>| {
+        let shared = shared.clone();
+        async move { Ok::<_, Infallible>(forward::answer(&shared, from, request).await) }
+    });
+    let builder = auto::Builder::new(TokioExecutor::new());
+    let mut builder = if http2 { builder.http2_only() } else { builder.http1_only() };
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADERS).max_buf_size(MOST_HEADERS as usize);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MOST_STREAMS)
+        .max_header_list_size(MOST_HEADERS)
+        .keep_alive_interval(HEADERS)
+        .keep_alive_timeout(HANDSHAKE);
+    let served = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).await;
+    if let Err(error) = served {
+        tracing::debug!(error = &*error, "connection ended");
+    }
+}

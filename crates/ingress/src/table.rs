@@ -1,0 +1,136 @@
+//! Who answers for a host and path. Pure.
+//!
+//! The most exact host counts: the very name before `*.domain`, that before rules for all hosts. Then the longest path
+//! that matches counts, an exact one before a prefix. What nobody answers for goes to a default backend, of an Ingress
+//! with rules for that host if there is one. Where two Ingresses say the same, the older one is right.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Which paths a rule is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathType {
+    Exact,
+    /// By whole elements: `/a` is for `/a/b` but not for `/ab`.
+    Prefix,
+}
+
+/// Those who answer.
+#[derive(Debug, Default)]
+pub struct Backend {
+    /// As it is named in logs.
+    pub name: String,
+    pub addresses: Vec<SocketAddr>,
+    next: AtomicUsize,
+}
+
+impl Backend {
+    pub fn new(name: String, addresses: Vec<SocketAddr>) -> Backend {
+        Backend { name, addresses, next: AtomicUsize::new(0) }
+    }
+
+    /// Everyone once, each time beginning with another.
+    pub fn in_turn(&self) -> impl Iterator<Item = SocketAddr> {
+        let start = self.next.fetch_add(1, Ordering::Relaxed);
+        let count = self.addresses.len();
+        (0..count).map(move |index| self.addresses[start.wrapping_add(index) % count])
+    }
+}
+
+/// One path of a rule.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// In lower case; empty for all.
+    pub host: String,
+    pub path: String,
+    pub path_type: PathType,
+    pub backend: Arc<Backend>,
+}
+
+/// All rules, by host.
+#[derive(Debug, Default)]
+pub struct Table {
+    names: HashMap<String, Site>,
+    /// By what is behind the first dot.
+    wildcards: HashMap<String, Site>,
+    any: Site,
+}
+
+#[derive(Debug, Default)]
+struct Site {
+    /// The longest first, exact ones before prefixes; the older first among equals.
+    rules: Vec<(Vec<String>, Rule)>,
+    default: Option<Arc<Backend>>,
+}
+
+impl Table {
+    /// Rules of older Ingresses come first, and so do their default backends, each with a host it is for or, for
+    /// those without rules, `""`.
+    pub fn new(rules: Vec<Rule>, defaults: Vec<(String, Arc<Backend>)>) -> Table {
+        let mut table = Table::default();
+        for rule in rules {
+            let elements = elements(&rule.path).map(str::to_owned).collect();
+            table.site(&rule.host).rules.push((elements, rule));
+        }
+        for (host, backend) in defaults {
+            table.any.default.get_or_insert_with(|| backend.clone());
+            table.site(&host).default.get_or_insert(backend);
+        }
+        let sites = table.names.values_mut().chain(table.wildcards.values_mut()).chain([&mut table.any]);
+        for site in sites {
+            // Stable, so that age still counts.
+            site.rules.sort_by_key(|(elements, rule)| {
+                (std::cmp::Reverse(elements.len()), rule.path_type == PathType::Prefix)
+            });
+        }
+        table
+    }
+
+    fn site(&mut self, host: &str) -> &mut Site {
+        match host.strip_prefix("*.") {
+            _ if host.is_empty() => &mut self.any,
+            Some(domain) => self.wildcards.entry(domain.to_owned()).or_default(),
+            None => self.names.entry(host.to_owned()).or_default(),
+        }
+    }
+
+    /// Everybody who may be asked.
+    pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        let sites = self.names.values().chain(self.wildcards.values()).chain([&self.any]);
+        let backends = sites
+            .flat_map(|site| site.rules.iter().map(|(_, rule)| &rule.backend).chain(site.default.as_ref()));
+        backends.flat_map(|backend| backend.addresses.iter().copied())
+    }
+
+    /// Who answers, for a host without its port and a path without its query.
+    pub fn find(&self, host: &str, path: &str) -> Option<&Arc<Backend>> {
+        let host = host.trim_end_matches('.').to_ascii_lowercase();
+        let domain = host.split_once('.').filter(|(first, _)| !first.is_empty()).map(|(_, domain)| domain);
+        let site = self.names.get(&host).or_else(|| self.wildcards.get(domain?));
+        let site = site.unwrap_or(&self.any);
+        site.find(path).or(site.default.as_ref()).or(self.any.default.as_ref())
+    }
+}
+
+impl Site {
+    fn find(&self, path: &str) -> Option<&Arc<Backend>> {
+        let asked: Vec<&str> = elements(path).collect();
+        let found = self.rules.iter().find(|(elements, rule)| match rule.path_type {
+            PathType::Exact => rule.path == path,
+            PathType::Prefix => {
+                elements.len() <= asked.len() && elements.iter().zip(&asked).all(|(a, b)| a == b)
+            }
+        });
+        found.map(|(_, rule)| &rule.backend)
+    }
+}
+
+/// What is between the slashes; one at the end makes no difference.
+fn elements(path: &str) -> impl Iterator<Item = &str> {
+    path.split('/').filter(|element| !element.is_empty())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,161 @@
+//! The table of the Ingresses there are, and the names there are certificates for.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Secret, Service};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
+use k8s_openapi::api::networking::v1::{Ingress, IngressBackend, IngressClass, ServiceBackendPort};
+use reconcile::{Key, Object as _};
+
+use crate::table::{Backend, PathType, Rule, Table};
+use crate::{CONTROLLER, DEFAULT};
+
+/// From before classes had objects.
+const ANNOTATION: &str = "kubernetes.io/ingress.class";
+
+/// What is seen of the cluster.
+pub trait View {
+    fn ingresses(&self) -> Vec<Arc<Ingress>>;
+    fn classes(&self) -> Vec<Arc<IngressClass>>;
+    fn service(&self, key: &Key) -> Option<Arc<Service>>;
+    fn slices(&self, service: &Key) -> Vec<Arc<EndpointSlice>>;
+    /// Of type `kubernetes.io/tls`.
+    fn secret(&self, key: &Key) -> Option<Arc<Secret>>;
+}
+
+/// What is to be served.
+#[derive(Default)]
+pub struct Plan {
+    pub table: Table,
+    /// Names, `*.domain` among them, and the Secrets with their certificates. Older ones first.
+    pub certificates: Vec<(String, Arc<Secret>)>,
+    /// The Ingresses that are served.
+    pub ingresses: Vec<Arc<Ingress>>,
+    /// Everything that this depends on, whether it is there or not.
+    pub services: BTreeSet<Key>,
+    pub secrets: BTreeSet<Key>,
+}
+
+/// Works out what is to be served.
+pub fn plan(view: &dyn View) -> Plan {
+    let mut plan = Plan { ingresses: served(view), ..Plan::default() };
+    let mut backends: HashMap<(Key, String), Arc<Backend>> = HashMap::new();
+    let (mut rules, mut defaults) = (Vec::new(), Vec::new());
+    for ingress in plan.ingresses.clone() {
+        let Some(spec) = &ingress.spec else { continue };
+        let mut resolve = |backend: Option<&IngressBackend>| {
+            let (key, port) = match backend.and_then(|backend| backend.service.as_ref()) {
+                Some(service) => {
+                    (Key::new(ingress.namespace(), &service.name), service.port.clone().unwrap_or_default())
+                }
+                // Something else than a Service: nobody here knows how to ask it.
+                None => return Arc::new(Backend::new(format!("of {}", ingress.key()), Vec::new())),
+            };
+            plan.services.insert(key.clone());
+            let name = port.name.clone().unwrap_or_else(|| port.number.unwrap_or_default().to_string());
+            let made = || {
+                let addresses = view.service(&key).map(|service| addresses(view, &service, &port));
+                Arc::new(Backend::new(format!("{key}:{name}"), addresses.unwrap_or_default()))
+            };
+            backends.entry((key.clone(), name.clone())).or_insert_with(made).clone()
+        };
+        let mut hosts = BTreeSet::new();
+        for rule in spec.rules.iter().flatten() {
+            let host = rule.host.clone().unwrap_or_default().to_ascii_lowercase();
+            hosts.insert(host.clone());
+            for path in rule.http.iter().flat_map(|http| &http.paths) {
+                let exact = path.path_type == "Exact";
+                rules.push(Rule {
+                    host: host.clone(),
+                    path: path.path.clone().filter(|path| !path.is_empty()).unwrap_or_else(|| "/".to_owned()),
+                    path_type: if exact { PathType::Exact } else { PathType::Prefix },
+                    backend: resolve(Some(&path.backend)),
+                });
+            }
+        }
+        if spec.default_backend.is_some() {
+            let backend = resolve(spec.default_backend.as_ref());
+            let of = if hosts.is_empty() { BTreeSet::from([String::new()]) } else { hosts.clone() };
+            defaults.extend(of.into_iter().map(|host| (host, backend.clone())));
+        }
+        for tls in spec.tls.iter().flatten() {
+            let Some(name) = tls.secret_name.as_deref().filter(|name| !name.is_empty()) else { continue };
+            let key = Key::new(ingress.namespace(), name);
+            plan.secrets.insert(key.clone());
+            let Some(secret) = view.secret(&key) else { continue };
+            let named: Vec<String> = match tls.hosts.as_ref().filter(|hosts| !hosts.is_empty()) {
+                Some(named) => named.iter().map(|host| host.to_ascii_lowercase()).collect(),
+                None => hosts.iter().cloned().collect(),
+            };
+            plan.certificates.extend(named.into_iter().map(|host| (host, secret.clone())));
+        }
+    }
+    plan.table = Table::new(rules, defaults);
+    plan
+}
+
+/// The Ingresses of our classes, the oldest first.
+fn served(view: &dyn View) -> Vec<Arc<Ingress>> {
+    let ours = |class: &IngressClass| {
+        class.spec.as_ref().and_then(|spec| spec.controller.as_deref()) == Some(CONTROLLER)
+    };
+    let is_default = |class: &IngressClass| {
+        let annotations = class.metadata.annotations.as_ref();
+        annotations.and_then(|all| all.get(DEFAULT)).is_some_and(|value| value == "true")
+    };
+    let classes = view.classes();
+    let mut served: Vec<Arc<Ingress>> = view.ingresses();
+    served.retain(|ingress| {
+        let named = ingress.spec.as_ref().and_then(|spec| spec.ingress_class_name.as_deref());
+        let annotated = ingress.metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION));
+        if ingress.metadata.deletion_timestamp.is_some() {
+            return false;
+        }
+        match named.or(annotated.map(String::as_str)) {
+            Some(name) => classes.iter().any(|class| class.name() == name && ours(class)),
+            None => classes.iter().any(|class| is_default(class) && ours(class)),
+        }
+    });
+    served.sort_by_key(|ingress| {
+        (ingress.metadata.creation_timestamp.as_ref().map(|time| time.0), ingress.key())
+    });
+    served
+}
+
+/// Where the pods behind a port of a Service listen: those that are ready, or else those that still serve.
+fn addresses(view: &dyn View, service: &Service, wanted: &ServiceBackendPort) -> Vec<SocketAddr> {
+    let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_deref()).unwrap_or_default();
+    let port = ports.iter().find(|port| match &wanted.name {
+        Some(name) => port.name.as_deref() == Some(name),
+        None => Some(port.port) == wanted.number,
+    });
+    let Some(port) = port else { return Vec::new() };
+    let (mut ready, mut serving) = (BTreeSet::new(), BTreeSet::new());
+    for slice in view.slices(&service.key()) {
+        let name = |name: &Option<String>| name.clone().unwrap_or_default();
+        let found = slice.ports.iter().flatten().find(|one| name(&one.name) == name(&port.name));
+        let Some(number) = found.and_then(|one| u16::try_from(one.port?).ok()) else { continue };
+        for endpoint in slice.endpoints.iter().flatten() {
+            let parsed = endpoint.addresses.iter().filter_map(|address| address.parse::<IpAddr>().ok());
+            let all = parsed.map(|ip| SocketAddr::new(ip, number));
+            match state(endpoint) {
+                (true, _) => ready.extend(all),
+                (false, true) => serving.extend(all),
+                _ => {}
+            }
+        }
+    }
+    (if ready.is_empty() { serving } else { ready }).into_iter().collect()
+}
+
+/// Whether an endpoint is ready, and whether it still serves.
+fn state(endpoint: &Endpoint) -> (bool, bool) {
+    let Some(conditions) = &endpoint.conditions else { return (true, true) };
+    let ready = conditions.ready.unwrap_or(true);
+    (ready, conditions.serving.unwrap_or(ready))
+}
+
+#[cfg(test)]
+mod tests;

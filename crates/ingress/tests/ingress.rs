@@ -1,0 +1,334 @@
+//! Requests from outside through real sockets, over a cluster in this process and with pods that are played.
+
+use std::convert::Infallible;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Empty, Full, StreamBody, combinators::UnsyncBoxBody};
+use hyper::body::{Frame, Incoming};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use ingress::{Config, Ingress};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Secret, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::Ingress as Object;
+use k8s_openapi::serde::{Serialize, de::DeserializeOwned};
+use pki::{Authority, Leaf, Usage};
+use reconcile::{Client, Clock, Ctx, Delete, Key};
+use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject as _};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio_rustls::TlsConnector;
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// An address of this machine that may stand in an EndpointSlice, which no loopback address may.
+fn own_address() -> Option<IpAddr> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+    socket.connect("198.51.100.1:9").ok()?;
+    let ip = socket.local_addr().ok()?.ip();
+    (!ip.is_loopback() && !ip.is_unspecified()).then_some(ip)
+}
+
+struct World {
+    client: Client,
+    own: IpAddr,
+    http: SocketAddr,
+    https: SocketAddr,
+    _stop: watch::Sender<bool>,
+    _server: apiserver::Started,
+    directory: tempfile::TempDir,
+}
+
+impl World {
+    async fn start() -> Option<World> {
+        let Some(own) = own_address() else {
+            eprintln!("skipped: this machine has no address besides loopback");
+            return None;
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let stop = watch::Sender::new(false);
+        let server = apiserver::start_in(directory.path(), stop.subscribe()).await.unwrap();
+        let client = Client::new(server.local(), "test");
+        let ctx = Ctx::new(client.clone(), Clock::default(), stop.subscribe());
+        client.create(&ingress::class()).await.unwrap();
+        let config = Config { client: client.clone(), address: Some("192.0.2.1".parse().unwrap()) };
+        let ingress = Ingress::start(&ctx, config).unwrap();
+        let listen = async || TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (plain, tls) = (listen().await, listen().await);
+        let (http, https) = (plain.local_addr().unwrap(), tls.local_addr().unwrap());
+        tokio::spawn(ingress.clone().http(plain));
+        tokio::spawn(ingress.https(tls));
+        Some(World { client, own, http, https, _stop: stop, _server: server, directory })
+    }
+
+    async fn create<T: reconcile::Object + Serialize + DeserializeOwned>(&self, object: Value) -> T {
+        self.client.create::<T>(&serde_json::from_value(object).unwrap()).await.unwrap()
+    }
+
+    /// A Service whose pods listen at these ports.
+    async fn service(&self, name: &str, ports: &[u16]) {
+        let spec = json!({"ports": [{"port": 80, "name": "http"}], "clusterIP": "None"});
+        self.create::<Service>(json!({"metadata": {"name": name, "namespace": "default"}, "spec": spec}))
+            .await;
+        for (index, port) in ports.iter().enumerate() {
+            self.create::<EndpointSlice>(json!({
+                "metadata": {
+                    "name": format!("{name}-{index}"), "namespace": "default",
+                    "labels": {"kubernetes.io/service-name": name},
+                },
+                "addressType": "IPv4", "ports": [{"name": "http", "port": port}],
+                "endpoints": [{"addresses": [self.own.to_string()], "conditions": {"ready": true}}],
+            }))
+            .await;
+        }
+    }
+
+    async fn ingress(&self, name: &str, host: &str, service: &str, tls: Value) {
+        let backend = json!({"service": {"name": service, "port": {"number": 80}}});
+        let paths = json!([{"path": "/", "pathType": "Prefix", "backend": backend}]);
+        let spec = json!({
+            "ingressClassName": "skiff", "rules": [{"host": host, "http": {"paths": paths}}], "tls": tls,
+        });
+        self.create::<Object>(json!({"metadata": {"name": name, "namespace": "default"}, "spec": spec}))
+            .await;
+    }
+
+    /// What is answered over HTTP/1.1: the code, and the text.
+    async fn get(&self, host: &str, path: &str) -> (u16, String) {
+        let stream = TcpStream::connect(self.http).await.unwrap();
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        let request = Request::get(path).header("host", host).header("x-forwarded-for", "1.2.3.4");
+        let request = request.body(Empty::<Bytes>::new()).unwrap();
+        whole(sender.send_request(request).await.unwrap()).await
+    }
+
+    /// Asks until the answer is as wished.
+    async fn becomes(&self, host: &str, path: &str, wished: (u16, &str)) {
+        let mut last = (0, String::new());
+        let wait = async {
+            while (last.0, last.1.as_str()) != wished {
+                last = self.get(host, path).await;
+            }
+        };
+        assert!(tokio::time::timeout(LONG, wait).await.is_ok(), "{last:?} is not {wished:?}");
+    }
+}
+
+async fn whole(response: Response<Incoming>) -> (u16, String) {
+    let code = response.status().as_u16();
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    (code, String::from_utf8_lossy(&bytes).into_owned())
+}
+
+type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// A pod that says its name and what it was told; also echoes bodies and speaks another protocol.
+async fn pod(name: &'static str) -> u16 {
+    let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let service =
+                service_fn(move |request| async move { Ok::<_, Infallible>(played(name, request).await) });
+            let served = hyper::server::conn::http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), service)
+                .with_upgrades();
+            tokio::spawn(served);
+        }
+    });
+    port
+}
+
+async fn played(name: &'static str, mut request: Request<Incoming>) -> Response<Body> {
+    let header = |name: &str| {
+        request.headers().get(name).map(|value| value.to_str().unwrap().to_owned()).unwrap_or_default()
+    };
+    match request.uri().path() {
+        "/told" => {
+            let told = ["host", "x-forwarded-for", "x-forwarded-proto", "x-forwarded-host"].map(header);
+            Response::new(Full::from(told.join(" ")).boxed_unsync())
+        }
+        "/echo" => Response::new(request.into_body().map_err(|_| unreachable!("it is whole")).boxed_unsync()),
+        "/upgrade" => {
+            let upgrade = hyper::upgrade::on(&mut request);
+            tokio::spawn(async move {
+                let mut stream = TokioIo::new(upgrade.await.unwrap());
+                let mut heard = [0; 4];
+                stream.read_exact(&mut heard).await.unwrap();
+                stream.write_all(&heard).await.unwrap();
+                stream.shutdown().await.unwrap();
+            });
+            let response = Response::builder().status(101).header("connection", "upgrade");
+            response.header("upgrade", "echo").body(Full::default().boxed_unsync()).unwrap()
+        }
+        _ => Response::new(Full::from(name).boxed_unsync()),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_reach_pods_and_what_is_deleted_is_gone() {
+    let Some(world) = World::start().await else { return };
+    assert_eq!(world.get("a.io", "/").await, (404, "404 page not found\n".to_owned()));
+    world.service("web", &[pod("web").await]).await;
+    world.ingress("web", "a.io", "web", json!([])).await;
+    world.becomes("a.io:8080", "/x?y=1", (200, "web")).await;
+    assert_eq!(world.get("b.io", "/").await.0, 404);
+    let told = world.get("a.io", "/told").await;
+    assert_eq!(told, (200, "a.io 127.0.0.1 http a.io".to_owned()));
+    world.ingress("empty", "empty.io", "nobody", json!([])).await;
+    world.becomes("empty.io", "/", (503, "503 Service Unavailable\n")).await;
+    // The status says where.
+    let key = Key::new("default", "web");
+    let told = async {
+        loop {
+            let object: Object = world.client.get(&key).await.unwrap();
+            let status = object.status.and_then(|status| status.load_balancer?.ingress);
+            if let Some(all) = status.filter(|all| !all.is_empty()) {
+                return all[0].ip.clone();
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    assert_eq!(tokio::time::timeout(LONG, told).await.unwrap().as_deref(), Some("192.0.2.1"));
+    world.client.delete::<Object>(&key, &Delete::default()).await.unwrap();
+    world.becomes("a.io", "/", (404, "404 page not found\n")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_cannot_be_reached_is_passed_over() {
+    let Some(world) = World::start().await else { return };
+    // Nobody listens there any more.
+    let gone = TcpListener::bind("0.0.0.0:0").await.unwrap().local_addr().unwrap().port();
+    world.service("web", &[gone, pod("a").await, pod("b").await]).await;
+    world.ingress("web", "a.io", "web", json!([])).await;
+    world.becomes("a.io", "/", (200, "a")).await;
+    let mut seen = std::collections::BTreeMap::new();
+    for _ in 0..12 {
+        *seen.entry(world.get("a.io", "/").await).or_insert(0) += 1;
+    }
+    let names: Vec<&str> = seen.keys().map(|(_, name)| name.as_str()).collect();
+    assert_eq!(names, ["a", "b"], "{seen:?}");
+    world.service("none", &[gone]).await;
+    world.ingress("none", "none.io", "none", json!([])).await;
+    world.becomes("none.io", "/", (502, "502 Bad Gateway\n")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_are_streamed_and_protocols_may_change() {
+    let Some(world) = World::start().await else { return };
+    world.service("web", &[pod("web").await]).await;
+    world.ingress("web", "a.io", "web", json!([])).await;
+    world.becomes("a.io", "/", (200, "web")).await;
+    let stream = TcpStream::connect(world.http).await.unwrap();
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection.with_upgrades());
+    let (parts, waiting) = mpsc::channel::<Bytes>(1);
+    let body = StreamBody::new(futures_util::stream::unfold(waiting, async |mut waiting| {
+        let part = waiting.recv().await?;
+        Some((Ok::<_, Infallible>(Frame::data(part)), waiting))
+    }));
+    let request = Request::post("/echo").header("host", "a.io").body(body.boxed_unsync()).unwrap();
+    let answer = tokio::time::timeout(LONG, sender.send_request(request)).await.unwrap().unwrap();
+    assert_eq!(answer.status(), StatusCode::OK);
+    let mut body = answer.into_body();
+    // Each part is back before the next is sent.
+    for part in ["one", "two"] {
+        parts.send(Bytes::from(part)).await.unwrap();
+        let frame = tokio::time::timeout(LONG, body.frame()).await.unwrap().unwrap().unwrap();
+        assert_eq!(frame.into_data().unwrap(), part);
+    }
+    drop(parts);
+    assert!(tokio::time::timeout(LONG, body.frame()).await.unwrap().is_none());
+
+    let stream = TcpStream::connect(world.http).await.unwrap();
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection.with_upgrades());
+    let request = Request::get("/upgrade").header("host", "a.io").header("connection", "Upgrade");
+    let request = request.header("upgrade", "echo").body(Empty::<Bytes>::new()).unwrap();
+    let answer = tokio::time::timeout(LONG, sender.send_request(request)).await.unwrap().unwrap();
+    assert_eq!(answer.status(), StatusCode::SWITCHING_PROTOCOLS);
+    let mut stream = TokioIo::new(hyper::upgrade::on(answer).await.unwrap());
+    stream.write_all(b"ping").await.unwrap();
+    let mut heard = Vec::new();
+    tokio::time::timeout(LONG, stream.read_to_end(&mut heard)).await.unwrap().unwrap();
+    assert_eq!(heard, b"ping");
+}
+
+fn certificate(authority: &Authority, name: &str) -> Value {
+    let leaf = Leaf {
+        common_name: name.to_owned(),
+        organizations: Vec::new(),
+        dns_names: vec![name.to_owned()],
+        ips: Vec::new(),
+        usage: Usage::Server,
+        lifetime: Duration::from_secs(3600),
+    };
+    let issued = authority.issue(&leaf, Timestamp::now()).unwrap();
+    json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "cert", "namespace": "default"},
+        "type": "kubernetes.io/tls", "stringData": {"tls.crt": issued.cert_pem, "tls.key": issued.key_pem},
+    })
+}
+
+/// What is answered over HTTP/2 to somebody who trusts this authority; `None` if they do not trust us.
+async fn get_https(world: &World, authority: &Authority, host: &str, path: &str) -> Option<(u16, String)> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(authority.pem().as_bytes()).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut tls = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    tls.alpn_protocols = vec![b"h2".to_vec()];
+    let stream = TcpStream::connect(world.https).await.unwrap();
+    let name = ServerName::try_from(host.to_owned()).unwrap();
+    let stream = TlsConnector::from(Arc::new(tls)).connect(name, stream).await.ok()?;
+    let io = TokioIo::new(stream);
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
+    tokio::spawn(connection);
+    let request = Request::get(format!("https://{host}{path}")).body(Empty::<Bytes>::new()).unwrap();
+    Some(whole(sender.send_request(request).await.unwrap()).await)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn certificates_are_shown_by_name_and_taken_up_when_they_change() {
+    let Some(world) = World::start().await else { return };
+    let authority = |name: &str| {
+        Authority::load_or_create(&world.directory.path().join("ca"), name, Timestamp::now()).unwrap()
+    };
+    let (old, new) = (authority("old"), authority("new"));
+    world.service("web", &[pod("web").await]).await;
+    world.create::<Secret>(certificate(&old, "*.a.io")).await;
+    world.ingress("web", "*.a.io", "web", json!([{"hosts": ["*.a.io"], "secretName": "cert"}])).await;
+    let becomes = async |authority: &Authority, wished: Option<(u16, &str)>| {
+        let mut last = None;
+        let wait = async {
+            loop {
+                last = get_https(&world, authority, "x.a.io", "/told").await;
+                if last.as_ref().map(|(code, text)| (*code, text.as_str())) == wished {
+                    break;
+                }
+            }
+        };
+        assert!(tokio::time::timeout(LONG, wait).await.is_ok(), "{last:?} is not {wished:?}");
+    };
+    let told = Some((200, "x.a.io 127.0.0.1 https x.a.io"));
+    becomes(&old, told).await;
+    assert_eq!(get_https(&world, &old, "a.io", "/").await, None, "the certificate is for another name");
+    let key = Key::new("default", "cert");
+    world.client.delete::<Secret>(&key, &Delete::default()).await.unwrap();
+    becomes(&old, None).await;
+    world.create::<Secret>(certificate(&new, "*.a.io")).await;
+    becomes(&new, told).await;
+}
