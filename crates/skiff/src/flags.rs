@@ -141,10 +141,16 @@ pub struct ServerFlags {
     /// The controllers to run: `*` is all, `-name` is all but that one
     #[arg(long, value_delimiter = ',', default_value = "*", allow_hyphen_values = true)]
     pub controllers: Vec<String>,
-    /// Parts to do without: `dns` answers for names of the cluster, `local-storage` makes volumes on nodes, `servicelb` leads to Services at the nodes'
-    /// addresses
-    #[arg(long, value_delimiter = ',', value_parser = ["dns", "local-storage", "servicelb"])]
+    /// Parts to do without: `dns` answers for names of the cluster, `ingress` leads to Services by host and path,
+    /// `local-storage` makes volumes on nodes, `servicelb` leads to Services at the nodes' addresses
+    #[arg(long, value_delimiter = ',', value_parser = ["dns", "ingress", "local-storage", "servicelb"])]
     pub disable: Vec<String>,
+    /// The port of this node for Ingresses over HTTP; 0 for none
+    #[arg(long, default_value_t = 80)]
+    pub ingress_http_port: u16,
+    /// The port of this node for Ingresses over HTTPS; 0 for none
+    #[arg(long, default_value_t = 443)]
+    pub ingress_https_port: u16,
     /// Where on nodes volumes of the built-in storage class are kept [default: storage in the data directory]
     #[arg(long)]
     pub default_local_storage_path: Option<PathBuf>,
@@ -196,6 +202,28 @@ pub struct ControllerManagerFlags {
     /// Addresses for Services of type LoadBalancer, as networks or ranges, instead of those of the nodes
     #[arg(long, value_delimiter = ',', requires = "servicelb")]
     pub servicelb_pool: Vec<String>,
+    #[command(flatten)]
+    pub monitor: MonitorFlags,
+}
+
+/// Where a role that runs apart tells how it is doing.
+#[derive(Debug, Args)]
+pub struct MonitorFlags {
+    /// The port for health and metrics; 0 serves none [default: 10257 for controllers, 10259 for the scheduler]
+    #[arg(long)]
+    pub secure_port: Option<u16>,
+    /// The address for that
+    #[arg(long, default_value = "0.0.0.0")]
+    pub bind_address: IpAddr,
+    /// The certificate to show, in PEM [default: one that vouches for itself]
+    #[arg(long, value_name = "FILE", requires = "tls_private_key_file")]
+    pub tls_cert_file: Option<PathBuf>,
+    /// Its key, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
+    pub tls_private_key_file: Option<PathBuf>,
+    /// Who vouches for clients, in PEM [default: as the API server publishes]
+    #[arg(long, value_name = "FILE")]
+    pub client_ca_file: Option<PathBuf>,
 }
 
 /// Who signs requests for certificates: one authority for all, or one for each signer.
@@ -244,6 +272,8 @@ pub struct SchedulerFlags {
     /// Work only while holding the lease, so that several may run [default: as the file says, else true]
     #[arg(long)]
     pub leader_elect: Option<bool>,
+    #[command(flatten)]
+    pub monitor: MonitorFlags,
 }
 
 #[derive(Debug, Args)]

@@ -9,6 +9,7 @@ mod containerd;
 mod flags;
 mod image;
 mod kubelet_config;
+mod monitor;
 mod node;
 mod roles;
 mod server;

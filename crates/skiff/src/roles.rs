@@ -1,9 +1,11 @@
 //! Roles that run apart from the API server, by a kubeconfig: `skiff controller-manager`, `skiff scheduler`,
 //! `skiff proxy`, `skiff simulate`.
 
+use std::fmt::Write as _;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context as _;
 use client::remote::Remote;
@@ -12,14 +14,19 @@ use controllers::service_balancer::nodes::Nodes;
 use jiff::Timestamp;
 use reconcile::cloud::{Cloud, Place};
 use reconcile::{Clock, Ctx, Election, Settings, Signers};
+use serde_json::json;
 use tokio::sync::watch;
 
 use crate::flags::{ControllerManagerFlags, ProxyFlags, SchedulerFlags, SigningFlags, SimulateFlags};
+use crate::monitor;
 use crate::server::told_to_stop;
 use crate::services;
 
 pub const CONTROLLER_MANAGER: &str = "kube-controller-manager";
 pub const SCHEDULER: &str = "kube-scheduler";
+/// Upstream's ports for health and metrics.
+const CONTROLLER_MANAGER_PORT: u16 = 10257;
+const SCHEDULER_PORT: u16 = 10259;
 
 pub fn controller_manager(flags: &ControllerManagerFlags) -> anyhow::Result<()> {
     let chosen = controllers::Chosen::parse(&flags.controllers)?;
@@ -29,6 +36,18 @@ pub fn controller_manager(flags: &ControllerManagerFlags) -> anyhow::Result<()> 
         let root_ca = if settings.root_ca.is_empty() { &ctx.settings.root_ca } else { &settings.root_ca };
         let settings = Settings { root_ca: root_ca.clone(), ..settings };
         let ctx = ctx.with(settings);
+        let told = json!({
+            "kind": "KubeControllerManagerConfiguration",
+            "apiVersion": "kubecontrollermanager.config.k8s.io/v1alpha1",
+            "Generic": {
+                "Controllers": flags.controllers,
+                "LeaderElection": {"leaderElect": flags.leader_elect, "resourceName": CONTROLLER_MANAGER},
+            },
+            "KubeCloudShared": {"ClusterCIDR": flags.cluster_cidr.join(",")},
+        });
+        let config = ("kubecontrollermanager.config.k8s.io", told);
+        monitor::start(&flags.monitor, CONTROLLER_MANAGER_PORT, &ctx, config).await?;
+        let leads = count_lead(&ctx, CONTROLLER_MANAGER);
         if !flags.leader_elect {
             controllers::run(ctx, chosen).await;
             return Ok(());
@@ -39,7 +58,12 @@ pub fn controller_manager(flags: &ControllerManagerFlags) -> anyhow::Result<()> 
             lease: CONTROLLER_MANAGER,
             identity: format!("{}_{}", hostname(), std::process::id()),
         };
-        let lost = reconcile::lead(&election, ctx.shutdown.clone(), controllers::run(ctx, chosen)).await;
+        let shutdown = ctx.shutdown.clone();
+        let work = async {
+            leads.store(true, Ordering::Relaxed);
+            controllers::run(ctx.clone(), chosen).await;
+        };
+        let lost = reconcile::lead(&election, shutdown, work).await;
         // Whoever has lost the lease must not write any more, not even by accident.
         anyhow::ensure!(!lost, "lost the lease {CONTROLLER_MANAGER}");
         Ok(())
@@ -50,6 +74,19 @@ pub fn scheduler(flags: &SchedulerFlags) -> anyhow::Result<()> {
     let config = scheduler_config(flags.config.as_deref())?;
     let elect = flags.leader_elect.unwrap_or(config.leader_election.leader_elect);
     apart(&flags.kubeconfig, SCHEDULER, async |ctx| {
+        let told = json!({
+            "kind": "KubeSchedulerConfiguration",
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "percentageOfNodesToScore": config.percentage_of_nodes_to_score,
+            "podInitialBackoffSeconds": config.pod_initial_backoff_seconds,
+            "podMaxBackoffSeconds": config.pod_max_backoff_seconds,
+            "leaderElection": {"leaderElect": elect, "resourceName": SCHEDULER},
+            "profiles": config.profiles.iter().map(|profile| json!({"schedulerName": profile.scheduler_name}))
+                .collect::<Vec<_>>(),
+        });
+        let told = ("kubescheduler.config.k8s.io", told);
+        monitor::start(&flags.monitor, SCHEDULER_PORT, &ctx, told).await?;
+        let leads = count_lead(&ctx, SCHEDULER);
         if !elect {
             return Ok(scheduler::run::run(ctx, config, &[]).await?);
         }
@@ -60,11 +97,25 @@ pub fn scheduler(flags: &SchedulerFlags) -> anyhow::Result<()> {
             identity: format!("{}_{}", hostname(), std::process::id()),
         };
         let mut outcome = Ok(());
-        let work = async { outcome = scheduler::run::run(ctx.clone(), config, &[]).await };
+        let work = async {
+            leads.store(true, Ordering::Relaxed);
+            outcome = scheduler::run::run(ctx.clone(), config, &[]).await;
+        };
         let lost = reconcile::lead(&election, ctx.shutdown.clone(), work).await;
         anyhow::ensure!(!lost, "lost the lease {SCHEDULER}");
         Ok(outcome?)
     })
+}
+
+/// Counts, under upstream's name, whether this one is the one that works.
+fn count_lead(ctx: &Ctx, name: &'static str) -> Arc<AtomicBool> {
+    let leads = Arc::new(AtomicBool::new(false));
+    let told = leads.clone();
+    ctx.metrics.also(move |out| {
+        let (family, value) = ("leader_election_master_status", u8::from(told.load(Ordering::Relaxed)));
+        let _ = writeln!(out, "# TYPE {family} gauge\n{family}{{name=\"{name}\"}} {value}");
+    });
+    leads
 }
 
 /// What the flags tell the controllers of the cluster.
@@ -171,6 +222,6 @@ fn apart<Work: Future<Output = anyhow::Result<()>>>(
     })
 }
 
-fn hostname() -> String {
+pub fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

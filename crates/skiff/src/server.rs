@@ -129,6 +129,11 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
             let counted = services::names(&ctx, admin, &flags, address).await?;
             started.also_count(move |out| counted.write(out));
         }
+        if !services::is_disabled(&flags, "ingress") {
+            let admin = Client::new(started.local(), "skiff-ingress");
+            let counted = services::ingress(&ctx, admin, &flags, advertise).await?;
+            started.also_count(move |out| counted.write(out));
+        }
         let ctx = Ctx { client, ..ctx.clone() };
         let (endpoint, data_dir) = (flags.container_runtime_endpoint.clone(), flags.data_dir.clone());
         let cni = runtime::embedded::Cni {

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use client::Client;
+use k8s_openapi::api::core::v1::ObjectReference;
 use nft::Net;
 use proxy::Firewall as _;
-use reconcile::Ctx;
+use reconcile::{Ctx, Severity};
+use tokio::net::TcpListener;
 
 use crate::flags::ServerFlags;
 use crate::node;
@@ -19,6 +21,8 @@ pub const PROXY: &str = "kube-proxy";
 const DNS_NUMBER: u8 = 10;
 /// How long to wait until trying again to tell where names are asked.
 const PAUSE: Duration = Duration::from_secs(1);
+/// How long to wait until trying again to get a port that somebody else has.
+const PORT_PAUSE: Duration = Duration::from_secs(30);
 
 /// Services alone: no NetworkPolicies, for which one has to know all pods, and no way out for pods.
 pub fn proxy_config(node: String, pods: &[String], services: &[String]) -> anyhow::Result<proxy::Config> {
@@ -103,6 +107,65 @@ pub async fn names(
         }
     });
     Ok(metrics)
+}
+
+/// Serves Ingresses at the node's address. Returns what it counts.
+pub async fn ingress(
+    ctx: &Ctx,
+    admin: Client,
+    flags: &ServerFlags,
+    address: Option<IpAddr>,
+) -> anyhow::Result<Arc<ingress::Metrics>> {
+    match admin.create(&ingress::class()).await {
+        Err(error) if !error.is_already_exists() => {
+            return Err(error).context("cannot make the class of Ingresses");
+        }
+        _ => {}
+    }
+    let ingress = ingress::Ingress::start(ctx, ingress::Config { client: admin, address })?;
+    let metrics = ingress.metrics();
+    for (port, tls) in [(flags.ingress_http_port, false), (flags.ingress_https_port, true)] {
+        if port != 0 {
+            tokio::spawn(outside(ctx.clone(), ingress.clone(), node::name(flags), port, tls));
+        }
+    }
+    Ok(metrics)
+}
+
+/// Serves Ingresses on a port as soon as nobody else has it.
+async fn outside(ctx: Ctx, ingress: ingress::Ingress, node: String, port: u16, tls: bool) {
+    let mut told = false;
+    let listener = loop {
+        let error = match listen(port).await {
+            Ok(listener) => break listener,
+            Err(error) => error,
+        };
+        if !std::mem::replace(&mut told, true) {
+            let message = format!("Ingresses are not served on port {port}: {error}");
+            tracing::warn!("{message}; trying again now and then");
+            let about = ObjectReference {
+                kind: Some("Node".to_owned()),
+                name: Some(node.clone()),
+                uid: Some(node.clone()),
+                ..ObjectReference::default()
+            };
+            ctx.events.from("skiff-ingress").record(about, Severity::Warning, "IngressPortTaken", message);
+        }
+        tokio::time::sleep(PORT_PAUSE).await;
+    };
+    match tls {
+        true => ingress.https(listener).await,
+        false => ingress.http(listener).await,
+    }
+}
+
+/// On all addresses, of both families if there are both.
+async fn listen(port: u16) -> std::io::Result<TcpListener> {
+    match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).await {
+        Ok(listener) => Ok(listener),
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Err(error),
+        Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await,
+    }
 }
 
 /// Who knows all other names: whom this host asks, unless that is us.
