@@ -132,6 +132,27 @@ fn pods_reach_services_and_know_names() {
         words.trim() == "one" || words.trim() == "two"
     });
 
+    // From outside, by host and path.
+    let backend = serde_json::json!({"service": {"name": "web", "port": {"name": "http"}}});
+    cluster.apply(&serde_json::json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "Ingress", "metadata": {"name": "web"},
+        "spec": {"rules": [{"host": "web.example", "http": {"paths": [
+            {"path": "/", "pathType": "Prefix", "backend": backend},
+        ]}}]},
+    }));
+    let by_host = |host: &str| {
+        let ask = ASK.replace("\\r\\n\\r\\n", &format!("\\r\\nHost: {host}\\r\\n\\r\\n"));
+        inside(&cluster.containerd, &ask.replace("$AT", "192.0.2.1 80")).trim().to_owned()
+    };
+    cluster.until("the Ingress leads to the pods", || ["one", "two"].contains(&&*by_host("web.example")));
+    assert_eq!(by_host("other.example"), "404 page not found");
+    cluster.until("its status says where", || {
+        let seen = cluster.server.kubectl(&["get", "ingress", "web", "--no-headers"]).stdout;
+        seen.split_whitespace().take(4).eq(["web", "skiff", "web.example", NODE])
+    });
+    cluster.server.kubectl(&["delete", "ingress", "web"]).ok();
+    cluster.until("what is deleted is gone", || by_host("web.example") == "404 page not found");
+
     // Names: with and without the search list, several addresses, backwards, and none.
     cluster.until("a name is known", || {
         cluster.client("busybox nslookup web.default.svc.cluster.local").contains("10.43.7.1")
