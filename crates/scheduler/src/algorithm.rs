@@ -6,6 +6,7 @@ pub mod random;
 mod tests;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 pub use diagnosis::{Diagnosis, FitError};
 pub use random::Random;
@@ -13,6 +14,7 @@ pub use random::Random;
 use crate::framework::{
     Attempt, Code, Cycle, Filters, Nominations, Prepared, Profile, Rescue, Scoring, Status,
 };
+use crate::metrics::Ran;
 use crate::state::{NodeId, State};
 
 /// With fewer nodes than this all are looked at.
@@ -101,12 +103,14 @@ pub struct Algorithm {
     /// Where to go on looking, so that every node gets its turn.
     next_start: usize,
     pub random: Random,
+    /// How long the steps of the last search took.
+    pub ran: Vec<Ran>,
 }
 
 impl Algorithm {
     /// A new start. The seed decides between equal nodes.
     pub fn new(percentage: i32, seed: u64) -> Algorithm {
-        Algorithm { percentage, next_start: 0, random: Random::new(seed) }
+        Algorithm { percentage, next_start: 0, random: Random::new(seed), ran: Vec::new() }
     }
 
     /// Finds a node for a pod. The state must be refreshed.
@@ -131,13 +135,20 @@ impl Algorithm {
         };
         let feasible = search.feasible(self).map_err(Failure::Error)?;
         match &feasible[..] {
-            [] => Err(search.fail(self)),
+            [] => {
+                let begun = Instant::now();
+                let failure = search.fail(self);
+                let helped = matches!(failure, Failure::Unfit { rescue: Some(_), .. });
+                let status = if helped { "Success" } else { "Unschedulable" };
+                self.ran.push(("PostFilter", status, begun.elapsed()));
+                Err(failure)
+            }
             [only] => {
                 let node = cycle.state.node(*only).name.clone();
                 Ok(Placement { node, evaluated: search.evaluated, feasible: 1 })
             }
             several => {
-                let scores = search.scores(several).map_err(Failure::Error)?;
+                let scores = search.scores(several, &mut self.ran).map_err(Failure::Error)?;
                 let best = self.random.best(&scores);
                 Ok(Placement {
                     node: cycle.state.node(several[best]).name.clone(),
@@ -175,7 +186,32 @@ struct Search<'a, 'c> {
 
 impl<'c> Search<'_, 'c> {
     fn feasible(&mut self, algorithm: &mut Algorithm) -> Result<Vec<NodeId>, String> {
-        let Some(only) = self.prepare()? else { return Ok(Vec::new()) };
+        let begun = Instant::now();
+        let prepared = self.prepare();
+        let status = match &prepared {
+            Ok(Some(_)) => "Success",
+            Ok(None) => "Unschedulable",
+            Err(_) => "Error",
+        };
+        algorithm.ran.push(("PreFilter", status, begun.elapsed()));
+        let Some(only) = prepared? else { return Ok(Vec::new()) };
+        let begun = Instant::now();
+        let found = self.filtered(only, algorithm);
+        let status = match &found {
+            Ok(found) if found.is_empty() => "Unschedulable",
+            Ok(_) => "Success",
+            Err(_) => "Error",
+        };
+        algorithm.ran.push(("Filter", status, begun.elapsed()));
+        found
+    }
+
+    /// The nodes that pass the filters, of all or of those that come into question.
+    fn filtered(
+        &mut self,
+        only: Option<Vec<String>>,
+        algorithm: &mut Algorithm,
+    ) -> Result<Vec<NodeId>, String> {
         let state = self.cycle.state;
         // A node that was promised is likely the only one.
         if let Some(node) = self.cycle.pod.nominated.as_ref().and_then(|name| state.node_named(name)) {
@@ -313,17 +349,22 @@ impl<'c> Search<'_, 'c> {
         Ok(found)
     }
 
-    fn scores(&self, nodes: &[NodeId]) -> Result<Vec<i64>, String> {
+    fn scores(&self, nodes: &[NodeId], ran: &mut Vec<Ran>) -> Result<Vec<i64>, String> {
+        let (mut preparing, mut scoring) = (Duration::ZERO, Duration::ZERO);
         let mut totals = vec![0i64; nodes.len()];
         let mut scores = vec![0i64; nodes.len()];
         for scorer in &self.profile.scorers {
-            let score = match scorer.score.pre_score(&self.cycle, nodes) {
+            let begun = Instant::now();
+            let scored = scorer.score.pre_score(&self.cycle, nodes);
+            preparing += begun.elapsed();
+            let score = match scored {
                 Scoring::Skip => continue,
                 Scoring::Score(score) => score,
                 Scoring::Fail(words) => {
                     return Err(format!("running PreScore plugin {:?}: {words}", scorer.plugin));
                 }
             };
+            let begun = Instant::now();
             for (value, id) in scores.iter_mut().zip(nodes) {
                 *value = score.score(self.cycle.state.node(*id));
             }
@@ -331,7 +372,10 @@ impl<'c> Search<'_, 'c> {
             for (total, value) in totals.iter_mut().zip(&scores) {
                 *total += value * scorer.weight;
             }
+            scoring += begun.elapsed();
         }
+        ran.push(("PreScore", "Success", preparing));
+        ran.push(("Score", "Success", scoring));
         if !self.extenders.is_empty() {
             self.extenders.score(&self.cycle, nodes, &mut totals);
         }

@@ -10,6 +10,7 @@ mod tests;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1 as core;
@@ -144,6 +145,9 @@ impl Engine {
         self.state.refresh();
         let cycle = Cycle { state: &self.state, pod: &pod.info, object: &pod.object };
         let found = self.algorithm.schedule(&profile, &cycle, &self.queue.nominator, &*self.extenders);
+        for ran in self.algorithm.ran.drain(..) {
+            self.metrics.ran(&profile.scheduler_name, ran);
+        }
         match found {
             Ok(placement) => self.placed(&profile, pod, &placement.node, now),
             Err(Failure::NoNodes) => {
@@ -166,6 +170,7 @@ impl Engine {
         self.state.assume(info.clone(), node);
         self.queue.nominator.remove(&info.uid);
         let mut refused = None;
+        let begun = Instant::now();
         for (name, plugin) in &profile.reserve {
             let status = plugin.reserve(&mut self.state, &info, node);
             if !status.is_success() {
@@ -173,6 +178,9 @@ impl Engine {
                 break;
             }
         }
+        let told = |refused: &Option<Status>| if refused.is_none() { "Success" } else { "Unschedulable" };
+        self.metrics.ran(&profile.scheduler_name, ("Reserve", told(&refused), begun.elapsed()));
+        let begun = Instant::now();
         let mut waits = Vec::new();
         for (name, plugin) in profile.permit.iter().filter(|_| refused.is_none()) {
             match plugin.permit(&info, node) {
@@ -184,6 +192,7 @@ impl Engine {
                 }
             }
         }
+        self.metrics.ran(&profile.scheduler_name, ("Permit", told(&refused), begun.elapsed()));
         match refused {
             None => {
                 let (profile, node) = (profile.clone(), node.clone());

@@ -18,6 +18,7 @@ use crate::config::{Config, ConfigError};
 use crate::engine::{Engine, Event};
 use crate::extender::HttpExtenders;
 use crate::framework::registry::{BUILT_IN, Row};
+use crate::metrics::Metrics;
 
 /// How many calls to the API run at once.
 const AT_ONCE: usize = 256;
@@ -33,6 +34,7 @@ struct Hands {
     bind: BindContext,
     extenders: Arc<HttpExtenders>,
     at_once: Arc<Semaphore>,
+    metrics: Arc<Metrics>,
     events: mpsc::UnboundedSender<Event>,
 }
 
@@ -50,7 +52,8 @@ pub async fn run(ctx: Ctx, config: Config, own: &[Row]) -> Result<(), ConfigErro
     ctx.caches.filled().await;
     let bind = BindContext { api: Arc::new(api::Calls(ctx.client.clone())), claims, resource_claims };
     let at_once = Arc::new(Semaphore::new(AT_ONCE));
-    let hands = Hands { ctx: ctx.clone(), bind, extenders, at_once, events };
+    let metrics = engine.metrics.clone();
+    let hands = Hands { ctx: ctx.clone(), bind, extenders, at_once, metrics, events };
     let mut shutdown = ctx.shutdown.clone();
     let (mut tried, mut next_tick) = (0, Timestamp::MIN);
     loop {

@@ -1,7 +1,7 @@
 //! Carries out what the engine has decided.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use reconcile::{Key, Severity, reference};
@@ -10,7 +10,7 @@ use serde_json::json;
 use super::Hands;
 use crate::bind::{ApiError, Bound};
 use crate::engine::{Action, Binding, Event, Note, Preemption, Setback};
-use crate::framework::Status;
+use crate::framework::{Profile, Status};
 use crate::state::PodInfo;
 
 /// How often a call that failed in passing is tried, and how long to wait in between at first.
@@ -77,9 +77,12 @@ impl Hands {
         let outcome = self.bind(&mut binding).await;
         let event = match outcome {
             Ok(()) => {
+                let begun = Instant::now();
                 for (_, plugin) in &binding.profile.post_bind {
                     plugin.post_bind(&self.bind, &binding.info, &binding.node).await;
                 }
+                let ran = ("PostBind", "Success", begun.elapsed());
+                self.metrics.ran(&binding.profile.scheduler_name, ran);
                 Event::Bound(Box::new(binding))
             }
             Err(setback) => {
@@ -108,15 +111,32 @@ impl Hands {
                 .await
                 .map_err(|words| Setback::Rejected(Status::unschedulable(words).by(plugin)))?;
         }
-        for (name, plugin) in &binding.profile.pre_bind {
-            let done = plugin.pre_bind(&self.bind, &info, &node).await;
+        let profile = binding.profile.clone();
+        let timed = |point: &'static str, begun: Instant, done: Result<(), Setback>| {
+            let status = if done.is_ok() { "Success" } else { "Error" };
+            self.metrics.ran(&profile.scheduler_name, (point, status, begun.elapsed()));
+            done
+        };
+        let begun = Instant::now();
+        timed("PreBind", begun, self.pre_bind(&profile, &info, &node).await)?;
+        let begun = Instant::now();
+        timed("Bind", begun, self.bind_by_plugin(&profile, &info, &node).await)
+    }
+
+    async fn pre_bind(&self, profile: &Profile, info: &PodInfo, node: &str) -> Result<(), Setback> {
+        for (name, plugin) in &profile.pre_bind {
+            let done = plugin.pre_bind(&self.bind, info, node).await;
             done.map_err(|words| Setback::Error(format!("running PreBind plugin {name:?}: {words}")))?;
         }
-        if let Some(bound) = self.extenders.bind(&info, &node).await {
+        Ok(())
+    }
+
+    async fn bind_by_plugin(&self, profile: &Profile, info: &PodInfo, node: &str) -> Result<(), Setback> {
+        if let Some(bound) = self.extenders.bind(info, node).await {
             return bound.map_err(Setback::Error);
         }
-        for (name, plugin) in &binding.profile.bind {
-            match plugin.bind(&self.bind, &info, &node).await {
+        for (name, plugin) in &profile.bind {
+            match plugin.bind(&self.bind, info, node).await {
                 Bound::Yes => return Ok(()),
                 Bound::Skip => {}
                 Bound::Failed(words) => {

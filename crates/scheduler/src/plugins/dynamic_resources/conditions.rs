@@ -100,8 +100,7 @@ mod tests {
             "allocation": {"devices": {"results": [result]}}, "devices": devices,
         }});
         let claim = serde_json::from_value(claim).expect("it is a claim");
-        let found = judge(&claim);
-        assert_eq!(found.as_ref().map(|found| found.as_ref().map(|()| ()).map_err(String::as_str)), expected);
+        assert_eq!(judge(&claim), expected.map(|expected| expected.map_err(str::to_owned)));
     }
 
     fn device(conditions: &[(&str, &str)]) -> Value {
