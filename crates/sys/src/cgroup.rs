@@ -37,13 +37,13 @@ pub enum Cgroups {
 impl Cgroups {
     /// Looks where they are mounted.
     pub fn of_host() -> io::Result<Cgroups> {
-        Cgroups::parse(&fs::read_to_string("/proc/self/mounts")?)
+        Cgroups::parse(crate::lines("/proc/self/mounts")?)
     }
 
-    fn parse(mounts: &str) -> io::Result<Cgroups> {
+    fn parse(mounts: impl Iterator<Item = String>) -> io::Result<Cgroups> {
         let mut hierarchies = Vec::new();
         let mut unified = None;
-        for line in mounts.lines() {
+        for line in mounts {
             let mut words = line.split(' ');
             let (Some(_), Some(place), Some(kind), Some(options)) =
                 (words.next(), words.next(), words.next(), words.next())

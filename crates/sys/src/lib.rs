@@ -12,3 +12,10 @@ pub mod mounts;
 pub mod netlink;
 pub mod process;
 pub mod seccomp;
+
+/// The lines of one of the kernel's files, one after the other: some are long, and who reads them may want to stay small.
+fn lines(path: &str) -> std::io::Result<impl Iterator<Item = String>> {
+    use std::io::BufRead as _;
+    let file = std::io::BufReader::with_capacity(1 << 10, std::fs::File::open(path)?);
+    Ok(file.lines().map_while(Result::ok))
+}

@@ -17,7 +17,7 @@ impl Program {
     /// Looks which parts those are. To be asked once the program has begun: from then on nothing of them changes, since
     /// nothing may be written to them.
     pub fn of_process() -> io::Result<Program> {
-        Ok(Program { parts: parse(&std::fs::read_to_string("/proc/self/smaps")?) })
+        Ok(Program { parts: parse(crate::lines("/proc/self/smaps")?) })
     }
 
     /// Lets go of them. Each comes back from the file when it is needed next.
@@ -32,10 +32,10 @@ impl Program {
 }
 
 /// Mappings of files without the right to write and without pages that differ from the file.
-fn parse(smaps: &str) -> Vec<(usize, usize)> {
+fn parse(smaps: impl Iterator<Item = String>) -> Vec<(usize, usize)> {
     let mut parts = Vec::new();
     let mut current = None;
-    for line in smaps.lines() {
+    for line in smaps {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
             [range, access, _, _, inode, _, ..] if range.contains('-') => {
@@ -73,8 +73,9 @@ mod tests {
             7000-8000 r--p 00000000 00:00 0 [vvar]\nAnonymous:             0 kB\n\
             8000-9000 ---p 00000000 fe:00 77 /bin/program\nAnonymous:             0 kB\n\
             9000-b000 r--p 00000000 fe:00 77 /a file (deleted)\nAnonymous:             0 kB\n";
-        assert_eq!(parse(smaps), [(0x1000, 0x2000), (0x9000, 0x2000)]);
-        assert_eq!(parse("nonsense\n1-0 r-xp 0 0 1 x\nAnonymous: 0 kB\n"), []);
+        let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>().into_iter();
+        assert_eq!(parse(lines(smaps)), [(0x1000, 0x2000), (0x9000, 0x2000)]);
+        assert_eq!(parse(lines("nonsense\n1-0 r-xp 0 0 1 x\nAnonymous: 0 kB\n")), []);
     }
 
     #[test]

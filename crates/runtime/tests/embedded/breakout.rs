@@ -2,7 +2,7 @@
 
 use runtime::cri::*;
 
-use crate::kit::{Node, Pod, script, security, with};
+use crate::kit::{Node, Pod, ended, script, security, with};
 
 /// Everything root may do, and no filter of calls: what is left is what the kernel keeps it from by where it is.
 pub fn strong() -> LinuxContainerSecurityContext {
@@ -188,6 +188,66 @@ pub async fn images_cannot_mount_elsewhere(node: &Node) {
     let id = pod.create(&config).await;
     let error = node.runtime.start_container(&id).await.unwrap_err().message();
     assert!(error.ends_with("\"/process/sys\" cannot be mounted because it is inside /proc"), "{error}");
+}
+
+/// A working directory by the number of a file that is open on the way in.
+pub async fn no_directory_of_the_host_is_begun_in(node: &Node) {
+    let pod = node.pod("begin").await;
+    let mut begun = 0;
+    for number in 0..30 {
+        let mut config =
+            script("pwd; ls ../../../../../../../../..; cat ../../../../../../../../../etc/machine-id");
+        config.working_dir = format!("/proc/self/fd/{number}");
+        let id = pod.create(&config).await;
+        let _ = std::fs::remove_file(node.logs().join("main.log"));
+        if node.runtime.start_container(&id).await.is_ok() {
+            ended(&node.runtime, &id).await;
+            let said = pod.said("main.log");
+            assert!(!said.contains("\nboot\n") && !said.contains("\nlost+found\n"), "{number}: {said}");
+            begun += 1;
+        }
+        node.runtime.remove_container(&id).await.unwrap();
+    }
+    assert!(begun < 30);
+}
+
+/// Somebody exchanges a directory of a volume for a link, again and again, while others are mounted below it.
+pub async fn volumes_cannot_lead_out(node: &Node) {
+    let (shared, other, host) =
+        (node.dir.path().join("shared"), node.dir.path().join("other"), node.dir.path().join("host"));
+    for place in [&shared, &other, &host] {
+        std::fs::create_dir_all(place).unwrap();
+    }
+    std::fs::write(other.join("mark"), "").unwrap();
+    let up = "../".repeat(20);
+    let target = format!("{up}{}", host.display());
+    let pod = node.pod("exchange").await;
+    let mount = |path: &str, source: &std::path::Path| Mount {
+        container_path: path.into(),
+        host_path: source.display().to_string(),
+        ..Mount::default()
+    };
+    let exchange = format!(
+        "cd /vol; mkdir d; ln -s {target} l; while true; do mv d x; mv l d; mv d l; mv x d; done 2>/dev/null"
+    );
+    let mut config = script(&exchange);
+    config.mounts = vec![mount("/vol", &shared)];
+    config.log_path = "exchange.log".into();
+    pod.start(&config).await;
+    let mut inside = 0;
+    for _ in 0..40 {
+        let mut config = script("true");
+        config.mounts = vec![mount("/vol", &shared), mount("/vol/d/deep/place", &other)];
+        let id = pod.create(&config).await;
+        if node.runtime.start_container(&id).await.is_ok() {
+            ended(&node.runtime, &id).await;
+            inside += 1;
+        }
+        node.runtime.remove_container(&id).await.unwrap();
+        // Neither made nor mounted where the link leads on the host.
+        assert_eq!(std::fs::read_dir(&host).unwrap().count(), 0);
+    }
+    assert!(inside > 0);
 }
 
 fn evil_image() -> Vec<u8> {

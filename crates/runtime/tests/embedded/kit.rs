@@ -69,6 +69,8 @@ pub async fn run(only: Option<&str>, unified: bool) {
         breakout::devices_cannot_be_opened,
         breakout::privileges_are_what_they_should_be,
         breakout::images_cannot_mount_elsewhere,
+        breakout::no_directory_of_the_host_is_begun_in,
+        breakout::volumes_cannot_lead_out,
         breakout::seccomp_holds_for_commands_too,
         users::root_is_nobody_outside,
         users::commands_stay_inside,

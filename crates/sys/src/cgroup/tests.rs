@@ -3,7 +3,7 @@ use super::*;
 
 #[track_caller]
 fn check(mounts: &str, expected: &[&str]) {
-    let groups = Cgroups::parse(mounts).unwrap();
+    let groups = Cgroups::parse(mounts.lines().map(str::to_owned)).unwrap();
     let found: Vec<_> =
         groups.directories("/skiff/pod1").iter().map(|path| path.display().to_string()).collect();
     assert_eq!(found, expected);
@@ -15,7 +15,7 @@ fn hierarchies_are_found_where_they_are_mounted() {
     let hybrid = "cgroup /c/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\ncgroup /c/memory cgroup rw,memory 0 0\n\
         cgroup /c/systemd cgroup rw,name=systemd 0 0\ncgroup2 /c/unified cgroup2 rw 0 0\n";
     check(hybrid, &["/c/cpu,cpuacct/skiff/pod1", "/c/memory/skiff/pod1"]);
-    assert!(Cgroups::parse("tmpfs /tmp tmpfs rw 0 0\n").is_err());
+    assert!(Cgroups::parse(["tmpfs /tmp tmpfs rw 0 0".to_owned()].into_iter()).is_err());
 }
 
 #[test]

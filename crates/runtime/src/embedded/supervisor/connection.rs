@@ -33,7 +33,7 @@ impl Connection {
 
     /// The requests that have arrived as a whole, the descriptors with them.
     pub fn requests(&mut self) -> Vec<(Request, Vec<OwnedFd>)> {
-        let mut buffer = [0; 16 << 10];
+        let mut buffer = [0; 4 << 10];
         let mut requests = Vec::new();
         loop {
             match sys::fds::receive(&self.stream, &mut buffer) {

@@ -15,7 +15,7 @@ use crate::embedded::spec;
 /// What a listener may be behind before it is cut off; the container does not wait for it.
 const FURTHEST_BEHIND: usize = 1 << 20;
 /// What is read at once.
-const PIECE: usize = 32 << 10;
+const PIECE: usize = 8 << 10;
 
 /// One run.
 pub struct Running {
@@ -54,7 +54,7 @@ pub struct Listener {
 impl Running {
     /// Reads what the container says, all there is at the moment. `None` when the stream is at its end.
     pub fn hear(&mut self, stream: Stream) -> Option<()> {
-        let mut buffer = vec![0; PIECE];
+        let mut buffer = [0; PIECE];
         loop {
             let source = match stream {
                 Stream::Out if self.terminal.is_some() => self.terminal.as_mut(),
@@ -83,7 +83,7 @@ impl Running {
 
     /// Passes on what one of the listeners types.
     pub fn hear_listener(&mut self, at: usize) {
-        let mut buffer = vec![0; PIECE];
+        let mut buffer = [0; PIECE];
         let Some(stdin) = self.listeners.get_mut(at).and_then(|listener| listener.stdin.as_mut()) else {
             return;
         };

@@ -67,6 +67,11 @@ fn prepare(
     rustix::process::chdir(cwd).map_err(|error| {
         Failure(format!("chdir to cwd ({cwd:?}) set in config.json failed: {}", plain(&error.into())))
     })?;
+    // A path such as /proc/self/fd/7 could be one of the host's; from there its root is not to be seen.
+    let here = rustix::process::getcwd(Vec::new()).map_err(Failure::during("find the working directory"))?;
+    if !here.as_bytes().starts_with(b"/") {
+        return Err(Failure("current working directory is outside of container mount namespace root -- possible container breakout detected".to_owned()));
+    }
     for fd in [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()] {
         // So that a program may open /dev/stdout by its name. Devices that all share stay as they are.
         let is_shared = rustix::fs::fstat(fd).is_ok_and(|found| found.st_rdev == rustix::fs::makedev(1, 3));
