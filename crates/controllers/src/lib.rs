@@ -32,7 +32,6 @@ mod node_ipam;
 mod node_lifecycle;
 mod ownership;
 mod percent;
-pub mod placement;
 mod pod;
 mod pod_garbage;
 mod policy_types;

@@ -4,6 +4,7 @@
 //! ([`pod::plan`], pure), does it, and writes what there is to say ([`pod::status`], pure). Containers outlive
 //! this process; a new one finds them again by their labels. Read [`run`], then [`worker::reconcile`].
 
+mod admission;
 mod apparmor;
 mod ask;
 mod changes;

@@ -14,6 +14,12 @@ pub fn containers(pod: &Pod) -> Vec<Container> {
     all
 }
 
+/// Whether the pod has ended for good.
+pub fn is_over(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
 /// A container of a pod by its name.
 pub fn container(pod: &Pod, name: &str) -> Option<Container> {
     containers(pod).into_iter().find(|container| container.name == name)

@@ -10,6 +10,7 @@ use reconcile::{Delete, Error, Key, Next, Object as _, Severity};
 use runtime::Runtime;
 
 use crate::Node;
+use crate::admission::{self, Refusal};
 use crate::config::{self, Settings};
 use crate::env::Addresses;
 use crate::memory::{Failure, Memory};
@@ -31,8 +32,7 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
     let Some(pod) = node.ctx.caches.pods().get(key).filter(|pod| node.has(pod)) else {
         return Ok(Next::Change);
     };
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    if matches!(phase, Some("Succeeded" | "Failed")) && !pod.is_deleting() {
+    if crate::pod::is_over(&pod) && !pod.is_deleting() {
         return Ok(tidy_up(node, &pod).await);
     }
     let mut next = Next::Change;
@@ -124,41 +124,66 @@ fn end_in_time(node: &Node, pod: &Pod, now: Timestamp) {
     }
 }
 
-/// A pod that comes while the node is short of something, or that it cannot confine as wanted, is not begun.
+/// A pod that has no place here, that the node cannot confine as wanted, or that comes while the node is short of
+/// something, is not begun.
 fn refuse(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
     let begun = !seen.sandboxes.is_empty() || !seen.containers.is_empty();
     if begun || pod.is_deleting() {
         return;
     }
-    if let Some(message) = crate::apparmor::problem(pod) {
-        let first = node.remember(pod, |memory| {
-            let rejected = ("AppArmor".to_owned(), format!("Pod was rejected: {message}"));
-            memory.ended.replace(rejected).is_none()
-        });
-        if first {
-            node.ctx.events.warning(pod, "AppArmor", message);
-        }
+    let unconfined = || {
+        let message = crate::apparmor::problem(pod)?;
+        Some(Refusal { reason: "AppArmor".to_owned(), message })
+    };
+    let Some(Refusal { reason, message }) =
+        unconfined().or_else(|| short(node, pod, now)).or_else(|| misplaced(node, pod))
+    else {
         return;
+    };
+    let first = node.remember(pod, |memory| {
+        let first = memory.ended.is_none();
+        memory.ended.get_or_insert_with(|| (reason.clone(), format!("Pod was rejected: {message}")));
+        first
+    });
+    if first {
+        node.ctx.events.warning(pod, &reason, message);
     }
+}
+
+/// Whether the node has no room for pods that it would soon evict.
+fn short(node: &Node, pod: &Pod, now: Timestamp) -> Option<Refusal> {
     if !crate::keeping::pressure::may_be_evicted(pod) {
-        return;
+        return None;
     }
     let [memory, disk, _] = node.keeping.pressures().lasting(now);
     let class = pod.status.as_ref().and_then(|status| status.qos_class.as_deref());
     let condition = match (disk, memory && class == Some("BestEffort")) {
         (true, _) => "DiskPressure",
         (_, true) => "MemoryPressure",
-        _ => return,
+        _ => return None,
     };
-    let message = format!("Pod was rejected: The node had condition: [{condition}]. ");
-    let first = node.remember(pod, |memory| {
-        let first = memory.ended.is_none();
-        memory.ended.get_or_insert_with(|| (crate::EVICTED.to_owned(), message.clone()));
-        first
-    });
-    if first {
-        node.ctx.events.warning(pod, crate::EVICTED, message);
+    let message = format!("The node had condition: [{condition}]. ");
+    Some(Refusal { reason: crate::EVICTED.to_owned(), message })
+}
+
+/// Lets a pod in once; whoever comes after it finds less room.
+fn misplaced(node: &Node, pod: &Pod) -> Option<Refusal> {
+    let name = &node.settings.node_name;
+    let host = node.ctx.caches.nodes().get(&Key::new("", name))?;
+    let on_node = node.ctx.caches.pods().indexed("node", name);
+    let mut memories = node.memories.lock();
+    let is_in = |pod: &Pod| {
+        let begun = pod.status.as_ref().is_some_and(|status| status.start_time.is_some());
+        begun || memories.get(pod.uid()).is_some_and(|memory| memory.let_in)
+    };
+    if is_in(pod) {
+        return None;
     }
+    let beside = |other: &Arc<Pod>| other.uid() != pod.uid() && !crate::pod::is_over(other) && is_in(other);
+    let others: Vec<Arc<Pod>> = on_node.into_iter().filter(beside).collect();
+    let refusal = admission::judge(pod, &host, &others);
+    memories.entry(pod.uid().to_owned()).or_default().let_in = refusal.is_none();
+    refusal
 }
 
 /// Tells once of each run and of each failure that nothing is tried for a while.

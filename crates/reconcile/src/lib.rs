@@ -22,6 +22,7 @@ mod events;
 pub mod keys;
 mod leader;
 mod metrics;
+pub mod placement;
 mod queue;
 mod settings;
 

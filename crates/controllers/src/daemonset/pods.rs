@@ -4,10 +4,10 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{
     Affinity, Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, Toleration,
 };
-use reconcile::Object as _;
+use reconcile::{Object as _, placement};
 
 use crate::history::POD_REVISION;
-use crate::{placement, pod, template};
+use crate::{pod, template};
 
 const GENERATION: &str = "pod-template-generation";
 const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";

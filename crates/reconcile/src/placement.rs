@@ -1,10 +1,10 @@
 //! Which nodes a pod may be on: its node selector and affinity, and the taints it tolerates.
 
+use crate::Object as _;
 use api::selector::{Operator, Requirement};
 use k8s_openapi::api::core::v1::{
     Node, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Taint, Toleration,
 };
-use reconcile::Object as _;
 
 /// Whether the pod's node selector and required node affinity allow the node.
 pub fn selects(spec: &PodSpec, node: &Node) -> bool {

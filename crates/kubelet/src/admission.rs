@@ -1,0 +1,238 @@
+//! Whether a pod may begin on this node. The scheduler has asked the same before it chose the node, but pods also come
+//! past it, and two schedulers may choose at once: the node has the last word.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use api::resources::{ResourceList, add, list, of_pod};
+use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
+use reconcile::Object as _;
+use reconcile::placement::{selects, untolerated};
+use schema::quantity::Quantity;
+
+use crate::manifests::MIRROR;
+
+/// From this priority on a pod is one that the cluster cannot do without.
+const CRITICAL: i32 = 2_000_000_000;
+
+/// Why a pod is not begun, in upstream's words.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub reason: String,
+    pub message: String,
+}
+
+/// What speaks against the pod beside `others`, which have been let in before.
+pub fn judge(pod: &Pod, node: &Node, others: &[Arc<Pod>]) -> Option<Refusal> {
+    let spec = pod.spec.as_ref()?;
+    if let Some(refusal) = wrong_system(pod, spec) {
+        return Some(refusal);
+    }
+    let is_static = pod.annotation(MIRROR).is_some();
+    let is_critical = is_static || spec.priority.is_some_and(|priority| priority >= CRITICAL);
+    if !is_critical && let Some(refusal) = too_much(pod, node, others) {
+        return Some(refusal);
+    }
+    let failed = |name: &str, why: &str| {
+        Some(Refusal { reason: name.to_owned(), message: format!("Predicate {name} failed: {why}") })
+    };
+    if !selects(spec, node) {
+        return failed("NodeAffinity", "node(s) didn't match Pod's node affinity/selector");
+    }
+    let wanted = ports(spec);
+    let taken: Vec<HostPort<'_>> =
+        others.iter().filter_map(|other| other.spec.as_ref()).flat_map(ports).collect();
+    if wanted.iter().any(|port| taken.iter().any(|other| port.collides(other))) {
+        return failed("NodePorts", "node(s) didn't have free ports for the requested pod ports");
+    }
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
+    let tolerations = spec.tolerations.as_deref().unwrap_or_default();
+    if !is_static && untolerated(taints, tolerations, &["NoExecute"]).is_some() {
+        return failed("TaintToleration", "node(s) had taints that the pod didn't tolerate");
+    }
+    None
+}
+
+fn wrong_system(pod: &Pod, spec: &PodSpec) -> Option<Refusal> {
+    let refusal =
+        |reason: &str, message: &str| Refusal { reason: reason.to_owned(), message: message.to_owned() };
+    if pod.label("kubernetes.io/os").is_some_and(|system| system != "linux") {
+        let message = "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label";
+        return Some(refusal("PodOSSelectorNodeLabelDoesNotMatch", message));
+    }
+    let other = spec.os.as_ref().is_some_and(|system| system.name != "linux");
+    other.then(|| refusal("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS"))
+}
+
+/// The first resource of which there is not enough.
+fn too_much(pod: &Pod, node: &Node, others: &[Arc<Pod>]) -> Option<Refusal> {
+    // A node that has not said yet what it has is not asked.
+    let allocatable = node.status.as_ref()?.allocatable.as_ref()?;
+    let amount = |text: &String| Quantity::parse(text).ok();
+    let has: BTreeMap<&str, Quantity> =
+        allocatable.iter().filter_map(|(name, has)| Some((name.as_str(), amount(&has.0)?))).collect();
+    let refusal = |name: &str, requested: i64, used: i64, capacity: i64| Refusal {
+        reason: format!("OutOf{name}"),
+        message: format!(
+            "Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}"
+        ),
+    };
+    let places = has.get("pods").map_or(0, Quantity::value);
+    let count = i64::try_from(others.len()).unwrap_or(i64::MAX);
+    if count >= places {
+        return Some(refusal("pods", 1, count, places));
+    }
+    let wanted = requests(pod);
+    let mut used = ResourceList::new();
+    for other in others {
+        add(&mut used, &requests(other));
+    }
+    // In upstream's order: the well-known ones, then the rest.
+    let known = ["cpu", "memory", "ephemeral-storage"];
+    let rest = wanted.keys().map(String::as_str).filter(|name| !known.contains(name));
+    known.into_iter().chain(rest).find_map(|name| {
+        let number = |quantity: &Quantity| if name == "cpu" { quantity.milli() } else { quantity.value() };
+        let asked = wanted.get(name).map_or(0, number);
+        // What no node has is a matter of the cluster.
+        let capacity = match has.get(name) {
+            Some(has) => number(has),
+            None if known.contains(&name) => 0,
+            None => return None,
+        };
+        let used = used.get(name).map_or(0, number);
+        (asked > 0 && asked > capacity.saturating_sub(used)).then(|| refusal(name, asked, used, capacity))
+    })
+}
+
+fn requests(pod: &Pod) -> ResourceList {
+    let spec = serde_json::to_value(&pod.spec).unwrap_or_default();
+    let mut sum = of_pod(&spec, "requests");
+    add(&mut sum, &list(&spec, "overhead"));
+    sum
+}
+
+struct HostPort<'a> {
+    ip: &'a str,
+    protocol: &'a str,
+    number: i32,
+}
+
+impl HostPort<'_> {
+    fn collides(&self, other: &HostPort<'_>) -> bool {
+        let any = |port: &HostPort<'_>| port.ip == "0.0.0.0";
+        self.number == other.number
+            && self.protocol == other.protocol
+            && (self.ip == other.ip || any(self) || any(other))
+    }
+}
+
+/// The ports of the node that the pod wants for as long as it runs.
+fn ports(spec: &PodSpec) -> Vec<HostPort<'_>> {
+    let sidecars = spec.init_containers.iter().flatten();
+    let sidecars = sidecars.filter(|container| container.restart_policy.as_deref() == Some("Always"));
+    let ports = sidecars.chain(&spec.containers).flat_map(|container| container.ports.iter().flatten());
+    ports
+        .filter_map(|port| {
+            Some(HostPort {
+                ip: port.host_ip.as_deref().filter(|ip| !ip.is_empty()).unwrap_or("0.0.0.0"),
+                protocol: port.protocol.as_deref().filter(|text| !text.is_empty()).unwrap_or("TCP"),
+                number: port.host_port.filter(|number| *number > 0)?,
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod(spec: Value) -> Pod {
+        let mut whole = json!({"metadata": {"name": "p"}, "spec": spec});
+        if whole["spec"].get("containers").is_none() {
+            whole["spec"]["containers"] = json!([{"name": "c"}]);
+        }
+        serde_json::from_value(whole).expect("a pod")
+    }
+
+    /// A container that wants a port of the node and an amount of something.
+    fn asking(port: Value, requests: Value) -> Pod {
+        pod(json!({"containers": [{"name": "c", "ports": [port], "resources": {"requests": requests}}]}))
+    }
+
+    #[track_caller]
+    fn check(pod: &Pod, others: &[Pod], expected: Option<(&str, &str)>) {
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {"name": "n", "labels": {"disk": "ssd"}},
+            "spec": {"taints": [{"key": "gone", "effect": "NoExecute"}, {"key": "full", "effect": "NoSchedule"}]},
+            "status": {"allocatable": {"cpu": "2", "memory": "1Gi", "pods": "3", "example.com/gpu": "1"}},
+        }))
+        .expect("a node");
+        let others: Vec<Arc<Pod>> = others.iter().cloned().map(Arc::new).collect();
+        let found = judge(pod, &node, &others).map(|refusal| (refusal.reason, refusal.message));
+        assert_eq!(found.as_ref().map(|(reason, message)| (reason.as_str(), message.as_str())), expected);
+    }
+
+    /// With the toleration that the node's taint needs.
+    fn tolerant(mut pod: Pod) -> Pod {
+        let toleration = serde_json::from_value(json!({"operator": "Exists"})).expect("a toleration");
+        pod.spec.as_mut().expect("a spec").tolerations = Some(vec![toleration]);
+        pod
+    }
+
+    #[test]
+    fn ports_are_given_once() {
+        let port = |number: i32, ip: &str, protocol: &str| {
+            let port = json!({"containerPort": 80, "hostPort": number, "hostIP": ip, "protocol": protocol});
+            tolerant(asking(port, json!({})))
+        };
+        let taken = "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports";
+        let first = [port(80, "", "TCP")];
+        check(&port(80, "", "TCP"), &first, Some(("NodePorts", taken)));
+        check(&port(80, "10.0.0.1", ""), &first, Some(("NodePorts", taken)));
+        check(&port(80, "", "UDP"), &first, None);
+        check(&port(81, "", "TCP"), &first, None);
+        check(&port(80, "10.0.0.1", "TCP"), &[port(80, "10.0.0.2", "TCP")], None);
+    }
+
+    #[test]
+    fn resources_are_shared_out_once() {
+        let wants = |requests: Value| tolerant(asking(json!({"containerPort": 80}), requests));
+        let cpu = |amount: &str| wants(json!({"cpu": amount}));
+        let message = "Node didn't have enough resource: cpu, requested: 1500, used: 1000, capacity: 2000";
+        check(&cpu("1500m"), &[cpu("1")], Some(("OutOfcpu", message)));
+        check(&cpu("1"), &[cpu("1")], None);
+        let message =
+            "Node didn't have enough resource: memory, requested: 2147483648, used: 0, capacity: 1073741824";
+        check(&wants(json!({"memory": "2Gi"})), &[], Some(("OutOfmemory", message)));
+        let message = "Node didn't have enough resource: example.com/gpu, requested: 2, used: 0, capacity: 1";
+        check(&wants(json!({"example.com/gpu": "2"})), &[], Some(("OutOfexample.com/gpu", message)));
+        check(&wants(json!({"example.com/unknown": "2"})), &[], None);
+        let message = "Node didn't have enough resource: pods, requested: 1, used: 3, capacity: 3";
+        check(&cpu("0"), &[cpu("0"), cpu("0"), cpu("0")], Some(("OutOfpods", message)));
+        let mut critical = cpu("3");
+        critical.spec.as_mut().expect("a spec").priority = Some(CRITICAL);
+        check(&critical, &[], None);
+    }
+
+    #[test]
+    fn the_node_must_be_one_the_pod_may_be_on() {
+        check(&tolerant(pod(json!({"nodeSelector": {"disk": "ssd"}}))), &[], None);
+        check(
+            &tolerant(pod(json!({"nodeSelector": {"disk": "hdd"}}))),
+            &[],
+            Some((
+                "NodeAffinity",
+                "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector",
+            )),
+        );
+        let taints = "Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate";
+        check(&pod(json!({})), &[], Some(("TaintToleration", taints)));
+        let mut fixed = pod(json!({}));
+        fixed.metadata.annotations = Some(BTreeMap::from([(MIRROR.to_owned(), "x".to_owned())]));
+        check(&fixed, &[], None);
+        let os = "Failed to admit pod as the OS field doesn't match node OS";
+        check(&tolerant(pod(json!({"os": {"name": "windows"}}))), &[], Some(("PodOSNotSupported", os)));
+    }
+}
