@@ -182,13 +182,13 @@ fn answer(request: Request<Incoming>, found: Option<Waiting>) -> Response<Body> 
 async fn run(what: What, protocol: Protocol, upgraded: Upgraded) {
     let (reader, writer) = tokio::io::split(TokioIo::new(upgraded));
     match (what, protocol) {
-        (What::Session(session), Protocol::WebSocket { tells_end }) => {
+        (What::Session(session), Protocol::WebSocket { tells_end, ending }) => {
             let channels = channels::websocket(&session, reader, writer, tells_end);
-            session.run(channels).await;
+            session.run(channels, ending).await;
         }
-        (What::Session(session), Protocol::Spdy) => {
+        (What::Session(session), Protocol::Spdy { ending }) => {
             let channels = channels::spdy(&session, reader, writer);
-            session.run(channels).await;
+            session.run(channels, ending).await;
         }
         (What::Ports { pod }, Protocol::Tunnel) => {
             let (reader, writer) = channels::tunnel(reader, writer);
@@ -201,9 +201,27 @@ async fn run(what: What, protocol: Protocol, upgraded: Upgraded) {
 
 /// What was agreed upon.
 enum Protocol {
-    Spdy,
-    WebSocket { tells_end: bool },
+    Spdy { ending: Ending },
+    WebSocket { tells_end: bool, ending: Ending },
     Tunnel,
+}
+
+/// How a client is told the end of a session.
+#[derive(Clone, Copy)]
+pub enum Ending {
+    /// From the fourth version on, by a Status in any case.
+    Status,
+    /// Before, by words where something went wrong.
+    Words,
+}
+
+impl Ending {
+    fn of(version: &str) -> Ending {
+        match version {
+            "v5.channel.k8s.io" | "v4.channel.k8s.io" => Ending::Status,
+            _ => Ending::Words,
+        }
+    }
 }
 
 type Agreed = std::result::Result<(Response<Body>, Protocol), &'static str>;
@@ -224,7 +242,7 @@ fn spdy(headers: &HeaderMap, what: &What) -> Agreed {
     };
     let mut response = switching(SPDY);
     response.headers_mut().insert(VERSION, HeaderValue::from_static(chosen));
-    Ok((response, Protocol::Spdy))
+    Ok((response, Protocol::Spdy { ending: Ending::of(chosen) }))
 }
 
 fn websocket(headers: &HeaderMap, what: &What) -> Agreed {
@@ -235,7 +253,8 @@ fn websocket(headers: &HeaderMap, what: &What) -> Agreed {
         What::Session(_) => {
             let chosen =
                 WEBSOCKET.iter().find(|version| offered.contains(version)).ok_or("unknown protocol")?;
-            (*chosen, Protocol::WebSocket { tells_end: *chosen == WEBSOCKET[0] })
+            let ending = Ending::of(chosen);
+            (*chosen, Protocol::WebSocket { tells_end: *chosen == WEBSOCKET[0], ending })
         }
         What::Ports { .. } if offered.contains(&TUNNEL) => (TUNNEL, Protocol::Tunnel),
         What::Ports { .. } => return Err("unknown protocol"),

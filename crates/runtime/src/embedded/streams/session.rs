@@ -4,11 +4,12 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
 
+use super::Ending;
 use super::channels::{Channels, Input, Output};
 use super::terminal::Terminal;
 use crate::embedded::caller::Caller;
@@ -43,7 +44,7 @@ struct Pipes {
 }
 
 impl Session {
-    pub async fn run(self, mut channels: Channels) {
+    pub async fn run(self, mut channels: Channels, ending: Ending) {
         let opened = tokio::time::timeout(OPENING, channels.input.recv()).await;
         if !matches!(opened, Ok(Some(Input::Ready))) {
             return;
@@ -54,8 +55,8 @@ impl Session {
             Some(command) => self.command(command.clone(), channels).await,
             None => self.attach(channels).await,
         };
-        if let Some(status) = status {
-            let _ = output.send(Output::Status(status)).await;
+        if let Some(told) = status.and_then(|status| told(&status, ending)) {
+            let _ = output.send(Output::Status(told)).await;
         }
     }
 
@@ -90,7 +91,7 @@ impl Session {
     }
 
     /// Asks the supervisor; what went wrong is a status.
-    async fn ask(&self, command: Option<Vec<String>>, far: Vec<OwnedFd>) -> Result<Caller, String> {
+    async fn ask(&self, command: Option<Vec<String>>, far: Vec<OwnedFd>) -> Result<Caller, Value> {
         let is_exec = command.is_some();
         let fds: Vec<BorrowedFd<'_>> = far.iter().map(|fd| fd.as_fd()).collect();
         let caller = Caller::ask(&self.pod, &self.asked(command), &fds).await;
@@ -106,7 +107,7 @@ impl Session {
         Ok(caller)
     }
 
-    async fn command(&self, command: Vec<String>, channels: Channels) -> Option<String> {
+    async fn command(&self, command: Vec<String>, channels: Channels) -> Option<Value> {
         let (pipes, far) = match self.pipes() {
             Ok(made) => made,
             Err(error) => return Some(internal(&error.to_string())),
@@ -134,7 +135,7 @@ impl Session {
         Some(exited(code))
     }
 
-    async fn terminal(&self, command: Vec<String>, channels: Channels) -> Option<String> {
+    async fn terminal(&self, command: Vec<String>, channels: Channels) -> Option<Value> {
         let mut caller = match self.ask(Some(command), Vec::new()).await {
             Ok(caller) => caller,
             Err(status) => return Some(status),
@@ -176,7 +177,7 @@ impl Session {
         Some(exited(code))
     }
 
-    async fn attach(&self, channels: Channels) -> Option<String> {
+    async fn attach(&self, channels: Channels) -> Option<Value> {
         let (pipes, far) = match self.pipes() {
             Ok(made) => made,
             Err(error) => return Some(internal(&error.to_string())),
@@ -260,28 +261,49 @@ async fn type_into(
     }
 }
 
-fn success() -> String {
-    json!({"metadata": {}, "status": "Success"}).to_string()
+/// The end as a client of that version wants to hear it.
+fn told(status: &Value, ending: Ending) -> Option<String> {
+    match ending {
+        Ending::Status => Some(status.to_string()),
+        Ending::Words if status["status"] == "Success" => None,
+        Ending::Words => status["message"].as_str().map(str::to_owned),
+    }
 }
 
-fn exited(code: Option<i32>) -> String {
+fn success() -> Value {
+    json!({"metadata": {}, "status": "Success"})
+}
+
+fn exited(code: Option<i32>) -> Value {
     match code {
         Some(0) => success(),
         Some(code) => json!({
             "metadata": {}, "status": "Failure", "reason": "NonZeroExitCode",
             "message": format!("command terminated with non-zero exit code: exit status {code}"),
             "details": {"causes": [{"reason": "ExitCode", "message": code.to_string()}]},
-        })
-        .to_string(),
+        }),
         None => internal("the container is gone"),
     }
 }
 
-fn internal(message: &str) -> String {
+fn internal(message: &str) -> Value {
     json!({
         "metadata": {}, "status": "Failure", "reason": "InternalError", "code": 500,
         "message": format!("Internal error occurred: {message}"),
         "details": {"causes": [{"message": message}]},
     })
-    .to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_clients_hear_of_failures_only() {
+        assert_eq!(told(&exited(Some(0)), Ending::Words), None);
+        let failed = "command terminated with non-zero exit code: exit status 3";
+        assert_eq!(told(&exited(Some(3)), Ending::Words).as_deref(), Some(failed));
+        let status = told(&exited(Some(0)), Ending::Status);
+        assert_eq!(status.as_deref(), Some(r#"{"metadata":{},"status":"Success"}"#));
+    }
 }

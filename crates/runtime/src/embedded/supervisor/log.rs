@@ -59,13 +59,13 @@ impl Log {
         let _ = file.write_all(&text);
     }
 
-    /// What is left without an end of line when the container is over.
+    /// What is left without an end of line when the container is over, and is shown without one.
     pub fn finish(&mut self, now: jiff::Timestamp) {
         for stream in [Stream::Out, Stream::Err] {
             let pending = std::mem::take(&mut self.pending[stream as usize]);
             if let (Some(file), false) = (&mut self.file, pending.is_empty()) {
                 let mut text = Vec::new();
-                entry(&mut text, stream, true, &pending, now);
+                entry(&mut text, stream, false, &pending, now);
                 let _ = file.write_all(&text);
             }
         }
@@ -111,7 +111,7 @@ mod tests {
         use Stream::{Err, Out};
         check(
             &[(Out, "a\nb"), (Err, "e\n"), (Out, "c\n\nd")],
-            "stdout F a\nstderr F e\nstdout F bc\nstdout F \nstdout F d\n",
+            "stdout F a\nstderr F e\nstdout F bc\nstdout F \nstdout P d\n",
         );
         let long = "x".repeat(LONGEST);
         check(&[(Out, &format!("{long}\n"))], "stdout F X\n");
