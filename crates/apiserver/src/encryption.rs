@@ -155,11 +155,11 @@ impl KmsOptions {
 /// The rules, or all that is wrong, in upstream's words.
 fn parse(text: &str) -> Result<Rules, String> {
     // The reader's own words may quote the file.
-    let unreadable = |error: serde_saphyr::Error| match error.location() {
-        Some(place) => format!("line {} is not as it should be", place.line()),
+    let unreadable = |error: schema::yaml::Error| match error.line() {
+        Some(line) => format!("line {line} is not as it should be"),
         None => "it is not YAML of this kind".to_owned(),
     };
-    let configuration: Configuration = serde_saphyr::from_str(text).map_err(unreadable)?;
+    let configuration: Configuration = schema::yaml::read(text).map_err(unreadable)?;
     if configuration.kind != "EncryptionConfiguration"
         || !VERSIONS.contains(&configuration.api_version.as_str())
     {

@@ -22,7 +22,7 @@ pub enum KubeconfigError {
     #[error("cannot read {path}")]
     Read { path: PathBuf, source: std::io::Error },
     #[error("{path} is not a kubeconfig")]
-    Parse { path: PathBuf, source: serde_saphyr::Error },
+    Parse { path: PathBuf, source: schema::yaml::Error },
     #[error("{path} has no {what}")]
     Missing { path: PathBuf, what: String },
     #[error("the {what} in {path} is not base64")]
@@ -90,7 +90,7 @@ impl Kubeconfig {
     pub fn read(path: &Path) -> Result<Kubeconfig, KubeconfigError> {
         let missing = |what: String| KubeconfigError::Missing { path: path.to_owned(), what };
         let text = read(path)?;
-        let file: File = serde_saphyr::from_str(&String::from_utf8_lossy(&text))
+        let file: File = schema::yaml::read(&String::from_utf8_lossy(&text))
             .map_err(|source| KubeconfigError::Parse { path: path.to_owned(), source })?;
         let context = file.contexts.into_iter().find(|context| context.name == file.current_context);
         let Pair { cluster, user } = context.ok_or_else(|| missing("current context".into()))?.context;

@@ -75,7 +75,7 @@ fn read(dir: &Path, node: &str) -> BTreeMap<Key, Pod> {
 
 /// The mirror pod of a manifest in YAML or JSON.
 fn parse(text: &str, node: &str) -> Result<Pod, String> {
-    let value: serde_json::Value = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+    let value: serde_json::Value = schema::yaml::value(text).map_err(|error| error.to_string())?;
     if value["kind"] != "Pod" {
         return Err("its kind is not Pod".to_owned());
     }

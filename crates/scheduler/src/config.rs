@@ -178,7 +178,7 @@ impl Default for LeaderElection {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("cannot read the scheduler's configuration")]
-    Syntax(#[source] Box<serde_saphyr::Error>),
+    Syntax(#[source] schema::yaml::Error),
     #[error("no kind {kind:?} is registered for version {version:?}")]
     Kind { kind: String, version: String },
     #[error("{0}")]
@@ -190,14 +190,13 @@ pub enum ConfigError {
 impl Config {
     /// Reads a configuration file.
     pub fn read(text: &str) -> Result<Config, ConfigError> {
-        let syntax = |error| ConfigError::Syntax(Box::new(error));
-        let value: Value = serde_saphyr::from_str(text).map_err(syntax)?;
+        let value = schema::yaml::value(text).map_err(ConfigError::Syntax)?;
         let field = |name: &str| value.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
         let (version, kind) = (field("apiVersion"), field("kind"));
         if version != "kubescheduler.config.k8s.io/v1" || kind != "KubeSchedulerConfiguration" {
             return Err(ConfigError::Kind { kind, version });
         }
-        let mut config: Config = serde_saphyr::from_str(text).map_err(syntax)?;
+        let mut config: Config = schema::yaml::read(text).map_err(ConfigError::Syntax)?;
         config.fill();
         config.check()?;
         Ok(config)

@@ -15,6 +15,7 @@ pub mod syntax;
 pub mod table;
 pub mod time;
 pub mod walk;
+pub mod yaml;
 mod zero;
 
 use std::sync::LazyLock;

@@ -39,7 +39,7 @@ fn config_path(arguments: &[String]) -> Option<String> {
 /// Pairs of an option's name and its flag.
 fn options(text: &str, path: &Path) -> anyhow::Result<Vec<(String, String)>> {
     let value: Value =
-        serde_saphyr::from_str(text).with_context(|| format!("{} is not YAML", path.display()))?;
+        schema::yaml::value(text).with_context(|| format!("{} is not YAML", path.display()))?;
     let Value::Object(entries) = value else { bail!("{} must map options to values", path.display()) };
     let mut flags = Vec::new();
     for (name, value) in entries {

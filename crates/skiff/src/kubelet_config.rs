@@ -62,7 +62,7 @@ pub fn apply(arguments: &[String], config: &mut Config) -> anyhow::Result<()> {
 /// The fields of a KubeletConfiguration.
 fn file(path: &PathBuf) -> anyhow::Result<Vec<(String, Value)>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let value: Value = serde_saphyr::from_str(&text).with_context(|| path.display().to_string())?;
+    let value: Value = schema::yaml::value(&text).with_context(|| path.display().to_string())?;
     let Value::Object(fields) = value else { bail!("{} is no KubeletConfiguration", path.display()) };
     let is = |name: &str, wanted: &str| fields.get(name).and_then(Value::as_str) == Some(wanted);
     ensure!(

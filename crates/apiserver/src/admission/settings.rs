@@ -126,7 +126,7 @@ const WEBHOOK_FIELDS: [&str; 3] = ["apiVersion", "kind", "kubeConfigFile"];
 fn read(path: &Path) -> Result<Value, SettingsError> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| SettingsError::Read { path: path.to_owned(), source })?;
-    serde_saphyr::from_str(&text)
+    schema::yaml::value(&text)
         .map_err(|error| SettingsError::Unreadable { path: path.to_owned(), why: error.to_string() })
 }
 

@@ -144,7 +144,7 @@ impl Policy {
 
     pub fn parse(text: &str, path: &Path) -> Result<Policy, PolicyError> {
         let decode = |why: String| PolicyError::Decode { path: path.to_owned(), why };
-        let value: Value = serde_saphyr::from_str(text).map_err(|error| decode(error.to_string()))?;
+        let value: Value = schema::yaml::value(text).map_err(|error| decode(error.to_string()))?;
         for name in unknown(&value) {
             tracing::warn!(path = %path.display(), "the audit policy says {name:?}, which means nothing");
         }

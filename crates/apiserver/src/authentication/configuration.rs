@@ -164,7 +164,7 @@ impl Configuration {
     }
 
     pub fn parse(text: &str) -> Result<Configuration, String> {
-        let configuration: Configuration = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+        let configuration: Configuration = schema::yaml::read(text).map_err(|error| error.to_string())?;
         if configuration.kind != "AuthenticationConfiguration"
             || !VERSIONS.contains(&configuration.api_version.as_str())
         {

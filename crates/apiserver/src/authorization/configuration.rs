@@ -107,7 +107,7 @@ pub enum Wanted {
 
 /// The authorizers, or all that is wrong, in upstream's words.
 pub fn parse(text: &str) -> Result<Vec<Wanted>, String> {
-    let configuration: Configuration = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+    let configuration: Configuration = schema::yaml::read(text).map_err(|error| error.to_string())?;
     if configuration.kind != "AuthorizationConfiguration"
         || !VERSIONS.contains(&configuration.api_version.as_str())
     {

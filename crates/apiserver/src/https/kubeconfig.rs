@@ -13,7 +13,7 @@ impl Client {
     pub fn from_kubeconfig(path: &Path) -> Result<Client, ConfigError> {
         let text = read(path)?;
         let bad = |why| ConfigError::Kubeconfig { path: path.to_owned(), why };
-        let file: Value = serde_saphyr::from_str(&text).map_err(|_| bad("it is not YAML"))?;
+        let file: Value = schema::yaml::value(&text).map_err(|_| bad("it is not YAML"))?;
         let context = named(&file, "contexts", "context", file.text("current-context"));
         let context = context.ok_or_else(|| bad("it has no current context"))?;
         let cluster = named(&file, "clusters", "cluster", context.text("cluster"));

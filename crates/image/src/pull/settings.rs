@@ -70,8 +70,7 @@ impl Settings {
         if text.trim().is_empty() {
             return Ok(Settings::default());
         }
-        serde_saphyr::from_str(&text)
-            .map_err(|error| format!("cannot understand {}: {error}", path.display()))
+        schema::yaml::read(&text).map_err(|error| format!("cannot understand {}: {error}", path.display()))
     }
 
     /// The places to try for a registry.
@@ -115,7 +114,7 @@ mod tests {
     fn the_form_of_k3s() {
         let text = "mirrors:\n  docker.io:\n    endpoint: [\"http://mirror:5000\", \"https://other/v2\"]\n\
             configs:\n  mirror:5000:\n    auth: {username: me, password: secret}\n  safe:443:\n    tls: {ca_file: /ca}\n";
-        let settings: Settings = serde_saphyr::from_str(text).unwrap();
+        let settings: Settings = schema::yaml::read(text).unwrap();
         let shown = |registry: &str| {
             let places = settings.places(registry);
             places
