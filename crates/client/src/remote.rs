@@ -12,6 +12,7 @@ use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client as Http;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use parking_lot::RwLock;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde::Deserialize;
@@ -25,10 +26,16 @@ const WATCH_SECONDS: u32 = 570;
 /// How long to wait after a watch that could not be begun.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// How long to wait for a server to take a call, and for a sign of life on a connection that is in use.
+const CONNECT: Duration = Duration::from_secs(10);
+const SIGN_OF_LIFE: Duration = Duration::from_secs(10);
+
+type Https = Http<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
 /// HTTPS to one server with one credential.
 #[derive(Clone)]
 pub struct Remote {
-    http: Http<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    http: Arc<RwLock<Https>>,
     server: Arc<str>,
     token: Option<Arc<str>>,
 }
@@ -55,21 +62,21 @@ impl Remote {
             }
             None => builder.with_no_client_auth(),
         };
-        let connector = hyper_rustls::HttpsConnectorBuilder::new()
-            .with_tls_config(tls)
-            .https_only()
-            .enable_http2()
-            .build();
-        let http = Http::builder(TokioExecutor::new())
-            .timer(TokioTimer::new())
-            .http2_only(true)
-            .http2_keep_alive_interval(Duration::from_secs(30))
-            .build(connector);
-        Ok(Remote {
-            http,
-            server: config.server.as_str().into(),
-            token: config.token.as_deref().map(Into::into),
-        })
+        Ok(Remote::with_tls(&config.server, config.token.as_deref(), tls))
+    }
+
+    /// For whoever has other reasons to trust a server. `server` is as in a kubeconfig.
+    pub fn with_tls(server: &str, token: Option<&str>, tls: rustls::ClientConfig) -> Remote {
+        Remote {
+            http: Arc::new(RwLock::new(https(tls))),
+            server: server.trim_end_matches('/').into(),
+            token: token.map(Into::into),
+        }
+    }
+
+    /// From now on speaks in this way. Watches that are under way end in their time.
+    pub fn replace_tls(&self, tls: rustls::ClientConfig) {
+        *self.http.write() = https(tls);
     }
 
     async fn begin(&self, mut request: Request<Bytes>) -> Result<Response<Incoming>, Error> {
@@ -84,7 +91,8 @@ impl Remote {
             value.set_sensitive(true);
             request.headers_mut().insert(header::AUTHORIZATION, value);
         }
-        self.http.request(request.map(Full::new)).await.map_err(|error| Error::Unreachable(error.into()))
+        let http = self.http.read().clone();
+        http.request(request.map(Full::new)).await.map_err(|error| Error::Unreachable(error.into()))
     }
 
     async fn get(&self, path: &str) -> Result<Response<Incoming>, Error> {
@@ -94,6 +102,24 @@ impl Remote {
             .map_err(|error| Error::Unreachable(error.into()))?;
         self.begin(request).await
     }
+}
+
+fn https(tls: rustls::ClientConfig) -> Https {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(Some(CONNECT));
+    let connector = hyper_rustls::HttpsConnectorBuilder::new()
+        .with_tls_config(tls)
+        .https_only()
+        .enable_http2()
+        .wrap_connector(tcp);
+    Http::builder(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .http2_only(true)
+        .http2_keep_alive_interval(SIGN_OF_LIFE)
+        .http2_keep_alive_timeout(SIGN_OF_LIFE)
+        .build(connector)
 }
 
 #[async_trait]

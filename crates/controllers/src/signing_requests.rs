@@ -5,6 +5,8 @@ mod plan;
 #[cfg(test)]
 mod tests;
 
+use std::net::IpAddr;
+
 use http::Method;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
@@ -60,7 +62,16 @@ fn decided(
 async fn approve_one(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
     let Some(request) = ctx.caches.signing_requests().get(key) else { return Ok(Next::Change) };
     let Ok(parsed) = Request::parse(&request.spec.request.0) else { return Ok(Next::Change) };
-    for way in recognized(&request, &parsed) {
+    let nodes = ctx.caches.nodes();
+    nodes.filled().await;
+    let taken = |ip: IpAddr, name: &str| {
+        let text = ip.to_string();
+        nodes.all().iter().filter(|node| node.name() != name).any(|node| {
+            let status = node.status.as_ref().and_then(|status| status.addresses.as_ref());
+            status.into_iter().flatten().any(|known| known.address == text)
+        })
+    };
+    for way in recognized(&request, &parsed, taken) {
         if !may(ctx, &request, way.subresource).await? {
             continue;
         }

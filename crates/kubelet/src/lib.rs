@@ -24,6 +24,7 @@ mod pod;
 mod pull_secrets;
 mod reclaim;
 mod reference;
+mod referred;
 mod registration;
 mod server;
 mod sources;
@@ -47,6 +48,7 @@ pub use k8s_openapi::api::core::v1::Taint;
 pub use keeping::Keeping;
 pub use keeping::images::Policy as ImagePolicy;
 pub use keeping::pressure::Limits;
+pub use referred::Referred;
 pub use registration::Presentation;
 pub use server::Api;
 
@@ -68,6 +70,8 @@ pub struct Config {
     pub presentation: Presentation,
     /// `None`: nobody can ask this node for logs and the like.
     pub api: Option<Api>,
+    /// How Secrets and ConfigMaps come here where not all of them may be read.
+    pub referred: Option<Arc<Referred>>,
 }
 
 /// A node at work.
@@ -91,6 +95,7 @@ struct Node {
     keeping: keeping::Known,
     /// Counts the times when the runtime was seen to have changed.
     news: watch::Sender<u64>,
+    referred: Option<Arc<Referred>>,
 }
 
 impl Node {
@@ -127,9 +132,13 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         counts: stats::Counts::default(),
         reviews: Default::default(),
         keeping: keeping::Known::default(),
+        referred: config.referred,
         ctx,
     });
     let own = node.settings.node_name.clone();
+    if let Some(referred) = &node.referred {
+        referred.listen(&node.ctx.caches, &own);
+    }
     controller.on(node.ctx.caches.pods(), move |changed, enqueue| {
         let spec = changed.newest().spec.as_ref();
         if spec.and_then(|spec| spec.node_name.as_deref()) == Some(&own) {

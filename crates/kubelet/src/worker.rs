@@ -35,6 +35,9 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
     if crate::pod::is_over(&pod) && !pod.is_deleting() {
         return Ok(tidy_up(node, &pod).await);
     }
+    if let Some(referred) = node.referred.as_ref().filter(|_| !pod.is_deleting()) {
+        referred.known(&pod).await?;
+    }
     let mut next = Next::Change;
     for _ in 0..ROUNDS {
         let seen = match observe(&*node.runtime, &pod, &node.settings).await {

@@ -85,6 +85,7 @@ impl Cluster {
                 manifests: Some(self.path("manifests")),
             },
             presentation: kubelet::Presentation { max_pods: 110, port: 10250, ..Default::default() },
+            referred: None,
             api: None,
         };
         let task = tokio::spawn(kubelet::run(ctx, Arc::new(self.runtime.clone()), config));

@@ -112,7 +112,7 @@ pub fn ends(cert_pem: &str) -> Option<Timestamp> {
     X509Certificate::from_der(&der).ok().map(|(_, cert)| validity(&cert).1)
 }
 
-fn params(leaf: &Leaf) -> Result<CertificateParams, Error> {
+pub(crate) fn params(leaf: &Leaf) -> Result<CertificateParams, Error> {
     let sign = |source| Error::Sign { common_name: leaf.common_name.clone(), source };
     let mut name = DistinguishedName::new();
     match leaf.organizations.as_slice() {
@@ -142,6 +142,13 @@ fn params(leaf: &Leaf) -> Result<CertificateParams, Error> {
 fn fits(stored: &Issued, authority: &Authority, leaf: &Leaf, now: Timestamp) -> bool {
     let Ok(der) = CertificateDer::from_pem_slice(stored.cert_pem.as_bytes()) else { return false };
     let Ok((_, cert)) = X509Certificate::from_der(&der) else { return false };
+    says(stored, leaf) && is_fresh(&cert, now) && authority.signed(&cert)
+}
+
+/// Whether a certificate is for its key and says what `leaf` does.
+pub(crate) fn says(stored: &Issued, leaf: &Leaf) -> bool {
+    let Ok(der) = CertificateDer::from_pem_slice(stored.cert_pem.as_bytes()) else { return false };
+    let Ok((_, cert)) = X509Certificate::from_der(&der) else { return false };
     let Ok(key) = KeyPair::from_pem(&stored.key_pem) else { return false };
     let (user, groups, _) = subject(&cert);
     cert.public_key().subject_public_key.data == rcgen::PublicKeyData::der_bytes(&key)
@@ -149,8 +156,14 @@ fn fits(stored: &Issued, authority: &Authority, leaf: &Leaf, now: Timestamp) -> 
         && groups == leaf.organizations
         && names(&cert) == wanted_names(leaf)
         && usage(&cert) == Some(leaf.usage)
-        && is_fresh(&cert, now)
-        && authority.signed(&cert)
+}
+
+/// Whether it has begun and not ended.
+pub(crate) fn is_valid(stored: &Issued, now: Timestamp) -> bool {
+    let Ok(der) = CertificateDer::from_pem_slice(stored.cert_pem.as_bytes()) else { return false };
+    let Ok((_, cert)) = X509Certificate::from_der(&der) else { return false };
+    let (not_before, not_after) = validity(&cert);
+    not_before <= now && now < not_after
 }
 
 fn is_fresh(cert: &X509Certificate<'_>, now: Timestamp) -> bool {

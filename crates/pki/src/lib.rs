@@ -5,10 +5,12 @@
 //! time is an argument). Every key is ECDSA P-256; every file is written whole, mode 0600, in a directory
 //! of mode 0700. Read [`Authority`] and [`load_or_issue`] first.
 
+mod asking;
 mod authority;
 mod der;
 mod file;
 mod identity;
+pub mod join;
 pub mod jwk;
 mod kubeconfig;
 mod leaf;
@@ -19,6 +21,7 @@ pub mod token;
 
 use std::{io, path::PathBuf};
 
+pub use asking::{Asked, ask, keep, kept};
 pub use authority::Authority;
 pub use file::write_file;
 pub use identity::{Identity, identity_of};
@@ -41,6 +44,10 @@ pub enum Error {
     KeyMismatch { cert: PathBuf },
     #[error("the certificate authority {cert} is valid from {not_before} to {not_after} only")]
     Expired { cert: PathBuf, not_before: jiff::Timestamp, not_after: jiff::Timestamp },
+    #[error(
+        "a token for joining is written K10<digest of the authority>::<id>.<secret>, as the server's own is"
+    )]
+    Token,
     #[error("{what} is not a certificate or key")]
     Malformed { what: String },
     #[error("a certificate can name one organization, {common_name:?} asks for {count}")]

@@ -211,7 +211,7 @@ fn signature_algorithm(algorithm: &rcgen::SignatureAlgorithm) -> Option<&'static
     known.into_iter().find(|(known, _)| *known == algorithm).map(|(_, encoded)| encoded)
 }
 
-fn to_pem(der: &[u8]) -> String {
+pub(crate) fn to_pem(der: &[u8]) -> String {
     let text = STANDARD.encode(der);
     let lines: Vec<&str> =
         text.as_bytes().chunks(64).map(|line| std::str::from_utf8(line).unwrap_or_default()).collect();

@@ -38,7 +38,9 @@ pub use queue::Queue;
 pub use settings::{Settings, Signers};
 
 pub use client::review;
-pub use client::{Client, Delete, Discovered, Error, Key, News, Object, Patch, Raw, Served};
+pub use client::{
+    Change, Client, Connection, Delete, Discovered, Error, Feed, Key, News, Object, Patch, Raw, Served,
+};
 
 use api::selector::LabelSelector;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;

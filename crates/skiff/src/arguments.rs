@@ -349,7 +349,7 @@ impl Arguments {
             bail!("--kube-apiserver-arg service-account-issuer: an issuer has a name");
         }
         Ok(apiserver::ServiceAccountTokens {
-            keys: pki::token::Keys::load_or_create(&flags.data_dir.join("tls"))?,
+            keys: pki::token::Keys::load_or_create(&flags.node.data_dir.join("tls"))?,
             issuers,
             audiences: self.list("api-audiences"),
             key_set_url: self.last("service-account-jwks-uri").map(str::to_owned),

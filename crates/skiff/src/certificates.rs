@@ -38,6 +38,8 @@ pub struct Certificates {
     dir: PathBuf,
     server_ca: Arc<Authority>,
     client_ca: Arc<Authority>,
+    /// Of nodes as servers: what it signs must not be taken for the API server.
+    kubelet_ca: Arc<Authority>,
     request_header_ca: Authority,
     server: Leaf,
     admin: Leaf,
@@ -60,13 +62,14 @@ impl Certificates {
         kubeconfig: Kubeconfig,
         now: Timestamp,
     ) -> Result<Certificates, pki::Error> {
-        let dir = flags.data_dir.join("tls");
+        let dir = flags.node.data_dir.join("tls");
         let server_ca = Arc::new(Authority::load_or_create(&dir, "server-ca", now)?);
         let server = server_leaf(flags, advertise);
         let issued = pki::load_or_issue(&dir, "serving", &server_ca, &server, now)?;
         let client_ca = Arc::new(Authority::load_or_create(&dir, "client-ca", now)?);
+        let kubelet_ca = Arc::new(Authority::load_or_create(&dir, "kubelet-ca", now)?);
         let kubelet = kubelet_leaf(flags, advertise);
-        let kubelet_issued = pki::load_or_issue(&dir, "kubelet", &server_ca, &kubelet, now)?;
+        let kubelet_issued = pki::load_or_issue(&dir, "kubelet", &kubelet_ca, &kubelet, now)?;
         let kubelet_client = client_leaf(KUBELET_CLIENT, &[]);
         let client_issued = pki::load_or_issue(&dir, "kubelet-client", &client_ca, &kubelet_client, now)?;
         let request_header_ca = Authority::load_or_create(&dir, "request-header-ca", now)?;
@@ -78,15 +81,16 @@ impl Certificates {
             kubelet,
             kubelet_serving: Serving::new(&kubelet_issued)?,
             kubelet_client,
-            dialing: Dialing::new(server_ca.pem(), &client_issued)?,
+            dialing: Dialing::new(kubelet_ca.pem(), &client_issued)?,
+            kubelet_ca,
             client_ca,
             request_header_ca,
-            server_ca,
             server,
             admin: client_leaf("system:admin", &["system:masters"]),
             kubeconfig,
-            serving: Serving::new(&issued)?,
+            serving: Serving::new(&shown(&issued, &server_ca))?,
             due: now,
+            server_ca,
             dir,
         };
         certificates.renew(now)?;
@@ -122,12 +126,13 @@ impl Certificates {
         self.server_ca.pem()
     }
 
-    /// Who signs which requests for certificates: clients are known by one authority, servers by the other.
+    /// Who signs which requests for certificates: clients are known by one authority, nodes as servers by
+    /// another.
     pub fn signers(&self) -> Signers {
         let rows = [
             ("kubernetes.io/kube-apiserver-client", &self.client_ca),
             ("kubernetes.io/kube-apiserver-client-kubelet", &self.client_ca),
-            ("kubernetes.io/kubelet-serving", &self.server_ca),
+            ("kubernetes.io/kubelet-serving", &self.kubelet_ca),
             ("kubernetes.io/legacy-unknown", &self.client_ca),
         ];
         Signers(rows.map(|(name, authority)| (name.to_owned(), authority.clone())).into())
@@ -159,10 +164,10 @@ impl Certificates {
     /// Makes what is missing or grown old, and sets when to look again.
     fn renew(&mut self, now: Timestamp) -> Result<(), pki::Error> {
         let server = pki::load_or_issue(&self.dir, "serving", &self.server_ca, &self.server, now)?;
-        self.serving.replace(&server)?;
+        self.serving.replace(&shown(&server, &self.server_ca))?;
         let admin = pki::load_or_issue(&self.dir, "admin", &self.client_ca, &self.admin, now)?;
         self.write_kubeconfig(&admin)?;
-        let kubelet = pki::load_or_issue(&self.dir, "kubelet", &self.server_ca, &self.kubelet, now)?;
+        let kubelet = pki::load_or_issue(&self.dir, "kubelet", &self.kubelet_ca, &self.kubelet, now)?;
         self.kubelet_serving.replace(&kubelet)?;
         let client =
             pki::load_or_issue(&self.dir, "kubelet-client", &self.client_ca, &self.kubelet_client, now)?;
@@ -182,6 +187,11 @@ impl Certificates {
         let text = pki::kubeconfig(url, self.server_ca.pem(), admin, "default");
         pki::write_file(path, text.as_bytes(), *mode)
     }
+}
+
+/// The certificate with its authority, which nodes that join find in it.
+fn shown(issued: &Issued, authority: &Authority) -> Issued {
+    Issued { cert_pem: format!("{}{}", issued.cert_pem, authority.pem()), key_pem: issued.key_pem.clone() }
 }
 
 fn server_leaf(flags: &ServerFlags, advertise: Option<IpAddr>) -> Leaf {
@@ -212,7 +222,7 @@ fn server_leaf(flags: &ServerFlags, advertise: Option<IpAddr>) -> Leaf {
 
 /// The node of this process as a server.
 fn kubelet_leaf(flags: &ServerFlags, advertise: Option<IpAddr>) -> Leaf {
-    let name = node::name(flags);
+    let name = node::name(&flags.node);
     let mut ips = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
     ips.extend(advertise);
     Leaf {

@@ -20,6 +20,8 @@ pub struct Flags {
 pub enum Command {
     /// Run a control plane
     Server(Box<ServerFlags>),
+    /// Run a node that joins a server
+    Agent(Box<AgentFlags>),
     /// Run the controllers alone, against any API server
     ControllerManager(Box<ControllerManagerFlags>),
     /// Run the scheduler alone, against any API server
@@ -38,14 +40,58 @@ pub enum Command {
     Restore(BackupFlags),
 }
 
-#[derive(Debug, Args)]
-pub struct ServerFlags {
-    /// A YAML file with these same options, `data-dir: /x` for `--data-dir /x`; flags win over it
-    #[arg(long, env = "SKIFF_CONFIG_FILE")]
-    pub config: Option<PathBuf>,
+/// What a node is told, wherever its API server is.
+#[derive(Clone, Debug, Args)]
+pub struct NodeFlags {
     /// Where everything is kept
     #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = "/var/lib/skiff")]
     pub data_dir: PathBuf,
+    /// Do not hold pods of this node to NetworkPolicies; something else does
+    #[arg(long)]
+    pub disable_network_policy: bool,
+    /// Do not route Services on this node, nor hold pods to NetworkPolicies; something else does
+    #[arg(long)]
+    pub disable_kube_proxy: bool,
+    /// The socket of a CRI runtime to run pods with, or `containerd` for the host's or one started here [default: pods
+    /// are run by this program itself]
+    #[arg(long)]
+    pub container_runtime_endpoint: Option<String>,
+    /// Where a network for pods is looked for in CNI's words; without one they are on a bridge of this program's own
+    #[arg(long, default_value = "/etc/cni/net.d")]
+    pub cni_conf_dir: PathBuf,
+    /// Where CNI's programs are
+    #[arg(long, value_delimiter = ',', default_values = crate::containerd::NETWORK_PROGRAMS)]
+    pub cni_bin_dir: Vec<PathBuf>,
+    /// The address this node serves logs and streams of its containers on
+    #[arg(long, default_value = "0.0.0.0")]
+    pub kubelet_address: IpAddr,
+    /// The port for that; 0 takes a free one
+    #[arg(long, default_value_t = 10250)]
+    pub kubelet_port: u16,
+    /// Flags of upstream's kubelet, as `name=value`; `config=FILE` is a KubeletConfiguration
+    #[arg(long)]
+    pub kubelet_arg: Vec<String>,
+    /// This node's name [default: the host's]
+    #[arg(long, env = "SKIFF_NODE_NAME")]
+    pub node_name: Option<String>,
+    /// A label for this node, as `name=value`
+    #[arg(long, value_parser = label)]
+    pub node_label: Vec<(String, String)>,
+    /// A taint for this node, as `name=value:NoSchedule`
+    #[arg(long, value_parser = taint)]
+    pub node_taint: Vec<(String, String, String)>,
+}
+
+#[derive(Debug, Args)]
+pub struct ServerFlags {
+    #[command(flatten)]
+    pub node: NodeFlags,
+    /// What nodes show to join: `id.secret`, or any word [default: made once, and kept in the file `token`]
+    #[arg(long, env = "SKIFF_TOKEN", hide_env_values = true)]
+    pub token: Option<String>,
+    /// A YAML file with these same options, `data-dir: /x` for `--data-dir /x`; flags win over it
+    #[arg(long, env = "SKIFF_CONFIG_FILE")]
+    pub config: Option<PathBuf>,
     /// Write the administrator's kubeconfig here [default: admin.kubeconfig in the data directory]
     #[arg(long, short = 'o', env = "SKIFF_KUBECONFIG_OUTPUT")]
     pub write_kubeconfig: Option<PathBuf>,
@@ -98,40 +144,6 @@ pub struct ServerFlags {
     /// Run the control plane without a node
     #[arg(long)]
     pub disable_agent: bool,
-    /// Do not hold pods of this node to NetworkPolicies; something else does
-    #[arg(long)]
-    pub disable_network_policy: bool,
-    /// Do not route Services on this node, nor hold pods to NetworkPolicies; something else does
-    #[arg(long)]
-    pub disable_kube_proxy: bool,
-    /// The socket of a CRI runtime to run pods with, or `containerd` for the host's or one started here [default: pods
-    /// are run by this program itself]
-    #[arg(long)]
-    pub container_runtime_endpoint: Option<String>,
-    /// Where a network for pods is looked for in CNI's words; without one they are on a bridge of this program's own
-    #[arg(long, default_value = "/etc/cni/net.d")]
-    pub cni_conf_dir: PathBuf,
-    /// Where CNI's programs are
-    #[arg(long, value_delimiter = ',', default_values = crate::containerd::NETWORK_PROGRAMS)]
-    pub cni_bin_dir: Vec<PathBuf>,
-    /// The address this node serves logs and streams of its containers on
-    #[arg(long, default_value = "0.0.0.0")]
-    pub kubelet_address: IpAddr,
-    /// The port for that; 0 takes a free one
-    #[arg(long, default_value_t = 10250)]
-    pub kubelet_port: u16,
-    /// Flags of upstream's kubelet, as `name=value`; `config=FILE` is a KubeletConfiguration
-    #[arg(long)]
-    pub kubelet_arg: Vec<String>,
-    /// This node's name [default: the host's]
-    #[arg(long, env = "SKIFF_NODE_NAME")]
-    pub node_name: Option<String>,
-    /// A label for this node, as `name=value`
-    #[arg(long, value_parser = label)]
-    pub node_label: Vec<(String, String)>,
-    /// A taint for this node, as `name=value:NoSchedule`
-    #[arg(long, value_parser = taint)]
-    pub node_taint: Vec<(String, String, String)>,
     /// The addresses pods ask for names [default: the tenth of the Services' networks]
     #[arg(long, value_delimiter = ',')]
     pub cluster_dns: Vec<IpAddr>,
@@ -166,6 +178,27 @@ pub struct ServerFlags {
     /// Play this many nodes and the pods on them; nothing is really run
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     pub simulate: u32,
+}
+
+#[derive(Debug, Args)]
+pub struct AgentFlags {
+    /// A YAML file with these same options, `data-dir: /x` for `--data-dir /x`; flags win over it
+    #[arg(long, env = "SKIFF_CONFIG_FILE")]
+    pub config: Option<PathBuf>,
+    /// The server to join, as in https://server:6443
+    #[arg(long, short = 's', env = "SKIFF_URL")]
+    pub server: String,
+    /// What lets this node join, from the file `token` in the server's data directory; not needed any more afterwards
+    #[arg(long, short = 't', env = "SKIFF_TOKEN", hide_env_values = true)]
+    pub token: Option<String>,
+    /// A file with the token
+    #[arg(long, env = "SKIFF_TOKEN_FILE", conflicts_with = "token")]
+    pub token_file: Option<PathBuf>,
+    /// The address other nodes reach this one at [default: the one that leads to the server]
+    #[arg(long, short = 'i')]
+    pub node_ip: Option<IpAddr>,
+    #[command(flatten)]
+    pub node: NodeFlags,
 }
 
 #[derive(Debug, Args)]

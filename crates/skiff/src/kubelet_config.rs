@@ -190,6 +190,7 @@ mod tests {
             },
             presentation: kubelet::Presentation::default(),
             api: None,
+            referred: None,
         }
     }
 

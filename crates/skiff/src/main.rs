@@ -1,19 +1,23 @@
 //! The one program: reads flags, wires the roles together, runs until told to stop.
 
 mod address;
+mod agent;
 mod arguments;
 mod certificates;
 mod check;
 mod config;
 mod containerd;
+mod facts;
 mod flags;
 mod image;
+mod join;
 mod kubelet_config;
 mod monitor;
 mod node;
 mod roles;
 mod server;
 mod services;
+mod welcome;
 
 use std::process::ExitCode;
 
@@ -45,6 +49,7 @@ fn main() -> ExitCode {
         .init();
     let result = match flags.command {
         Command::Server(flags) => server::run(*flags),
+        Command::Agent(flags) => agent::run(*flags),
         Command::ControllerManager(flags) => roles::controller_manager(&flags),
         Command::Scheduler(flags) => roles::scheduler(&flags),
         Command::Proxy(flags) => roles::proxy(&flags),

@@ -12,9 +12,9 @@ use tokio::sync::watch;
 
 use crate::certificates::KUBELET_CLIENT;
 use crate::containerd;
-use crate::flags::ServerFlags;
+use crate::facts::Facts;
+use crate::flags::NodeFlags;
 use crate::kubelet_config;
-use crate::services;
 
 /// Upstream's default.
 const MAX_PODS: u32 = 110;
@@ -28,7 +28,7 @@ pub fn runtime_dir(data_dir: &Path) -> PathBuf {
 }
 
 /// Whether this process could run pods at all; says so if not.
-pub fn can_run_pods(flags: &ServerFlags) -> bool {
+pub fn can_run_pods(flags: &NodeFlags) -> bool {
     let can = flags.container_runtime_endpoint.is_some() || rustix::process::geteuid().is_root();
     if !can {
         tracing::warn!(
@@ -40,19 +40,19 @@ pub fn can_run_pods(flags: &ServerFlags) -> bool {
 
 /// What runs this node's containers: the one that is named, else our own.
 pub async fn runtime(
-    endpoint: Option<String>,
-    data_dir: &Path,
-    cni: Cni,
+    flags: &NodeFlags,
     shutdown: watch::Receiver<bool>,
 ) -> anyhow::Result<Arc<dyn Runtime>> {
-    let socket = match endpoint {
+    let data_dir = &flags.data_dir;
+    let socket = match flags.container_runtime_endpoint.clone() {
         Some(name) if name == CONTAINERD => {
             let found = containerd::provide(data_dir, shutdown).await?;
             found.context("containerd neither runs nor is installed")?
         }
         Some(socket) => socket,
         None => {
-            let own = Embedded::open(embedded(data_dir, cni)?).await?;
+            let (conf_dir, bin_dirs) = (flags.cni_conf_dir.clone(), flags.cni_bin_dir.clone());
+            let own = Embedded::open(embedded(data_dir, Cni { conf_dir, bin_dirs })?).await?;
             offer(&own, data_dir, shutdown);
             return Ok(Arc::new(own));
         }
@@ -98,7 +98,7 @@ pub struct Credentials {
 }
 
 /// This node's name.
-pub fn name(flags: &ServerFlags) -> String {
+pub fn name(flags: &NodeFlags) -> String {
     match &flags.node_name {
         Some(name) => name.clone(),
         None => rustix::system::uname().nodename().to_string_lossy().to_lowercase(),
@@ -106,7 +106,8 @@ pub fn name(flags: &ServerFlags) -> String {
 }
 
 pub fn config(
-    flags: &ServerFlags,
+    flags: &NodeFlags,
+    facts: &Facts,
     address: Option<IpAddr>,
     credentials: Credentials,
 ) -> anyhow::Result<Config> {
@@ -130,8 +131,8 @@ pub fn config(
             node_ip: address.map_or_else(|| "127.0.0.1".to_owned(), |address| address.to_string()),
             pods,
             logs,
-            cluster_domain: flags.cluster_domain.clone(),
-            cluster_dns: services::dns_addresses(flags)?.iter().map(ToString::to_string).collect(),
+            cluster_domain: facts.cluster_domain.clone(),
+            cluster_dns: facts.cluster_dns.iter().map(ToString::to_string).collect(),
             host_dns: kubelet::host_dns(),
             memory: memory()?,
             keeping: kubelet::Keeping::default(),
@@ -150,6 +151,7 @@ pub fn config(
             authority: credentials.authority,
             user: KUBELET_CLIENT.to_owned(),
         }),
+        referred: None,
     };
     kubelet_config::apply(&flags.kubelet_arg, &mut config)?;
     Ok(config)

@@ -18,10 +18,12 @@ use tokio::sync::watch;
 use crate::address;
 use crate::arguments::Arguments;
 use crate::certificates::{Certificates, Kubeconfig};
+use crate::facts::Facts;
 use crate::flags::{BackupFlags, ServerFlags};
 use crate::node;
 use crate::roles::{CONTROLLER_MANAGER, SCHEDULER, scheduler_config};
 use crate::services;
+use crate::welcome;
 
 pub fn run(flags: ServerFlags) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(flags))
@@ -32,7 +34,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     // First of all: a port in use is the most likely mistake.
     let listener = TcpListener::bind(bind).with_context(|| format!("cannot listen on {bind}"))?;
     let listen = listener.local_addr()?;
-    private_dir(&flags.data_dir)?;
+    private_dir(&flags.node.data_dir)?;
     let arguments = Arguments::parse(&flags.kube_apiserver_arg)?;
     let mut store = open_store(&flags).await?;
     let mut encryption = None;
@@ -43,20 +45,22 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     }
     let advertise = flags.advertise_address.or_else(|| reachable(flags.bind_address)).or_else(address::own);
     let kubeconfig = Kubeconfig {
-        path: flags.write_kubeconfig.clone().unwrap_or_else(|| flags.data_dir.join("admin.kubeconfig")),
+        path: flags.write_kubeconfig.clone().unwrap_or_else(|| flags.node.data_dir.join("admin.kubeconfig")),
         mode: flags.write_kubeconfig_mode,
         url: format!("https://{}", SocketAddr::new(local(flags.bind_address), listen.port())),
     };
     let ready_line = (kubeconfig.url.clone(), kubeconfig.path.clone());
     let certificates = Certificates::new(&flags, advertise, kubeconfig, Timestamp::now())?;
     let serving = certificates.serving();
+    let facts = Facts::of(&flags, certificates.client_ca())?;
+    let token = welcome::token(&flags.node.data_dir, flags.token.as_deref(), certificates.server_ca())?;
     let (stop, shutdown) = watch::channel(false);
     let settings = Settings {
         root_ca: certificates.server_ca().to_owned(),
         cluster_cidrs: flags.cluster_cidr.clone(),
         service_cidrs: flags.service_cidr.clone(),
         signers: certificates.signers(),
-        account_tokens: Some(Arc::new(pki::token::Keys::load_or_create(&flags.data_dir.join("tls"))?)),
+        account_tokens: Some(Arc::new(pki::token::Keys::load_or_create(&flags.node.data_dir.join("tls"))?)),
         local_storage: local_storage(&flags)?,
         cloud: cloud(&flags)?,
     };
@@ -96,6 +100,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     let ctx = ctx.with(settings);
     let counted = ctx.metrics.clone();
     started.also_count(move |out| counted.write(out));
+    welcome::prepare(&Client::new(started.local(), "skiff"), &token.bootstrap, &facts).await?;
     if !flags.disable_controller_manager {
         if !ctx.settings.local_storage.is_empty() {
             ensure_storage_class(&ctx.client).await?;
@@ -115,14 +120,15 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         tokio::spawn(simulate::run(ctx.clone(), simulate::Config { nodes: flags.simulate, events: true }));
     }
     if !flags.disable_agent
-        && (flags.simulate == 0 || flags.container_runtime_endpoint.is_some())
-        && node::can_run_pods(&flags)
+        && (flags.simulate == 0 || flags.node.container_runtime_endpoint.is_some())
+        && node::can_run_pods(&flags.node)
     {
-        let config = node::config(&flags, advertise, credentials)?;
+        let config = node::config(&flags.node, &facts, advertise, credentials)?;
         let name = format!("system:node:{}", config.settings.node_name);
         let client = Client::new(started.local(), "kubelet").acting_as(&name);
-        if !flags.disable_kube_proxy {
-            services::route(&ctx, Client::new(started.local(), services::PROXY), &flags)?;
+        if !flags.node.disable_kube_proxy {
+            let client = Client::new(started.local(), services::PROXY);
+            services::route(&ctx, client, &flags.node, &facts)?;
         }
         if let Some(address) = advertise.filter(|_| !services::is_disabled(&flags, "dns")) {
             let admin = Client::new(started.local(), "dns");
@@ -135,13 +141,9 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
             started.also_count(move |out| counted.write(out));
         }
         let ctx = Ctx { client, ..ctx.clone() };
-        let (endpoint, data_dir) = (flags.container_runtime_endpoint.clone(), flags.data_dir.clone());
-        let cni = runtime::embedded::Cni {
-            conf_dir: flags.cni_conf_dir.clone(),
-            bin_dirs: flags.cni_bin_dir.clone(),
-        };
+        let flags = flags.node.clone();
         tokio::spawn(async move {
-            match node::runtime(endpoint, &data_dir, cni, ctx.shutdown.clone()).await {
+            match node::runtime(&flags, ctx.shutdown.clone()).await {
                 Ok(runtime) => kubelet::run(ctx, runtime, config).await,
                 Err(error) => tracing::error!("pods stay pending: {error:#}"),
             }
@@ -163,7 +165,8 @@ fn local_storage(flags: &ServerFlags) -> anyhow::Result<String> {
     if flags.disable.iter().any(|part| part == "local-storage") {
         return Ok(String::new());
     }
-    let path = flags.default_local_storage_path.clone().unwrap_or_else(|| flags.data_dir.join("storage"));
+    let path =
+        flags.default_local_storage_path.clone().unwrap_or_else(|| flags.node.data_dir.join("storage"));
     // Nodes need to find it, wherever they were started from.
     let path =
         std::path::absolute(&path).with_context(|| format!("no absolute path for {}", path.display()))?;
@@ -187,7 +190,7 @@ async fn ensure_storage_class(client: &Client) -> anyhow::Result<()> {
 
 async fn open_store(flags: &ServerFlags) -> anyhow::Result<Arc<dyn Store>> {
     if flags.datastore_endpoint.is_empty() {
-        let dir = flags.data_dir.join("store");
+        let dir = flags.node.data_dir.join("store");
         return Ok(Arc::new(LogStore::open(&dir, store::log::Config::default())?));
     }
     let options = store::etcd::Options { tls: etcd_tls(flags)?, ..store::etcd::Options::default() };
@@ -230,7 +233,7 @@ pub fn restore(flags: &BackupFlags) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn private_dir(path: &Path) -> anyhow::Result<()> {
+pub fn private_dir(path: &Path) -> anyhow::Result<()> {
     use std::os::unix::fs::DirBuilderExt as _;
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.with_context(|| format!("cannot make {}", path.display()))

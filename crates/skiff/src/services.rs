@@ -12,7 +12,8 @@ use proxy::Firewall as _;
 use reconcile::{Ctx, Severity};
 use tokio::net::TcpListener;
 
-use crate::flags::ServerFlags;
+use crate::facts::Facts;
+use crate::flags::{NodeFlags, ServerFlags};
 use crate::node;
 
 /// What the proxy calls itself.
@@ -40,8 +41,8 @@ fn networks(texts: &[String]) -> anyhow::Result<Vec<Net>> {
 }
 
 /// Routes Services on this node as long as the context lasts.
-pub fn route(ctx: &Ctx, client: Client, flags: &ServerFlags) -> anyhow::Result<()> {
-    let config = proxy_config(node::name(flags), &flags.cluster_cidr, &flags.service_cidr)?;
+pub fn route(ctx: &Ctx, client: Client, flags: &NodeFlags, facts: &Facts) -> anyhow::Result<()> {
+    let config = proxy_config(node::name(flags), &facts.cluster_cidr, &facts.service_cidr)?;
     let config = proxy::Config { way_out: true, policies: !flags.disable_network_policy, ..config };
     let ctx = Ctx { client: client.acting_as("system:kube-proxy"), ..ctx.clone() };
     proxy::prepare(&config.pods);
@@ -81,7 +82,7 @@ pub async fn names(
 ) -> anyhow::Result<Arc<dns::Metrics>> {
     let server = dns::Server::bind(SocketAddr::new(address, 0)).await.context("cannot listen for DNS")?;
     let place = dns::announce::Place {
-        node: node::name(flags),
+        node: node::name(&flags.node),
         udp: server.udp_address()?,
         tcp: server.tcp_address()?,
     };

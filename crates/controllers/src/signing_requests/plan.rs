@@ -1,6 +1,7 @@
 //! Which requests are approved by themselves, which are signed, and how long they are kept. Pure.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -41,24 +42,43 @@ pub struct Recognized {
     pub message: &'static str,
 }
 
-/// As what a request is recognized, in the order in which to ask.
-pub fn recognized(request: &CertificateSigningRequest, parsed: &Request) -> Vec<Recognized> {
+/// As what a request is recognized, in the order in which to ask. `taken` says whether an address is that of a node
+/// other than the one of this name.
+pub fn recognized(
+    request: &CertificateSigningRequest,
+    parsed: &Request,
+    taken: impl Fn(IpAddr, &str) -> bool,
+) -> Vec<Recognized> {
     let decided = condition(request, "Approved").is_some() || condition(request, "Denied").is_some();
-    let of_kubelet =
-        request.spec.signer_name == KUBELET_CLIENT && kubelet_client(parsed, &usages(request)).is_ok();
-    if decided || is_issued(request) || !of_kubelet {
+    if decided || is_issued(request) {
         return Vec::new();
     }
     let own = request.spec.username.as_deref() == Some(parsed.common_name.as_str());
-    let own = own.then_some(Recognized {
-        subresource: "selfnodeclient",
-        message: "Auto approving self kubelet client certificate after SubjectAccessReview.",
-    });
-    let any = Recognized {
-        subresource: "nodeclient",
-        message: "Auto approving kubelet client certificate after SubjectAccessReview.",
-    };
-    own.into_iter().chain([any]).collect()
+    match request.spec.signer_name.as_str() {
+        KUBELET_CLIENT if kubelet_client(parsed, &usages(request)).is_ok() => {
+            let own = own.then_some(Recognized {
+                subresource: "selfnodeclient",
+                message: "Auto approving self kubelet client certificate after SubjectAccessReview.",
+            });
+            let any = Recognized {
+                subresource: "nodeclient",
+                message: "Auto approving kubelet client certificate after SubjectAccessReview.",
+            };
+            own.into_iter().chain([any]).collect()
+        }
+        // Nobody is allowed this unless a cluster says so: it takes a node's word for its address.
+        KUBELET_SERVING if own && kubelet_serving(parsed, &usages(request)).is_ok() => {
+            let node = parsed.common_name.strip_prefix(NODE).unwrap_or_default();
+            let honest = parsed.dns_names.iter().all(|name| name == node)
+                && !parsed.ips.iter().any(|ip| ip.is_loopback() || taken(*ip, node));
+            let serving = Recognized {
+                subresource: "selfnodeserver",
+                message: "Auto approving self kubelet server certificate after SubjectAccessReview.",
+            };
+            honest.then_some(serving).into_iter().collect()
+        }
+        _ => Vec::new(),
+    }
 }
 
 pub fn usages(request: &CertificateSigningRequest) -> Vec<String> {

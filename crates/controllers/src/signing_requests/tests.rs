@@ -32,13 +32,40 @@ fn csr(signer: &str, user: &str, conditions: Value) -> CertificateSigningRequest
 fn kubelets_are_recognized() {
     let parsed = Request::parse(NODE_REQUEST.as_bytes()).expect("a request");
     let ways = |request: &CertificateSigningRequest| {
-        recognized(request, &parsed).iter().map(|way| way.subresource).collect::<Vec<_>>().join(" ")
+        let ways = recognized(request, &parsed, |_, _| false);
+        ways.iter().map(|way| way.subresource).collect::<Vec<_>>().join(" ")
     };
     let kubelet = "kubernetes.io/kube-apiserver-client-kubelet";
     assert_eq!(ways(&csr(kubelet, "system:node:n", json!([]))), "selfnodeclient nodeclient");
     assert_eq!(ways(&csr(kubelet, "system:bootstrap:x", json!([]))), "nodeclient");
     assert_eq!(ways(&csr("kubernetes.io/kube-apiserver-client", "system:node:n", json!([]))), "");
     assert_eq!(ways(&csr(kubelet, "system:node:n", json!([{"type": "Denied", "status": "True"}]))), "");
+}
+
+#[test]
+fn nodes_may_serve_as_themselves_and_where_nobody_else_is() {
+    let ways = |user: &str, dns: &str, ip: &str| {
+        let leaf = pki::Leaf {
+            common_name: "system:node:n".into(),
+            organizations: vec!["system:nodes".into()],
+            dns_names: vec![dns.into()],
+            ips: vec![ip.parse().expect("an address")],
+            usage: pki::Usage::Server,
+            lifetime: std::time::Duration::from_secs(3600),
+        };
+        let asked = pki::ask(&leaf).expect("a request").request;
+        let mut request = csr("kubernetes.io/kubelet-serving", user, json!([]));
+        request.spec.usages = Some(usages("digital signature,server auth"));
+        let parsed = Request::parse(asked.as_bytes()).expect("a request");
+        let taken = |ip: std::net::IpAddr, name: &str| ip.to_string() == "192.0.2.2" && name == "n";
+        let ways = recognized(&request, &parsed, taken);
+        ways.iter().map(|way| way.subresource).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(ways("system:node:n", "n", "192.0.2.1"), "selfnodeserver");
+    assert_eq!(ways("system:node:m", "n", "192.0.2.1"), "", "somebody else's name");
+    assert_eq!(ways("system:node:n", "m", "192.0.2.1"), "", "another host");
+    assert_eq!(ways("system:node:n", "n", "192.0.2.2"), "", "another node's address");
+    assert_eq!(ways("system:node:n", "n", "127.0.0.1"), "", "everybody's address");
 }
 
 #[test]

@@ -1,0 +1,250 @@
+//! How a new node and a server that have never met come to trust each other: by a token that says which
+//! authority vouches for the server, and what to show it.
+//!
+//! The server sends its authority along with its certificate, so that one handshake is enough: the node takes
+//! the authority whose digest the token has, and no other.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use ring::digest::{SHA256, digest};
+use ring::rand::SecureRandom as _;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{WebPkiSupportedAlgorithms, ring as provider};
+use rustls::crypto::{verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject as _};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore, SignatureScheme,
+};
+
+use crate::request::to_pem;
+use crate::{Error, Showing};
+
+/// What joining tokens begin with, as those of k3s do.
+const PREFIX: &str = "K10";
+const SEPARATOR: &str = "::";
+const ID: usize = 6;
+const SECRET: usize = 16;
+/// What ids and secrets of bootstrap tokens are made of.
+const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
+
+/// The digest by which an authority is known.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Fingerprint([u8; 32]);
+
+impl Fingerprint {
+    /// Of the first certificate in PEM.
+    pub fn of(pem: &str) -> Result<Fingerprint, Error> {
+        let der = CertificateDer::from_pem_slice(pem.as_bytes());
+        let der = der.map_err(|_| Error::Malformed { what: "the authority's certificate".to_owned() })?;
+        Ok(Fingerprint::of_der(&der))
+    }
+
+    fn of_der(der: &[u8]) -> Fingerprint {
+        let mut bytes = [0; 32];
+        bytes.copy_from_slice(digest(&SHA256, der).as_ref());
+        Fingerprint(bytes)
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Fingerprint {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Fingerprint, Error> {
+        let malformed = || Error::Token;
+        let mut bytes = [0; 32];
+        if text.len() != 64 || !text.is_ascii() {
+            return Err(malformed());
+        }
+        for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks(2)) {
+            let pair = std::str::from_utf8(pair).map_err(|_| malformed())?;
+            *byte = u8::from_str_radix(pair, 16).map_err(|_| malformed())?;
+        }
+        Ok(Fingerprint(bytes))
+    }
+}
+
+/// What a new node shows: a bootstrap token.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Bootstrap {
+    pub id: String,
+    pub secret: String,
+}
+
+impl Bootstrap {
+    pub fn random() -> Result<Bootstrap, Error> {
+        let mut bytes = [0; 64];
+        ring::rand::SystemRandom::new().fill(&mut bytes).map_err(|_| Error::Randomness)?;
+        // 252 is the largest multiple of 36 in a byte: no letter is likelier than another.
+        let mut letters = bytes.iter().filter(|byte| **byte < 252).map(|byte| letter(*byte));
+        let mut take = |count| letters.by_ref().take(count).collect::<String>();
+        let made = Bootstrap { id: take(ID), secret: take(SECRET) };
+        // 22 of 64 are there except once in a number with thirty digits.
+        if made.secret.len() == SECRET { Ok(made) } else { Err(Error::Randomness) }
+    }
+
+    /// `id.secret` as it is, `user:word` and a word alone by what follows from the word: both ends find the same.
+    pub fn of(text: &str) -> Result<Bootstrap, Error> {
+        let plain = |text: &str| text.bytes().all(|byte| LETTERS.contains(&byte));
+        if let Some((id, secret)) = text.split_once('.')
+            && id.len() == ID
+            && secret.len() == SECRET
+            && plain(id)
+            && plain(secret)
+        {
+            return Ok(Bootstrap { id: id.to_owned(), secret: secret.to_owned() });
+        }
+        let word = text.split_once(':').map_or(text, |(_, word)| word);
+        if word.is_empty() {
+            return Err(Error::Token);
+        }
+        let derive = |purpose: &str, length| -> String {
+            let digest = digest(&SHA256, format!("skiff {purpose} {word}").as_bytes());
+            digest.as_ref().iter().take(length).map(|byte| letter(*byte)).collect()
+        };
+        Ok(Bootstrap { id: derive("id", ID), secret: derive("secret", SECRET) })
+    }
+
+    /// As it is shown to the API server.
+    pub fn bearer(&self) -> String {
+        format!("{}.{}", self.id, self.secret)
+    }
+}
+
+fn letter(byte: u8) -> char {
+    char::from(LETTERS[usize::from(byte) % LETTERS.len()])
+}
+
+/// Secrets are not for logs.
+impl fmt::Debug for Bootstrap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bootstrap").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// What lets a node join: `K10<digest of the authority>::<id>.<secret>`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JoinToken {
+    /// Not there in a token that only says what to show.
+    pub authority: Option<Fingerprint>,
+    pub bootstrap: Bootstrap,
+}
+
+impl JoinToken {
+    /// For writing down; it is a secret.
+    pub fn reveal(&self) -> String {
+        let shown = self.bootstrap.bearer();
+        match &self.authority {
+            Some(authority) => format!("{PREFIX}{authority}{SEPARATOR}{shown}"),
+            None => shown,
+        }
+    }
+}
+
+impl FromStr for JoinToken {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<JoinToken, Error> {
+        let text = text.trim();
+        let pinned = text.strip_prefix(PREFIX).and_then(|rest| rest.split_once(SEPARATOR));
+        let Some((authority, rest)) = pinned else {
+            return Ok(JoinToken { authority: None, bootstrap: Bootstrap::of(text)? });
+        };
+        Ok(JoinToken { authority: Some(authority.parse()?), bootstrap: Bootstrap::of(rest)? })
+    }
+}
+
+/// Trusts servers whose certificate is of one authority, which they show beside it.
+#[derive(Debug)]
+pub struct Pinned {
+    authority: Fingerprint,
+    algorithms: WebPkiSupportedAlgorithms,
+    found: Mutex<Option<CertificateDer<'static>>>,
+}
+
+impl Pinned {
+    pub fn new(authority: Fingerprint) -> Arc<Pinned> {
+        let algorithms = provider::default_provider().signature_verification_algorithms;
+        Arc::new(Pinned { authority, algorithms, found: Mutex::default() })
+    }
+
+    /// The authority in PEM, once a server has shown it.
+    pub fn authority(&self) -> Option<String> {
+        self.found.lock().as_ref().map(|der| to_pem(der))
+    }
+
+    /// How to speak to such a server. What is spoken over it is for the caller to add.
+    pub fn config(self: &Arc<Self>, showing: Option<Arc<Showing>>) -> Result<ClientConfig, Error> {
+        let builder = ClientConfig::builder_with_provider(Arc::new(provider::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|source| Error::Tls { source })?
+            .dangerous()
+            .with_custom_certificate_verifier(self.clone());
+        Ok(match showing {
+            Some(showing) => builder.with_client_cert_resolver(showing),
+            None => builder.with_no_client_auth(),
+        })
+    }
+}
+
+impl ServerCertVerifier for Pinned {
+    fn verify_server_cert(
+        &self,
+        shown: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        stapled: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, TlsError> {
+        let authority = others.iter().find(|other| Fingerprint::of_der(other) == self.authority);
+        let authority = authority.ok_or(CertificateError::UnknownIssuer)?.clone().into_owned();
+        let mut roots = RootCertStore::empty();
+        roots.add(authority.clone())?;
+        let provider = Arc::new(provider::default_provider());
+        let chains = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
+        let chains = chains.map_err(|_| CertificateError::UnknownIssuer)?;
+        let verified = chains.verify_server_cert(shown, others, name, stapled, now)?;
+        *self.found.lock() = Some(authority);
+        Ok(verified)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, TlsError> {
+        verify_tls12_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, TlsError> {
+        verify_tls13_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,77 @@
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::*;
+use crate::{Authority, Issued, Leaf, Usage};
+
+const WRONG: &str =
+    "a token for joining is written K10<digest of the authority>::<id>.<secret>, as the server's own is";
+const HASH: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+
+#[track_caller]
+fn check(text: &str, expected: &str) {
+    let shown = match text.parse::<JoinToken>() {
+        Ok(token) => token.reveal(),
+        Err(error) => error.to_string(),
+    };
+    assert_eq!(shown, expected, "{text}");
+}
+
+#[test]
+fn tokens_are_read_and_written() {
+    let whole = format!("K10{HASH}::abcdef.0123456789abcdef");
+    check(&whole, &whole);
+    check(&format!(" {whole}\n"), &whole);
+    check("abcdef.0123456789abcdef", "abcdef.0123456789abcdef");
+    check("K1000::abcdef.0123456789abcdef", WRONG);
+    check(&format!("K10{}::a", HASH.replace('0', "g")), WRONG);
+    check("", WRONG);
+    check("server:", WRONG);
+    // What follows from a word is the same for everybody, whoever is named before it.
+    let word: JoinToken = "hunter2".parse().unwrap();
+    check(&format!("K10{HASH}::node:hunter2"), &format!("K10{HASH}::{}", word.reveal()));
+    assert_eq!(Bootstrap::of(&word.bootstrap.bearer()).unwrap(), word.bootstrap);
+    assert_ne!(word.bootstrap, Bootstrap::of("hunter3").unwrap());
+}
+
+#[test]
+fn random_tokens_are_tokens_and_secret() {
+    let token = Bootstrap::random().unwrap();
+    assert_eq!(Bootstrap::of(&token.bearer()).unwrap(), token);
+    assert_ne!(token, Bootstrap::random().unwrap());
+    assert!(!format!("{token:?}").contains(&token.secret));
+}
+
+#[test]
+fn only_the_pinned_authority_is_trusted() {
+    let dir = tempfile::tempdir().unwrap();
+    let now = Timestamp::now();
+    let good = Authority::load_or_create(dir.path(), "good", now).unwrap();
+    let bad = Authority::load_or_create(dir.path(), "bad", now).unwrap();
+    let leaf = Leaf {
+        common_name: "server".to_owned(),
+        organizations: vec![],
+        dns_names: vec!["localhost".to_owned()],
+        ips: vec![],
+        usage: Usage::Server,
+        lifetime: Duration::from_secs(3600),
+    };
+    let verify = |issued: &Issued, beside: &Authority, name: &'static str| {
+        let pinned = Pinned::new(Fingerprint::of(good.pem()).unwrap());
+        let der = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
+        let name = ServerName::try_from(name).unwrap();
+        let (shown, beside) = (der(&issued.cert_pem), der(beside.pem()));
+        let verified = pinned.verify_server_cert(&shown, &[beside], &name, &[], UnixTime::now());
+        assert_eq!(verified.is_ok(), pinned.authority().is_some());
+        verified.is_ok()
+    };
+    let (ours, theirs) = (good.issue(&leaf, now).unwrap(), bad.issue(&leaf, now).unwrap());
+    assert!(verify(&ours, &good, "localhost"));
+    assert!(!verify(&ours, &good, "elsewhere"));
+    assert!(!verify(&theirs, &bad, "localhost"), "another authority");
+    assert!(
+        !verify(&theirs, &good, "localhost"),
+        "the right authority beside a certificate that is not its own"
+    );
+}

@@ -1,0 +1,132 @@
+//! `skiff agent`: a node that joins a server elsewhere, and everything that runs on it.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr as _;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use client::Client;
+use jiff::Timestamp;
+use kubelet::Referred;
+use pki::join::JoinToken;
+use reconcile::{Clock, Ctx};
+use tokio::sync::watch;
+
+use crate::flags::AgentFlags;
+use crate::join::{self, Joining};
+use crate::node;
+use crate::server::{private_dir, told_to_stop};
+use crate::services;
+
+pub fn run(flags: AgentFlags) -> anyhow::Result<()> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(flags))
+}
+
+async fn serve(flags: AgentFlags) -> anyhow::Result<()> {
+    anyhow::ensure!(node::can_run_pods(&flags.node), "this process cannot run pods");
+    private_dir(&flags.node.data_dir)?;
+    let place = place(&flags.server)?;
+    let token = token(&flags)?;
+    let (stop, shutdown) = watch::channel(false);
+    tokio::spawn(async move {
+        told_to_stop().await;
+        stop.send_replace(true);
+        told_to_stop().await;
+        std::process::exit(1);
+    });
+    let mut stopped = shutdown.clone();
+    let joining = async {
+        let address = match flags.node_ip {
+            Some(address) => address,
+            None => way_to(&place).await,
+        };
+        let dir = flags.node.data_dir.join("agent/tls");
+        let server = flags.server.clone();
+        let joining = Joining { dir, server, token, name: node::name(&flags.node), address };
+        let joined = joining.join().await?;
+        anyhow::Ok((joining, joined))
+    };
+    let (joining, joined) = tokio::select! {
+        joined = joining => joined?,
+        _ = stopped.wait_for(|stop| *stop) => return Ok(()),
+    };
+    tracing::info!(server = flags.server, node = joining.name, address = %joining.address, "joined");
+    let credentials = joined.credentials(&flags.server)?;
+    let referred = Referred::new(Arc::new(credentials.remote.clone()));
+    let ctx = Ctx::new(Client::new(referred.clone(), "kubelet"), Clock::default(), shutdown);
+    let api = node::Credentials {
+        serving: credentials.serving.clone(),
+        authority: pki::ClientAuthority::new(&joined.facts.client_ca, "the cluster's authority for clients")?,
+    };
+    let config = node::config(&flags.node, &joined.facts, Some(joining.address), api)?;
+    let config = kubelet::Config { referred: Some(referred.clone()), ..config };
+    if !flags.node.disable_kube_proxy {
+        services::route(&ctx, Client::new(referred, services::PROXY), &flags.node, &joined.facts)?;
+    }
+    tokio::spawn(join::keep_renewed(joining, joined, credentials, Timestamp::now));
+    let runtime = node::runtime(&flags.node, ctx.shutdown.clone()).await?;
+    kubelet::run(ctx, runtime, config).await;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// `host:port` of the server's URL.
+fn place(url: &str) -> anyhow::Result<String> {
+    let wrong = || format!("--server {url:?} is not written https://host:port");
+    let place = url.strip_prefix("https://").map(|rest| rest.trim_end_matches('/')).with_context(wrong)?;
+    anyhow::ensure!(!place.is_empty() && !place.contains('/'), wrong());
+    let has_port = place.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    Ok(if has_port && !place.ends_with(']') { place.to_owned() } else { format!("{place}:443") })
+}
+
+fn token(flags: &AgentFlags) -> anyhow::Result<Option<JoinToken>> {
+    let read = |path: &PathBuf| {
+        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    let text = match (&flags.token, &flags.token_file) {
+        (Some(text), _) => Some(text.clone()),
+        (None, Some(path)) => Some(read(path)?),
+        (None, None) => None,
+    };
+    Ok(text.as_deref().map(JoinToken::from_str).transpose()?)
+}
+
+/// This machine's address on the way to the server; waits until there is one.
+async fn way_to(place: &str) -> IpAddr {
+    let found = async || -> std::io::Result<IpAddr> {
+        let to = tokio::net::lookup_host(place).await?.next().ok_or(std::io::ErrorKind::NotFound)?;
+        let from: SocketAddr =
+            if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().map_err(std::io::Error::other)?;
+        // Nothing is sent: this only makes the kernel look at its routes.
+        let socket = tokio::net::UdpSocket::bind(from).await?;
+        socket.connect(to).await?;
+        Ok(socket.local_addr()?.ip())
+    };
+    loop {
+        match found().await {
+            Ok(address) => return address,
+            Err(error) => tracing::warn!(%error, server = place, "no way to the server yet"),
+        }
+        tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_the_server_is() {
+        let check =
+            |url: &str, expected: Option<&str>| assert_eq!(place(url).ok().as_deref(), expected, "{url}");
+        check("https://a:6443", Some("a:6443"));
+        check("https://a:6443/", Some("a:6443"));
+        check("https://192.0.2.1", Some("192.0.2.1:443"));
+        check("https://[2001:db8::1]:6443", Some("[2001:db8::1]:6443"));
+        check("https://[2001:db8::1]", Some("[2001:db8::1]:443"));
+        check("http://a", None);
+        check("https://", None);
+        check("https://a/b", None);
+    }
+}

@@ -1,0 +1,83 @@
+//! What every node of a cluster must know of it: told by the server in a ConfigMap, kept by nodes in a file.
+
+use std::net::IpAddr;
+
+use anyhow::Context as _;
+use serde_json::{Value, json};
+
+use crate::flags::ServerFlags;
+use crate::services;
+
+/// The cluster as its nodes need to know it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Facts {
+    /// The networks of pods.
+    pub cluster_cidr: Vec<String>,
+    /// The networks of Services.
+    pub service_cidr: Vec<String>,
+    /// Where pods ask for names.
+    pub cluster_dns: Vec<IpAddr>,
+    pub cluster_domain: String,
+    /// Who vouches for clients of nodes, in PEM.
+    pub client_ca: String,
+}
+
+impl Facts {
+    pub fn of(flags: &ServerFlags, client_ca: &str) -> anyhow::Result<Facts> {
+        Ok(Facts {
+            cluster_cidr: flags.cluster_cidr.clone(),
+            service_cidr: flags.service_cidr.clone(),
+            cluster_dns: services::dns_addresses(flags)?,
+            cluster_domain: flags.cluster_domain.clone(),
+            client_ca: client_ca.to_owned(),
+        })
+    }
+
+    /// As the data of a ConfigMap.
+    pub fn data(&self) -> Value {
+        let dns: Vec<String> = self.cluster_dns.iter().map(ToString::to_string).collect();
+        json!({
+            "cluster-cidr": self.cluster_cidr.join(","), "service-cidr": self.service_cidr.join(","),
+            "cluster-dns": dns.join(","), "cluster-domain": self.cluster_domain, "client-ca": self.client_ca,
+        })
+    }
+
+    pub fn read(data: &Value) -> anyhow::Result<Facts> {
+        let text = |name: &str| {
+            let value = data.get(name).and_then(Value::as_str);
+            value.with_context(|| format!("the cluster does not tell its {name}"))
+        };
+        let list = |name: &str| -> anyhow::Result<Vec<String>> {
+            Ok(text(name)?.split(',').filter(|item| !item.is_empty()).map(str::to_owned).collect())
+        };
+        let dns: Result<Vec<IpAddr>, _> = list("cluster-dns")?.iter().map(|ip| ip.parse()).collect();
+        Ok(Facts {
+            cluster_cidr: list("cluster-cidr")?,
+            service_cidr: list("service-cidr")?,
+            cluster_dns: dns.context("the cluster's cluster-dns is no list of addresses")?,
+            cluster_domain: text("cluster-domain")?.to_owned(),
+            client_ca: text("client-ca")?.to_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_is_understood() {
+        let facts = Facts {
+            cluster_cidr: vec!["10.42.0.0/16".into(), "fd42::/48".into()],
+            service_cidr: vec!["10.43.0.0/16".into()],
+            cluster_dns: vec!["10.43.0.10".parse().unwrap()],
+            cluster_domain: "cluster.local".into(),
+            client_ca: "PEM\n".into(),
+        };
+        assert_eq!(Facts::read(&facts.data()).unwrap(), facts);
+        let none = Facts { cluster_dns: Vec::new(), ..facts };
+        assert_eq!(Facts::read(&none.data()).unwrap(), none);
+        let error = Facts::read(&json!({"cluster-cidr": ""})).unwrap_err();
+        assert_eq!(error.to_string(), "the cluster does not tell its cluster-dns");
+    }
+}

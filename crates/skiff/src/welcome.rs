@@ -1,0 +1,190 @@
+//! The server's side of joining: the token by which nodes come in, and what they are allowed then.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use client::Client;
+use pki::join::{Bootstrap, Fingerprint, JoinToken};
+use serde_json::{Value, json};
+use std::str::FromStr as _;
+
+use crate::facts::Facts;
+
+/// Where nodes find what they must know of the cluster.
+pub const FACTS: &str = "/api/v1/namespaces/kube-system/configmaps/skiff-cluster";
+/// Where nodes that cannot be reached leave a way back.
+pub const TUNNEL: &str = "/skiff/tunnel";
+/// What tokens for joining are known by, among those of others.
+const LABEL: &str = "skiff.io/join-token";
+/// Whoever shows such a token.
+const JOINING: &str = "system:bootstrappers:skiff:nodes";
+const NODES: &str = "system:nodes";
+const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
+
+/// The token nodes join this server with: the one that is asked for, the one there was, or a new one. It is written
+/// where nobody but its owner reads it.
+pub fn token(data_dir: &Path, wanted: Option<&str>, authority: &str) -> anyhow::Result<JoinToken> {
+    let authority = Fingerprint::of(authority)?;
+    let path = data_dir.join("token");
+    let kept = match std::fs::read_to_string(&path) {
+        Ok(text) => Some(text),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+    };
+    let bootstrap = match (wanted, &kept) {
+        (Some(text), _) => {
+            let token = JoinToken::from_str(text).context("--token")?;
+            let other = token.authority.is_some_and(|pinned| pinned != authority);
+            anyhow::ensure!(!other, "--token is for a cluster of another authority");
+            token.bootstrap
+        }
+        (None, Some(text)) => {
+            JoinToken::from_str(text).with_context(|| path.display().to_string())?.bootstrap
+        }
+        (None, None) => Bootstrap::random()?,
+    };
+    let token = JoinToken { authority: Some(authority), bootstrap };
+    let text = format!("{}\n", token.reveal());
+    if kept.as_ref() != Some(&text) {
+        pki::write_file(&path, text.as_bytes(), 0o600)?;
+    }
+    Ok(token)
+}
+
+/// Lets nodes in: the token, what it and nodes are good for, and what nodes are told.
+pub async fn prepare(client: &Client, token: &Bootstrap, facts: &Facts) -> anyhow::Result<()> {
+    let secrets = "/api/v1/namespaces/kube-system/secrets";
+    let label = json!({LABEL: "true"});
+    let named = |name: &str| json!({"name": name});
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "bootstrap.kubernetes.io/token",
+        "metadata": {"name": format!("bootstrap-token-{}", token.id), "namespace": "kube-system", "labels": label},
+        "stringData": {
+            "token-id": token.id, "token-secret": token.secret, "auth-extra-groups": JOINING,
+            "usage-bootstrap-authentication": "true", "description": "For nodes that join by `skiff agent`.",
+        },
+    });
+    let map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "skiff-cluster"}, "data": facts.data(),
+    });
+    let read = json!(["get", "list", "watch"]);
+    let role = json!({"metadata": named("skiff:node"), "rules": [
+        // Names and Services, and whom NetworkPolicies speak of, may be anywhere.
+        {"apiGroups": [""], "verbs": read,
+         "resources": ["pods", "services", "nodes", "namespaces", "persistentvolumes"]},
+        {"apiGroups": ["discovery.k8s.io"], "verbs": read, "resources": ["endpointslices"]},
+        {"apiGroups": ["networking.k8s.io"], "verbs": read, "resources": ["networkpolicies"]},
+        {"apiGroups": ["certificates.k8s.io"], "verbs": ["create"],
+         "resources": ["certificatesigningrequests/selfnodeserver"]},
+        {"nonResourceURLs": [TUNNEL], "verbs": ["get"]},
+    ]});
+    let facts_role = json!({"metadata": named("skiff:node"), "rules": [
+        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["skiff-cluster"], "verbs": ["get"]},
+    ]});
+    // Upstream leaves this to people; here the controller looks at what is asked for.
+    let approver = json!({"metadata": named("skiff:serving-approver"), "rules": [
+        {"apiGroups": ["certificates.k8s.io"], "resources": ["signers"], "verbs": ["approve"],
+         "resourceNames": ["kubernetes.io/kubelet-serving"]},
+    ]});
+    let binding_to = |name: &str, kind: &str, role: &str, subject: Value| {
+        json!({
+            "metadata": named(name),
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role},
+            "subjects": [subject],
+        })
+    };
+    let binding = |name: &str, kind: &str, role: &str, group: &str| {
+        let group = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": group});
+        binding_to(name, kind, role, group)
+    };
+    let controller =
+        json!({"kind": "ServiceAccount", "namespace": "kube-system", "name": "certificate-controller"});
+    let csr = "system:certificates.k8s.io:certificatesigningrequests";
+    let (client_role, own_role) = (format!("{csr}:nodeclient"), format!("{csr}:selfnodeclient"));
+    let roles = format!("{RBAC}/clusterroles");
+    let bindings = format!("{RBAC}/clusterrolebindings");
+    let wanted: [(&str, &str, Value); 11] = [
+        (secrets, "stringData", secret),
+        (FACTS.trim_end_matches("/skiff-cluster"), "data", map),
+        (&roles, "rules", role),
+        (&roles, "rules", approver),
+        (
+            &bindings,
+            "subjects",
+            binding_to("skiff:serving-approver", "ClusterRole", "skiff:serving-approver", controller),
+        ),
+        (&format!("{RBAC}/namespaces/kube-system/roles"), "rules", facts_role),
+        (
+            &format!("{RBAC}/namespaces/kube-system/rolebindings"),
+            "subjects",
+            binding("skiff:node", "Role", "skiff:node", NODES),
+        ),
+        (&bindings, "subjects", binding("skiff:node", "ClusterRole", "skiff:node", NODES)),
+        (&bindings, "subjects", binding("skiff:join", "ClusterRole", "system:node-bootstrapper", JOINING)),
+        (&bindings, "subjects", binding("skiff:join-approval", "ClusterRole", &client_role, JOINING)),
+        (&bindings, "subjects", binding("skiff:renewal-approval", "ClusterRole", &own_role, NODES)),
+    ];
+    let made = wanted.iter().map(|(path, field, object)| ensure(client, path, field, object));
+    futures_util::future::try_join_all(made).await?;
+    forget_others(client, secrets, token).await
+}
+
+/// Makes an object, or sets the field that says everything.
+async fn ensure(client: &Client, collection: &str, field: &str, object: &Value) -> anyhow::Result<()> {
+    let name = object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
+    let path = format!("{collection}/{name}");
+    let outcome = match client.request(http::Method::GET, &path, None).await {
+        Ok(there) if there.get(field) == object.get(field) => return Ok(()),
+        Ok(mut there) => {
+            there[field] = object[field].clone();
+            client.request(http::Method::PUT, &path, Some(&there)).await
+        }
+        Err(error) if error.is_not_found() => {
+            client.request(http::Method::POST, collection, Some(object)).await
+        }
+        Err(error) => Err(error),
+    };
+    outcome.map(drop).with_context(|| format!("cannot make {path}"))
+}
+
+/// Tokens this server had before let nobody in any more.
+async fn forget_others(client: &Client, secrets: &str, token: &Bootstrap) -> anyhow::Result<()> {
+    let list = client.request(http::Method::GET, &format!("{secrets}?labelSelector={LABEL}"), None).await?;
+    for secret in list.get("items").and_then(Value::as_array).into_iter().flatten() {
+        let name = secret.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
+        if name == format!("bootstrap-token-{}", token.id) {
+            continue;
+        }
+        match client.request(http::Method::DELETE, &format!("{secrets}/{name}"), None).await {
+            Err(error) if !error.is_not_found() => return Err(error).context("cannot remove an old token"),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn the_token_is_kept_and_can_be_set() {
+        let dir = tempfile::tempdir().unwrap();
+        let ca = pki::Authority::load_or_create(dir.path(), "ca", jiff::Timestamp::now()).unwrap();
+        let of = |wanted: Option<&str>| token(dir.path(), wanted, ca.pem());
+        let first = of(None).unwrap();
+        assert_eq!(of(None).unwrap(), first, "kept");
+        let path = dir.path().join("token");
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), format!("{}\n", first.reveal()));
+        let set = of(Some("abcdef.0123456789abcdef")).unwrap();
+        assert_eq!(set.bootstrap.id, "abcdef");
+        assert_eq!(of(None).unwrap(), set, "kept as well");
+        assert_eq!(of(Some(&set.reveal())).unwrap(), set);
+        let other = set.reveal().replacen("K10", "K10", 1).replace(&set.reveal()[3..7], "0000");
+        let error = of(Some(&other)).unwrap_err().to_string();
+        assert_eq!(error, "--token is for a cluster of another authority");
+    }
+}
