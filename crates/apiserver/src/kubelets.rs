@@ -20,7 +20,6 @@ use hyper::body::Incoming;
 use rustls::pki_types::ServerName;
 use serde_json::Value;
 use stream::Ask;
-use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
@@ -28,6 +27,7 @@ use crate::access::authorize_creation;
 use crate::body::Body;
 use crate::request::Target;
 use crate::server::{Call, Server, method_not_allowed};
+use crate::tunnels::{self, Wire};
 pub use options::Stream;
 
 /// How long a node may take to take our call.
@@ -198,15 +198,14 @@ impl Place {
 }
 
 /// A connection to a kubelet that has shown the cluster's certificate.
-pub async fn dial(server: &Server, place: &Place) -> Result<TlsStream<TcpStream>, String> {
+pub async fn dial(server: &Server, place: &Place) -> Result<TlsStream<Box<dyn Wire>>, String> {
     let Some(dialing) = &server.dialing else {
         return Err("this server has no certificate to show to nodes".to_owned());
     };
     let name =
         ServerName::try_from(place.host.clone()).map_err(|_| format!("{:?} is no address", place.host))?;
     let connect = async {
-        let stream = TcpStream::connect((place.host.as_str(), place.port)).await?;
-        stream.set_nodelay(true)?;
+        let stream = tunnels::connect(server, &place.host, place.port).await?;
         TlsConnector::from(dialing.config()).connect(name, stream).await
     };
     let why = match tokio::time::timeout(DIAL, connect).await {

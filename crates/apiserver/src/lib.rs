@@ -56,6 +56,7 @@ mod subresource;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod tunnels;
 mod update;
 mod watch;
 mod write;
@@ -283,6 +284,11 @@ pub async fn start_in(
 }
 
 impl Started {
+    /// How many tunnels nodes elsewhere have left so far.
+    pub fn tunnels(&self) -> channel::Receiver<u64> {
+        self.server.tunnels.seen.subscribe()
+    }
+
     /// A connection for roles in this process.
     pub fn local(&self) -> Arc<Local> {
         Local::new(self.server.clone())

@@ -29,6 +29,7 @@ pub async fn answer(server: &Arc<Server>, call: &Call) -> Result<Response<Body>,
     };
     match (base.as_str(), check) {
         ("/healthz" | "/livez" | "/readyz", check) => health(server, call, &base[1..], check),
+        ("/skiff", Some("tunnel")) => crate::tunnels::answer(server, call),
         ("/version", None) => Ok(encoded(StatusCode::OK, &json, version())),
         ("/metrics", None) => {
             Ok(text(StatusCode::OK, server.metrics.print(server), "text/plain; version=0.0.4; charset=utf-8"))

@@ -17,13 +17,13 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use rustls::pki_types::ServerName;
-use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::body::Body;
 use crate::kubelets::{self, streamed};
 use crate::request::Target;
 use crate::server::{Call, Server};
+use crate::tunnels;
 use links::Links;
 use place::{Far, Way};
 
@@ -145,8 +145,8 @@ async fn ask(
         let connection = kubelets::dial(server, &far.place).await?;
         return stream::hand_on(connection, request, upgrade).await.map_err(|error| error.to_string());
     }
-    let connected =
-        tokio::time::timeout(DIAL, TcpStream::connect((far.place.host.as_str(), far.place.port))).await;
+    let connecting = tunnels::connect(server, &far.place.host, far.place.port);
+    let connected = tokio::time::timeout(DIAL, connecting).await;
     let connection = match connected {
         Ok(Ok(connection)) => connection,
         Ok(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
@@ -155,7 +155,6 @@ async fn ask(
         Ok(Err(error)) => return Err(format!("dial tcp {}: {error}", far.shown())),
         Err(_) => return Err(format!("dial tcp {}: i/o timeout", far.shown())),
     };
-    let _ = connection.set_nodelay(true);
     if far.way == Way::Plain {
         return stream::hand_on(connection, request, upgrade).await.map_err(|error| error.to_string());
     }

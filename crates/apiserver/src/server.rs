@@ -36,6 +36,7 @@ use crate::render::{Include, Renderer, failure};
 use crate::request::{Query, Route, Target, route, verb};
 use crate::services::Allocations;
 use crate::tokens::Tokens;
+use crate::tunnels::Tunnels;
 use crate::write::with_warnings;
 
 /// Upstream's limit on request bodies.
@@ -67,6 +68,8 @@ pub struct Server {
     pub tokens: Tokens,
     /// How kubelets are spoken to.
     pub dialing: Option<Arc<pki::Dialing>>,
+    /// Ways to nodes that cannot be reached otherwise.
+    pub tunnels: Tunnels,
     /// `true` once the first objects are there.
     pub ready: watch::Receiver<bool>,
     seed: AtomicU64,
@@ -160,6 +163,7 @@ impl Server {
             shutdown,
             tokens,
             dialing: None,
+            tunnels: Tunnels::default(),
             ready,
             seed,
         }

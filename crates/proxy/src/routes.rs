@@ -1,6 +1,9 @@
-//! The way to pods on other nodes: their networks lie behind the nodes' addresses. For nodes that share a link.
+//! The way to pods on other nodes: their networks lie behind the nodes' addresses. Nodes that share a link with this one
+//! are sent packets as they are, the others inside packets of VXLAN ([`overlay`]).
 
+mod overlay;
 pub mod plan;
+pub mod trial;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,9 +13,11 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use nft::Net;
-use reconcile::Ctx;
+use reconcile::{Ctx, Object as _};
 use sys::netlink::Netlink;
 use tokio::sync::Notify;
+
+pub use overlay::LINK as OVERLAY;
 
 /// What our routes are known by, among those of others in the kernel's table.
 const OURS: u8 = 0x73;
@@ -21,6 +26,7 @@ const PAUSE: Duration = Duration::from_secs(60);
 
 /// Keeps routes to the pods of all other nodes until the context's shutdown. They stay then, so that connections do.
 pub async fn run(ctx: Ctx, node: String) {
+    tokio::spawn(trial::run(ctx.clone(), node.clone()));
     let news = Arc::new(Notify::new());
     let tell = news.clone();
     ctx.caches.nodes().listen(move |changed| {
@@ -35,7 +41,11 @@ pub async fn run(ctx: Ctx, node: String) {
         loop {
             let nodes = ctx.caches.nodes().all();
             let wanted = plan::plan(nodes.iter().map(Arc::as_ref), &node);
-            let outcome = tokio::task::spawn_blocking(move || bring_about(&wanted)).await;
+            let own = nodes.iter().find(|known| known.name() == node);
+            let nets: Vec<Net> = own.map(|own| plan::networks(own)).unwrap_or_default();
+            let address = own.and_then(|own| plan::addresses(own).into_iter().find(IpAddr::is_ipv4));
+            let work = move || bring_about(&wanted, &nets, address);
+            let outcome = tokio::task::spawn_blocking(work).await;
             if outcome.is_ok_and(|done| done) {
                 news.notified().await;
             } else {
@@ -50,10 +60,29 @@ pub async fn run(ctx: Ctx, node: String) {
 }
 
 /// Makes the kernel's routes of ours those that are wanted. Whether all could be made.
-fn bring_about(wanted: &BTreeMap<Net, IpAddr>) -> bool {
+fn bring_about(wanted: &BTreeMap<Net, IpAddr>, own: &[Net], address: Option<IpAddr>) -> bool {
     let attempt = || -> io::Result<bool> {
         let mut netlink = Netlink::open()?;
         let mut complete = true;
+        let mut ways: BTreeMap<Net, (Way, IpAddr)> = BTreeMap::new();
+        for (net, node) in wanted {
+            let way = match netlink.way_to(*node) {
+                Ok((_, None)) => Way::Direct,
+                Ok((index, Some(_))) => Way::Overlay { underlay: index },
+                Err(error) => {
+                    complete = false;
+                    tracing::warn!(%error, %net, %node, "no way to a node, and so none to its pods");
+                    continue;
+                }
+            };
+            ways.insert(*net, (way, *node));
+        }
+        let overlay = overlay::bring_about(&mut netlink, &ways, own, address)?;
+        let mut gateways: BTreeMap<Net, (IpAddr, IpAddr)> = BTreeMap::new();
+        for (net, (way, node)) in &ways {
+            let gateway = if *way == Way::Direct { *node } else { net.first() };
+            gateways.insert(*net, (gateway, *node));
+        }
         let there: BTreeMap<Net, IpAddr> = netlink
             .routes(OURS)?
             .into_iter()
@@ -62,12 +91,21 @@ fn bring_about(wanted: &BTreeMap<Net, IpAddr>) -> bool {
         for (net, gateway) in there.iter().filter(|(net, _)| !wanted.contains_key(net)) {
             netlink.delete_route(net.first(), net.bits(), *gateway, OURS)?;
         }
-        for (net, gateway) in wanted.iter().filter(|(net, gateway)| there.get(net) != Some(gateway)) {
-            match netlink.add_route(net.first(), net.bits(), *gateway, OURS) {
-                Ok(()) => tracing::info!(%net, %gateway, "pods of another node are reached"),
+        for (net, (gateway, node)) in gateways {
+            if there.get(&net) == Some(&gateway) {
+                continue;
+            }
+            let made = match (overlay, gateway == node) {
+                (_, true) => netlink.add_route(net.first(), net.bits(), gateway, OURS),
+                (Some(link), false) => netlink.add_route_over(link, net.first(), net.bits(), gateway, OURS),
+                (None, false) => Err(io::Error::other("only nodes with IPv4 are reached over other links")),
+            };
+            let direct = gateway == node;
+            match made {
+                Ok(()) => tracing::info!(%net, %node, direct, "pods of another node are reached"),
                 Err(error) => {
                     complete = false;
-                    tracing::warn!(%error, %net, %gateway, "no route to the pods of a node: does it share a link with this one?");
+                    tracing::warn!(%error, %net, %node, direct, "no route to the pods of a node");
                 }
             }
         }
@@ -77,4 +115,22 @@ fn bring_about(wanted: &BTreeMap<Net, IpAddr>) -> bool {
         tracing::warn!(%error, "cannot look at routes");
         false
     })
+}
+
+/// How a node's pods are reached.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    /// The node shares a link with this one.
+    Direct,
+    /// There are routers between that know nothing of pods, so packets go inside others, over this link.
+    Overlay { underlay: u32 },
+}
+
+/// Removes every route of ours.
+pub fn remove_all() -> io::Result<()> {
+    let mut netlink = Netlink::open()?;
+    for (to, bits, gateway) in netlink.routes(OURS)? {
+        netlink.delete_route(to, bits, gateway, OURS)?;
+    }
+    Ok(())
 }

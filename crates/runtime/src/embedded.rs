@@ -45,7 +45,7 @@ pub use serve::{listen, serve};
 pub use supervisor::supervise;
 
 /// The beginning of the names of pods' links on this node.
-const LINKS: &str = "skp";
+pub const LINKS: &str = "skp";
 
 /// Where things are and what they are called.
 #[derive(Clone, Debug)]

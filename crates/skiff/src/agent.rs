@@ -16,8 +16,10 @@ use tokio::sync::watch;
 use crate::flags::AgentFlags;
 use crate::join::{self, Joining};
 use crate::node;
+use crate::reset;
 use crate::server::{private_dir, told_to_stop};
 use crate::services;
+use crate::tunnel;
 
 pub fn run(flags: AgentFlags) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(flags))
@@ -26,6 +28,7 @@ pub fn run(flags: AgentFlags) -> anyhow::Result<()> {
 async fn serve(flags: AgentFlags) -> anyhow::Result<()> {
     anyhow::ensure!(node::can_run_pods(&flags.node), "this process cannot run pods");
     private_dir(&flags.node.data_dir)?;
+    let _lock = reset::lock(&flags.node.data_dir)?;
     let place = place(&flags.server)?;
     let token = token(&flags)?;
     let (stop, shutdown) = watch::channel(false);
@@ -64,6 +67,8 @@ async fn serve(flags: AgentFlags) -> anyhow::Result<()> {
     if !flags.node.disable_kube_proxy {
         services::route(&ctx, Client::new(referred, services::PROXY), &flags.node, &joined.facts)?;
     }
+    let (pinned, showing) = (joined.pinned.clone(), credentials.showing.clone());
+    tokio::spawn(tunnel::keep(ctx.clone(), place, joining.name.clone(), pinned, showing));
     tokio::spawn(join::keep_renewed(joining, joined, credentials, Timestamp::now));
     let runtime = node::runtime(&flags.node, ctx.shutdown.clone()).await?;
     kubelet::run(ctx, runtime, config).await;

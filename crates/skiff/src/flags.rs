@@ -34,6 +34,10 @@ pub enum Command {
     Check,
     /// Look after the images of the container runtime in use
     Image(ImageFlags),
+    /// Make a cluster of several nodes on this machine, for as long as this runs
+    Dev(DevFlags),
+    /// Remove what skiff has made on this host
+    Reset(ResetFlags),
     /// Copy a stopped server's data into one file
     Backup(BackupFlags),
     /// Fill an empty data directory from a backup
@@ -82,7 +86,7 @@ pub struct NodeFlags {
     pub node_taint: Vec<(String, String, String)>,
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct ServerFlags {
     #[command(flatten)]
     pub node: NodeFlags,
@@ -342,6 +346,44 @@ pub struct SimulateFlags {
     /// Record the events a kubelet would
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub events: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DevFlags {
+    /// How many nodes, the server's among them
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub nodes: u8,
+    /// Where everything is kept as long as the cluster lasts
+    #[arg(long, short = 'd', default_value = "/var/lib/skiff-dev")]
+    pub data_dir: PathBuf,
+    /// The network between the nodes
+    #[arg(long, default_value = "10.212.0.0/24")]
+    pub network: podnet::Cidr,
+    /// Let this machine route between the nodes instead of giving them a common link
+    #[arg(long)]
+    pub routed: bool,
+    /// An archive with images that all nodes get
+    #[arg(long)]
+    pub image: Vec<PathBuf>,
+    /// An argument for the server alone, as in `--server-arg=--disable=dns`
+    #[arg(long, allow_hyphen_values = true)]
+    pub server_arg: Vec<String>,
+    /// Remove such a cluster that was left behind, or that another process has made
+    #[arg(long)]
+    pub remove: bool,
+    /// Arguments for all nodes
+    #[arg(last = true)]
+    pub rest: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct ResetFlags {
+    /// The data directory of the server or the agent
+    #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = "/var/lib/skiff")]
+    pub data_dir: PathBuf,
+    /// Remove the data directory too, with all that was in the cluster
+    #[arg(long)]
+    pub yes: bool,
 }
 
 #[derive(Debug, Args)]

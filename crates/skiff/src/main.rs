@@ -7,6 +7,7 @@ mod certificates;
 mod check;
 mod config;
 mod containerd;
+mod dev;
 mod facts;
 mod flags;
 mod image;
@@ -14,9 +15,11 @@ mod join;
 mod kubelet_config;
 mod monitor;
 mod node;
+mod reset;
 mod roles;
 mod server;
 mod services;
+mod tunnel;
 mod welcome;
 
 use std::process::ExitCode;
@@ -37,6 +40,9 @@ fn main() -> ExitCode {
     {
         return runtime::embedded::supervise(directory.as_ref());
     }
+    if std::env::args_os().nth(1).is_some_and(|word| word == "inside") {
+        return dev::inside();
+    }
     let arguments = match config::expand(std::env::args().collect()) {
         Ok(arguments) => arguments,
         Err(error) => return fail(&error),
@@ -56,6 +62,8 @@ fn main() -> ExitCode {
         Command::Simulate(flags) => roles::simulate(&flags),
         Command::Check => check::run(),
         Command::Image(flags) => image::run(&flags),
+        Command::Dev(flags) => dev::run(flags),
+        Command::Reset(flags) => reset::run(&flags),
         Command::Backup(flags) => server::backup(&flags),
         Command::Restore(flags) => server::restore(&flags),
     };

@@ -76,7 +76,8 @@ fn offer(own: &Embedded, data_dir: &Path, mut shutdown: watch::Receiver<bool>) {
     });
 }
 
-fn embedded(data_dir: &Path, cni: Cni) -> anyhow::Result<runtime::embedded::Config> {
+/// The embedded runtime's own settings.
+pub fn embedded(data_dir: &Path, cni: Cni) -> anyhow::Result<runtime::embedded::Config> {
     // Supervisors are somewhere else when they look for it.
     let data_dir = std::path::absolute(data_dir).context("no absolute path for the data directory")?;
     Ok(runtime::embedded::Config {

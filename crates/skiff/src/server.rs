@@ -21,6 +21,7 @@ use crate::certificates::{Certificates, Kubeconfig};
 use crate::facts::Facts;
 use crate::flags::{BackupFlags, ServerFlags};
 use crate::node;
+use crate::reset;
 use crate::roles::{CONTROLLER_MANAGER, SCHEDULER, scheduler_config};
 use crate::services;
 use crate::welcome;
@@ -37,6 +38,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     private_dir(&flags.node.data_dir)?;
     let arguments = Arguments::parse(&flags.kube_apiserver_arg)?;
     let mut store = open_store(&flags).await?;
+    let _lock = reset::lock(&flags.node.data_dir)?;
     let mut encryption = None;
     if let Some(path) = arguments.path("encryption-provider-config") {
         let encrypted = apiserver::Encrypted::new(store, &path)?;
@@ -148,6 +150,11 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
                 Err(error) => tracing::error!("pods stay pending: {error:#}"),
             }
         });
+    }
+    if let Some(address) = advertise.filter(|_| flags.disable_agent && !services::is_disabled(&flags, "dns"))
+    {
+        let admin = Client::new(started.local(), "dns");
+        tokio::spawn(services::names_once(started.tunnels(), ctx.clone(), admin, flags.clone(), address));
     }
     let mut is_ready = started.ready();
     tokio::spawn(async move {

@@ -11,6 +11,7 @@ use nft::Net;
 use proxy::Firewall as _;
 use reconcile::{Ctx, Severity};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 use crate::facts::Facts;
 use crate::flags::{NodeFlags, ServerFlags};
@@ -127,7 +128,7 @@ pub async fn ingress(
     let metrics = ingress.metrics();
     for (port, tls) in [(flags.ingress_http_port, false), (flags.ingress_https_port, true)] {
         if port != 0 {
-            tokio::spawn(outside(ctx.clone(), ingress.clone(), node::name(flags), port, tls));
+            tokio::spawn(outside(ctx.clone(), ingress.clone(), node::name(&flags.node), port, tls));
         }
     }
     Ok(metrics)
@@ -166,6 +167,21 @@ async fn listen(port: u16) -> std::io::Result<TcpListener> {
         Ok(listener) => Ok(listener),
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Err(error),
         Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await,
+    }
+}
+
+/// Answers for names as soon as a node elsewhere has come, since without any nobody asks.
+pub async fn names_once(
+    mut nodes: watch::Receiver<u64>,
+    ctx: Ctx,
+    admin: Client,
+    flags: ServerFlags,
+    address: IpAddr,
+) {
+    if nodes.wait_for(|seen| *seen > 0).await.is_ok()
+        && let Err(error) = names(&ctx, admin, &flags, address).await
+    {
+        tracing::error!("nobody answers for names: {error:#}");
     }
 }
 

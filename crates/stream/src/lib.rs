@@ -6,6 +6,7 @@
 
 pub mod messages;
 pub mod spdy;
+pub mod tunnel;
 pub mod websocket;
 
 use std::time::Duration;

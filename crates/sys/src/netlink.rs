@@ -3,6 +3,7 @@
 //! The few requests a pod's network needs, spoken to the kernel directly. Read [`Netlink`].
 
 mod message;
+mod overlay;
 mod traffic;
 
 use std::io;
@@ -13,6 +14,7 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use message::{Message, attributes, text};
+pub use overlay::{Neighbour, Overlay};
 pub use traffic::Rate;
 
 const ACK: u16 = 0x4;
@@ -189,6 +191,43 @@ impl Netlink {
         message.attribute(libc::RTA_GATEWAY, &octets(gateway));
         message.attribute(libc::RTA_OIF, &index.to_ne_bytes());
         self.ask(message).map(drop)
+    }
+
+    /// Sends what is for a network to a gateway over this link, whether or not the gateway seems to be there. As for
+    /// [`Netlink::add_route`] otherwise.
+    pub fn add_route_over(
+        &mut self,
+        index: u32,
+        to: IpAddr,
+        prefix: u8,
+        gateway: IpAddr,
+        mark: u8,
+    ) -> io::Result<()> {
+        /// RTNH_F_ONLINK
+        const ON_LINK: u8 = 4;
+        let mut message = Message::new(libc::RTM_NEWROUTE, CREATE | REPLACE | ACK);
+        let (scope, unicast) = (libc::RT_SCOPE_UNIVERSE, libc::RTN_UNICAST);
+        let table = libc::RT_TABLE_MAIN;
+        message.raw(&[family(to), prefix, 0, 0, table, mark, scope, unicast]);
+        message.raw(&u32::from(ON_LINK).to_ne_bytes());
+        message.attribute(libc::RTA_DST, &octets(to));
+        message.attribute(libc::RTA_GATEWAY, &octets(gateway));
+        message.attribute(libc::RTA_OIF, &index.to_ne_bytes());
+        self.ask(message).map(drop)
+    }
+
+    /// How packets for an address leave this machine: over which link, and to which gateway, if not to the address
+    /// itself.
+    pub fn way_to(&mut self, address: IpAddr) -> io::Result<(u32, Option<IpAddr>)> {
+        let mut message = Message::new(libc::RTM_GETROUTE, 0);
+        let bits = octets(address).len() as u8 * 8;
+        message.raw(&[family(address), bits, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        message.attribute(libc::RTA_DST, &octets(address));
+        let answers = self.ask(message)?;
+        let body = answers.first().and_then(|body| body.get(12..)).ok_or(io::ErrorKind::InvalidData)?;
+        let value = |kind| attributes(body).find(|(found, _)| *found == kind).map(|(_, value)| value);
+        let index = value(libc::RTA_OIF).and_then(number).ok_or(io::ErrorKind::InvalidData)?;
+        Ok((index, value(libc::RTA_GATEWAY).and_then(self::address)))
     }
 
     /// Sends what is for a network to a gateway on a link of this machine. The route carries a mark by which its owner

@@ -14,19 +14,25 @@ pub fn plan<'a>(nodes: impl Iterator<Item = &'a Node>, own: &str) -> BTreeMap<Ne
 
 /// The networks of a node's pods, each with the node's address of the same family.
 pub fn routes_to(node: &Node) -> Vec<(Net, IpAddr)> {
-    let addresses = node.status.as_ref().and_then(|status| status.addresses.as_ref()).into_iter().flatten();
-    let addresses: Vec<IpAddr> = addresses
-        .filter(|address| address.type_ == "InternalIP")
-        .filter_map(|address| address.address.parse().ok())
-        .collect();
-    let spec = node.spec.as_ref();
-    let several = spec.and_then(|spec| spec.pod_cidrs.as_ref()).into_iter().flatten();
-    let nets = several.filter_map(|text| text.parse::<Net>().ok());
+    let addresses = addresses(node);
     let behind = |net: Net| {
         let address = addresses.iter().find(|address| Ip::of(**address) == Ip::of(net.first()));
         address.map(|address| (net, *address))
     };
-    nets.filter_map(behind).collect()
+    networks(node).into_iter().filter_map(behind).collect()
+}
+
+/// Where other nodes reach a node.
+pub fn addresses(node: &Node) -> Vec<IpAddr> {
+    let addresses = node.status.as_ref().and_then(|status| status.addresses.as_ref()).into_iter().flatten();
+    let internal = addresses.filter(|address| address.type_ == "InternalIP");
+    internal.filter_map(|address| address.address.parse().ok()).collect()
+}
+
+/// The networks of a node's pods.
+pub fn networks(node: &Node) -> Vec<Net> {
+    let cidrs = node.spec.as_ref().and_then(|spec| spec.pod_cidrs.as_ref()).into_iter().flatten();
+    cidrs.filter_map(|text| text.parse::<Net>().ok()).collect()
 }
 
 #[cfg(test)]

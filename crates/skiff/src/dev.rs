@@ -1,0 +1,292 @@
+//! `skiff dev`: a cluster of several nodes on one machine, for as long as it is wanted. Each node is a process of this
+//! program in a network of its own, all tied to one bridge; the first is the server.
+//!
+//! Everything is below one directory and one bridge, so that all of it can be found and removed, by the process that
+//! made it or by a later one.
+
+mod inside;
+mod networks;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use client::{Client, Kubeconfig, remote::Remote};
+use serde_json::Value;
+
+use crate::flags::DevFlags;
+use crate::reset::{self, Failures};
+use crate::server::{private_dir, told_to_stop};
+
+pub use inside::inside;
+use networks::{Network, Networks};
+
+/// How long a cluster may take to come up, and its processes to end.
+const UP: Duration = Duration::from_secs(120);
+const END: Duration = Duration::from_secs(20);
+const LOOK: Duration = Duration::from_millis(100);
+
+pub fn run(flags: DevFlags) -> anyhow::Result<()> {
+    anyhow::ensure!(rustix::process::geteuid().is_root(), "only root can make networks: be root");
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        if flags.remove {
+            return remove(&flags.data_dir).await;
+        }
+        let mut cluster = make(&flags)?;
+        let stopped = tokio::select! {
+            outcome = cluster.come_up(&flags) => match outcome {
+                Ok(()) => {
+                    told_to_stop().await;
+                    Ok(())
+                }
+                Err(error) => Err(error.context(cluster.last_words())),
+            },
+            () = told_to_stop() => Ok(()),
+        };
+        eprintln!("removing the cluster");
+        let ended = cluster.end().await;
+        stopped.and(ended)
+    })
+}
+
+/// A cluster as far as it has been made.
+struct Cluster {
+    dir: PathBuf,
+    nodes: Vec<Node>,
+    networks: Networks,
+    _lock: Option<File>,
+}
+
+struct Node {
+    name: String,
+    process: Child,
+    network: Network,
+}
+
+/// Makes the place for a cluster.
+fn make(flags: &DevFlags) -> anyhow::Result<Cluster> {
+    private_dir(&flags.data_dir)?;
+    let lock = reset::lock(&flags.data_dir).context("such a cluster is there already")?;
+    let leftover = flags.data_dir.join("processes").exists();
+    anyhow::ensure!(!leftover, "an earlier cluster was not removed: skiff dev --remove");
+    let networks = Networks::make(flags.network, flags.routed)?;
+    Ok(Cluster { dir: flags.data_dir.clone(), nodes: Vec::new(), networks, _lock: lock })
+}
+
+impl Cluster {
+    /// Starts all nodes and waits until they are ready.
+    async fn come_up(&mut self, flags: &DevFlags) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        self.write_down()?;
+        for number in 1..=flags.nodes {
+            import(&self.node_dir(number), &flags.image)?;
+        }
+        let server = self.networks.address(1)?;
+        let kubeconfig = self.dir.join("kubeconfig");
+        let mut arguments = vec![
+            "server".to_owned(),
+            format!("--bind-address={server}"),
+            format!("--write-kubeconfig={}", kubeconfig.display()),
+        ];
+        arguments.extend(flags.server_arg.iter().cloned());
+        self.start(1, &arguments, &flags.rest)?;
+        let token = self.node_dir(1).join("token");
+        until("the server writes its kubeconfig", || Ok(kubeconfig.exists() && token.exists())).await?;
+        for number in 2..=flags.nodes {
+            let arguments = [
+                "agent".to_owned(),
+                format!("--server=https://{server}:6443"),
+                format!("--token-file={}", token.display()),
+                format!("--node-ip={}", self.networks.address(number)?),
+            ];
+            self.start(number, &arguments, &flags.rest)?;
+        }
+        let client = Remote::new(&Kubeconfig::read(&kubeconfig)?)?;
+        let client = Client::new(std::sync::Arc::new(client), "skiff-dev");
+        let deadline = Instant::now() + UP;
+        while ready_nodes(&client).await < usize::from(flags.nodes) {
+            self.check_processes()?;
+            anyhow::ensure!(Instant::now() < deadline, "the nodes are not ready in time");
+            tokio::time::sleep(LOOK).await;
+        }
+        let seconds = begun.elapsed().as_secs_f32();
+        println!("{} nodes are ready after {seconds:.1} s", flags.nodes);
+        println!("export KUBECONFIG={}", kubeconfig.display());
+        println!("Ctrl-C removes everything");
+        Ok(())
+    }
+
+    fn node_dir(&self, number: u8) -> PathBuf {
+        self.dir.join(name(number))
+    }
+
+    fn start(&mut self, number: u8, arguments: &[String], rest: &[String]) -> anyhow::Result<()> {
+        let name = name(number);
+        let log = self.dir.join(format!("{name}.log"));
+        let log = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+        let mut process = Command::new("/proc/self/exe")
+            .arg("inside")
+            .args(arguments)
+            .arg(format!("--data-dir={}", self.node_dir(number).display()))
+            .arg(format!("--node-name={name}"))
+            .args(rest)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("cannot start {name}"))?;
+        let network = match self.networks.connect(number, &mut process) {
+            Ok(network) => network,
+            Err(error) => {
+                let _ = process.kill();
+                let _ = process.wait();
+                return Err(error.context(format!("cannot give {name} a network")));
+            }
+        };
+        self.nodes.push(Node { name, process, network });
+        self.write_down()
+    }
+
+    /// Writes down the processes, for whoever has to remove what this one could not.
+    fn write_down(&self) -> anyhow::Result<()> {
+        let mut text = format!("{}\n", std::process::id());
+        for node in &self.nodes {
+            text += &format!("{}\n", node.process.id());
+        }
+        let path = self.dir.join("processes");
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    fn check_processes(&mut self) -> anyhow::Result<()> {
+        for node in &mut self.nodes {
+            if let Some(status) = node.process.try_wait()? {
+                bail!("{} ended with {status}", node.name);
+            }
+        }
+        Ok(())
+    }
+
+    /// The ends of the logs.
+    fn last_words(&self) -> String {
+        let mut words = String::new();
+        for node in &self.nodes {
+            let log =
+                std::fs::read_to_string(self.dir.join(format!("{}.log", node.name))).unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            let last = &lines[lines.len().saturating_sub(5)..];
+            words += &format!("{}:\n{}\n", node.name, last.join("\n"));
+        }
+        words
+    }
+
+    /// Ends everything and leaves nothing.
+    async fn end(self) -> anyhow::Result<()> {
+        let Cluster { dir, nodes, networks, _lock } = self;
+        for node in &nodes {
+            if let Some(pid) = i32::try_from(node.process.id()).ok().and_then(rustix::process::Pid::from_raw)
+            {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            }
+        }
+        let deadline = Instant::now() + END;
+        for Node { mut process, network, .. } in nodes {
+            while process.try_wait()?.is_none() && Instant::now() < deadline {
+                tokio::time::sleep(LOOK).await;
+            }
+            let _ = process.kill();
+            let _ = process.wait();
+            drop(network);
+        }
+        clear(&dir, networks).await
+    }
+}
+
+/// Pods, links and files.
+async fn clear(dir: &Path, networks: Networks) -> anyhow::Result<()> {
+    let mut failures = Failures::default();
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            reset::pods(&entry.path(), &mut failures).await;
+        }
+    }
+    let links = networks.remove();
+    let files = reset::remove_dir(dir);
+    failures.check()?;
+    links.and(files)
+}
+
+/// Removes what an earlier process has made.
+async fn remove(dir: &Path) -> anyhow::Result<()> {
+    let text = std::fs::read_to_string(dir.join("processes")).unwrap_or_default();
+    let mut processes = text.lines().filter_map(|line| line.parse::<i32>().ok());
+    let signal = |pid: i32, signal| {
+        if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+    };
+    let parent = processes.next().filter(|pid| is_ours(*pid, "dev"));
+    if let Some(parent) = parent {
+        // It knows best.
+        signal(parent, rustix::process::Signal::TERM);
+        until("the cluster is removed", || Ok(!is_ours(parent, "dev"))).await?;
+    }
+    let left: Vec<i32> = processes.filter(|pid| is_ours(*pid, &dir.display().to_string())).collect();
+    for pid in &left {
+        signal(*pid, rustix::process::Signal::KILL);
+    }
+    for pid in left {
+        until("a node ends", || Ok(!is_ours(pid, &dir.display().to_string()))).await?;
+    }
+    clear(dir, Networks::left()).await
+}
+
+/// Whether a process is one of this program's with this among its words: numbers of processes are used again.
+fn is_ours(pid: i32, word: &str) -> bool {
+    let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let is_over = stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['Z', 'X']));
+    !is_over && String::from_utf8_lossy(&words).contains(word)
+}
+
+fn name(number: u8) -> String {
+    format!("node-{number}")
+}
+
+/// Puts images where a node finds them when it starts.
+fn import(dir: &Path, images: &[PathBuf]) -> anyhow::Result<()> {
+    private_dir(dir)?;
+    if images.is_empty() {
+        return Ok(());
+    }
+    let done = Command::new("/proc/self/exe")
+        .args(["image", "import", "--data-dir"])
+        .arg(dir)
+        .args(images)
+        .stdout(Stdio::null())
+        .status()
+        .context("cannot import images")?;
+    anyhow::ensure!(done.success(), "cannot import images");
+    Ok(())
+}
+
+async fn until(what: &str, mut holds: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
+    let deadline = Instant::now() + UP;
+    while !holds()? {
+        anyhow::ensure!(Instant::now() < deadline, "not in time: {what}");
+        tokio::time::sleep(LOOK).await;
+    }
+    Ok(())
+}
+
+async fn ready_nodes(client: &Client) -> usize {
+    let list = client.request(http::Method::GET, "/api/v1/nodes", None).await.unwrap_or_default();
+    let nodes = list.get("items").and_then(Value::as_array).into_iter().flatten();
+    let is_ready = |node: &&Value| {
+        let conditions = node.pointer("/status/conditions").and_then(Value::as_array);
+        conditions.into_iter().flatten().any(|known| known["type"] == "Ready" && known["status"] == "True")
+    };
+    nodes.filter(is_ready).count()
+}

@@ -1,0 +1,55 @@
+//! One node of the cluster before it is one: leaves for a network of its own, is told its address there, and goes on
+//! as the program it was started for.
+
+use std::io::{BufRead as _, Write as _};
+use std::net::IpAddr;
+use std::os::unix::process::CommandExt as _;
+use std::process::ExitCode;
+
+use rustix::process::Signal;
+use rustix::thread::UnshareFlags;
+use sys::netlink::Netlink;
+
+/// `skiff inside WORDS`: `skiff WORDS` in a network of its own. Comes back only if that fails.
+pub fn inside() -> ExitCode {
+    match leave() {
+        Ok(()) => {
+            let words = std::env::args_os().skip(2);
+            let error = std::process::Command::new("/proc/self/exe").args(words).exec();
+            eprintln!("skiff: cannot go on: {error}");
+        }
+        Err(error) => eprintln!("skiff: cannot make a network: {error}"),
+    }
+    ExitCode::FAILURE
+}
+
+fn leave() -> std::io::Result<()> {
+    // Whoever made the cluster ends it; should it die, nothing is to be left running.
+    rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
+    sys::process::unshare(UnshareFlags::NEWNET)?;
+    let mut stdout = std::io::stdout();
+    writeln!(stdout, "ready")?;
+    stdout.flush()?;
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line)?;
+    let wrong = || std::io::Error::other("nobody said which address to have");
+    let mut words = line.split_whitespace();
+    let (Some(address), Some(prefix), Some(gateway)) = (words.next(), words.next(), words.next()) else {
+        return Err(wrong());
+    };
+    let address: IpAddr = address.parse().map_err(|_| wrong())?;
+    let gateway: IpAddr = gateway.parse().map_err(|_| wrong())?;
+    let prefix: u8 = prefix.parse().map_err(|_| wrong())?;
+    let mut netlink = Netlink::open()?;
+    for name in ["lo", super::networks::INSIDE] {
+        let link = netlink.link(name)?.ok_or_else(wrong)?;
+        if name != "lo" {
+            netlink.add_address(link.index, address, prefix)?;
+        }
+        netlink.set_up(link.index)?;
+        if name != "lo" {
+            netlink.add_default_route(link.index, gateway)?;
+        }
+    }
+    Ok(())
+}

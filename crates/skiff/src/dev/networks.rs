@@ -1,0 +1,95 @@
+//! The bridge between the nodes and this machine.
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::IpAddr;
+use std::os::fd::AsFd as _;
+use std::process::Child;
+
+use anyhow::Context as _;
+use podnet::Cidr;
+use sys::netlink::{Netlink, Veth};
+
+/// What the link is called in each node.
+pub const INSIDE: &str = "eth0";
+const BRIDGE: &str = "skiff-dev";
+/// The beginning of the links' names on this side.
+const LINK: &str = "skd";
+const MTU: u32 = 1500;
+/// The first node's place in the network.
+const FIRST: u64 = 10;
+
+/// A bridge and what is on it.
+pub struct Networks {
+    range: Option<Cidr>,
+    /// Whether nodes have no link in common.
+    routed: bool,
+}
+
+/// Keeps the network of one node for as long as it is held, whatever becomes of the node's process.
+pub struct Network {
+    _namespace: File,
+}
+
+impl Networks {
+    pub fn make(range: Cidr, routed: bool) -> anyhow::Result<Networks> {
+        let mut netlink = Netlink::open().context("cannot speak to the kernel about networks")?;
+        let is_there = netlink.link(BRIDGE)?.is_some();
+        anyhow::ensure!(!is_there, "there is a link {BRIDGE} already: skiff dev --remove");
+        let index = netlink.ensure_bridge(BRIDGE, MTU).with_context(|| format!("cannot make {BRIDGE}"))?;
+        netlink.add_address(index, range.gateway(), range.prefix())?;
+        netlink.set_up(index)?;
+        if routed {
+            let forwarding = "/proc/sys/net/ipv4/ip_forward";
+            std::fs::write(forwarding, "1").with_context(|| format!("cannot write {forwarding}"))?;
+        }
+        Ok(Networks { range: Some(range), routed })
+    }
+
+    /// What an earlier process has made.
+    pub fn left() -> Networks {
+        Networks { range: None, routed: false }
+    }
+
+    /// The address of a node, by its number.
+    pub fn address(&self, number: u8) -> anyhow::Result<IpAddr> {
+        let range = self.range.context("no network")?;
+        range.nth(FIRST + u64::from(number)).with_context(|| format!("{range} is too small"))
+    }
+
+    /// Ties a process that waits in a network of its own to the bridge, and tells it its address.
+    pub fn connect(&self, number: u8, process: &mut Child) -> anyhow::Result<Network> {
+        let (mut stdin, stdout) = process.stdin.take().zip(process.stdout.take()).context("no pipes")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        anyhow::ensure!(line.trim() == "ready", "it has not left for a network of its own");
+        let path = format!("/proc/{}/ns/net", process.id());
+        let namespace = File::open(&path).with_context(|| format!("cannot open {path}"))?;
+        let mut netlink = Netlink::open()?;
+        let bridge = netlink.link(BRIDGE)?.with_context(|| format!("{BRIDGE} is gone"))?;
+        netlink.add_veth(&Veth {
+            name: &format!("{LINK}{number}"),
+            peer: INSIDE,
+            namespace: namespace.as_fd(),
+            peer_mac: [0x0a, 0x73, 0, 0, 0, number],
+            master: bridge.index,
+            mtu: MTU,
+        })?;
+        let range = self.range.context("no network")?;
+        let prefix = if self.routed { 32 } else { range.prefix() };
+        writeln!(stdin, "{} {prefix} {}", self.address(number)?, range.gateway())?;
+        Ok(Network { _namespace: namespace })
+    }
+
+    /// Removes all links.
+    pub fn remove(self) -> anyhow::Result<()> {
+        let mut netlink = Netlink::open()?;
+        for link in netlink.links()? {
+            let numbered = link.name.strip_prefix(LINK).is_some_and(|rest| rest.parse::<u8>().is_ok());
+            if link.name == BRIDGE || numbered {
+                netlink.delete_link(&link.name).with_context(|| format!("cannot remove {}", link.name))?;
+            }
+        }
+        Ok(())
+    }
+}

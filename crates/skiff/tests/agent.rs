@@ -1,0 +1,157 @@
+//! Nodes that join a server: by a token, with what they keep afterwards, and not without.
+//!
+//! Needs root; says so and passes where that is missing.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use testkit::{Network, Process, Server};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+struct Place {
+    network: Network,
+    server: Server,
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Option<Place> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: needs root");
+            return None;
+        }
+        let network = Network::new().expect("a network");
+        let server =
+            Server::start_with_pods(&network, &["--disable-agent", "--controllers=*", "--disable-scheduler"]);
+        Some(Place { network, server, dir: tempfile::tempdir().expect("a directory") })
+    }
+
+    fn token(&self) -> String {
+        std::fs::read_to_string(self.server.data_dir().join("token")).expect("a token").trim().to_owned()
+    }
+
+    fn command(&self, token: Option<&str>, dir: &Path) -> Command {
+        let mut command = Command::new("nsenter");
+        command
+            .arg(format!("--net={}", self.network.path().display()))
+            .arg("--")
+            .arg(env!("CARGO_BIN_EXE_skiff"));
+        command.args([
+            "agent",
+            "--server",
+            &self.server.url(),
+            "--node-name",
+            "joined",
+            "--node-ip",
+            "192.0.2.7",
+        ]);
+        command.args(["--kubelet-port", "0", "--data-dir"]).arg(dir);
+        if let Some(token) = token {
+            command.args(["--token", token]);
+        }
+        command
+    }
+
+    fn agent(&self, token: Option<&str>) -> Process {
+        let mut process = Process::spawn(&mut self.command(token, self.dir.path())).expect("an agent");
+        let joined = |log: &str| log.contains("INFO joined").then_some(());
+        process
+            .wait_until_log(DEADLINE, joined)
+            .unwrap_or_else(|error| panic!("{error:#}\n{}", self.server.log()));
+        process
+    }
+
+    /// What an agent says that cannot join.
+    fn refusal(&self, token: Option<&str>) -> String {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut process = Process::spawn(&mut self.command(token, dir.path())).expect("an agent");
+        let said =
+            process.wait_until_log(DEADLINE, |log: &str| log.contains("skiff: ").then(|| log.to_owned()));
+        // It may have ended before anybody looked.
+        let said = said.unwrap_or_else(|error| format!("{error:#}"));
+        said.lines().find_map(|line| line.strip_prefix("skiff: ")).unwrap_or_default().to_owned()
+    }
+
+    /// kubectl's answer as JSON.
+    fn get(&self, what: &[&str]) -> Value {
+        let said = self.server.kubectl(&[&["get", "-o", "json"], what].concat());
+        serde_json::from_str(&said.stdout).unwrap_or_default()
+    }
+
+    fn until_ready(&self, process: &mut Process) {
+        let is_ready = || {
+            let node = self.get(&["node", "joined"]);
+            let conditions = node["status"]["conditions"].as_array()?.clone();
+            conditions.iter().any(|known| known["type"] == "Ready" && known["status"] == "True").then_some(())
+        };
+        process.wait_until(DEADLINE, is_ready).unwrap_or_else(|error| panic!("{error:#}"));
+    }
+}
+
+#[test]
+fn a_node_joins_by_a_token_and_is_known_afterwards() {
+    let Some(mut place) = Place::new() else { return };
+    if !testkit::has_kubectl() {
+        eprintln!("skipped: needs kubectl");
+        return;
+    }
+    let token = place.token();
+    let mode = std::fs::metadata(place.server.data_dir().join("token")).expect("a token").permissions();
+    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777, 0o600);
+
+    // Not without a token, with half of one, with another cluster's or with one that nobody knows.
+    let (digest, secret) = token.split_once("::").expect("two parts");
+    let other = format!("K10{}::{secret}", "0".repeat(64));
+    let unknown = format!("{digest}::aaaaaa.aaaaaaaaaaaaaaaa");
+    assert!(place.refusal(None).starts_with("a token is needed to join"));
+    assert!(place.refusal(Some(secret)).starts_with("the token must say which authority to trust"));
+    assert!(place.refusal(Some(&other)).starts_with("the server is not the one the token is for"));
+    assert!(place.refusal(Some(&unknown)).starts_with("the server does not accept the token"));
+    assert!(!place.server.log().contains(secret.split_once('.').expect("a secret").1));
+
+    let mut agent = place.agent(Some(&token));
+    place.until_ready(&mut agent);
+    let requests = |place: &Place| place.get(&["csr"])["items"].as_array().map_or(0, Vec::len);
+    assert_eq!(requests(&place), 2, "one for each end of connections");
+    let node = place.get(&["node", "joined"]);
+    assert_eq!(node["status"]["addresses"][0], json!({"type": "InternalIP", "address": "192.0.2.7"}));
+
+    // It is itself and sees what is its own.
+    let certificate = place.dir.path().join("agent/tls/client.crt").display().to_string();
+    let key = certificate.replace(".crt", ".key");
+    let as_node = |what: &[&str]| {
+        let identity =
+            ["--client-certificate", &certificate, "--client-key", &key, "--user", "", "auth", "can-i"];
+        place.server.kubectl(&[&identity, what].concat()).stdout
+    };
+    let allowed = ["list pods -A", "watch endpointslices.discovery.k8s.io -A", "get nodes"];
+    let forbidden = [
+        "list secrets -A",
+        "list configmaps -A",
+        "delete nodes",
+        "create clusterrolebindings",
+        "update pods",
+    ];
+    for (asked, answer) in
+        allowed.map(|asked| (asked, "yes")).iter().chain(&forbidden.map(|asked| (asked, "no")))
+    {
+        let words: Vec<&str> = asked.split(' ').collect();
+        assert_eq!(as_node(&words).trim(), *answer, "{asked}");
+    }
+
+    // Again with what was kept: without a token and without the server, and without asking for anything.
+    assert!(agent.terminate(DEADLINE).expect("an end").success());
+    place.server.stop();
+    let mut agent = place.agent(None);
+    place.server.restart();
+    place.until_ready(&mut agent);
+    let heartbeat =
+        |place: &Place| place.get(&["lease", "joined", "-n", "kube-node-lease"])["spec"]["renewTime"].clone();
+    let before = heartbeat(&place);
+    agent.wait_until(DEADLINE, || (heartbeat(&place) != before).then_some(())).expect("it lives");
+    assert_eq!(requests(&place), 2);
+    assert!(agent.terminate(DEADLINE).expect("an end").success());
+}

@@ -1,0 +1,447 @@
+//! Several nodes on one machine, made by `skiff dev`: pods, Services and names from everywhere to everywhere, a node cut
+//! off and back again, an update under load, and nothing left afterwards.
+//!
+//! Needs root, kubectl and busybox; says so and passes where these are missing.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use testkit::{Network, Process};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+const IMAGE: &str = "docker.io/library/busybox:1.36";
+/// However full the disk of whoever tests this is.
+const ROOM: [&str; 2] = [
+    "--kubelet-arg=eviction-hard=memory.available<0,nodefs.available<0%,nodefs.inodesFree<0%,imagefs.available<0%",
+    "--kubelet-arg=image-gc-high-threshold=100",
+];
+
+/// What a cluster of several nodes runs its tests on: on every node a pod that answers over TCP and UDP.
+const PODS: &str = r#"
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: words}
+data: {greeting: hello}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  selector: {app: web}
+  ports: [{name: http, port: 80, targetPort: 8080}, {name: talk, port: 90, targetPort: 9000, protocol: UDP}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: sticky}
+spec: {selector: {app: web}, sessionAffinity: ClientIP, ports: [{port: 80, targetPort: 8080}]}
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: web}
+spec:
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      terminationGracePeriodSeconds: 0
+      containers:
+      - name: c
+        image: docker.io/library/busybox:1.36
+        command: ["sh", "-c", "mkdir /www; echo $NODE > /www/index.html; echo $GREETING; busybox udpsvd 0 9000 cat /www/index.html & exec busybox httpd -f -p 8080 -h /www"]
+        env:
+        - {name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+        - {name: GREETING, valueFrom: {configMapKeyRef: {name: words, key: greeting}}}
+"#;
+
+struct Cluster {
+    process: Process,
+    network: Network,
+    dir: tempfile::TempDir,
+}
+
+impl Cluster {
+    fn start(nodes: u8, flags: &[&str]) -> Option<Cluster> {
+        let busybox = std::path::Path::new("/bin/busybox").exists();
+        if !testkit::has_kubectl() || !busybox || !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: needs root, kubectl and busybox-static");
+            return None;
+        }
+        let dir = tempfile::Builder::new().prefix("skiff-dev-").tempdir().expect("a directory");
+        let network = Network::new().expect("a network");
+        let image = testkit::busybox_image(dir.path(), IMAGE).expect("an image");
+        let mut command = within(&network, env!("CARGO_BIN_EXE_skiff"));
+        command.args(["dev", "--nodes", &nodes.to_string(), "--data-dir"]).arg(dir.path().join("cluster"));
+        command.arg("--image").arg(image).args(flags).arg("--").args(ROOM);
+        let mut process = Process::spawn(&mut command).expect("a process");
+        let ready = |log: &str| log.contains("Ctrl-C removes everything").then_some(());
+        if let Err(error) = process.wait_until_log(2 * DEADLINE, ready) {
+            panic!("{error:#}");
+        }
+        Some(Cluster { process, network, dir })
+    }
+
+    fn data(&self) -> PathBuf {
+        self.dir.path().join("cluster")
+    }
+
+    /// What kubectl says, and whether it was content.
+    fn kubectl(&self, arguments: &[&str]) -> (bool, String) {
+        let mut command = within(&self.network, "kubectl");
+        command
+            .args(arguments)
+            .env("KUBECONFIG", self.data().join("kubeconfig"))
+            .env("HOME", self.dir.path());
+        let output = command.output().expect("kubectl");
+        let said = if output.status.success() { &output.stdout } else { &output.stderr };
+        (output.status.success(), String::from_utf8_lossy(said).into_owned())
+    }
+
+    #[track_caller]
+    fn ok(&self, arguments: &[&str]) -> String {
+        let (content, said) = self.kubectl(arguments);
+        assert!(content, "kubectl {}: {said}\n{}", arguments.join(" "), self.logs());
+        said
+    }
+
+    #[track_caller]
+    fn apply(&self, yaml: &str) {
+        let path = self.dir.path().join("objects.yaml");
+        std::fs::write(&path, yaml).expect("a file");
+        self.ok(&["apply", "-f", &path.display().to_string()]);
+    }
+
+    #[track_caller]
+    fn sh(&self, pod: &str, script: &str) -> String {
+        self.ok(&["exec", pod, "--", "sh", "-c", script])
+    }
+
+    #[track_caller]
+    fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !holds() {
+            if begun.elapsed() > DEADLINE {
+                let (_, state) = self.kubectl(&["get", "pods,events,nodes", "-A", "-o", "wide"]);
+                panic!("not in time: {what}\n{state}\n{}", self.logs());
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn logs(&self) -> String {
+        let names = ["node-1", "node-2", "node-3"];
+        let read =
+            |name| std::fs::read_to_string(self.data().join(format!("{name}.log"))).unwrap_or_default();
+        names.map(|name| format!("{name}:\n{}", read(name))).join("\n")
+    }
+
+    /// The pods of a label by their nodes: name and address.
+    fn pods(&self, label: &str) -> BTreeMap<String, (String, String)> {
+        let format =
+            "jsonpath={range .items[*]}{.spec.nodeName} {.metadata.name} {.status.podIP}{\"\\n\"}{end}";
+        let listed = self.ok(&["get", "pods", "-l", label, "-o", format]);
+        let words = |line: &str| {
+            let mut words = line.split_whitespace().map(str::to_owned);
+            Some((words.next()?, (words.next()?, words.next()?)))
+        };
+        listed.lines().filter_map(words).collect()
+    }
+
+    fn cluster_ip(&self, service: &str) -> String {
+        self.ok(&["get", "service", service, "-o", "jsonpath={.spec.clusterIP}"])
+    }
+
+    /// What in the kernel is this cluster's: links, routes, rules, mounts, processes.
+    fn traces(&self) -> Vec<String> {
+        traces(&self.network, &self.dir.path().display().to_string())
+    }
+}
+
+/// A test that failed leaves nothing either.
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if self.data().exists() {
+            self.process.kill();
+            let mut command = within(&self.network, env!("CARGO_BIN_EXE_skiff"));
+            let _ = command.args(["dev", "--remove", "--data-dir"]).arg(self.data()).status();
+        }
+    }
+}
+
+fn within(network: &Network, program: &str) -> Command {
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--net={}", network.path().display())).arg("--").arg(program);
+    command
+}
+
+fn traces(network: &Network, dir: &str) -> Vec<String> {
+    let mut traces = Vec::new();
+    for words in
+        [&["ip", "-o", "link"][..], &["ip", "route", "show", "table", "all"], &["nft", "list", "ruleset"]]
+    {
+        let output = within(network, words[0]).args(&words[1..]).output();
+        let said =
+            output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+        traces.extend(said.lines().map(|line| format!("{}: {line}", words.join(" "))));
+    }
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    traces.extend(mounts.lines().filter(|line| line.contains(dir)).map(str::to_owned));
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let words = String::from_utf8_lossy(&words).replace('\0', " ");
+        if words.contains(dir) {
+            traces.push(words);
+        }
+    }
+    traces
+}
+
+fn http(address: &str, port: u16) -> String {
+    format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | busybox nc -w 5 {address} {port} | busybox tail -n 1")
+}
+
+fn udp(address: &str, port: u16) -> String {
+    format!("echo x | busybox timeout 5 busybox nc -u -w 1 {address} {port} | busybox head -n 1")
+}
+
+#[test]
+fn three_nodes_are_one_cluster() {
+    let Some(mut cluster) = Cluster::start(3, &[]) else { return };
+    cluster.apply(PODS);
+    cluster.until("all pods run", || {
+        let format = "jsonpath={.status.numberReady} {.status.desiredNumberScheduled}";
+        cluster.kubectl(&["get", "daemonset", "web", "-o", format]).1 == "3 3"
+    });
+    let pods = cluster.pods("app=web");
+    assert_eq!(pods.keys().collect::<Vec<_>>(), ["node-1", "node-2", "node-3"]);
+    everywhere(&cluster, &pods);
+    names(&cluster, &pods);
+    fairness(&cluster, &pods);
+    cut_off(&cluster, &pods);
+    update_under_load(&cluster);
+    let events = cluster.ok(&["get", "events", "-A"]);
+    assert!(!events.contains("PodNetworkBroken"), "{events}");
+    // Nothing stays.
+    let ended = cluster.process.terminate(DEADLINE).expect("an end");
+    assert!(ended.success(), "{}", cluster.process.log());
+    let left = cluster.traces();
+    assert!(left.iter().all(|line| line.contains("lo: ") || line.contains("dev lo")), "{left:#?}");
+    assert!(!cluster.data().exists());
+}
+
+/// Every pod to every pod and to the Service, over TCP and UDP; logs and commands on every node.
+fn everywhere(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+    let service = cluster.cluster_ip("web");
+    for (pod, _) in pods.values() {
+        assert_eq!(cluster.ok(&["logs", pod]), "hello\n");
+        // All at once, since nobody says when an answer over UDP is over.
+        let mut script = "mkdir -p /said; ".to_owned();
+        let mut expected = String::new();
+        for (node, (_, address)) in pods {
+            for (kind, ask) in [("tcp", http(address, 8080)), ("udp", udp(address, 9000))] {
+                script += &format!("({ask}) > /said/{node}-{kind} & ");
+                expected += &format!("{node}\n");
+            }
+        }
+        assert_eq!(cluster.sh(pod, &format!("{script} wait; cat /said/*")), expected, "from {pod}");
+        let answers = cluster.sh(pod, &format!("{}; {}", http(&service, 80), udp(&service, 90)));
+        assert!(
+            answers.lines().count() == 2 && answers.lines().all(|node| pods.contains_key(node)),
+            "{answers}"
+        );
+    }
+}
+
+fn names(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+    let service = cluster.cluster_ip("web");
+    for (pod, _) in pods.values() {
+        let name = "web.default.svc.cluster.local";
+        let script = format!(
+            "busybox nslookup {name}; busybox nslookup -type=srv _http._tcp.{name}; busybox nslookup {service}"
+        );
+        let said = cluster.sh(pod, &script);
+        assert!(said.contains(&format!("Address: {service}")), "{said}");
+        assert!(said.contains(&format!("80 {name}")), "{said}");
+        assert!(said.contains(&format!("name = {name}")), "{said}");
+    }
+}
+
+/// The same client gets the same pod where that was asked for; otherwise all get their share.
+fn fairness(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+    let (sticky, web) = (cluster.cluster_ip("sticky"), cluster.cluster_ip("web"));
+    let many = |address: &str, count: u32| {
+        format!("for i in $(busybox seq {count}); do {}; done", http(address, 80))
+    };
+    let (first, _) = pods.values().next().expect("a pod");
+    for (pod, _) in pods.values() {
+        let answers = cluster.sh(pod, &many(&sticky, 8));
+        let mut nodes: Vec<&str> = answers.lines().collect();
+        assert_eq!(nodes.len(), 8);
+        nodes.dedup();
+        assert_eq!(nodes.len(), 1, "{answers}");
+    }
+    let answers = cluster.sh(first, &many(&web, 150));
+    let mut counts: BTreeMap<&str, f64> = BTreeMap::new();
+    answers.lines().for_each(|node| *counts.entry(node).or_default() += 1.0);
+    let expected = 50.0;
+    let chi_square: f64 = pods
+        .keys()
+        .map(|node| counts.get(node.as_str()).unwrap_or(&0.0))
+        .map(|count| (count - expected).powi(2) / expected)
+        .sum();
+    // With two degrees of freedom this is passed by chance once in a million times.
+    assert!(chi_square < 27.6, "{counts:?}: {chi_square}");
+}
+
+/// A node without a link, and with it again: what was decided meanwhile is caught up with.
+fn cut_off(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+    let link = |state: &str| {
+        let done = within(&cluster.network, "ip").args(["link", "set", "skd3", state]).status();
+        assert!(done.is_ok_and(|status| status.success()));
+    };
+    let ((here, _), (_, there)) = (&pods["node-1"], &pods["node-3"]);
+    let reaches =
+        || cluster.sh(here, &format!("{} || true", http(there, 8080).replace("-w 5", "-w 1"))) == "node-3\n";
+    assert!(reaches());
+    link("down");
+    assert!(!reaches());
+    cluster.apply(&format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: late}}\nspec:\n  nodeName: node-3\n  terminationGracePeriodSeconds: 0\n  containers: [{{name: c, image: \"{IMAGE}\"}}]\n"
+    ));
+    link("up");
+    cluster.until("the node is reached again", reaches);
+    cluster.until("what was missed is caught up with", || {
+        cluster.kubectl(&["get", "pod", "late", "-o", "jsonpath={.status.phase}"]).1 == "Running"
+    });
+}
+
+/// A Deployment is replaced while somebody asks all the time, and nobody is turned away.
+fn update_under_load(cluster: &Cluster) {
+    cluster.apply(&format!(
+        r#"
+apiVersion: v1
+kind: Service
+metadata: {{name: rolling}}
+spec: {{selector: {{app: rolling}}, ports: [{{port: 80, targetPort: 8080}}]}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: rolling}}
+spec:
+  replicas: 3
+  selector: {{matchLabels: {{app: rolling}}}}
+  strategy: {{rollingUpdate: {{maxSurge: 1, maxUnavailable: 0}}}}
+  template:
+    metadata: {{labels: {{app: rolling}}}}
+    spec:
+      terminationGracePeriodSeconds: 10
+      containers:
+      - name: c
+        image: "{IMAGE}"
+        command: ["sh", "-c", "mkdir /www; echo $VERSION > /www/index.html; exec busybox httpd -f -p 8080 -h /www"]
+        env: [{{name: VERSION, value: "1"}}]
+        readinessProbe: {{tcpSocket: {{port: 8080}}, periodSeconds: 1}}
+        lifecycle: {{preStop: {{sleep: {{seconds: 2}}}}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: asking}}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers: [{{name: c, image: "{IMAGE}", command: ["sleep", "100000"]}}]
+"#
+    ));
+    cluster.until("the first version runs", || {
+        let ready = cluster
+            .kubectl(&["get", "deployment", "rolling", "-o", "jsonpath={.status.availableReplicas}"])
+            .1;
+        let asking = cluster.kubectl(&["get", "pod", "asking", "-o", "jsonpath={.status.phase}"]).1;
+        ready == "3" && asking == "Running"
+    });
+    let service = cluster.cluster_ip("rolling");
+    let begin = format!(
+        "(while ! [ -e /stop ]; do a=$({}); echo \"got $a\" >> /answers; done; echo done >> /answers) > /dev/null 2>&1 &",
+        http(&service, 80)
+    );
+    cluster.sh("asking", &begin);
+    let answers = || cluster.sh("asking", "cat /answers");
+    cluster.until("somebody asks", || answers().contains("got 1\n"));
+    cluster.ok(&["set", "env", "deployment/rolling", "VERSION=2"]);
+    cluster.ok(&["rollout", "status", "deployment/rolling", "--timeout=60s"]);
+    cluster.sh("asking", "touch /stop");
+    cluster.until("the asking ends", || answers().ends_with("done\n"));
+    let answers = answers();
+    let failed = answers.lines().filter(|line| !matches!(*line, "got 1" | "got 2" | "done")).count();
+    assert_eq!(failed, 0, "of {} requests: {answers}", answers.lines().count());
+    assert!(answers.contains("got 2\n"), "{answers}");
+}
+
+/// Nodes without a common link: packets of pods go inside others, the large ones too.
+#[test]
+fn nodes_behind_a_router_reach_each_others_pods() {
+    let Some(mut cluster) = Cluster::start(2, &["--routed"]) else { return };
+    cluster.apply(PODS);
+    cluster.until("all pods run", || {
+        let format = "jsonpath={.status.numberReady} {.status.desiredNumberScheduled}";
+        cluster.kubectl(&["get", "daemonset", "web", "-o", format]).1 == "2 2"
+    });
+    let pods = cluster.pods("app=web");
+    everywhere(&cluster, &pods);
+    let ((near, _), (far, address)) = (&pods["node-1"], &pods["node-2"]);
+    cluster.sh(far, "busybox dd if=/dev/zero of=/www/large bs=1000 count=1000 2>/dev/null");
+    let fetch =
+        format!("printf 'GET /large HTTP/1.0\\r\\n\\r\\n' | busybox nc -w 5 {address} 8080 | busybox wc -c");
+    let size: u32 = cluster.sh(near, &fetch).trim().parse().expect("a number");
+    assert!(size > 1_000_000, "{size}");
+    assert!(cluster.logs().contains("direct=false"), "{}", cluster.logs());
+    assert!(cluster.process.terminate(DEADLINE).expect("an end").success());
+}
+
+/// Takes minutes: a node is believed to be gone only after most of one.
+#[test]
+#[ignore = "takes two minutes, most of them waiting until a silent node is believed to be gone"]
+fn pods_move_away_from_a_node_that_is_gone() {
+    let Some(cluster) = Cluster::start(3, &[]) else { return };
+    cluster.apply(&format!(
+        r#"
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: moving}}
+spec:
+  replicas: 6
+  selector: {{matchLabels: {{app: moving}}}}
+  template:
+    metadata: {{labels: {{app: moving}}}}
+    spec:
+      terminationGracePeriodSeconds: 0
+      tolerations:
+      - {{key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 2}}
+      - {{key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 2}}
+      containers: [{{name: c, image: "{IMAGE}"}}]
+"#
+    ));
+    let available =
+        || cluster.kubectl(&["get", "deployment", "moving", "-o", "jsonpath={.status.availableReplicas}"]).1;
+    cluster.until("all run", || available() == "6");
+    let processes = std::fs::read_to_string(cluster.data().join("processes")).expect("processes");
+    let third: i32 = processes.lines().nth(3).and_then(|line| line.parse().ok()).expect("the third node");
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(third).expect("a process"),
+        rustix::process::Signal::KILL,
+    )
+    .expect("killed");
+    let begun = Instant::now();
+    while !cluster.kubectl(&["get", "node", "node-3"]).1.contains("NotReady") {
+        assert!(begun.elapsed() < 2 * DEADLINE, "{}", cluster.logs());
+        std::thread::yield_now();
+    }
+    eprintln!("not ready after {:.0?}", begun.elapsed());
+    cluster.until("pods run elsewhere", || {
+        let format = "jsonpath={range .items[?(@.status.phase==\"Running\")]}{.spec.nodeName} {.metadata.deletionTimestamp}{\"\\n\"}{end}";
+        let pods = cluster.ok(&["get", "pods", "-l", "app=moving", "-o", format]);
+        let elsewhere = pods.lines().filter(|line| line.trim() == "node-1" || line.trim() == "node-2").count();
+        available() == "6" && elsewhere == 6
+    });
+    eprintln!("moved after {:.0?}", begun.elapsed());
+}

@@ -1,0 +1,112 @@
+//! `skiff reset` leaves a host as it was before `skiff server`.
+//!
+//! Needs root, kubectl, busybox and nft; says so and passes where these are missing.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use testkit::{Network, Server};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+const IMAGE: &str = "docker.io/library/busybox:1.36";
+
+/// Links, routes, rules, mounts, cgroups and processes, as far as they are of this network or this directory.
+fn state(network: &Network, needles: &[String]) -> BTreeSet<String> {
+    let mut state = BTreeSet::new();
+    for words in ["ip -o link", "ip -o address", "ip route show table all", "nft list ruleset"] {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", network.path().display())).arg("--").args(words.split(' '));
+        let output = command.output().expect("a program");
+        assert!(output.status.success(), "{words}");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        state.extend(said.lines().map(|line| format!("{words}: {line}")));
+    }
+    let ours = |text: &str| needles.iter().any(|needle| text.contains(needle.as_str()));
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+    state.extend(mounts.lines().filter(|line| ours(line)).map(|line| format!("mount: {line}")));
+    for hierarchy in ["/sys/fs/cgroup", "/sys/fs/cgroup/memory", "/sys/fs/cgroup/cpu", "/sys/fs/cgroup/pids"]
+    {
+        for entry in std::fs::read_dir(format!("{hierarchy}/skiff")).into_iter().flatten().flatten() {
+            let path = entry.path().display().to_string();
+            if entry.path().is_dir() && ours(&path) {
+                state.insert(format!("cgroup: {path}"));
+            }
+        }
+    }
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let words = String::from_utf8_lossy(&words).replace('\0', " ");
+        if ours(&words) {
+            state.insert(format!("process: {words}"));
+        }
+    }
+    state
+}
+
+#[test]
+fn a_host_is_as_it_was() {
+    let has = |program: &str| Command::new(program).arg("--version").output().is_ok();
+    let busybox = std::path::Path::new("/bin/busybox").exists();
+    if !testkit::has_kubectl() || !busybox || !has("nft") || !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root, kubectl, busybox-static and nft");
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let network = Network::new().expect("a network");
+    let before = state(&network, &[]);
+    let mut server = Server::start_with_pods(&network, &["--controllers=*", "--node-name=here"]);
+    let data = server.data_dir().display().to_string();
+    let archive = testkit::busybox_image(dir.path(), IMAGE).expect("an image").display().to_string();
+    server.skiff(&["image", "import", "--data-dir", &data, &archive]).ok();
+    let pod = serde_json::json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "labels": {"app": "p"}},
+        "spec": {
+            "containers": [{
+                "name": "c", "image": IMAGE, "ports": [{"containerPort": 80, "hostPort": 8081}],
+                "volumeMounts": [{"name": "m", "mountPath": "/m"}],
+            }],
+            "volumes": [{"name": "m", "emptyDir": {"medium": "Memory"}}],
+        },
+    });
+    let begun = Instant::now();
+    while server.kubectl_with(&["apply", "-f", "-"], &pod.to_string()).code != 0 {
+        assert!(begun.elapsed() < DEADLINE, "{}", server.log());
+        std::thread::yield_now();
+    }
+    server.kubectl(&["expose", "pod", "p", "--port", "80"]).ok();
+    let uid = loop {
+        let said =
+            server.kubectl(&["get", "pod", "p", "-o", "jsonpath={.status.phase} {.metadata.uid}"]).stdout;
+        if let Some(uid) = said.strip_prefix("Running ") {
+            break uid.to_owned();
+        }
+        assert!(begun.elapsed() < DEADLINE, "{said}\n{}", server.log());
+        std::thread::yield_now();
+    };
+    let needles = [data.clone(), uid];
+    let running = state(&network, &needles);
+    for kind in ["ip -o link: ", "nft list ruleset: ", "mount: ", "cgroup: ", "process: "] {
+        let there = running.difference(&before).any(|line| line.starts_with(kind));
+        assert!(there, "no {kind} to be removed: {running:#?}");
+    }
+
+    let reset = |server: &Server, more: &[&str]| {
+        let mut command = server.command(env!("CARGO_BIN_EXE_skiff"));
+        let output = command.args(["reset", "--data-dir", &data]).args(more).output().expect("skiff");
+        let (said, complaint) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        (output.status.success(), format!("{said}{complaint}"))
+    };
+    let (done, said) = reset(&server, &[]);
+    assert!(!done && said.contains("another skiff works with"), "{said}");
+    server.stop();
+    let (done, said) = reset(&server, &[]);
+    assert!(done && server.data_dir().exists(), "{said}");
+    let after = state(&network, &needles);
+    assert_eq!(after, before);
+    // Again, since there may be nothing to remove; and with all data.
+    let (done, said) = reset(&server, &["--yes"]);
+    assert!(done && !server.data_dir().exists(), "{said}");
+    assert_eq!(state(&network, &needles), before);
+}

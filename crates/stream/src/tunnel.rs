@@ -1,0 +1,149 @@
+//! A connection by which whoever was called can call back: the caller offers it ([`offer`]), and the other side dials
+//! places through it ([`Tunnel::dial`]) that it could not reach by itself.
+//!
+//! After an upgrade the roles of HTTP/2 are turned around: the side that was called sends requests of CONNECT, each of
+//! which becomes a connection of its own. HTTP/2 also finds out when the other side is gone.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONNECTION, HOST, UPGRADE};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::Empty;
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+
+/// What is asked for in an upgrade.
+pub const PROTOCOL: &str = "skiff-tunnel";
+/// How long the other side may be silent, twice.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(10);
+const DIAL: Duration = Duration::from_secs(10);
+
+/// The side that dials. Cheap to clone.
+#[derive(Clone)]
+pub struct Tunnel {
+    sender: http2::SendRequest<Empty<Bytes>>,
+}
+
+impl Tunnel {
+    /// Begins to use a connection that was offered. It lasts for as long as the future that comes with it is polled.
+    pub async fn over(offered: Upgraded) -> Result<(Tunnel, impl Future<Output = ()>), hyper::Error> {
+        let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .keep_alive_interval(SIGN_OF_LIFE)
+            .keep_alive_timeout(SIGN_OF_LIFE)
+            .keep_alive_while_idle(true)
+            .handshake(offered)
+            .await?;
+        let lasting = async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a tunnel broke");
+            }
+        };
+        Ok((Tunnel { sender }, lasting))
+    }
+
+    /// A connection from the other side to a place it lets us reach.
+    pub async fn dial(&self, host: &str, port: u16) -> io::Result<TokioIo<Upgraded>> {
+        let place = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let mut request = Request::new(Empty::new());
+        *request.method_mut() = Method::CONNECT;
+        *request.uri_mut() = place.parse().map_err(io::Error::other)?;
+        let answer = self.sender.clone().send_request(request).await.map_err(io::Error::other)?;
+        match answer.status() {
+            StatusCode::OK => hyper::upgrade::on(answer).await.map(TokioIo::new).map_err(io::Error::other),
+            StatusCode::FORBIDDEN => Err(io::ErrorKind::PermissionDenied.into()),
+            _ => Err(io::ErrorKind::ConnectionRefused.into()),
+        }
+    }
+
+    /// Whether it can still be used.
+    pub fn is_open(&self) -> bool {
+        !self.sender.is_closed()
+    }
+}
+
+/// Why a tunnel could not be offered, or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum OfferError {
+    #[error("the connection broke")]
+    Broken(#[from] hyper::Error),
+    #[error("the server answered with HTTP {0}")]
+    Refused(u16),
+}
+
+/// Offers a tunnel to a server at `path` and connects it to those places that are `allowed`, until it ends.
+pub async fn offer<IO>(
+    io: IO,
+    host: &str,
+    path: &str,
+    allowed: Arc<dyn Fn(SocketAddr) -> bool + Send + Sync>,
+) -> Result<(), OfferError>
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (mut sender, connection) = http1::handshake(TokioIo::new(io)).await?;
+    tokio::spawn(connection.with_upgrades());
+    let mut request = Request::new(Empty::<Bytes>::new());
+    *request.uri_mut() = path.parse().unwrap_or_default();
+    let headers = request.headers_mut();
+    for (name, value) in [(HOST, host), (CONNECTION, "Upgrade"), (UPGRADE, PROTOCOL)] {
+        if let Ok(value) = value.parse() {
+            headers.insert(name, value);
+        }
+    }
+    let answer = sender.send_request(request).await?;
+    if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+        return Err(OfferError::Refused(answer.status().as_u16()));
+    }
+    let offered = hyper::upgrade::on(answer).await?;
+    tracing::debug!("a tunnel is there");
+    let service = service_fn(move |request| connect(request, allowed.clone()));
+    hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .keep_alive_interval(SIGN_OF_LIFE)
+        .keep_alive_timeout(SIGN_OF_LIFE)
+        .serve_connection(offered, service)
+        .await?;
+    Ok(())
+}
+
+async fn connect(
+    request: Request<Incoming>,
+    allowed: Arc<dyn Fn(SocketAddr) -> bool + Send + Sync>,
+) -> Result<Response<Empty<Bytes>>, hyper::Error> {
+    let refused = |status: StatusCode| {
+        let mut response = Response::new(Empty::new());
+        *response.status_mut() = status;
+        Ok(response)
+    };
+    let place = request.uri().authority().and_then(|place| place.as_str().parse::<SocketAddr>().ok());
+    let Some(place) = place.filter(|_| request.method() == Method::CONNECT) else {
+        return refused(StatusCode::BAD_REQUEST);
+    };
+    if !allowed(place) {
+        return refused(StatusCode::FORBIDDEN);
+    }
+    let Ok(Ok(mut far)) = tokio::time::timeout(DIAL, TcpStream::connect(place)).await else {
+        return refused(StatusCode::BAD_GATEWAY);
+    };
+    let _ = far.set_nodelay(true);
+    tokio::spawn(async move {
+        let Ok(near) = hyper::upgrade::on(request).await else { return };
+        if let Err(error) = tokio::io::copy_bidirectional(&mut TokioIo::new(near), &mut far).await {
+            tracing::debug!(%error, "a connection through a tunnel broke");
+        }
+    });
+    Ok(Response::new(Empty::new()))
+}
+
+#[cfg(test)]
+mod tests;
