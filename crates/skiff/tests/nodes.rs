@@ -4,8 +4,12 @@
 //! Needs root, kubectl and busybox; says so and passes where these are missing.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::net::UdpSocket;
+use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use testkit::{Network, Process};
@@ -49,7 +53,7 @@ spec:
       containers:
       - name: c
         image: docker.io/library/busybox:1.36
-        command: ["sh", "-c", "mkdir /www; echo $NODE > /www/index.html; echo $GREETING; busybox udpsvd 0 9000 cat /www/index.html & exec busybox httpd -f -p 8080 -h /www"]
+        command: ["sh", "-c", "mkdir /www; echo $NODE > /www/index.html; echo $GREETING; exec busybox httpd -f -p 8080 -h /www"]
         env:
         - {name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
         - {name: GREETING, valueFrom: {configMapKeyRef: {name: words, key: greeting}}}
@@ -148,6 +152,17 @@ impl Cluster {
         listed.lines().filter_map(words).collect()
     }
 
+    /// The network of a pod, by one of its processes.
+    fn network_of(&self, pod: &str) -> File {
+        let uid = self.ok(&["get", "pod", pod, "-o", "jsonpath={.metadata.uid}"]);
+        let processes = std::fs::read_dir("/proc").expect("processes").flatten();
+        let found = processes.map(|entry| entry.path()).find(|path| {
+            std::fs::read_to_string(path.join("cgroup"))
+                .is_ok_and(|groups| groups.contains(&format!("pod{uid}")))
+        });
+        File::open(found.expect("a process of the pod").join("ns/net")).expect("a network")
+    }
+
     fn cluster_ip(&self, service: &str) -> String {
         self.ok(&["get", "service", service, "-o", "jsonpath={.spec.clusterIP}"])
     }
@@ -201,10 +216,6 @@ fn http(address: &str, port: u16) -> String {
     format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | busybox nc -w 5 {address} {port} | busybox tail -n 1")
 }
 
-fn udp(address: &str, port: u16) -> String {
-    format!("echo x | busybox timeout 5 busybox nc -u -w 1 {address} {port} | busybox head -n 1")
-}
-
 #[test]
 fn three_nodes_are_one_cluster() {
     let Some(mut cluster) = Cluster::start(3, &[]) else { return };
@@ -233,24 +244,74 @@ fn three_nodes_are_one_cluster() {
 /// Every pod to every pod and to the Service, over TCP and UDP; logs and commands on every node.
 fn everywhere(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     let service = cluster.cluster_ip("web");
-    for (pod, _) in pods.values() {
-        assert_eq!(cluster.ok(&["logs", pod]), "hello\n");
-        // All at once, since nobody says when an answer over UDP is over.
-        let mut script = "mkdir -p /said; ".to_owned();
-        let mut expected = String::new();
-        for (node, (_, address)) in pods {
-            for (kind, ask) in [("tcp", http(address, 8080)), ("udp", udp(address, 9000))] {
-                script += &format!("({ask}) > /said/{node}-{kind} & ");
-                expected += &format!("{node}\n");
+    let stop = AtomicBool::new(false);
+    let places: Vec<File> = pods.values().map(|(pod, _)| cluster.network_of(pod)).collect();
+    std::thread::scope(|scope| {
+        for (node, place) in pods.keys().zip(&places) {
+            scope.spawn(|| talk(place, node, &stop));
+        }
+        for ((node, (pod, _)), place) in pods.iter().zip(&places) {
+            assert_eq!(cluster.ok(&["logs", pod]), "hello\n");
+            let mut script = String::new();
+            for (_, address) in pods.values() {
+                script += &format!("{}; ", http(address, 8080));
+            }
+            let expected: String = pods.keys().map(|node| format!("{node}\n")).collect();
+            assert_eq!(cluster.sh(pod, &script), expected, "TCP from {pod}");
+            let answer = cluster.sh(pod, &http(&service, 80));
+            assert!(pods.contains_key(answer.trim()), "TCP from {pod} to the Service: {answer}");
+            for (far, (_, address)) in pods {
+                assert_eq!(
+                    ask(place, address, 9000).as_deref(),
+                    Some(far.as_str()),
+                    "UDP from {node} to {far}"
+                );
+            }
+            let answer = ask(place, &service, 90).unwrap_or_default();
+            assert!(pods.contains_key(&answer), "UDP from {node} to the Service: {answer}");
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// Does something where a pod is. busybox has nothing that answers over UDP.
+fn inside<T: Send>(place: &File, work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+            rustix::thread::move_into_link_name_space(place.as_fd(), kind).expect("the pod's network");
+            work()
+        });
+        thread.join().expect("no panic")
+    })
+}
+
+/// Answers whoever speaks to a pod over UDP with this word, until told to stop.
+fn talk(place: &File, word: &str, stop: &AtomicBool) {
+    inside(place, || {
+        let socket = UdpSocket::bind("0.0.0.0:9000").expect("a port");
+        socket.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
+        while !stop.load(Ordering::Relaxed) {
+            if let Ok((_, from)) = socket.recv_from(&mut [0; 2000]) {
+                let _ = socket.send_to(word.as_bytes(), from);
             }
         }
-        assert_eq!(cluster.sh(pod, &format!("{script} wait; cat /said/*")), expected, "from {pod}");
-        let answers = cluster.sh(pod, &format!("{}; {}", http(&service, 80), udp(&service, 90)));
-        assert!(
-            answers.lines().count() == 2 && answers.lines().all(|node| pods.contains_key(node)),
-            "{answers}"
-        );
-    }
+    });
+}
+
+/// What somebody answers to a large packet; packets of UDP may get lost.
+fn ask(place: &File, address: &str, port: u16) -> Option<String> {
+    inside(place, || {
+        let socket = UdpSocket::bind("0.0.0.0:0").expect("a port");
+        socket.set_read_timeout(Some(Duration::from_secs(2))).expect("a timeout");
+        socket.connect((address, port)).expect("an address");
+        let mut buffer = [0; 2000];
+        (0..5).find_map(|_| {
+            socket.send(&[1; 1400]).ok()?;
+            let count = socket.recv(&mut buffer).ok()?;
+            Some(String::from_utf8_lossy(&buffer[..count]).into_owned())
+        })
+    })
 }
 
 fn names(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
