@@ -42,18 +42,16 @@ impl Feed for One {
             self.path.push('-');
             return Ok(News::Everything { objects: Vec::new(), revision: 1 });
         }
-        loop {
-            if self.objects.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
-            let all = self.objects.borrow_and_update();
-            let revision = all.values().map(|(revision, _)| *revision).max().unwrap_or(1);
-            let found = all.get(&self.path).map(|(revision, object)| Raw {
-                bytes: object.to_string().into_bytes().into(),
-                revision: Some(*revision),
-            });
-            return Ok(News::Everything { objects: found.into_iter().collect(), revision });
+        if self.objects.changed().await.is_err() {
+            std::future::pending::<()>().await;
         }
+        let all = self.objects.borrow_and_update();
+        let revision = all.values().map(|(revision, _)| *revision).max().unwrap_or(1);
+        let found = all.get(&self.path).map(|(revision, object)| Raw {
+            bytes: object.to_string().into_bytes().into(),
+            revision: Some(*revision),
+        });
+        Ok(News::Everything { objects: found.into_iter().collect(), revision })
     }
 }
 
