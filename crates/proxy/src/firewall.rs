@@ -58,14 +58,28 @@ impl Firewall for Nft {
 }
 
 /// The kernel itself. What it knows of a table holds for the one it has made.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Kernel {
+    table: &'static str,
     slots: Mutex<netlink::Slots>,
+}
+
+impl Kernel {
+    /// For a table of this name.
+    pub fn of(table: &'static str) -> Kernel {
+        Kernel { table, slots: Mutex::default() }
+    }
+}
+
+impl Default for Kernel {
+    fn default() -> Kernel {
+        Kernel::of(TABLE)
+    }
 }
 
 impl Firewall for Kernel {
     fn apply(&self, batch: &Batch) -> Result<(), FirewallError> {
-        let encoded = netlink::encode(TABLE, batch, &mut self.slots.lock());
+        let encoded = netlink::encode(self.table, batch, &mut self.slots.lock());
         let socket = Netfilter::open(encoded.bytes.len())?;
         socket.send(&encoded.bytes)?;
         let mut buffer = vec![0; 64 * 1024];

@@ -72,7 +72,7 @@ fn make(flags: &DevFlags) -> anyhow::Result<Cluster> {
     let lock = reset::lock(&flags.data_dir).context("such a cluster is there already")?;
     let leftover = flags.data_dir.join("processes").exists();
     anyhow::ensure!(!leftover, "an earlier cluster was not removed: skiff dev --remove");
-    let networks = Networks::make(flags.network, flags.routed)?;
+    let networks = Networks::make(&flags.data_dir, flags.network, flags.routed)?;
     Ok(Cluster { dir: flags.data_dir.clone(), nodes: Vec::new(), networks, _lock: lock })
 }
 
@@ -240,7 +240,7 @@ async fn remove(dir: &Path) -> anyhow::Result<()> {
     for pid in left {
         until("a node ends", || Ok(!is_ours(pid, &dir.display().to_string()))).await?;
     }
-    clear(dir, Networks::left()).await
+    clear(dir, Networks::left(dir)).await
 }
 
 /// Whether a process is one of this program's with this among its words: numbers of processes are used again.

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::Context as _;
+use base64::Engine as _;
 use client::Client;
 use pki::join::{Bootstrap, Fingerprint, JoinToken};
 use serde_json::{Value, json};
@@ -55,13 +56,15 @@ pub fn token(data_dir: &Path, wanted: Option<&str>, authority: &str) -> anyhow::
 pub async fn prepare(client: &Client, token: &Bootstrap, facts: &Facts) -> anyhow::Result<()> {
     let secrets = "/api/v1/namespaces/kube-system/secrets";
     let label = json!({LABEL: "true"});
+    let encoded = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
     let named = |name: &str| json!({"name": name});
     let secret = json!({
         "apiVersion": "v1", "kind": "Secret", "type": "bootstrap.kubernetes.io/token",
         "metadata": {"name": format!("bootstrap-token-{}", token.id), "namespace": "kube-system", "labels": label},
-        "stringData": {
-            "token-id": token.id, "token-secret": token.secret, "auth-extra-groups": JOINING,
-            "usage-bootstrap-authentication": "true", "description": "For nodes that join by `skiff agent`.",
+        "data": {
+            "token-id": encoded(&token.id), "token-secret": encoded(&token.secret),
+            "auth-extra-groups": encoded(JOINING), "usage-bootstrap-authentication": encoded("true"),
+            "description": encoded("For nodes that join by `skiff agent`."),
         },
     });
     let map = json!({
@@ -104,7 +107,7 @@ pub async fn prepare(client: &Client, token: &Bootstrap, facts: &Facts) -> anyho
     let roles = format!("{RBAC}/clusterroles");
     let bindings = format!("{RBAC}/clusterrolebindings");
     let wanted: [(&str, &str, Value); 11] = [
-        (secrets, "stringData", secret),
+        (secrets, "data", secret),
         (FACTS.trim_end_matches("/skiff-cluster"), "data", map),
         (&roles, "rules", role),
         (&roles, "rules", approver),

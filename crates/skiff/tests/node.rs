@@ -272,7 +272,7 @@ fn strangers_are_refused(cluster: &Cluster) {
     let tls = cluster.server.data_dir().join("tls");
     let ask = |certificate: Option<&str>, path: &str| {
         let mut curl = cluster.server.command("curl");
-        curl.args(["-s", "-w", " %{http_code}", "--path-as-is", "--cacert"]).arg(tls.join("server-ca.crt"));
+        curl.args(["-s", "-w", " %{http_code}", "--path-as-is", "--cacert"]).arg(tls.join("kubelet-ca.crt"));
         if let Some(name) = certificate {
             curl.arg("--cert").arg(tls.join(format!("{name}.crt")));
             curl.arg("--key").arg(tls.join(format!("{name}.key")));

@@ -4,15 +4,21 @@ use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::IpAddr;
 use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 
 use anyhow::Context as _;
 use podnet::Cidr;
+use proxy::Firewall as _;
 use sys::netlink::{Netlink, Veth};
 
 /// What the link is called in each node.
 pub const INSIDE: &str = "eth0";
+/// The bridge, and the table of rules.
 const BRIDGE: &str = "skiff-dev";
+const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
+/// A file that says that this machine passed nothing on before.
+const WAS_OFF: &str = "forwarding-was-off";
 /// The beginning of the links' names on this side.
 const LINK: &str = "skd";
 const MTU: u32 = 1500;
@@ -21,6 +27,7 @@ const FIRST: u64 = 10;
 
 /// A bridge and what is on it.
 pub struct Networks {
+    dir: PathBuf,
     range: Option<Cidr>,
     /// Whether nodes have no link in common.
     routed: bool,
@@ -32,23 +39,40 @@ pub struct Network {
 }
 
 impl Networks {
-    pub fn make(range: Cidr, routed: bool) -> anyhow::Result<Networks> {
+    pub fn make(dir: &Path, range: Cidr, routed: bool) -> anyhow::Result<Networks> {
         let mut netlink = Netlink::open().context("cannot speak to the kernel about networks")?;
         let is_there = netlink.link(BRIDGE)?.is_some();
         anyhow::ensure!(!is_there, "there is a link {BRIDGE} already: skiff dev --remove");
         let index = netlink.ensure_bridge(BRIDGE, MTU).with_context(|| format!("cannot make {BRIDGE}"))?;
         netlink.add_address(index, range.gateway(), range.prefix())?;
         netlink.set_up(index)?;
-        if routed {
-            let forwarding = "/proc/sys/net/ipv4/ip_forward";
-            std::fs::write(forwarding, "1").with_context(|| format!("cannot write {forwarding}"))?;
+        let networks = Networks { dir: dir.to_owned(), range: Some(range), routed };
+        // From here on there is something to remove.
+        match networks.let_out(range) {
+            Ok(()) => Ok(networks),
+            Err(error) => {
+                let _ = networks.remove();
+                Err(error)
+            }
         }
-        Ok(Networks { range: Some(range), routed })
+    }
+
+    /// Lets nodes out by this machine's address, and makes it pass their packets on.
+    fn let_out(&self, range: Cidr) -> anyhow::Result<()> {
+        let before = std::fs::read_to_string(FORWARDING).unwrap_or_default();
+        if before.trim() == "0" {
+            std::fs::write(self.dir.join(WAS_OFF), "")?;
+            std::fs::write(FORWARDING, "1").with_context(|| format!("cannot write {FORWARDING}"))?;
+        }
+        let network: nft::Net = range.to_string().parse().context("the network of nodes")?;
+        let mut rules = nft::Ruleset::default();
+        rules.put(&"way-out".into(), proxy::skeleton::way_out(&[network]));
+        proxy::Kernel::of(BRIDGE).apply(&rules.everything()).context("cannot make rules")
     }
 
     /// What an earlier process has made.
-    pub fn left() -> Networks {
-        Networks { range: None, routed: false }
+    pub fn left(dir: &Path) -> Networks {
+        Networks { dir: dir.to_owned(), range: None, routed: false }
     }
 
     /// The address of a node, by its number.
@@ -81,8 +105,12 @@ impl Networks {
         Ok(Network { _namespace: namespace })
     }
 
-    /// Removes all links.
+    /// Removes all links and rules.
     pub fn remove(self) -> anyhow::Result<()> {
+        proxy::Kernel::of(BRIDGE).apply(&nft::Batch::remove()).context("cannot remove rules")?;
+        if self.dir.join(WAS_OFF).exists() {
+            std::fs::write(FORWARDING, "0").with_context(|| format!("cannot write {FORWARDING}"))?;
+        }
         let mut netlink = Netlink::open()?;
         for link in netlink.links()? {
             let numbered = link.name.strip_prefix(LINK).is_some_and(|rest| rest.parse::<u8>().is_ok());
