@@ -132,6 +132,8 @@ impl Cluster {
             .args(arguments)
             .arg(format!("--data-dir={}", self.node_dir(number).display()))
             .arg(format!("--node-name={name}"))
+            // A network of this machine's own is not one between these nodes.
+            .arg(format!("--cni-conf-dir={}", self.dir.join("no-cni").display()))
             .args(rest)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -39,10 +39,7 @@ pub fn can_run_pods(flags: &NodeFlags) -> bool {
 }
 
 /// What runs this node's containers: the one that is named, else our own.
-pub async fn runtime(
-    flags: &NodeFlags,
-    shutdown: watch::Receiver<bool>,
-) -> anyhow::Result<Arc<dyn Runtime>> {
+pub async fn runtime(flags: &NodeFlags, shutdown: watch::Receiver<bool>) -> anyhow::Result<Arc<dyn Runtime>> {
     let data_dir = &flags.data_dir;
     let socket = match flags.container_runtime_endpoint.clone() {
         Some(name) if name == CONTAINERD => {
