@@ -11,6 +11,7 @@ mod identity;
 mod launch;
 mod layers;
 mod log;
+mod news;
 mod root;
 mod setup;
 mod spawn;
@@ -24,7 +25,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 
 use jiff::Timestamp;
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use sys::cgroup::Cgroups;
 use sys::memory::Program;
@@ -34,7 +35,8 @@ use super::protocol::{Answer, Request, Status, Streams};
 use super::spec::Pids;
 use connection::Connection;
 use container::{Listener, Running, Starting, nanoseconds, patient};
-use log::{Log, Stream};
+use log::Log;
+use news::{News, Watched};
 use spawn::{Keeper, Outcome, Stdio, Surroundings};
 use users::Users;
 
@@ -79,20 +81,6 @@ struct Command {
     /// Open until its program runs.
     channel: Option<UnixStream>,
     outcome: Outcome,
-}
-
-/// What the kernel has news of.
-#[derive(Clone, Debug)]
-enum News {
-    Caller,
-    Connection(u64),
-    Starting(String),
-    Output(String, Stream),
-    Stdin(String),
-    ListenerIn(String, usize),
-    ListenerOut(String, usize, Stream),
-    Ended(String),
-    Command(u64),
 }
 
 impl Supervisor {
@@ -512,54 +500,6 @@ impl Supervisor {
     }
 }
 
-/// What to wait for.
-struct Watched<'a> {
-    news: Vec<News>,
-    fds: Vec<PollFd<'a>>,
-}
-
-impl<'a> Watched<'a> {
-    fn add(&mut self, news: News, fd: &'a impl AsFd, flags: PollFlags) {
-        self.news.push(news);
-        self.fds.push(PollFd::new(fd, flags));
-    }
-
-    fn container(&mut self, id: &str, running: &'a Running) {
-        let id = || id.to_owned();
-        let has_input = !running.to_stdin.is_empty();
-        if let Some(starting) = &running.starting {
-            self.add(News::Starting(id()), &starting.channel, PollFlags::IN);
-        }
-        if let Some(terminal) = &running.terminal {
-            self.add(News::Output(id(), Stream::Out), terminal, PollFlags::IN);
-        }
-        if let Some(stdin) = running.terminal.as_ref().or(running.stdin.as_ref()).filter(|_| has_input) {
-            self.add(News::Stdin(id()), stdin, PollFlags::OUT);
-        }
-        for stream in [Stream::Out, Stream::Err] {
-            if let Some(output) = &running.output[stream as usize] {
-                self.add(News::Output(id(), stream), output, PollFlags::IN);
-            }
-        }
-        for (at, listener) in running.listeners.iter().enumerate() {
-            // One that types faster than the container reads has to wait.
-            if let Some(stdin) = listener.stdin.as_ref().filter(|_| !has_input) {
-                self.add(News::ListenerIn(id(), at), stdin, PollFlags::IN);
-            }
-            for stream in [Stream::Out, Stream::Err] {
-                if let Some((file, pending)) = &listener.output[stream as usize]
-                    && !pending.is_empty()
-                {
-                    self.add(News::ListenerOut(id(), at, stream), file, PollFlags::OUT);
-                }
-            }
-        }
-        if let Some(child) = &running.child {
-            self.add(News::Ended(id()), child, PollFlags::IN);
-        }
-    }
-}
-
 fn told(id: &str, status: &Status) -> Answer {
     Answer::Status { container: id.to_owned(), status: status.clone() }
 }
@@ -576,6 +516,3 @@ fn named(streams: Streams, fds: Vec<OwnedFd>) -> Option<[Option<OwnedFd>; 3]> {
 fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?)
 }
-
-#[cfg(test)]
-mod tests;

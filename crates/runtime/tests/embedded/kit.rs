@@ -63,6 +63,7 @@ pub async fn run(only: Option<&str>, unified: bool) {
         life::a_killed_supervisor_leaves_nothing,
         life::users_and_directories,
         life::volumes_and_propagation,
+        life::a_supervisor_is_small,
         breakout::the_program_cannot_be_overwritten,
         breakout::masked_and_read_only_paths_hold,
         breakout::nothing_can_be_mounted,

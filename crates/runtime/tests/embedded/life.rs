@@ -5,7 +5,7 @@ use std::time::Duration;
 use runtime::cri::*;
 use runtime::{Code, Error};
 
-use crate::kit::{Node, ended, kill_supervisors, script, security, with};
+use crate::kit::{Node, ended, kill_supervisors, script, security, supervisors, with};
 
 pub async fn a_pod_lives_and_dies(node: &Node) {
     let pod = node.pod("one").await;
@@ -273,4 +273,28 @@ pub async fn volumes_and_propagation(node: &Node) {
         "{said}"
     );
     assert_eq!(std::fs::read_to_string(host.join("new")).unwrap(), "x\n");
+}
+
+/// What each pod costs beside its containers: what its supervisor has for itself, the program's own pages aside.
+pub async fn a_supervisor_is_small(node: &Node) {
+    const LARGEST: u64 = 400;
+    let pod = node.pod("small").await;
+    let talk =
+        "i=0; while [ $i -lt 3000 ]; do echo line $i; i=$((i+1)); done; echo done >/dev/shm/done; sleep 1000";
+    let id = pod.start(&script(talk)).await;
+    pod.exec(&id, "until test -e /dev/shm/done; do sleep 0.01; done").await;
+    let pid = supervisors(node.dir.path())[0].as_raw_nonzero();
+    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+    let mut is_own = false;
+    let mut own = 0;
+    for line in smaps.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            [range, _, _, _, inode, ..] if range.contains('-') => is_own = inode == "0",
+            ["Private_Dirty:", size, "kB"] if is_own => own += size.parse::<u64>().unwrap(),
+            _ => {}
+        }
+    }
+    println!("a supervisor has {own} kB for itself");
+    assert!(own > 0 && own < LARGEST, "{own} kB\n{smaps}");
 }
