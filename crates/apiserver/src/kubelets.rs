@@ -6,6 +6,7 @@
 mod options;
 #[cfg(test)]
 mod tests;
+mod websocket;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -115,9 +116,15 @@ pub async fn stream(
     let Some(upgrade) = call.upgrade.clone().filter(|_| stream::wants_upgrade(&call.headers)) else {
         return Err(Status::bad_request("Upgrade request required"));
     };
-    if !options::is_spoken(&call.headers) {
-        return Err(Status::bad_request("unable to upgrade: none of the offered protocols is spoken here"));
+    let far = websocket::Far { server: server.clone(), place, path };
+    match websocket::chosen(&call.headers, what) {
+        Some(websocket::Spoken::Channels) => {
+            return websocket::session(&call.headers, upgrade, far, options::wanted(&call.query));
+        }
+        Some(websocket::Spoken::Tunnel) => return websocket::tunnel(&call.headers, upgrade, far).await,
+        None => {}
     }
+    let websocket::Far { place, path, .. } = far;
     let failed = |why: String| plain(format!("error dialing backend: {why}"));
     let connection = dial(server, &place).await.map_err(failed)?;
     let ask = Ask { method: call.method.clone(), path: &path, host: &place.shown(), headers: &call.headers };
@@ -126,12 +133,17 @@ pub async fn stream(
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         return Ok(answer.map(|_| Body::empty()));
     }
+    Ok(handed_back(server, answer))
+}
+
+/// The node's answer, as the client's.
+fn handed_back(server: &Server, answer: Response<Incoming>) -> Response<Body> {
     let (mut parts, body) = answer.into_parts();
     // How the body comes to us says nothing about how it goes on.
     for name in [http::header::TRANSFER_ENCODING, http::header::CONNECTION] {
         parts.headers.remove(name);
     }
-    Ok(Response::from_parts(parts, streamed(server, body)))
+    Response::from_parts(parts, streamed(server, body))
 }
 
 async fn pod(server: &Server, target: &Target) -> Result<Value, Status> {

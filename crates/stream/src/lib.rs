@@ -2,8 +2,10 @@
 //! else than HTTP (SPDY, WebSocket), bytes go to and fro until one of them has had enough.
 //!
 //! Knows nothing of what is said over such a connection, so that whatever the far end speaks works. Read
-//! [`forward`]. For an end that does know there are [`spdy`] and, over WebSocket, [`messages`].
+//! [`forward`]. For an end that does know there are [`spdy`] and, over WebSocket, [`messages`]; [`carry`] ties the one
+//! to the other.
 
+pub mod carry;
 pub mod messages;
 pub mod spdy;
 pub mod tunnel;
@@ -64,6 +66,19 @@ pub async fn forward<IO>(io: IO, ask: Ask<'_>, client: Option<OnUpgrade>) -> Res
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let request = asked(ask, client.is_some());
+    hand_on(io, request, client).await
+}
+
+/// As [`forward`], but the connection in the other protocol is the caller's, by [`hyper::upgrade::on`] the answer.
+pub async fn begin<IO>(io: IO, ask: Ask<'_>) -> Result<Response<Incoming>, Error>
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    hand_on(io, asked(ask, true), None).await
+}
+
+fn asked(ask: Ask<'_>, for_another_protocol: bool) -> Request<Full<Bytes>> {
     let mut request = Request::new(Full::new(Bytes::new()));
     *request.method_mut() = ask.method;
     *request.uri_mut() = ask.path.parse().unwrap_or_default();
@@ -71,14 +86,14 @@ where
     if let Ok(host) = ask.host.parse() {
         headers.insert(http::header::HOST, host);
     }
-    if client.is_some() {
+    if for_another_protocol {
         for name in UPGRADE_HEADERS.map(HeaderName::from_static) {
             for value in ask.headers.get_all(&name) {
                 headers.append(name.clone(), value.clone());
             }
         }
     }
-    hand_on(io, request, client).await
+    request
 }
 
 /// As [`forward`], with a request that is sent as it is.

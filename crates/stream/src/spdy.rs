@@ -1,5 +1,5 @@
-//! SPDY/3.1, as far as Kubernetes' clients speak it: streams that the client opens with a few headers, and data both
-//! ways. There is no flow control: neither they nor any server of theirs has it.
+//! SPDY/3.1, as far as Kubernetes' clients and servers speak it: streams that the client opens with a few headers, and
+//! data both ways. There is no flow control: none of them has it.
 
 mod headers;
 
@@ -17,7 +17,7 @@ const PING: u16 = 6;
 const GOAWAY: u16 = 7;
 const FIN: u8 = 1;
 
-/// What the client says.
+/// What the other side says.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Frame {
     /// Opens a stream; to be answered with [`Sender::accept`].
@@ -122,6 +122,14 @@ pub struct Sender<W> {
 impl<W: AsyncWrite + Unpin> Sender<W> {
     pub fn new(io: W) -> Sender<W> {
         Sender { io, has_sent_headers: false }
+    }
+
+    /// Opens a stream, as clients do: with an odd number, larger than the last one.
+    pub async fn open(&mut self, stream: u32, headers: &[(&str, &str)]) -> io::Result<()> {
+        let block = headers::stored(&headers::written(headers), !self.has_sent_headers);
+        self.has_sent_headers = true;
+        // No stream it belongs to, the highest priority, no slot.
+        self.control(SYN_STREAM, &[&stream.to_be_bytes()[..], &[0; 6], &block].concat()).await
     }
 
     /// Takes a stream the client has opened.

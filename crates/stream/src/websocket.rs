@@ -9,13 +9,10 @@ use http::header::{CONNECTION, HeaderMap, HeaderValue, UPGRADE};
 use http::{Response, StatusCode};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 
 use crate::wants_upgrade;
 
-/// What RFC 6455 has both ends mix in, to show that they mean it.
-const SALT: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 const BASE64: &str = "base64.binary.k8s.io";
 const BINARY: &str = "binary.k8s.io";
 /// The frame that says that all went well and is over.
@@ -27,29 +24,39 @@ pub fn is_wanted(headers: &HeaderMap) -> bool {
     wants_upgrade(headers) && named.is_some_and(|name| name.eq_ignore_ascii_case("websocket"))
 }
 
+/// The protocols a client offers to speak in its messages, as it prefers them.
+pub fn offered(headers: &HeaderMap) -> Vec<&str> {
+    let offered = headers.get_all("sec-websocket-protocol").iter().filter_map(|value| value.to_str().ok());
+    offered.flat_map(|value| value.split(',')).map(str::trim).filter(|name| !name.is_empty()).collect()
+}
+
+/// The answer that begins a WebSocket with the protocol that was chosen; `None` if the client asks in a way of its own.
+pub fn accept(headers: &HeaderMap, chosen: Option<&'static str>) -> Option<Response<()>> {
+    let key = headers.get("sec-websocket-key")?.to_str().ok()?;
+    let mut response = Response::new(());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let answered = response.headers_mut();
+    answered.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+    answered.insert(UPGRADE, HeaderValue::from_static("websocket"));
+    answered.insert("sec-websocket-accept", crate::messages::accept_key(key).parse().ok()?);
+    if let Some(chosen) = chosen {
+        answered.insert("sec-websocket-protocol", HeaderValue::from_static(chosen));
+    }
+    Some(response)
+}
+
 /// Tells `chunks`, a message each. The answer begins it; `None` if the client offers no form that is known.
 pub fn tell(
     headers: &HeaderMap,
     client: OnUpgrade,
     chunks: impl Stream<Item = Bytes> + Send + Unpin + 'static,
 ) -> Option<Response<()>> {
-    let key = headers.get("sec-websocket-key")?;
-    let accept = digest(&SHA1_FOR_LEGACY_USE_ONLY, &[key.as_bytes(), SALT.as_bytes()].concat());
-    let offered = headers.get_all("sec-websocket-protocol").iter().filter_map(|value| value.to_str().ok());
-    let offered: Vec<&str> = offered.flat_map(|value| value.split(',').map(str::trim)).collect();
+    let offered = offered(headers);
     let chosen = offered.iter().find_map(|offer| [BASE64, BINARY].into_iter().find(|known| known == offer));
     if chosen.is_none() && !offered.is_empty() {
         return None;
     }
-    let mut response = Response::new(());
-    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    let answered = response.headers_mut();
-    answered.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
-    answered.insert(UPGRADE, HeaderValue::from_static("websocket"));
-    answered.insert("sec-websocket-accept", STANDARD.encode(accept).parse().ok()?);
-    if let Some(chosen) = chosen {
-        answered.insert("sec-websocket-protocol", HeaderValue::from_static(chosen));
-    }
+    let response = accept(headers, chosen)?;
     tokio::spawn(async move {
         let Ok(client) = client.await else { return };
         let (mut from, mut to) = tokio::io::split(TokioIo::new(client));

@@ -2,8 +2,7 @@
 
 use api::field::Path;
 use api::{Errors, Status};
-use http::HeaderMap;
-use http::header::{SEC_WEBSOCKET_PROTOCOL, UPGRADE};
+use stream::carry::Wanted;
 
 use crate::request::Query;
 
@@ -31,18 +30,24 @@ impl Stream {
             }
             return Ok(out.0);
         }
-        let tty = query.flag("tty") == Some(true);
-        let wanted = [
-            ("input", query.flag("stdin").unwrap_or(false)),
-            ("output", query.flag("stdout").unwrap_or(true)),
-            ("error", query.flag("stderr").unwrap_or(!tty)),
-            ("tty", tty),
-        ];
-        wanted.iter().filter(|(_, wanted)| *wanted).for_each(|(name, _)| out.add(name, "1"));
+        let Wanted { stdin, stdout, stderr, tty } = wanted(query);
+        let named = [("input", stdin), ("output", stdout), ("error", stderr), ("tty", tty)];
+        named.iter().filter(|(_, wanted)| *wanted).for_each(|(name, _)| out.add(name, "1"));
         if self == Stream::Exec {
             query.all("command").for_each(|word| out.add("command", word));
         }
         Ok(out.0)
+    }
+}
+
+/// The streams a client of exec or attach wants.
+pub fn wanted(query: &Query) -> Wanted {
+    let tty = query.flag("tty") == Some(true);
+    Wanted {
+        stdin: query.flag("stdin").unwrap_or(false),
+        stdout: query.flag("stdout").unwrap_or(true),
+        stderr: query.flag("stderr").unwrap_or(!tty),
+        tty,
     }
 }
 
@@ -87,16 +92,6 @@ pub fn log(query: &Query, pod: &str) -> Result<String, Status> {
         }
     }
     Ok(out.0)
-}
-
-/// Whether runtimes speak what the client offers. Those that speak WebSocket lack the newest protocols in it;
-/// clients that offer these go on with SPDY when told so.
-pub fn is_spoken(headers: &HeaderMap) -> bool {
-    let websocket =
-        headers.get(UPGRADE).is_some_and(|name| name.as_bytes().eq_ignore_ascii_case(b"websocket"));
-    let offered = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
-    let mut offered = offered.flat_map(|text| text.split(',')).map(str::trim);
-    !websocket || offered.any(|name| name != "v5.channel.k8s.io" && name != "SPDY/3.1+portforward.k8s.io")
 }
 
 /// A query being made.

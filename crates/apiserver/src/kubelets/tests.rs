@@ -72,3 +72,21 @@ fn where_kubelets_are() {
         expect!["500 no preferred addresses found; known addresses: []"],
     );
 }
+
+#[test]
+fn what_is_spoken_here_over_websocket() {
+    let check = |upgrade: &'static str, offered: &'static str, what: Stream, expected| {
+        let mut headers = http::HeaderMap::new();
+        headers.insert("connection", "Upgrade".parse().expect("a header"));
+        headers.insert("upgrade", upgrade.parse().expect("a header"));
+        headers.insert("sec-websocket-protocol", offered.parse().expect("a header"));
+        assert_eq!(websocket::chosen(&headers, what), expected, "{upgrade} {offered}");
+    };
+    use websocket::Spoken;
+    check("websocket", "v5.channel.k8s.io", Stream::Exec, Some(Spoken::Channels));
+    check("WebSocket", "v4.channel.k8s.io, v5.channel.k8s.io", Stream::Attach, Some(Spoken::Channels));
+    check("websocket", "v4.channel.k8s.io", Stream::Exec, None);
+    check("websocket", "SPDY/3.1+portforward.k8s.io", Stream::PortForward, Some(Spoken::Tunnel));
+    check("websocket", "v4.channel.k8s.io", Stream::PortForward, None);
+    check("SPDY/3.1", "v5.channel.k8s.io", Stream::Exec, None);
+}

@@ -180,7 +180,12 @@ fn answer(request: Request<Incoming>, found: Option<Waiting>) -> Response<Body> 
 }
 
 async fn run(what: What, protocol: Protocol, upgraded: Upgraded) {
-    let (reader, writer) = tokio::io::split(TokioIo::new(upgraded));
+    let client = TokioIo::new(upgraded);
+    if let (What::Ports { pod }, Protocol::Tunnel) = (&what, &protocol) {
+        let (reader, writer) = channels::tunnel(client);
+        return forward::run(pod, reader, writer).await;
+    }
+    let (reader, writer) = tokio::io::split(client);
     match (what, protocol) {
         (What::Session(session), Protocol::WebSocket { tells_end, ending }) => {
             let channels = channels::websocket(&session, reader, writer, tells_end);
@@ -189,10 +194,6 @@ async fn run(what: What, protocol: Protocol, upgraded: Upgraded) {
         (What::Session(session), Protocol::Spdy { ending }) => {
             let channels = channels::spdy(&session, reader, writer);
             session.run(channels, ending).await;
-        }
-        (What::Ports { pod }, Protocol::Tunnel) => {
-            let (reader, writer) = channels::tunnel(reader, writer);
-            forward::run(&pod, reader, writer).await;
         }
         (What::Ports { pod }, _) => forward::run(&pod, reader, writer).await,
         (What::Session(_), Protocol::Tunnel) => {}

@@ -107,6 +107,17 @@ fn parse(text: &[u8]) -> io::Result<Vec<(String, String)>> {
     (0..count).map(|_| Ok((word()?, word()?))).collect()
 }
 
+/// Headers as they are written down, before they are compressed.
+pub fn written(headers: &[(&str, &str)]) -> Vec<u8> {
+    let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX).to_be_bytes();
+    let mut text = count(headers.len()).to_vec();
+    for word in headers.iter().flat_map(|(name, value)| [name, value]) {
+        text.extend(count(word.len()));
+        text.extend(word.bytes());
+    }
+    text
+}
+
 /// Wraps headers without compressing them.
 pub fn stored(text: &[u8], is_first: bool) -> Vec<u8> {
     let length = u16::try_from(text.len()).unwrap_or_default();

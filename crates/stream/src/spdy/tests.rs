@@ -3,12 +3,7 @@ use super::*;
 /// The first two headers of a real client (Go's, with the dictionary), and then what it sent next in the same
 /// conversation is made here without compression.
 fn open(stream: u32, headers: &[(&str, &str)], is_first: bool) -> Vec<u8> {
-    let mut text = (headers.len() as u32).to_be_bytes().to_vec();
-    for word in headers.iter().flat_map(|(name, value)| [name, value]) {
-        text.extend((word.len() as u32).to_be_bytes());
-        text.extend(word.bytes());
-    }
-    let block = headers::stored(&text, is_first);
+    let block = headers::stored(&headers::written(headers), is_first);
     let body = [&stream.to_be_bytes()[..], &[0; 6], &block].concat();
     [&[0x80, 3, 0, 1, 0][..], &(body.len() as u32).to_be_bytes()[1..], &body].concat()
 }
@@ -68,4 +63,27 @@ async fn nonsense_is_refused() {
     let last = text.len() - 1;
     text[last - 9] = 255;
     assert!(Receiver::new(&text[..]).next().await.is_err());
+}
+
+#[tokio::test]
+async fn what_one_side_opens_the_other_hears() {
+    let mut sent = Vec::new();
+    let mut sender = Sender::new(&mut sent);
+    sender.open(1, &[("streamtype", "error")]).await.unwrap();
+    sender.open(3, &[("streamtype", "stdin"), ("x", "")]).await.unwrap();
+    sender.data(3, b"hi", true).await.unwrap();
+    let mut receiver = Receiver::new(&sent[..]);
+    let owned = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    let expected = [
+        Frame::Open { stream: 1, headers: vec![owned("streamtype", "error")], is_last: false },
+        Frame::Open {
+            stream: 3,
+            headers: vec![owned("streamtype", "stdin"), owned("x", "")],
+            is_last: false,
+        },
+        Frame::Data { stream: 3, bytes: b"hi".into(), is_last: true },
+    ];
+    for frame in expected {
+        assert_eq!(receiver.next().await.unwrap(), Some(frame));
+    }
 }

@@ -5,13 +5,15 @@ use std::io;
 
 use serde::Deserialize;
 use stream::{messages as websocket, spdy};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
 use tokio::sync::mpsc;
 
 use super::session::Session;
 
 /// Pieces on their way; each is as large as what was read at once.
 const PIECES: usize = 16;
+/// Answers to pings on their way.
+const PINGS: usize = 4;
 const STDIN: u8 = 0;
 const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
@@ -68,45 +70,67 @@ where
 {
     let (to_session, input) = mpsc::channel(PIECES);
     let (output, mut from_session) = mpsc::channel(PIECES);
+    let (pongs, mut pongs_due) = mpsc::channel::<Vec<u8>>(PINGS);
     let has_stdin = session.stdin;
-    tokio::spawn(async move {
-        let (mut receiver, mut sender) = (websocket::Receiver::new(reader), websocket::Sender::new(writer));
-        // The client learns that all is well before anything is said.
-        let _ = sender.data(&[&[STDOUT]]).await;
+    let inward = async move {
+        let mut receiver = websocket::Receiver::new(reader);
         let _ = to_session.send(Input::Ready).await;
-        loop {
-            tokio::select! {
-                message = receiver.next() => match message {
-                    Ok(Some(websocket::Message::Data(bytes))) => {
-                        let input = match bytes.split_first() {
-                            Some((&STDIN, rest)) if has_stdin => Some(Input::Stdin(rest.to_vec())),
-                            Some((&RESIZE, rest)) => resize(rest),
-                            Some((&END, [STDIN])) if tells_end => Some(Input::StdinEnd),
-                            _ => None,
-                        };
-                        if let Some(input) = input && to_session.send(input).await.is_err() {
-                            // The session is over, but what it said last may still be on its way.
-                            continue;
-                        }
-                    }
-                    Ok(Some(websocket::Message::Ping(body))) => drop(sender.pong(&body).await),
-                    _ => return,
-                },
-                output = from_session.recv() => {
-                    let sent = match output {
-                        Some(Output::Stdout(bytes)) => sender.data(&[&[STDOUT], &bytes]).await,
-                        Some(Output::Stderr(bytes)) => sender.data(&[&[STDERR], &bytes]).await,
-                        Some(Output::Status(text)) => sender.data(&[&[ERROR], text.as_bytes()]).await,
-                        None => return drop(sender.close().await),
-                    };
-                    if sent.is_err() {
-                        return;
-                    }
+        while let Ok(Some(message)) = receiver.next().await {
+            let bytes = match message {
+                websocket::Message::Data(bytes) => bytes,
+                websocket::Message::Ping(body) => {
+                    let _ = pongs.try_send(body);
+                    continue;
                 }
+                websocket::Message::Close => return,
+            };
+            let input = match bytes.split_first() {
+                Some((&STDIN, rest)) if has_stdin => Some(Input::Stdin(rest.to_vec())),
+                Some((&RESIZE, rest)) => resize(rest),
+                Some((&END, [STDIN])) if tells_end => Some(Input::StdinEnd),
+                _ => None,
+            };
+            // The session may be over while its last words are still on their way.
+            if let Some(input) = input {
+                let _ = to_session.send(input).await;
             }
         }
-    });
+    };
+    let outward = async move {
+        let mut sender = websocket::Sender::new(writer);
+        // The client learns that all is well before anything is said.
+        let _ = sender.data(&[&[STDOUT]]).await;
+        loop {
+            let sent = tokio::select! {
+                Some(body) = pongs_due.recv() => sender.pong(&body).await,
+                output = from_session.recv() => match output {
+                    Some(Output::Stdout(bytes)) => sender.data(&[&[STDOUT], &bytes]).await,
+                    Some(Output::Stderr(bytes)) => sender.data(&[&[STDERR], &bytes]).await,
+                    Some(Output::Status(text)) => sender.data(&[&[ERROR], text.as_bytes()]).await,
+                    None => return drop(sender.close().await),
+                },
+            };
+            if sent.is_err() {
+                return;
+            }
+        }
+    };
+    both(inward, outward);
     Channels { input, output }
+}
+
+/// Runs both directions by themselves until either is done: a command that repeats what it is told must be able to say
+/// it while it is told more.
+fn both(
+    inward: impl Future<Output = ()> + Send + 'static,
+    outward: impl Future<Output = ()> + Send + 'static,
+) {
+    tokio::spawn(async move {
+        tokio::select! {
+            () = inward => {}
+            () = outward => {}
+        }
+    });
 }
 
 /// Over SPDY: a stream of its own for each, told apart by a header.
@@ -117,157 +141,148 @@ where
 {
     let (to_session, input) = mpsc::channel(PIECES);
     let (output, from_session) = mpsc::channel(PIECES);
+    let (replies, due) = mpsc::channel(PIECES);
     let mut missing: Vec<&'static str> = vec!["error"];
     let wanted = [(session.stdin, "stdin"), (session.stdout, "stdout"), (session.stderr, "stderr")];
     missing.extend(wanted.iter().filter(|(wanted, _)| *wanted).map(|(_, name)| *name));
     if session.tty {
         missing.push("resize");
     }
-    tokio::spawn(async move {
-        let mut spdy =
-            Spdy { streams: HashMap::new(), missing, sender: spdy::Sender::new(writer), resizes: Vec::new() };
+    let mut heard = Heard { streams: HashMap::new(), missing, resizes: Vec::new(), replies };
+    let inward = async move {
+        let mut receiver = spdy::Receiver::new(reader);
+        while let Ok(Some(frame)) = receiver.next().await {
+            if matches!(frame, spdy::Frame::GoAway) {
+                break;
+            }
+            for input in heard.understood(frame).await {
+                // The session may be over while its last words are still on their way.
+                let _ = to_session.send(input).await;
+            }
+        }
+    };
+    let outward = async move {
         // The client sees the connection's end; there is nobody to tell more.
-        let _ = spdy.carry(spdy::Receiver::new(reader), to_session, from_session).await;
-    });
+        let _ = tell(spdy::Sender::new(writer), from_session, due).await;
+    };
+    both(inward, outward);
     Channels { input, output }
 }
 
-struct Spdy<W> {
-    streams: HashMap<&'static str, u32>,
-    missing: Vec<&'static str>,
-    sender: spdy::Sender<W>,
-    /// Sizes come one after the other without anything between.
-    resizes: Vec<u8>,
+/// What is owed to a client for what it did.
+enum Reply {
+    Accept { name: &'static str, stream: u32 },
+    Reset(u32),
+    Ping(u32),
 }
 
-impl<W: AsyncWrite + Unpin> Spdy<W> {
-    async fn carry<R: AsyncRead + Unpin>(
-        &mut self,
-        mut receiver: spdy::Receiver<R>,
-        to_session: mpsc::Sender<Input>,
-        mut from_session: mpsc::Receiver<Output>,
-    ) -> io::Result<()> {
-        loop {
-            tokio::select! {
-                frame = receiver.next() => {
-                    let Some(frame) = frame? else { return Ok(()) };
-                    if matches!(frame, spdy::Frame::GoAway) {
-                        return Ok(());
-                    }
-                    for input in self.hear(frame).await? {
-                        // The session may be over while its last words are still on their way.
-                        let _ = to_session.send(input).await;
-                    }
-                }
-                output = from_session.recv() => {
-                    let (name, bytes) = match output {
-                        Some(Output::Stdout(bytes)) => ("stdout", bytes),
-                        Some(Output::Stderr(bytes)) => ("stderr", bytes),
-                        Some(Output::Status(text)) => ("error", text.into_bytes()),
-                        None => return self.end(receiver).await,
-                    };
-                    if let Some(stream) = self.streams.get(name) {
-                        self.sender.data(*stream, &bytes, false).await?;
-                    }
-                }
-            }
-        }
-    }
+/// What the client says.
+struct Heard {
+    streams: HashMap<&'static str, u32>,
+    missing: Vec<&'static str>,
+    /// Sizes come one after the other without anything between.
+    resizes: Vec<u8>,
+    replies: mpsc::Sender<Reply>,
+}
 
-    async fn hear(&mut self, frame: spdy::Frame) -> io::Result<Vec<Input>> {
-        Ok(match frame {
+impl Heard {
+    async fn understood(&mut self, frame: spdy::Frame) -> Vec<Input> {
+        let mut inputs = vec![];
+        match frame {
             spdy::Frame::Open { stream, headers, .. } => {
                 let kind = headers.iter().find(|(name, _)| name.eq_ignore_ascii_case("streamtype"));
                 let at = kind.and_then(|(_, kind)| self.missing.iter().position(|name| name == kind));
-                match at {
+                let reply = match at {
                     Some(at) => {
-                        self.sender.accept(stream).await?;
-                        self.streams.insert(self.missing.swap_remove(at), stream);
-                        if self.missing.is_empty() { vec![Input::Ready] } else { vec![] }
+                        let name = self.missing.swap_remove(at);
+                        self.streams.insert(name, stream);
+                        if self.missing.is_empty() {
+                            inputs.push(Input::Ready);
+                        }
+                        Reply::Accept { name, stream }
                     }
-                    None => {
-                        self.sender.reset(stream).await?;
-                        vec![]
-                    }
-                }
+                    None => Reply::Reset(stream),
+                };
+                let _ = self.replies.send(reply).await;
             }
             spdy::Frame::Data { stream, bytes, is_last } if self.streams.get("stdin") == Some(&stream) => {
-                let mut inputs = vec![];
                 if !bytes.is_empty() {
                     inputs.push(Input::Stdin(bytes));
                 }
                 if is_last {
                     inputs.push(Input::StdinEnd);
                 }
-                inputs
             }
             spdy::Frame::Data { stream, bytes, .. } if self.streams.get("resize") == Some(&stream) => {
                 self.resizes.extend(bytes);
-                let mut inputs = vec![];
                 while let Some(end) = self.resizes.iter().position(|byte| *byte == b'}') {
                     let one: Vec<u8> = self.resizes.drain(..=end).collect();
                     inputs.extend(resize(&one));
                 }
-                inputs
+                // A size is a few bytes; whatever this is, it is none.
+                if self.resizes.len() > 1024 {
+                    self.resizes.clear();
+                }
             }
-            spdy::Frame::Ping(id) => {
-                self.sender.ping(id).await?;
-                vec![]
-            }
-            _ => vec![],
-        })
-    }
-
-    /// Closes all streams and waits for the client to hang up, which it does when it has read them.
-    async fn end<R: AsyncRead + Unpin>(&mut self, mut receiver: spdy::Receiver<R>) -> io::Result<()> {
-        const PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
-        for name in ["stdout", "stderr", "error"] {
-            if let Some(stream) = self.streams.get(name) {
-                self.sender.data(*stream, b"", true).await?;
-            }
+            spdy::Frame::Ping(id) => drop(self.replies.try_send(Reply::Ping(id))),
+            _ => {}
         }
-        let leaving = async { while let Ok(Some(_)) = receiver.next().await {} };
-        let _ = tokio::time::timeout(PATIENCE, leaving).await;
-        self.sender.close().await
+        inputs
     }
 }
 
+/// Tells the client what the session says, then closes all streams and waits for it to hang up, which it does when it
+/// has read them.
+async fn tell<W: AsyncWrite + Unpin>(
+    mut sender: spdy::Sender<W>,
+    mut from_session: mpsc::Receiver<Output>,
+    mut due: mpsc::Receiver<Reply>,
+) -> io::Result<()> {
+    const PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
+    let mut streams: HashMap<&'static str, u32> = HashMap::new();
+    loop {
+        let output = tokio::select! {
+            // What the client opened is accepted before anything is said over it.
+            biased;
+            Some(reply) = due.recv() => {
+                match reply {
+                    Reply::Accept { name, stream } => {
+                        streams.insert(name, stream);
+                        sender.accept(stream).await?;
+                    }
+                    Reply::Reset(stream) => sender.reset(stream).await?,
+                    Reply::Ping(id) => sender.ping(id).await?,
+                }
+                continue;
+            }
+            output = from_session.recv() => output,
+        };
+        let (name, bytes) = match output {
+            Some(Output::Stdout(bytes)) => ("stdout", bytes),
+            Some(Output::Stderr(bytes)) => ("stderr", bytes),
+            Some(Output::Status(text)) => ("error", text.into_bytes()),
+            None => break,
+        };
+        if let Some(stream) = streams.get(name) {
+            sender.data(*stream, &bytes, false).await?;
+        }
+    }
+    for name in ["stdout", "stderr", "error"] {
+        if let Some(stream) = streams.get(name) {
+            sender.data(*stream, b"", true).await?;
+        }
+    }
+    // Ended sooner by the client's leaving.
+    tokio::time::sleep(PATIENCE).await;
+    sender.close().await
+}
+
 /// The bytes inside WebSocket messages, as a connection of their own.
-pub fn tunnel<R, W>(
-    reader: R,
-    writer: W,
-) -> (tokio::io::ReadHalf<DuplexStream>, tokio::io::WriteHalf<DuplexStream>)
-where
-    R: AsyncRead + Unpin + Send + 'static,
-    W: AsyncWrite + Unpin + Send + 'static,
-{
+pub fn tunnel(
+    client: impl AsyncRead + AsyncWrite + Send + 'static,
+) -> (tokio::io::ReadHalf<DuplexStream>, tokio::io::WriteHalf<DuplexStream>) {
     const BUFFER: usize = 64 << 10;
     let (near, far) = tokio::io::duplex(BUFFER);
-    tokio::spawn(async move {
-        let (mut receiver, mut sender) = (websocket::Receiver::new(reader), websocket::Sender::new(writer));
-        let (mut from, mut to) = tokio::io::split(far);
-        let mut buffer = vec![0; BUFFER];
-        loop {
-            tokio::select! {
-                message = receiver.next() => match message {
-                    Ok(Some(websocket::Message::Data(bytes))) => {
-                        if to.write_all(&bytes).await.is_err() {
-                            return;
-                        }
-                    }
-                    Ok(Some(websocket::Message::Ping(body))) => drop(sender.pong(&body).await),
-                    _ => return,
-                },
-                count = from.read(&mut buffer) => match count {
-                    Ok(count) if count > 0 => {
-                        if sender.data(&[&buffer[..count]]).await.is_err() {
-                            return;
-                        }
-                    }
-                    _ => return drop(sender.close().await),
-                },
-            }
-        }
-    });
+    tokio::spawn(stream::carry::tunnel(client, far));
     tokio::io::split(near)
 }

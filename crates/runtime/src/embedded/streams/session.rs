@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::unix::pipe;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::Ending;
 use super::channels::{Channels, Input, Output};
@@ -18,7 +18,7 @@ use crate::embedded::protocol::{Answer, Request, Streams};
 
 /// What is read at once.
 const PIECE: usize = 32 << 10;
-/// For what is left in pipes that somebody may hold open for ever.
+/// For more to come out of pipes whose process is gone, since somebody else may hold them open for ever.
 const DRAIN: Duration = Duration::from_secs(1);
 /// For a client to open all its streams.
 const OPENING: Duration = Duration::from_secs(30);
@@ -117,7 +117,8 @@ impl Session {
             Err(status) => return Some(status),
         };
         let Channels { mut input, output } = channels;
-        let reading = read_both(pipes.stdout, pipes.stderr, output);
+        let (over, is_over) = watch::channel(false);
+        let reading = read_both(pipes.stdout, pipes.stderr, output, is_over);
         let typing = type_into(pipes.stdin, &mut input, |_, _| {});
         tokio::pin!(reading, typing);
         let mut is_read = false;
@@ -129,8 +130,12 @@ impl Session {
                 () = &mut typing => return None,
             }
         };
-        if !is_read {
-            let _ = tokio::time::timeout(DRAIN, reading).await;
+        over.send_replace(true);
+        while !is_read {
+            tokio::select! {
+                () = &mut reading => is_read = true,
+                () = &mut typing => return None,
+            }
         }
         Some(exited(code))
     }
@@ -145,9 +150,14 @@ impl Session {
             _ => return Some(internal("no terminal")),
         };
         let Channels { mut input, output } = channels;
+        let (over, is_over) = watch::channel(false);
         let reading = async {
             let mut buffer = vec![0; PIECE];
-            while let Ok(count) = terminal.read(&mut buffer).await {
+            loop {
+                let count = tokio::select! {
+                    count = terminal.read(&mut buffer) => count.unwrap_or(0),
+                    () = long_over(&is_over) => 0,
+                };
                 if count == 0 || output.send(Output::Stdout(buffer[..count].to_vec())).await.is_err() {
                     return;
                 }
@@ -171,8 +181,12 @@ impl Session {
                 () = &mut typing => return None,
             }
         };
-        if !is_read {
-            let _ = tokio::time::timeout(DRAIN, reading).await;
+        over.send_replace(true);
+        while !is_read {
+            tokio::select! {
+                () = &mut reading => is_read = true,
+                () = &mut typing => return None,
+            }
         }
         Some(exited(code))
     }
@@ -187,7 +201,8 @@ impl Session {
             Err(status) => return Some(status),
         };
         let Channels { mut input, output } = channels;
-        let reading = read_both(pipes.stdout, pipes.stderr, output);
+        let (over, is_over) = watch::channel(false);
+        let reading = read_both(pipes.stdout, pipes.stderr, output, is_over);
         let (sizes, mut wanted) = mpsc::channel(1);
         let typing = type_into(pipes.stdin, &mut input, move |rows, columns| {
             let _ = sizes.try_send((rows, columns));
@@ -197,8 +212,12 @@ impl Session {
         loop {
             tokio::select! {
                 answer = caller.next() => {
-                    if !is_read {
-                        let _ = tokio::time::timeout(DRAIN, &mut reading).await;
+                    over.send_replace(true);
+                    while !is_read {
+                        tokio::select! {
+                            () = &mut reading => is_read = true,
+                            () = &mut typing => return None,
+                        }
                     }
                     return Some(match answer {
                         Ok(Some(Answer::Failed { message })) => internal(&message),
@@ -221,22 +240,38 @@ async fn read_both(
     stdout: Option<pipe::Receiver>,
     stderr: Option<pipe::Receiver>,
     output: mpsc::Sender<Output>,
+    is_over: watch::Receiver<bool>,
 ) {
-    tokio::join!(read_one(stdout, &output, Output::Stdout), read_one(stderr, &output, Output::Stderr));
+    tokio::join!(
+        read_one(stdout, &output, Output::Stdout, &is_over),
+        read_one(stderr, &output, Output::Stderr, &is_over)
+    );
 }
 
 async fn read_one(
     source: Option<impl AsyncRead + Unpin>,
     output: &mpsc::Sender<Output>,
     wrap: fn(Vec<u8>) -> Output,
+    is_over: &watch::Receiver<bool>,
 ) {
     let Some(mut source) = source else { return };
     let mut buffer = vec![0; PIECE];
-    while let Ok(count) = source.read(&mut buffer).await {
+    loop {
+        let count = tokio::select! {
+            count = source.read(&mut buffer) => count.unwrap_or(0),
+            () = long_over(is_over) => 0,
+        };
         if count == 0 || output.send(wrap(buffer[..count].to_vec())).await.is_err() {
             return;
         }
     }
+}
+
+/// When the process is gone and nothing has come for a while. A client that is slow to read is waited for.
+async fn long_over(is_over: &watch::Receiver<bool>) {
+    // An error is the end of the session, which ends the reading with it.
+    let _ = is_over.clone().wait_for(|over| *over).await;
+    tokio::time::sleep(DRAIN).await;
 }
 
 /// Passes on what a client types; ends when the client is gone.
