@@ -20,6 +20,8 @@ pub struct Settings {
     pub node_ip: String,
     /// Where pods' directories are: volumes, hosts files, termination messages.
     pub pods: PathBuf,
+    /// Where plugins are looked for and storage drivers put volumes; theirs expect `/var/lib/kubelet`.
+    pub root: PathBuf,
     /// Where containers' logs are.
     pub logs: PathBuf,
     pub cluster_domain: String,

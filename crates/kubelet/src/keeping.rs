@@ -19,7 +19,7 @@ use reconcile::{Object as _, Severity};
 use runtime::cri::{ContainerState, PodSandboxState};
 
 use crate::observed::POD_UID;
-use crate::{Node, stats, volumes};
+use crate::{Node, stats};
 use pressure::{Pressures, Signals};
 
 const EVERY: Duration = Duration::from_secs(10);
@@ -200,9 +200,9 @@ async fn remove_leftovers(node: &Arc<Node>) {
     for entry in std::fs::read_dir(&node.settings.pods).into_iter().flatten().flatten() {
         let uid = entry.file_name().to_string_lossy().into_owned();
         if !known.contains(&uid)
-            && let Err(error) = volumes::clear(&uid, &node.settings).map(|()| node.users.release(&uid))
+            && let Err(error) = crate::worker::clear(node, &uid).await
         {
-            tracing::warn!(%error, uid, "something is left of a pod");
+            tracing::warn!(error, uid, "something is left of a pod");
         }
     }
     for entry in std::fs::read_dir(&node.settings.logs).into_iter().flatten().flatten() {

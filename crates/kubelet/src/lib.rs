@@ -9,6 +9,7 @@ mod apparmor;
 mod ask;
 mod changes;
 pub mod config;
+mod csi;
 mod env;
 mod health;
 mod hooks;
@@ -93,6 +94,7 @@ struct Node {
     counts: stats::Counts,
     reviews: reconcile::review::Reviews,
     keeping: keeping::Known,
+    csi: csi::Drivers,
     /// Counts the times when the runtime was seen to have changed.
     news: watch::Sender<u64>,
     referred: Option<Arc<Referred>>,
@@ -124,6 +126,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
         runtime_name: version.runtime_name,
         users: users::Users::open(&config.settings.pods),
+        csi: csi::Drivers::open(&config.settings.root),
         settings: config.settings,
         presentation: config.presentation,
         memories: Mutex::default(),
@@ -159,6 +162,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
     let _ = (caches.services(), caches.config_maps(), caches.secrets(), caches.nodes());
     refresh_volumes(&node, &controller);
     reclaim::listen(&node);
+    look_again_when_attached(&node, &controller);
     let at_work = node.clone();
     let reconcile = move |key: Key| {
         let node = at_work.clone();
@@ -171,6 +175,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         () = relist(&node) => {}
         () = keeping::run(&node) => {}
         () = manifests::run(&node) => {}
+        () = csi::registry::run(&node.ctx, &node.settings, &node.csi, || look_at_all(&node)) => {}
         () = server::run(&node, config.api) => {}
         _ = shutdown.wait_for(|stop| *stop) => {}
     }
@@ -191,6 +196,26 @@ fn refresh_volumes(node: &Arc<Node>, controller: &Controller) {
     });
     controller.on(node.ctx.caches.secrets(), move |changed, enqueue| {
         again(changed.newest().namespace(), enqueue);
+    });
+}
+
+/// Pods may have been waiting for something that is there now.
+fn look_at_all(node: &Node) {
+    let pods = node.ctx.caches.pods().indexed("node", &node.settings.node_name);
+    pods.iter().for_each(|pod| node.look_at(pod.key()));
+}
+
+/// Pods wait for their volumes to be attached, which the node's own status tells.
+fn look_again_when_attached(node: &Arc<Node>, controller: &Controller) {
+    let pods = node.ctx.caches.pods().clone();
+    let own = node.settings.node_name.clone();
+    controller.on(node.ctx.caches.nodes(), move |changed, enqueue| {
+        let attached = |node: Option<&Arc<k8s_openapi::api::core::v1::Node>>| {
+            node.and_then(|node| node.status.as_ref()?.volumes_attached.clone()).unwrap_or_default()
+        };
+        if changed.newest().name() == own && attached(changed.before) != attached(changed.after) {
+            pods.indexed("node", &own).iter().for_each(|pod| enqueue(pod.key()));
+        }
     });
 }
 

@@ -10,7 +10,8 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference, Time};
-use reconcile::{Error, Key, Object as _};
+use reconcile::{Error, Key, Object as _, Patch};
+use serde_json::json;
 
 use crate::{Node, network};
 
@@ -44,6 +45,8 @@ const PRESSURES: [(&str, [&str; 2], [&str; 2]); 3] = [
     ),
 ];
 const MOST_IMAGES: usize = 50;
+/// Says that volumes are attached by a control loop, not by the node itself.
+const ATTACHED_BY_CONTROLLER: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 
 /// How the node presents itself.
 #[derive(Clone, Debug, Default)]
@@ -74,7 +77,8 @@ pub async fn run(node: &Node) {
                         STATUS_EVERY
                     }
                 };
-                tokio::time::sleep(pause).await;
+                // Volumes are not mounted before it is told that they are going to be used.
+                let _ = tokio::time::timeout(pause, node.csi.news.notified()).await;
             }
         },
         async {
@@ -95,6 +99,11 @@ async fn report(node: &Node) -> Result<bool, Error> {
         Some(current) => ApiNode::clone(&current),
         None => node.ctx.create(&fresh(node)).await?,
     };
+    if current.annotation(ATTACHED_BY_CONTROLLER).is_none() {
+        let marked = json!({"metadata": {"annotations": {ATTACHED_BY_CONTROLLER: "true"}}});
+        node.ctx.client.patch::<ApiNode>(&key, &Patch::Merge(marked)).await?;
+        return Ok(false);
+    }
     let status = status(node, &current).await;
     let is_ready = |condition: &NodeCondition| condition.type_ == "Ready" && condition.status == "True";
     let ready = status.conditions.iter().flatten().any(is_ready);
@@ -143,7 +152,12 @@ fn fresh(node: &Node) -> ApiNode {
     labels.extend(node.presentation.labels.clone());
     let taints = node.presentation.taints.clone();
     ApiNode {
-        metadata: ObjectMeta { name: Some(name.clone()), labels: Some(labels), ..ObjectMeta::default() },
+        metadata: ObjectMeta {
+            name: Some(name.clone()),
+            labels: Some(labels),
+            annotations: Some([(ATTACHED_BY_CONTROLLER.to_owned(), "true".to_owned())].into()),
+            ..ObjectMeta::default()
+        },
         spec: Some(NodeSpec { taints: (!taints.is_empty()).then_some(taints), ..NodeSpec::default() }),
         status: None,
     }
@@ -227,6 +241,7 @@ async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
         declared_features: Some(DECLARED.map(str::to_owned).to_vec()),
         images: Some(images(node).await),
         node_info: Some(info(node)),
+        volumes_in_use: Some(node.csi.in_use()).filter(|in_use| !in_use.is_empty()),
         ..before.clone()
     }
 }

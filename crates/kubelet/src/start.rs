@@ -17,10 +17,12 @@ pub struct Failed {
     /// The reason its state shows, such as `ErrImagePull`.
     pub reason: String,
     pub message: String,
+    /// Nothing is wrong: others have to do something first.
+    pub waits: bool,
 }
 
 fn failed(reason: &str, message: impl Into<String>) -> Failed {
-    Failed { reason: reason.to_owned(), message: message.into() }
+    Failed { reason: reason.to_owned(), message: message.into(), waits: false }
 }
 
 /// Starts one run of a container in the pod's sandbox.
@@ -46,10 +48,16 @@ pub async fn start(
         failed("CreateContainerConfigError", why)
     };
     let env = environment(pod, spec, &sources, &addresses()).map_err(|missing| unusable(missing.0))?;
-    let materials =
-        Materials { ctx: &node.ctx, sources: &sources, settings: &node.settings, addresses: addresses() };
+    let materials = Materials {
+        ctx: &node.ctx,
+        sources: &sources,
+        settings: &node.settings,
+        csi: &node.csi,
+        addresses: addresses(),
+    };
     let places = match volumes::set_up(pod, &materials).await {
         Ok(places) => places,
+        Err(error) if error.waits => return Err(Failed { waits: true, ..failed("ContainerCreating", "") }),
         Err(error) => {
             node.ctx.events.warning(pod, "FailedMount", error.to_string());
             return Err(failed("ContainerCreating", ""));
@@ -66,6 +74,7 @@ pub async fn start(
     crate::identity::check(node, pod, spec, &image).await.map_err(unusable)?;
     let mut sandbox_config = config::sandbox(pod, sandbox.attempt, &node.settings);
     let mut config = config::container(pod, spec, attempt, &image, &env, mounts, &node.settings);
+    config.devices.extend(volumes::devices(spec, &places).map_err(|why| unusable(why.to_string()))?);
     if users::are_own(pod) {
         let own = node.users.of(pod.uid()).map_err(creating)?;
         users::into_sandbox(&mut sandbox_config, &own);

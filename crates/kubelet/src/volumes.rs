@@ -1,6 +1,7 @@
 //! A pod's volumes on this node: made before its containers, kept up to date, removed after them.
 
-mod claims;
+pub mod claims;
+mod nfs;
 mod sub_path;
 
 use std::collections::BTreeMap;
@@ -17,15 +18,37 @@ use runtime::cri;
 use serde_json::json;
 
 use crate::config::Settings;
+use crate::csi::{self, volume::Trouble};
 use crate::env::{Addresses, Sources, expand, field_value, resource_value};
 use crate::payload::{self, File, Payload};
 
 /// Why a volume is not there, in upstream's words.
 #[derive(Debug, thiserror::Error)]
-#[error("MountVolume.SetUp failed for volume {volume:?} : {message}")]
+#[error("{operation} failed for volume {volume:?} : {message}")]
 pub struct VolumeError {
+    pub operation: &'static str,
     pub volume: String,
     pub message: String,
+    /// Nothing is wrong: others have to do something first.
+    pub waits: bool,
+}
+
+impl VolumeError {
+    fn new(volume: &str, message: impl Into<String>) -> VolumeError {
+        let operation = "MountVolume.SetUp";
+        VolumeError { operation, volume: volume.to_owned(), message: message.into(), waits: false }
+    }
+
+    fn of(volume: &str, trouble: Trouble) -> VolumeError {
+        match trouble {
+            Trouble::Waits => {
+                VolumeError { waits: true, ..VolumeError::new(volume, "it is not attached yet") }
+            }
+            Trouble::Failed { operation, message } => {
+                VolumeError { operation, ..VolumeError::new(volume, message) }
+            }
+        }
+    }
 }
 
 /// Where each volume of a pod is on this host.
@@ -39,6 +62,8 @@ pub struct Place {
     pub path: PathBuf,
     /// Whoever mounts it may only read.
     pub read_only: bool,
+    /// It is a device without a file system.
+    pub is_block: bool,
 }
 
 /// What volumes are made from.
@@ -46,6 +71,7 @@ pub struct Materials<'a> {
     pub ctx: &'a Ctx,
     pub sources: &'a (dyn Sources + Sync),
     pub settings: &'a Settings,
+    pub csi: &'a csi::Drivers,
     pub addresses: Addresses<'a>,
 }
 
@@ -57,17 +83,21 @@ pub async fn set_up(pod: &Pod, materials: &Materials<'_>) -> Result<Places, Volu
         if volume.image.is_some() {
             continue;
         }
-        let failed = |message| VolumeError { volume: volume.name.clone(), message };
-        let place = match claims::name(pod, volume) {
-            Some(claim) => {
-                let found = claims::set_up(materials.ctx, pod, volume, &claim).await.map_err(failed)?;
-                share(pod, &found).map_err(|message| VolumeError { volume: found.name.clone(), message })?;
-                Place { path: found.place, read_only: found.read_only }
+        let failed = |message: String| VolumeError::new(&volume.name, message);
+        let place = if let Some(claim) = claims::name(pod, volume) {
+            let found = claims::set_up(materials, pod, volume, &claim).await?;
+            share(pod, &found).map_err(|message| VolumeError::new(&found.name, message))?;
+            Place { path: found.place, read_only: found.read_only, is_block: found.is_block }
+        } else if let Some(wanted) = csi::volume::Wanted::inline(pod, volume) {
+            let ready = csi::volume::set_up(materials, pod, &wanted).await;
+            let ready = ready.map_err(|trouble| VolumeError::of(&volume.name, trouble))?;
+            if ready.share && !wanted.read_only {
+                own(&ready.path, pod, 0o2775).map_err(failed)?;
             }
-            None => {
-                let path = one(pod, volume, materials).await.map_err(failed)?;
-                Place { path, read_only: false }
-            }
+            Place { path: ready.path, read_only: wanted.read_only, is_block: false }
+        } else {
+            let path = one(pod, volume, materials).await.map_err(failed)?;
+            Place { path, read_only: false, is_block: false }
         };
         places.insert(volume.name.clone(), place);
     }
@@ -77,7 +107,7 @@ pub async fn set_up(pod: &Pod, materials: &Materials<'_>) -> Result<Places, Volu
 /// Gives a claimed volume to the pod's group, unless it is known to be theirs already.
 fn share(pod: &Pod, found: &claims::Claimed) -> Result<(), String> {
     let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
-    let Some(context) = context.filter(|context| context.fs_group.is_some() && !found.read_only) else {
+    let Some(context) = context.filter(|context| context.fs_group.is_some() && found.is_shared) else {
         return Ok(());
     };
     let group = context.fs_group.and_then(|group| u32::try_from(group).ok());
@@ -108,6 +138,11 @@ async fn one(pod: &Pod, volume: &Volume, materials: &Materials<'_>) -> Result<Pa
         }
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).map_err(|error| error.to_string())?;
         own(&dir, pod, 0o2777)?;
+        return Ok(dir);
+    }
+    if let Some(source) = &volume.nfs {
+        let dir = dir("kubernetes.io~nfs");
+        nfs::mount(source, &[], &dir).await?;
         return Ok(dir);
     }
     let (dir, payload) = if let Some(source) = &volume.config_map {
@@ -357,7 +392,7 @@ pub fn mounts(
 ) -> Result<Vec<cri::Mount>, VolumeError> {
     let mut mounts = Vec::new();
     for (at, mount) in container.volume_mounts.iter().flatten().enumerate() {
-        let failed = |message: String| VolumeError { volume: mount.name.clone(), message };
+        let failed = |message: String| VolumeError::new(&mount.name, message);
         let part = part_of(mount, env).map_err(failed)?;
         if let Some(image) = images.get(&mount.name) {
             mounts.push(cri::Mount {
@@ -370,6 +405,10 @@ pub fn mounts(
             continue;
         }
         let place = places.get(&mount.name).ok_or_else(|| failed("there is no such volume".into()))?;
+        if place.is_block {
+            let why = format!("volume {} has volumeMode Block, but is specified in volumeMounts", mount.name);
+            return Err(failed(why));
+        }
         let path = match part {
             Some(part) => {
                 let bound = settings.pod_dir(pod).join("volume-subpaths").join(&mount.name);
@@ -406,6 +445,27 @@ pub fn mounts(
         mounts.push(file(last_words(pod, &container.name, attempt, settings), words));
     }
     Ok(mounts)
+}
+
+/// The devices of a container that are volumes.
+pub fn devices(container: &Container, places: &Places) -> Result<Vec<cri::Device>, VolumeError> {
+    let devices = container.volume_devices.iter().flatten().map(|device| {
+        let failed = |message: String| VolumeError::new(&device.name, message);
+        let place = places.get(&device.name).ok_or_else(|| failed("there is no such volume".into()))?;
+        if !place.is_block {
+            let why = format!(
+                "volume {} has volumeMode Filesystem, but is specified in volumeDevices",
+                device.name
+            );
+            return Err(failed(why));
+        }
+        Ok(cri::Device {
+            container_path: device.device_path.clone(),
+            host_path: place.path.display().to_string(),
+            permissions: if place.read_only { "r" } else { "mrw" }.to_owned(),
+        })
+    });
+    devices.collect()
 }
 
 /// Where a run of a container leaves its last words.

@@ -26,6 +26,8 @@ const ROUNDS: usize = 40;
 /// How long a thing that failed is left alone, doubled each time.
 const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(300);
+/// How long something is left alone that others have to do something for first.
+const SOON: SignedDuration = SignedDuration::from_secs(1);
 
 /// Looks after one pod once.
 pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
@@ -244,7 +246,8 @@ async fn refresh(node: &Node, pod: &Pod, seen: &Observed) -> Option<Timestamp> {
     let sandbox = seen.sandbox().filter(|_| seen.running().next().is_some())?;
     let sources = node.sources();
     let addresses = Addresses { host_ip: &node.settings.node_ip, pod_ips: &sandbox.ips };
-    let materials = Materials { ctx: &node.ctx, sources: &sources, settings: &node.settings, addresses };
+    let materials =
+        Materials { ctx: &node.ctx, sources: &sources, settings: &node.settings, csi: &node.csi, addresses };
     if let Err(error) = volumes::set_up(pod, &materials).await {
         tracing::debug!(%error, pod = %pod.key(), "a volume is out of date");
     }
@@ -279,6 +282,17 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
             let now = node.ctx.clock.now();
             node.remember(pod, |memory| match result {
                 Ok(()) => drop(memory.failures.remove(&container)),
+                Err(failed) if failed.waits => {
+                    let soon = now.checked_add(SOON).unwrap_or(now);
+                    let failure = Failure {
+                        reason: failed.reason,
+                        message: failed.message,
+                        times: 1,
+                        at: now,
+                        again: soon,
+                    };
+                    memory.failures.insert(container, failure);
+                }
                 Err(failed) => {
                     let failure = again(memory.failures.get(&container), &failed.reason, failed.message, now);
                     memory.failures.insert(container, failure);
@@ -406,13 +420,22 @@ pub async fn remove_all(node: &Node, uid: &str) -> bool {
         }
         runtime::Result::Ok(())
     };
-    let result = result.await.map_err(|error| error.to_string());
-    let result = result.and_then(|()| volumes::clear(uid, &node.settings).map_err(|error| error.to_string()));
-    match &result {
-        Ok(()) => node.users.release(uid),
-        Err(error) => tracing::warn!(error, uid, "something is left of a pod"),
+    let mut result = result.await.map_err(|error| error.to_string());
+    if result.is_ok() {
+        result = clear(node, uid).await;
+    }
+    if let Err(error) = &result {
+        tracing::warn!(error, uid, "something is left of a pod");
     }
     result.is_ok()
+}
+
+/// Removes a pod's volumes and all else it has on this host beside containers.
+pub async fn clear(node: &Node, uid: &str) -> Result<(), String> {
+    crate::csi::volume::let_go(&node.csi, &node.settings, uid).await?;
+    volumes::clear(uid, &node.settings).map_err(|error| error.to_string())?;
+    node.users.release(uid);
+    Ok(())
 }
 
 /// The same failure once more, or another.

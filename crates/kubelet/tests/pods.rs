@@ -71,6 +71,7 @@ impl Cluster {
                 node_name: "here".into(),
                 node_ip: "127.0.0.1".into(),
                 pods: self.path("pods"),
+                root: self.path("root"),
                 logs: self.path("logs"),
                 cluster_domain: "cluster.local".into(),
                 cluster_dns: vec!["10.43.0.10".into()],

@@ -7,6 +7,7 @@
 pub mod cri;
 pub mod embedded;
 mod remote;
+mod socket;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,6 +22,8 @@ use cri::{
 
 pub use embedded::Embedded;
 pub use remote::Remote;
+pub use socket::{Refusal, Socket};
+pub use tonic::Code as RefusalCode;
 
 /// Why the runtime did not do as it was asked.
 #[derive(Debug, thiserror::Error)]

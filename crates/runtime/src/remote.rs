@@ -1,89 +1,62 @@
-//! A CRI runtime over its Unix socket. Connects when it is first needed and again when it was lost.
+//! A CRI runtime over its Unix socket.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use http::uri::PathAndQuery;
-use hyper_util::rt::TokioIo;
-use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint, Uri};
-use tonic_prost::ProstCodec;
 
 use crate::cri::*;
-use crate::{Code, Error, Result, Runtime};
+use crate::{Code, Error, Refusal, Result, Runtime, Socket};
 
 /// What upstream's kubelet allows a runtime for one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
 /// Images are large and registries far away.
 const PULL_TIMEOUT: Duration = Duration::from_secs(3600);
-/// The answers of a node full of pods are larger than most.
-const LARGEST_ANSWER: usize = 16 << 20;
 
 /// containerd, CRI-O or any other.
 #[derive(Clone)]
 pub struct Remote {
-    channel: Channel,
-    socket: PathBuf,
+    socket: Socket,
 }
 
 impl Remote {
     /// `socket` may be written as `unix:///run/…`.
     pub fn new(socket: &str) -> Remote {
-        let socket = PathBuf::from(socket.strip_prefix("unix://").unwrap_or(socket));
-        let path = socket.clone();
-        let connect = move |_: Uri| {
-            let path = path.clone();
-            async move { UnixStream::connect(path).await.map(TokioIo::new) }
-        };
-        // The address is only for headers; the connector knows where to go.
-        let endpoint = Endpoint::from_static("http://localhost");
-        Remote { channel: endpoint.connect_with_connector_lazy(tower::service_fn(connect)), socket }
+        Remote { socket: Socket::new(socket) }
     }
 
     pub fn socket(&self) -> &Path {
-        &self.socket
+        self.socket.path()
     }
 
     async fn call<Q, A>(&self, call: &'static str, question: &Q, timeout: Duration) -> Result<A>
     where
-        Q: prost::Message + Clone + 'static,
-        A: prost::Message + Default + 'static,
+        Q: prost::Message,
+        A: prost::Message + Default,
     {
-        let mut grpc =
-            tonic::client::Grpc::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER);
-        let asked = async {
-            grpc.ready().await.map_err(|error| tonic::Status::unavailable(error.to_string()))?;
-            let codec: ProstCodec<Q, A> = ProstCodec::default();
-            grpc.unary(tonic::Request::new(question.clone()), PathAndQuery::from_static(call), codec).await
-        };
-        let answer = match tokio::time::timeout(timeout, asked).await {
-            Ok(answer) => answer,
-            Err(_) => Err(tonic::Status::deadline_exceeded(format!("no answer within {timeout:?}"))),
-        };
-        match answer {
-            Ok(answer) => Ok(answer.into_inner()),
-            Err(status) if status.code() == tonic::Code::Unavailable => {
-                Err(Error::Unreachable { socket: self.socket.clone(), message: status.message().to_owned() })
+        self.socket.call(call, question, timeout).await.map_err(|refusal| self.refused(call, refusal))
+    }
+
+    fn refused(&self, call: &'static str, refusal: Refusal) -> Error {
+        let code = match refusal.code {
+            tonic::Code::Unavailable => {
+                let socket = self.socket.path().to_owned();
+                return Error::Unreachable { socket, message: refusal.message };
             }
-            Err(status) => {
-                let code = match status.code() {
-                    tonic::Code::NotFound => Code::NotFound,
-                    tonic::Code::DeadlineExceeded => Code::Timeout,
-                    tonic::Code::Unimplemented => Code::Unimplemented,
-                    _ => Code::Other,
-                };
-                let call = call.rsplit('/').next().unwrap_or(call);
-                Err(Error::Refused { call, code, message: status.message().to_owned() })
-            }
-        }
+            tonic::Code::NotFound => Code::NotFound,
+            tonic::Code::DeadlineExceeded => Code::Timeout,
+            tonic::Code::Unimplemented => Code::Unimplemented,
+            _ => Code::Other,
+        };
+        let call = call.rsplit('/').next().unwrap_or(call);
+        Error::Refused { call, code, message: refusal.message }
     }
 
     async fn runtime<Q, A>(&self, call: &'static str, question: &Q) -> Result<A>
     where
-        Q: prost::Message + Clone + 'static,
-        A: prost::Message + Default + 'static,
+        Q: prost::Message,
+        A: prost::Message + Default,
     {
         self.call(call, question, REQUEST_TIMEOUT).await
     }

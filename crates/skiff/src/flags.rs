@@ -5,6 +5,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+/// Where everything is kept unless told otherwise.
+pub const DATA_DIR: &str = "/var/lib/skiff";
+
 /// Kubernetes as one small program.
 #[derive(Debug, Parser)]
 #[command(name = "skiff", version, arg_required_else_help = true)]
@@ -48,7 +51,7 @@ pub enum Command {
 #[derive(Clone, Debug, Args)]
 pub struct NodeFlags {
     /// Where everything is kept
-    #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = "/var/lib/skiff")]
+    #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = DATA_DIR)]
     pub data_dir: PathBuf,
     /// Do not hold pods of this node to NetworkPolicies; something else does
     #[arg(long)]
@@ -391,7 +394,7 @@ pub struct BackupFlags {
     /// The backup file
     pub file: PathBuf,
     /// The server's data directory
-    #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = "/var/lib/skiff")]
+    #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = DATA_DIR)]
     pub data_dir: PathBuf,
 }
 
@@ -401,7 +404,7 @@ pub struct ImageFlags {
     #[arg(long, global = true)]
     pub container_runtime_endpoint: Option<String>,
     /// The server's data directory
-    #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = "/var/lib/skiff", global = true)]
+    #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = DATA_DIR, global = true)]
     pub data_dir: PathBuf,
     #[command(subcommand)]
     pub action: ImageAction,

@@ -23,6 +23,7 @@ const FLAGS: &[(&str, &str)] = &[
     ("max-pods", "maxPods"),
     ("minimum-image-ttl-duration", "imageMinimumGCAge"),
     ("pod-manifest-path", "staticPodPath"),
+    ("root-dir", "rootDir"),
     ("system-reserved", "systemReserved"),
 ];
 
@@ -125,6 +126,8 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
             let taints: Vec<kubelet::Taint> = serde_json::from_value(value.clone())?;
             config.presentation.taints.extend(taints);
         }
+        // A flag only; the file has no such field.
+        "rootDir" => settings.root = PathBuf::from(text()?),
         "staticPodPath" => {
             let path = PathBuf::from(text()?);
             settings.manifests = (!path.as_os_str().is_empty()).then_some(path);
@@ -180,6 +183,7 @@ mod tests {
                 node_name: "here".into(),
                 node_ip: String::new(),
                 pods: PathBuf::new(),
+                root: PathBuf::new(),
                 logs: PathBuf::new(),
                 cluster_domain: String::new(),
                 cluster_dns: Vec::new(),

@@ -128,6 +128,7 @@ pub fn config(
             node_name: name(flags),
             node_ip: address.map_or_else(|| "127.0.0.1".to_owned(), |address| address.to_string()),
             pods,
+            root: kubelet_root(&flags.data_dir),
             logs,
             cluster_domain: facts.cluster_domain.clone(),
             cluster_dns: facts.cluster_dns.iter().map(ToString::to_string).collect(),
@@ -153,6 +154,15 @@ pub fn config(
     };
     kubelet_config::apply(&flags.kubelet_arg, &mut config)?;
     Ok(config)
+}
+
+/// Where storage drivers and their volumes are: where everybody expects them, unless this is one of several nodes on
+/// this host.
+fn kubelet_root(data_dir: &Path) -> PathBuf {
+    match data_dir == Path::new(crate::flags::DATA_DIR) {
+        true => PathBuf::from("/var/lib/kubelet"),
+        false => std::path::absolute(data_dir).unwrap_or_else(|_| data_dir.to_owned()).join("agent/kubelet"),
+    }
 }
 
 /// The memory of this machine in bytes.

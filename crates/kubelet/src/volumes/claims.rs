@@ -1,11 +1,13 @@
 //! Persistent volumes: a pod's claim leads to a volume, and that to a place on this host.
 
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Volume};
-use reconcile::{Ctx, Key, Object as _};
+use k8s_openapi::api::core::v1::{NFSVolumeSource, PersistentVolume, PersistentVolumeClaim, Pod, Volume};
+use reconcile::{Key, Object as _};
 
-use super::host_path;
+use super::{Materials, VolumeError, host_path, nfs};
+use crate::csi;
 
 /// Where a volume that a claim stands for is on this host.
 pub struct Claimed {
@@ -13,6 +15,10 @@ pub struct Claimed {
     pub name: String,
     pub place: PathBuf,
     pub read_only: bool,
+    /// Whether the pod's group is to be given it.
+    pub is_shared: bool,
+    /// It is a device without a file system.
+    pub is_block: bool,
 }
 
 /// The claim that a pod's volume stands for; those made for one pod alone are called after both.
@@ -26,24 +32,67 @@ pub fn name(pod: &Pod, volume: &Volume) -> Option<String> {
 
 /// Finds the volume of a claim and makes sure that it is there. The claim and the volume are asked for by name, since
 /// a node may see no others than those of its own pods.
-pub async fn set_up(ctx: &Ctx, pod: &Pod, volume: &Volume, claim: &str) -> Result<Claimed, String> {
-    let told = |why: String| format!("error processing PVC {}/{claim}: {why}", pod.namespace());
+pub async fn set_up(
+    materials: &Materials<'_>,
+    pod: &Pod,
+    volume: &Volume,
+    claim: &str,
+) -> Result<Claimed, VolumeError> {
+    let client = &materials.ctx.client;
+    let failed = |message: String| VolumeError::new(&volume.name, message);
+    let told = |why: String| failed(format!("error processing PVC {}/{claim}: {why}", pod.namespace()));
     let key = Key::new(pod.namespace(), claim);
-    let found: PersistentVolumeClaim = ctx
-        .client
+    let claim: PersistentVolumeClaim = client
         .get(&key)
         .await
         .map_err(|error| told(format!("failed to fetch PVC from API server: {error}")))?;
-    let bound = bound(pod, volume, &found).map_err(told)?;
-    let found: PersistentVolume = ctx
-        .client
+    let bound = bound(pod, volume, &claim).map_err(told)?;
+    let found: PersistentVolume = client
         .get(&Key::new("", &bound))
         .await
         .map_err(|error| told(format!("failed to fetch PV {bound} from API server: {error}")))?;
     let read_only =
         volume.persistent_volume_claim.as_ref().and_then(|claim| claim.read_only).unwrap_or(false);
-    let place = place(&found)?;
-    Ok(Claimed { name: bound, place, read_only })
+    let failed = |message: String| VolumeError::new(&bound, message);
+    if let Some(wanted) = csi::volume::Wanted::persistent(&volume.name, &found, read_only) {
+        let trouble = |trouble| VolumeError::of(&bound, trouble);
+        let ready = csi::volume::set_up(materials, pod, &wanted).await.map_err(trouble)?;
+        if csi::volume::expand(materials, pod, &wanted, &found, &claim).await.map_err(trouble)? {
+            let message = format!("MountVolume.NodeExpandVolume succeeded for volume {bound:?}");
+            materials.ctx.events.normal(pod, "FileSystemResizeSuccessful", message);
+        }
+        return Ok(Claimed {
+            is_shared: ready.share && !wanted.read_only,
+            is_block: wanted.is_block,
+            read_only: wanted.read_only,
+            place: ready.path,
+            name: bound,
+        });
+    }
+    let spec = found.spec.clone().unwrap_or_default();
+    let is_block = spec.volume_mode.as_deref() == Some("Block");
+    let place = match &spec.nfs {
+        Some(source) if !is_block => {
+            let dir = materials.settings.pod_dir(pod).join("volumes/kubernetes.io~nfs").join(&bound);
+            let options = spec.mount_options.as_deref().unwrap_or_default();
+            nfs::mount(
+                &NFSVolumeSource {
+                    path: source.path.clone(),
+                    server: source.server.clone(),
+                    read_only: source.read_only,
+                },
+                options,
+                &dir,
+            )
+            .await
+            .map_err(failed)?;
+            dir
+        }
+        _ => place(&found).map_err(failed)?,
+    };
+    // NFS has its own idea of who owns what.
+    let is_shared = !read_only && !is_block && spec.nfs.is_none();
+    Ok(Claimed { name: bound, place, read_only, is_shared, is_block })
 }
 
 /// The name of the volume a claim is bound to.
@@ -65,7 +114,14 @@ fn bound(pod: &Pod, volume: &Volume, claim: &PersistentVolumeClaim) -> Result<St
 fn place(volume: &PersistentVolume) -> Result<PathBuf, String> {
     let Some(spec) = &volume.spec else { return Err("the volume is empty".to_owned()) };
     if spec.volume_mode.as_deref() == Some("Block") {
-        return Err("block volumes are not supported on this node".to_owned());
+        let local = spec.local.as_ref().map(|local| PathBuf::from(&local.path));
+        let path = local
+            .ok_or("volumeMode Block is only supported for local volumes and those of storage drivers")?;
+        return match std::fs::metadata(&path) {
+            Ok(known) if known.file_type().is_block_device() => Ok(path),
+            Ok(_) => Err(format!("{} is not a block device", path.display())),
+            Err(error) => Err(format!("{}: {error}", path.display())),
+        };
     }
     if let Some(host) = &spec.host_path {
         return host_path(&host.path, host.type_.as_deref().unwrap_or_default());
@@ -80,7 +136,7 @@ fn place(volume: &PersistentVolume) -> Result<PathBuf, String> {
             false => Err(format!("path {:?} does not exist", local.path)),
         };
     }
-    Err("this kind of persistent volume is not supported on this node: use hostPath, local or a class of this cluster"
+    Err("this kind of persistent volume is not supported on this node: use hostPath, local, nfs, csi or a class of this cluster"
         .to_owned())
 }
 
@@ -126,7 +182,9 @@ mod tests {
         assert_eq!(place(&volume(json!({"local": {"path": "/"}}))), Ok(PathBuf::from("/")));
         let missing = "path \"/not/there\" does not exist".to_owned();
         assert_eq!(place(&volume(json!({"local": {"path": "/not/there"}}))), Err(missing));
-        assert!(place(&volume(json!({"local": {"path": "/"}, "volumeMode": "Block"}))).is_err());
+        let no_device = "/ is not a block device".to_owned();
+        assert_eq!(place(&volume(json!({"local": {"path": "/"}, "volumeMode": "Block"}))), Err(no_device));
+        assert!(place(&volume(json!({"hostPath": {"path": "/"}, "volumeMode": "Block"}))).is_err());
         assert!(place(&volume(json!({"glusterfs": {"endpoints": "a", "path": "b"}}))).is_err());
     }
 }

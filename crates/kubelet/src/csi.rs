@@ -1,0 +1,90 @@
+//! Volumes of storage drivers (CSI): which drivers this node has ([`registry`]), and their volumes on it ([`volume`]).
+//!
+//! What is here of a volume is written beside it (`vol_data.json`, as upstream does), so that it is taken away again
+//! whoever was restarted in between.
+
+mod driver;
+mod messages;
+mod node_object;
+mod record;
+pub mod registry;
+#[cfg(test)]
+mod tests;
+pub mod volume;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use driver::Driver;
+pub use messages::{BYTES, INODES};
+
+/// The drivers of this node, and what is known of their volumes here.
+#[derive(Default)]
+pub struct Drivers {
+    drivers: Mutex<BTreeMap<String, Driver>>,
+    /// Held while something is done to a volume, by its driver and handle: drivers expect one call at a time.
+    busy: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    /// When volumes were last published, by pod and name.
+    published: Mutex<HashMap<(String, String), jiff::Timestamp>>,
+    /// Those that must not be detached, as statuses of nodes name them.
+    in_use: Mutex<BTreeSet<String>>,
+    /// Told when that has changed.
+    pub news: Notify,
+}
+
+impl Drivers {
+    /// As they are after a restart: what was in use still is.
+    pub fn open(root: &std::path::Path) -> Drivers {
+        let drivers = Drivers::default();
+        let staged = record::staged(root).into_iter().map(|record| record.unique_name());
+        drivers.in_use.lock().extend(staged);
+        drivers
+    }
+
+    fn names(&self) -> Vec<(String, String)> {
+        self.drivers.lock().values().map(|driver| (driver.name.clone(), driver.node_id.clone())).collect()
+    }
+
+    fn all(&self) -> Vec<Driver> {
+        self.drivers.lock().values().cloned().collect()
+    }
+
+    fn know(&self, driver: Driver) {
+        self.drivers.lock().insert(driver.name.clone(), driver);
+    }
+
+    fn forget(&self, name: &str) {
+        self.drivers.lock().remove(name);
+    }
+
+    fn find(&self, name: &str) -> Result<Driver, String> {
+        let found = self.drivers.lock().get(name).cloned();
+        found.ok_or_else(|| format!("driver name {name} not found in the list of registered CSI drivers"))
+    }
+
+    /// The volumes that must not be detached.
+    pub fn in_use(&self) -> Vec<String> {
+        self.in_use.lock().iter().cloned().collect()
+    }
+
+    fn use_of(&self, name: &str, is_used: bool) {
+        let mut in_use = self.in_use.lock();
+        let changed = if is_used { in_use.insert(name.to_owned()) } else { in_use.remove(name) };
+        if changed {
+            self.news.notify_one();
+        }
+    }
+
+    /// Waits until nobody else does anything to a volume.
+    async fn alone(&self, volume: &str) -> tokio::sync::OwnedMutexGuard<()> {
+        let lock = {
+            let mut busy = self.busy.lock();
+            busy.retain(|_, lock| Arc::strong_count(lock) > 1);
+            busy.entry(volume.to_owned()).or_default().clone()
+        };
+        lock.lock_owned().await
+    }
+}

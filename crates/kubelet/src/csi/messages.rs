@@ -1,0 +1,195 @@
+//! The messages of CSI v1, as far as a node needs them, and those by which plugins introduce themselves: names and
+//! numbers are the protocols' own.
+
+use std::collections::BTreeMap;
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Empty {}
+
+/// Who is behind a socket.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PluginInfo {
+    /// Such as `CSIPlugin`.
+    #[prost(string, tag = 1)]
+    pub kind: String,
+    #[prost(string, tag = 2)]
+    pub name: String,
+    /// The socket it serves at; its own where empty.
+    #[prost(string, tag = 3)]
+    pub endpoint: String,
+    #[prost(string, repeated, tag = 4)]
+    pub supported_versions: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct RegistrationStatus {
+    #[prost(bool, tag = 1)]
+    pub plugin_registered: bool,
+    #[prost(string, tag = 2)]
+    pub error: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct NodeGetInfoResponse {
+    #[prost(string, tag = 1)]
+    pub node_id: String,
+    #[prost(int64, tag = 2)]
+    pub max_volumes_per_node: i64,
+    #[prost(message, optional, tag = 3)]
+    pub accessible_topology: Option<Topology>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Topology {
+    #[prost(btree_map = "string, string", tag = 1)]
+    pub segments: BTreeMap<String, String>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct NodeGetCapabilitiesResponse {
+    #[prost(message, repeated, tag = 1)]
+    pub capabilities: Vec<NodeServiceCapability>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct NodeServiceCapability {
+    #[prost(message, optional, tag = 1)]
+    pub rpc: Option<Rpc>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Rpc {
+    #[prost(int32, tag = 1)]
+    pub kind: i32,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct VolumeCapability {
+    #[prost(message, optional, tag = 1)]
+    pub block: Option<Empty>,
+    #[prost(message, optional, tag = 2)]
+    pub mount: Option<MountVolume>,
+    #[prost(message, optional, tag = 3)]
+    pub access_mode: Option<AccessMode>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct MountVolume {
+    #[prost(string, tag = 1)]
+    pub fs_type: String,
+    #[prost(string, repeated, tag = 2)]
+    pub mount_flags: Vec<String>,
+    #[prost(string, tag = 3)]
+    pub volume_mount_group: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct AccessMode {
+    #[prost(int32, tag = 1)]
+    pub mode: i32,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct NodeStageVolumeRequest {
+    #[prost(string, tag = 1)]
+    pub volume_id: String,
+    #[prost(btree_map = "string, string", tag = 2)]
+    pub publish_context: BTreeMap<String, String>,
+    #[prost(string, tag = 3)]
+    pub staging_target_path: String,
+    #[prost(message, optional, tag = 4)]
+    pub volume_capability: Option<VolumeCapability>,
+    #[prost(btree_map = "string, string", tag = 5)]
+    pub secrets: BTreeMap<String, String>,
+    #[prost(btree_map = "string, string", tag = 6)]
+    pub volume_context: BTreeMap<String, String>,
+}
+
+/// Names a volume and where it is, to have it taken away from there: unstage and unpublish alike.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct VolumeAt {
+    #[prost(string, tag = 1)]
+    pub volume_id: String,
+    #[prost(string, tag = 2)]
+    pub path: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct NodePublishVolumeRequest {
+    #[prost(string, tag = 1)]
+    pub volume_id: String,
+    #[prost(btree_map = "string, string", tag = 2)]
+    pub publish_context: BTreeMap<String, String>,
+    #[prost(string, tag = 3)]
+    pub staging_target_path: String,
+    #[prost(string, tag = 4)]
+    pub target_path: String,
+    #[prost(message, optional, tag = 5)]
+    pub volume_capability: Option<VolumeCapability>,
+    #[prost(bool, tag = 6)]
+    pub readonly: bool,
+    #[prost(btree_map = "string, string", tag = 7)]
+    pub secrets: BTreeMap<String, String>,
+    #[prost(btree_map = "string, string", tag = 8)]
+    pub volume_context: BTreeMap<String, String>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct NodeGetVolumeStatsRequest {
+    #[prost(string, tag = 1)]
+    pub volume_id: String,
+    #[prost(string, tag = 2)]
+    pub volume_path: String,
+    #[prost(string, tag = 3)]
+    pub staging_target_path: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct NodeGetVolumeStatsResponse {
+    #[prost(message, repeated, tag = 1)]
+    pub usage: Vec<VolumeUsage>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct VolumeUsage {
+    #[prost(int64, tag = 1)]
+    pub available: i64,
+    #[prost(int64, tag = 2)]
+    pub total: i64,
+    #[prost(int64, tag = 3)]
+    pub used: i64,
+    /// [`BYTES`] or [`INODES`].
+    #[prost(int32, tag = 4)]
+    pub unit: i32,
+}
+
+pub const BYTES: i32 = 1;
+pub const INODES: i32 = 2;
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct NodeExpandVolumeRequest {
+    #[prost(string, tag = 1)]
+    pub volume_id: String,
+    #[prost(string, tag = 2)]
+    pub volume_path: String,
+    #[prost(message, optional, tag = 3)]
+    pub capacity_range: Option<CapacityRange>,
+    #[prost(string, tag = 4)]
+    pub staging_target_path: String,
+    #[prost(message, optional, tag = 5)]
+    pub volume_capability: Option<VolumeCapability>,
+    #[prost(btree_map = "string, string", tag = 6)]
+    pub secrets: BTreeMap<String, String>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct CapacityRange {
+    #[prost(int64, tag = 1)]
+    pub required_bytes: i64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct NodeExpandVolumeResponse {
+    #[prost(int64, tag = 1)]
+    pub capacity_bytes: i64,
+}

@@ -1,0 +1,433 @@
+//! A driver in this process that keeps volumes as directories, and what is asked of it.
+
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use expect_test::{Expect, expect};
+use http::{HeaderMap, HeaderValue, Request, Response};
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, VolumeAttachment};
+use parking_lot::Mutex;
+use prost::Message;
+use reconcile::{Client, Clock, Ctx, Key};
+use serde_json::{Value, json};
+use tokio::net::UnixListener;
+use tokio::sync::watch;
+
+use super::messages::*;
+use super::volume::{Trouble, Wanted};
+use super::{Drivers, record, registry, volume};
+use crate::config::Settings;
+use crate::env::Addresses;
+use crate::sources::Cluster;
+use crate::volumes::Materials;
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// What was asked, a line each, with paths below the node's own directory.
+#[derive(Clone, Default)]
+struct Asked(Arc<Mutex<Vec<String>>>);
+
+/// Serves a driver at a socket in the directory of plugins until it is dropped.
+struct Fake {
+    task: tokio::task::JoinHandle<()>,
+    socket: PathBuf,
+    asked: Asked,
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        self.task.abort();
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+impl Fake {
+    fn start(root: &Path) -> Fake {
+        let dir = root.join("plugins_registry");
+        std::fs::create_dir_all(&dir).expect("a directory");
+        let socket = dir.join("disk.example.com-reg.sock");
+        let listener = UnixListener::bind(&socket).expect("a socket");
+        let asked = Asked::default();
+        let (heard, root) = (asked.clone(), root.to_owned());
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (heard, root) = (heard.clone(), root.clone());
+                let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+                    let (heard, root) = (heard.clone(), root.clone());
+                    async move { Ok::<_, Infallible>(serve(request, &heard, &root).await) }
+                });
+                let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+                    .serve_connection(TokioIo::new(stream), service);
+                tokio::spawn(connection);
+            }
+        });
+        Fake { task, socket, asked }
+    }
+
+    /// What was asked since the last time.
+    #[track_caller]
+    fn check(&self, expected: Expect) {
+        let asked: Vec<String> = std::mem::take(&mut self.asked.0.lock());
+        expected.assert_eq(&asked.join("\n"));
+    }
+}
+
+type Body = http_body_util::combinators::BoxBody<Bytes, Infallible>;
+
+async fn serve(request: Request<Incoming>, heard: &Asked, root: &Path) -> Response<Body> {
+    let call = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
+    let bytes = request.into_body().collect().await.expect("a whole request").to_bytes();
+    let (line, answer) = answer(&call, bytes.slice(5..));
+    heard.0.lock().push(line.replace(&root.display().to_string(), ""));
+    let (status, message) = match answer {
+        Ok(message) => ("0", message),
+        Err(()) => ("13", Vec::new()),
+    };
+    let mut framed = vec![0];
+    framed.extend(u32::try_from(message.len()).expect("short").to_be_bytes());
+    framed.extend(message);
+    let mut trailers = HeaderMap::new();
+    trailers.insert("grpc-status", HeaderValue::from_static(status));
+    trailers.insert("grpc-message", HeaderValue::from_static("it is broken"));
+    let frames = [Ok(Frame::data(Bytes::from(framed))), Ok(Frame::trailers(trailers))];
+    let mut response = Response::new(StreamBody::new(futures_util::stream::iter(frames)).boxed());
+    response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
+    response
+}
+
+/// A line about what was asked, and the answer.
+fn answer(call: &str, bytes: Bytes) -> (String, Result<Vec<u8>, ()>) {
+    fn read<M: Message + Default>(bytes: Bytes) -> M {
+        M::decode(bytes).expect("a message")
+    }
+    let done = |line: String| (line, Ok(Vec::new()));
+    match call {
+        "GetInfo" => {
+            let info = PluginInfo {
+                kind: "CSIPlugin".into(),
+                name: "disk.example.com".into(),
+                endpoint: String::new(),
+                supported_versions: vec!["1.0.0".into()],
+            };
+            ("who are you".into(), Ok(info.encode_to_vec()))
+        }
+        "NotifyRegistrationStatus" => {
+            let status: RegistrationStatus = read(bytes);
+            done(format!("registered {}{}", status.plugin_registered, status.error))
+        }
+        "NodeGetInfo" => {
+            let segments = [("example.com/rack".to_owned(), "r1".to_owned())].into();
+            let info = NodeGetInfoResponse {
+                node_id: "n-1".into(),
+                max_volumes_per_node: 7,
+                accessible_topology: Some(Topology { segments }),
+            };
+            ("info".into(), Ok(info.encode_to_vec()))
+        }
+        "NodeGetCapabilities" => {
+            let one = |kind| NodeServiceCapability { rpc: Some(Rpc { kind }) };
+            let answer = NodeGetCapabilitiesResponse { capabilities: vec![one(1), one(2), one(3)] };
+            ("capabilities".into(), Ok(answer.encode_to_vec()))
+        }
+        "NodeStageVolume" => {
+            let request: NodeStageVolumeRequest = read(bytes);
+            let mode = request.volume_capability.and_then(|it| it.access_mode).map_or(0, |mode| mode.mode);
+            done(format!(
+                "stage {} at {} mode {mode} context {:?}",
+                request.volume_id,
+                request.staging_target_path.rsplit('/').next().unwrap_or_default(),
+                request.publish_context
+            ))
+        }
+        "NodePublishVolume" => {
+            let request: NodePublishVolumeRequest = read(bytes);
+            if request.volume_context.contains_key("broken") {
+                return (format!("publish {}", request.volume_id), Err(()));
+            }
+            std::fs::create_dir(&request.target_path).expect("the directory above is there");
+            let id = request.volume_id.get(..8).unwrap_or(&request.volume_id);
+            done(format!(
+                "publish {id} at {} read-only {} for {:?}",
+                request.target_path, request.readonly, request.volume_context
+            ))
+        }
+        "NodeUnpublishVolume" => {
+            let request: VolumeAt = read(bytes);
+            let _ = std::fs::remove_dir(&request.path);
+            done(format!("unpublish {}", request.path))
+        }
+        "NodeUnstageVolume" => {
+            let request: VolumeAt = read(bytes);
+            done(format!("unstage {}", request.volume_id))
+        }
+        "NodeExpandVolume" => {
+            let request: NodeExpandVolumeRequest = read(bytes);
+            let size = request.capacity_range.map_or(0, |range| range.required_bytes);
+            done(format!("expand {} to {size}", request.volume_id))
+        }
+        "NodeGetVolumeStats" => {
+            let usage = VolumeUsage { available: 1, total: 3, used: 2, unit: BYTES };
+            let answer = NodeGetVolumeStatsResponse { usage: vec![usage] };
+            ("stats".into(), Ok(answer.encode_to_vec()))
+        }
+        other => (other.to_owned(), Err(())),
+    }
+}
+
+/// A cluster with one node, and what that node knows of drivers.
+struct Rig {
+    client: Client,
+    ctx: Ctx,
+    settings: Settings,
+    drivers: Drivers,
+    _server: apiserver::Started,
+    _stop: watch::Sender<bool>,
+    dir: tempfile::TempDir,
+}
+
+impl Rig {
+    async fn start() -> Rig {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (stop, shutdown) = watch::channel(false);
+        let server =
+            apiserver::start_in(&dir.path().join("server"), shutdown.clone()).await.expect("a server");
+        let client = Client::new(server.local(), "kubelet");
+        let ctx = Ctx::new(client.clone(), Clock::default(), shutdown);
+        let root = dir.path().join("kubelet");
+        let settings = Settings {
+            node_name: "here".into(),
+            node_ip: "127.0.0.1".into(),
+            pods: root.join("own"),
+            root: root.clone(),
+            logs: root.join("logs"),
+            cluster_domain: String::new(),
+            cluster_dns: Vec::new(),
+            host_dns: runtime::cri::DnsConfig::default(),
+            memory: 0,
+            keeping: crate::Keeping::default(),
+            manifests: None,
+        };
+        let drivers = Drivers::open(&root);
+        Rig { client, ctx, settings, drivers, _server: server, _stop: stop, dir }
+    }
+
+    fn root(&self) -> PathBuf {
+        self.dir.path().join("kubelet")
+    }
+
+    async fn create<T: reconcile::Object>(&self, value: Value) -> T {
+        let object: T = serde_json::from_value(value).expect("an object");
+        self.client.create(&object).await.expect("created")
+    }
+
+    /// Looks after drivers until something is the case.
+    async fn until<T>(&self, what: &str, check: impl AsyncFn() -> Option<T>) -> T {
+        let checking = async {
+            loop {
+                if let Some(found) = check().await {
+                    return found;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::select! {
+            found = checking => found,
+            () = registry::run(&self.ctx, &self.settings, &self.drivers, || {}) => unreachable!("it goes on"),
+            () = tokio::time::sleep(DEADLINE) => panic!("never came: {what}"),
+        }
+    }
+
+    async fn set_up(&self, pod: &Pod, wanted: &Wanted) -> Result<volume::Ready, Trouble> {
+        let sources = Cluster { ctx: &self.ctx, node_name: "here" };
+        volume::set_up(&self.materials(&sources), pod, wanted).await
+    }
+
+    fn materials<'a>(&'a self, sources: &'a Cluster<'a>) -> Materials<'a> {
+        Materials {
+            ctx: &self.ctx,
+            sources,
+            settings: &self.settings,
+            csi: &self.drivers,
+            addresses: Addresses { host_ip: "", pod_ips: &[] },
+        }
+    }
+
+    async fn meet(&self) -> CSINode {
+        self.ctx.caches.nodes().filled().await;
+        self.create::<Node>(json!({"metadata": {"name": "here"}})).await;
+        self.until("the driver is known", async || {
+            let node: CSINode = self.client.get(&Key::new("", "here")).await.ok()?;
+            (!node.spec.drivers.is_empty()).then_some(node)
+        })
+        .await
+    }
+}
+
+fn pod(uid: &str) -> Pod {
+    let value = json!({
+        "metadata": {"name": "web", "namespace": "default", "uid": uid},
+        "spec": {"containers": [], "volumes": [
+            {"name": "scratch", "csi": {"driver": "disk.example.com", "volumeAttributes": {"size": "1"}}},
+            {"name": "bad", "csi": {"driver": "disk.example.com", "volumeAttributes": {"broken": "yes"}}},
+        ]},
+    });
+    serde_json::from_value(value).expect("a pod")
+}
+
+fn persistent() -> Value {
+    json!({
+        "metadata": {"name": "pv-1"},
+        "spec": {
+            "capacity": {"storage": "2Gi"}, "accessModes": ["ReadWriteOnce"],
+            "csi": {"driver": "disk.example.com", "volumeHandle": "vol-1", "fsType": "ext4"},
+        },
+    })
+}
+
+#[tokio::test]
+async fn a_driver_introduces_itself_and_leaves() {
+    let rig = Rig::start().await;
+    let fake = Fake::start(&rig.root());
+    let node = rig.meet().await;
+    fake.check(expect![[r#"
+        who are you
+        info
+        capabilities
+        registered true"#]]);
+    let spec = serde_json::to_string(&node.spec).expect("text");
+    expect![[r#"{"drivers":[{"allocatable":{"count":7},"name":"disk.example.com","nodeID":"n-1","topologyKeys":["example.com/rack"]}]}"#]].assert_eq(&spec);
+    let own: Node = rig.client.get(&Key::new("", "here")).await.expect("a node");
+    let marks = (own.metadata.labels.unwrap_or_default(), own.metadata.annotations.unwrap_or_default());
+    assert_eq!(marks.0.get("example.com/rack").map(String::as_str), Some("r1"));
+    assert_eq!(
+        marks.1.get("csi.volume.kubernetes.io/nodeid").map(String::as_str),
+        Some(r#"{"disk.example.com":"n-1"}"#)
+    );
+    // Whoever looks after it began anew; it must be found again and then missed.
+    drop(fake);
+    rig.drivers.forget("disk.example.com");
+    rig.until("the driver is gone", async || {
+        let node: CSINode = rig.client.get(&Key::new("", "here")).await.ok()?;
+        node.spec.drivers.is_empty().then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_volume_for_one_pod_alone() {
+    let rig = Rig::start().await;
+    let pod = pod("u1");
+    let volumes = pod.spec.clone().expect("a spec").volumes.expect("volumes");
+    let wanted = Wanted::inline(&pod, &volumes[0]).expect("a driver's volume");
+    let check = |result: Result<volume::Ready, Trouble>, expected: &str| {
+        let Err(Trouble::Failed { operation, message }) = result else { panic!("{result:?}") };
+        assert_eq!(format!("{operation}: {message}"), expected);
+    };
+    check(
+        rig.set_up(&pod, &wanted).await,
+        "MountVolume.SetUp: kubernetes.io/csi: mounter.SetupAt failed to check volume lifecycle mode: volume mode \
+         \"Ephemeral\" not supported by driver disk.example.com (no CSIDriver object)",
+    );
+    let spec =
+        json!({"attachRequired": false, "podInfoOnMount": true, "volumeLifecycleModes": ["Ephemeral"]});
+    rig.create::<CSIDriver>(json!({"metadata": {"name": "disk.example.com"}, "spec": spec})).await;
+    rig.until("the driver's object", async || {
+        rig.ctx.caches.csi_drivers().get(&Key::new("", "disk.example.com"))
+    })
+    .await;
+    check(
+        rig.set_up(&pod, &wanted).await,
+        "MountVolume.SetUp: kubernetes.io/csi: mounter.SetUpAt failed to get CSI client: driver name \
+         disk.example.com not found in the list of registered CSI drivers",
+    );
+    let fake = Fake::start(&rig.root());
+    rig.meet().await;
+    fake.asked.0.lock().clear();
+    let ready = rig.set_up(&pod, &wanted).await.expect("published");
+    assert!(ready.path.ends_with("pods/u1/volumes/kubernetes.io~csi/scratch/mount") && ready.path.is_dir());
+    // Once more changes nothing.
+    rig.set_up(&pod, &wanted).await.expect("published");
+    let bad = Wanted::inline(&pod, &volumes[1]).expect("a driver's volume");
+    check(rig.set_up(&pod, &bad).await, "MountVolume.SetUp: rpc error: code = Internal desc = it is broken");
+    volume::let_go(&rig.drivers, &rig.settings, "u1").await.expect("gone");
+    assert!(!rig.root().join("pods/u1").exists());
+    fake.check(expect![[r#"
+        publish csi-c8c1 at /pods/u1/volumes/kubernetes.io~csi/scratch/mount read-only false for {"csi.storage.k8s.io/ephemeral": "true", "csi.storage.k8s.io/pod.name": "web", "csi.storage.k8s.io/pod.namespace": "default", "csi.storage.k8s.io/pod.uid": "u1", "csi.storage.k8s.io/serviceAccount.name": "default", "size": "1"}
+        publish csi-67c6888d7bcbbca4e6576249732f647613fffc63754541f8d9214c2f86f4a39c
+        unpublish /pods/u1/volumes/kubernetes.io~csi/scratch/mount"#]]);
+}
+
+#[tokio::test]
+async fn a_volume_that_pods_share() {
+    let rig = Rig::start().await;
+    let fake = Fake::start(&rig.root());
+    rig.meet().await;
+    fake.asked.0.lock().clear();
+    let (one, two) = (pod("u1"), pod("u2"));
+    let volume: PersistentVolume = rig.create(persistent()).await;
+    let wanted = Wanted::persistent("data", &volume, false).expect("a driver's volume");
+    // It is said to be in use first, and then has to be attached.
+    assert!(matches!(rig.set_up(&one, &wanted).await, Err(Trouble::Waits)));
+    let name = "kubernetes.io/csi/disk.example.com^vol-1".to_owned();
+    assert_eq!(rig.drivers.in_use().join(" "), name);
+    let attachment = record::attachment_name("vol-1", "disk.example.com", "here");
+    let spec = json!({"attacher": "disk.example.com", "nodeName": "here", "source": {"persistentVolumeName": "pv-1"}});
+    let attachment: VolumeAttachment =
+        rig.create(json!({"metadata": {"name": attachment}, "spec": spec})).await;
+    let done = json!({"status": {"attached": true, "attachmentMetadata": {"device": "sdb"}}});
+    let key = Key::new("", attachment.metadata.name.as_deref().expect("a name"));
+    rig.client.patch_status::<VolumeAttachment>(&key, &reconcile::Patch::Merge(done)).await.expect("told");
+    let told = json!({"status": {
+        "volumesInUse": [name], "volumesAttached": [{"name": name, "devicePath": ""}],
+    }});
+    let here = Key::new("", "here");
+    rig.client.patch_status::<Node>(&here, &reconcile::Patch::Merge(told)).await.expect("told");
+    rig.until("it is seen", async || {
+        rig.ctx.caches.nodes().get(&here)?.status.as_ref()?.volumes_attached.clone()
+    })
+    .await;
+    fake.asked.0.lock().clear();
+    let ready = rig.set_up(&one, &wanted).await.expect("published");
+    assert!(ready.share, "the pod's group is given it, as its driver has no other wish");
+    rig.set_up(&two, &wanted).await.expect("published");
+    // It has grown meanwhile.
+    let claim = json!({
+        "metadata": {"name": "c", "namespace": "default"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "volumeName": "pv-1"},
+    });
+    let claim: PersistentVolumeClaim = rig.create(claim).await;
+    let small = json!({"status": {"phase": "Bound", "capacity": {"storage": "1Gi"}}});
+    let key = Key::new("default", "c");
+    let claim_status = rig.client.patch_status(&key, &reconcile::Patch::Merge(small)).await;
+    let claim: PersistentVolumeClaim = claim_status.unwrap_or(claim);
+    let sources = Cluster { ctx: &rig.ctx, node_name: "here" };
+    let materials = rig.materials(&sources);
+    assert!(volume::expand(&materials, &one, &wanted, &volume, &claim).await.expect("grown"));
+    let claim: PersistentVolumeClaim = rig.client.get(&key).await.expect("a claim");
+    assert!(!volume::expand(&materials, &one, &wanted, &volume, &claim).await.expect("as it was"));
+    let stats = volume::stats(&rig.drivers, &rig.settings, "u1").await;
+    assert_eq!(stats["data"][0].used, 2);
+    // Another process knows what is here, and takes it away when the last pod is gone.
+    let after = Drivers::open(&rig.root());
+    assert_eq!(after.in_use(), [name]);
+    volume::let_go(&rig.drivers, &rig.settings, "u1").await.expect("gone");
+    volume::let_go(&rig.drivers, &rig.settings, "u2").await.expect("gone");
+    assert!(rig.drivers.in_use().is_empty());
+    fake.check(expect![[r#"
+        stage vol-1 at globalmount mode 1 context {"device": "sdb"}
+        publish vol-1 at /pods/u1/volumes/kubernetes.io~csi/pv-1/mount read-only false for {}
+        stage vol-1 at globalmount mode 1 context {"device": "sdb"}
+        publish vol-1 at /pods/u2/volumes/kubernetes.io~csi/pv-1/mount read-only false for {}
+        expand vol-1 to 2147483648
+        stats
+        unpublish /pods/u1/volumes/kubernetes.io~csi/pv-1/mount
+        unpublish /pods/u2/volumes/kubernetes.io~csi/pv-1/mount
+        unstage vol-1"#]]);
+}

@@ -1,0 +1,75 @@
+//! NFS, mounted by the host's own tools.
+
+use std::path::Path;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::NFSVolumeSource;
+
+/// For a server that may not be there.
+const PATIENCE: Duration = Duration::from_secs(120);
+const TOOLS: [&str; 3] = ["/sbin/mount.nfs", "/usr/sbin/mount.nfs", "/usr/bin/mount.nfs"];
+
+/// Mounts an export at `dir`, unless it is there already.
+pub async fn mount(source: &NFSVolumeSource, options: &[String], dir: &Path) -> Result<(), String> {
+    if is_mounted(dir) {
+        return Ok(());
+    }
+    if !TOOLS.iter().any(|tool| Path::new(tool).exists()) {
+        let why =
+            "mount.nfs is not installed on this node: install nfs-common (Debian) or nfs-utils (Fedora)";
+        return Err(why.to_owned());
+    }
+    std::fs::create_dir_all(dir).map_err(|error| error.to_string())?;
+    let mut command = tokio::process::Command::new("mount");
+    command.args(arguments(source, options)).arg(dir).kill_on_drop(true);
+    let failed = |why: String| format!("mount failed: {why}");
+    match tokio::time::timeout(PATIENCE, command.output()).await {
+        Err(_) => Err(failed(format!("no answer from {} within {PATIENCE:?}", source.server))),
+        Ok(Err(error)) => Err(failed(error.to_string())),
+        Ok(Ok(done)) if done.status.success() => Ok(()),
+        Ok(Ok(done)) => {
+            let said = String::from_utf8_lossy(&done.stderr);
+            Err(failed(format!("{}: {}", done.status, said.trim())))
+        }
+    }
+}
+
+fn arguments(source: &NFSVolumeSource, options: &[String]) -> Vec<String> {
+    let mut options = options.to_vec();
+    if source.read_only == Some(true) {
+        options.push("ro".to_owned());
+    }
+    let mut words = vec!["-t".to_owned(), "nfs".to_owned()];
+    if !options.is_empty() {
+        words.extend(["-o".to_owned(), options.join(",")]);
+    }
+    let server = match source.server.contains(':') && !source.server.starts_with('[') {
+        true => format!("[{}]", source.server),
+        false => source.server.clone(),
+    };
+    words.push(format!("{server}:{}", source.path));
+    words
+}
+
+fn is_mounted(dir: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    let device = |path: &Path| std::fs::metadata(path).ok().map(|known| known.dev());
+    let (own, above) = (device(dir), dir.parent().and_then(device));
+    own.is_some() && own != above
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_mount_is_told() {
+        let check = |server: &str, read_only, options: &[&str], expected: &str| {
+            let source = NFSVolumeSource { path: "/exports".into(), read_only, server: server.into() };
+            let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
+            assert_eq!(arguments(&source, &options).join(" "), expected);
+        };
+        check("files", None, &[], "-t nfs files:/exports");
+        check("fd00::1", Some(true), &["nfsvers=4.1"], "-t nfs -o nfsvers=4.1,ro [fd00::1]:/exports");
+    }
+}

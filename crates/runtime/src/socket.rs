@@ -1,0 +1,118 @@
+//! Calls of gRPC to a server behind a Unix socket. Connects when it is first needed and again when it was lost.
+//!
+//! Messages are encoded outside of the call, so that what carries them is there once and not once for each of them.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bytes::{Buf as _, BufMut as _, Bytes};
+use http::uri::PathAndQuery;
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Code, Status};
+
+/// The answers of a node full of pods are larger than most.
+const LARGEST_ANSWER: usize = 16 << 20;
+
+/// Somebody who can be asked over a Unix socket.
+#[derive(Clone, Debug)]
+pub struct Socket {
+    channel: Channel,
+    path: PathBuf,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("rpc error: code = {code:?} desc = {message}")]
+pub struct Refusal {
+    pub code: Code,
+    pub message: String,
+}
+
+impl From<Status> for Refusal {
+    fn from(status: Status) -> Refusal {
+        Refusal { code: status.code(), message: status.message().to_owned() }
+    }
+}
+
+impl Socket {
+    /// `path` may be written as `unix:///run/…`.
+    pub fn new(path: &str) -> Socket {
+        let path = PathBuf::from(path.strip_prefix("unix://").unwrap_or(path));
+        let target = path.clone();
+        let connect = move |_: Uri| {
+            let target = target.clone();
+            async move { UnixStream::connect(target).await.map(TokioIo::new) }
+        };
+        // The address is only for headers; the connector knows where to go.
+        let endpoint = Endpoint::from_static("http://localhost");
+        Socket { channel: endpoint.connect_with_connector_lazy(tower::service_fn(connect)), path }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Asks; `call` is the path of a method, such as `/csi.v1.Node/NodeGetInfo`.
+    pub async fn call<Q, A>(&self, call: &'static str, question: &Q, timeout: Duration) -> Result<A, Refusal>
+    where
+        Q: prost::Message,
+        A: prost::Message + Default,
+    {
+        let answer = self.carry(call, question.encode_to_vec().into(), timeout).await?;
+        A::decode(answer)
+            .map_err(|error| Refusal { code: Code::Internal, message: format!("{call}: {error}") })
+    }
+
+    async fn carry(&self, call: &'static str, question: Bytes, timeout: Duration) -> Result<Bytes, Refusal> {
+        let mut grpc =
+            tonic::client::Grpc::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER);
+        let asked = async {
+            grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+            grpc.unary(tonic::Request::new(question), PathAndQuery::from_static(call), Raw).await
+        };
+        match tokio::time::timeout(timeout, asked).await {
+            Ok(answer) => Ok(answer?.into_inner()),
+            Err(_) => Err(Status::deadline_exceeded(format!("no answer within {timeout:?}")).into()),
+        }
+    }
+}
+
+/// Bytes as they are.
+struct Raw;
+
+impl Codec for Raw {
+    type Encode = Bytes;
+    type Decode = Bytes;
+    type Encoder = Raw;
+    type Decoder = Raw;
+
+    fn encoder(&mut self) -> Raw {
+        Raw
+    }
+
+    fn decoder(&mut self) -> Raw {
+        Raw
+    }
+}
+
+impl Encoder for Raw {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, item: Bytes, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        to.put(item);
+        Ok(())
+    }
+}
+
+impl Decoder for Raw {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        Ok(Some(from.copy_to_bytes(from.remaining())))
+    }
+}
