@@ -2,15 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::sync::watch;
 
 use crate::cri::*;
-use crate::{Code, Error, Refusal, Result, Runtime, Socket};
+use crate::{Code, Error, LOOK_AGAIN, Refusal, Result, Runtime, Socket};
 
 /// What upstream's kubelet allows a runtime for one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
+/// How often one that tells of events is looked at all the same, in case one got lost.
+const LOOK_ANYWAY: Duration = Duration::from_secs(300);
 /// Images are large and registries far away.
 const PULL_TIMEOUT: Duration = Duration::from_secs(3600);
 
@@ -18,12 +22,14 @@ const PULL_TIMEOUT: Duration = Duration::from_secs(3600);
 #[derive(Clone)]
 pub struct Remote {
     socket: Socket,
+    /// Counts its events; nobody counts for one that has none.
+    news: Arc<OnceLock<watch::Receiver<u64>>>,
 }
 
 impl Remote {
     /// `socket` may be written as `unix:///run/…`.
     pub fn new(socket: &str) -> Remote {
-        Remote { socket: Socket::new(socket) }
+        Remote { socket: Socket::new(socket), news: Arc::default() }
     }
 
     pub fn socket(&self) -> &Path {
@@ -88,6 +94,24 @@ fn present<T>(call: &'static str, part: Option<T>) -> Result<T> {
     part.ok_or_else(|| Error::Refused { call, code: Code::Other, message: "the answer is empty".into() })
 }
 
+/// Counts the runtime's events until nobody wants to know, or it turns out that there are none to be had.
+async fn listen(socket: Socket, told: watch::Sender<u64>) {
+    const PAUSE: Duration = Duration::from_secs(1);
+    let count = || told.send_modify(|count| *count = count.wrapping_add(1));
+    loop {
+        let ended = tokio::select! {
+            ended = socket.listen(path!("GetContainerEvents"), &Empty {}, |_| count()) => ended,
+            () = told.closed() => return,
+        };
+        if ended.is_err_and(|refusal| refusal.code == tonic::Code::Unimplemented) {
+            return;
+        }
+        // Much may have happened meanwhile.
+        tokio::time::sleep(PAUSE).await;
+        count();
+    }
+}
+
 #[async_trait]
 impl Runtime for Remote {
     async fn version(&self) -> Result<VersionResponse> {
@@ -101,6 +125,24 @@ impl Runtime for Remote {
     async fn details(&self) -> Result<BTreeMap<String, String>> {
         let answer: StatusResponse = self.runtime(path!("Status"), &StatusRequest { verbose: true }).await?;
         Ok(answer.info)
+    }
+
+    async fn changed(&self, since: u64) -> u64 {
+        let begin = || {
+            let (told, news) = watch::channel(0);
+            tokio::spawn(listen(self.socket.clone(), told));
+            news
+        };
+        let mut news = self.news.get_or_init(begin).clone();
+        match tokio::time::timeout(LOOK_ANYWAY, news.wait_for(|count| *count > since)).await {
+            Ok(Ok(count)) => *count,
+            // It does not tell.
+            Ok(Err(_)) => {
+                tokio::time::sleep(LOOK_AGAIN).await;
+                since
+            }
+            Err(_) => since,
+        }
     }
 
     async fn set_pod_cidr(&self, cidr: &str) -> Result<()> {

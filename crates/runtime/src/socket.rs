@@ -66,6 +66,27 @@ impl Socket {
             .map_err(|error| Refusal { code: Code::Internal, message: format!("{call}: {error}") })
     }
 
+    /// Asks for answers that come as things happen; `heard` is called for each. Ends when there will be no more.
+    pub async fn listen<Q>(
+        &self,
+        call: &'static str,
+        question: &Q,
+        mut heard: impl FnMut(Bytes),
+    ) -> Result<(), Refusal>
+    where
+        Q: prost::Message,
+    {
+        let mut grpc = tonic::client::Grpc::new(self.channel.clone());
+        grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+        let question = tonic::Request::new(Bytes::from(question.encode_to_vec()));
+        let answer = grpc.server_streaming(question, PathAndQuery::from_static(call), Raw).await?;
+        let mut answers = answer.into_inner();
+        while let Some(answer) = answers.message().await? {
+            heard(answer);
+        }
+        Ok(())
+    }
+
     async fn carry(&self, call: &'static str, question: Bytes, timeout: Duration) -> Result<Bytes, Refusal> {
         let mut grpc =
             tonic::client::Grpc::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER);

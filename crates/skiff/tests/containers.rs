@@ -170,6 +170,103 @@ fn pods_live_and_die_by_kubectl_alone() {
     cluster.until("nothing is left", || cluster.traces().values().all(|count| *count == 0));
 }
 
+/// A server that is killed in the middle of one rollout after the other: no container notices, and nothing is left.
+#[test]
+fn rollouts_outlive_the_server() {
+    let Some(mut cluster) = start() else { return };
+    cluster.run("bystander", "sleep 1000000");
+    cluster.wait("bystander", "condition=Ready");
+    let id = ["get", "pod", "bystander", "-o", "jsonpath={.status.containerStatuses[0].containerID}"];
+    let before = cluster.server.kubectl(&id).ok();
+    let pods = ["get", "pods", "-l", "app=many", "--no-headers"];
+    let rolled_out = ["rollout", "status", "deployment/many", "--timeout=180s"];
+    let mut uids = String::new();
+    for round in 0..3 {
+        let main = serde_json::json!({
+            "name": "main", "image": "busybox:1.36", "command": ["sleep", "1000000"],
+            "env": [{"name": "ROUND", "value": round.to_string()}],
+        });
+        let deployment = serde_json::json!({
+            "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "many"},
+            "spec": {
+                "replicas": 12, "selector": {"matchLabels": {"app": "many"}},
+                "template": {
+                    "metadata": {"labels": {"app": "many"}},
+                    "spec": {"terminationGracePeriodSeconds": 1, "containers": [main]},
+                },
+            },
+        });
+        cluster.server.kubectl_with(&["apply", "-f", "-"], &deployment.to_string()).ok();
+        if round > 0 {
+            let is_under_way = || cluster.server.kubectl(&pods).ok().contains("Terminating");
+            cluster.until("the rollout is under way", is_under_way);
+            cluster.server.kill9();
+            cluster.server.restart();
+        }
+        let done = cluster.server.kubectl(&rolled_out);
+        assert_eq!(done.code, 0, "{}\n{}", done.stderr, cluster.server.log());
+        let own = "jsonpath={.items[*].metadata.uid} ";
+        uids += &cluster.server.kubectl(&["get", "pods", "-o", own]).ok();
+    }
+    assert_eq!(cluster.server.kubectl(&id).ok(), before);
+    let counts = ["get", "pods", "-o", "jsonpath={.items[*].status.containerStatuses[*].restartCount}"];
+    let counts = cluster.server.kubectl(&counts).ok();
+    assert!(counts.split_whitespace().all(|count| count == "0"), "{counts}");
+    cluster.server.kubectl(&["delete", "deployment", "many"]).ok();
+    cluster.server.kubectl(&["delete", "pods", "--all", "--wait"]).ok();
+    cluster.until("nothing is left", || cluster.traces().values().all(|count| *count == 0));
+    let roots = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup/pids", "/sys/fs/cgroup"];
+    let left = |uid: &str| {
+        roots.iter().any(|root| std::fs::exists(format!("{root}/skiff/pod{uid}")).unwrap_or(false))
+    };
+    cluster.until("their cgroups are gone", || !uids.split_whitespace().any(left));
+}
+
+/// A disk for logs with no room left: what runs goes on, what ends ends as it did, and others can begin.
+#[test]
+fn a_full_disk_of_logs_stops_nobody() {
+    let Some(cluster) = start() else { return };
+    let logs = FullDisk::at(cluster.server.data_dir().join("agent/logs"));
+    cluster.run("talker", "while true; do echo a line that takes what room there is left; done");
+    cluster.wait("talker", "condition=Ready");
+    cluster.until("the disk is full", || logs.is_full());
+    cluster.run("brief", "echo hello; exit 3");
+    cluster.wait("brief", "jsonpath={.status.phase}=Failed");
+    let code = "jsonpath={.status.containerStatuses[0].state.terminated.exitCode}";
+    assert_eq!(cluster.server.kubectl(&["get", "pod", "brief", "-o", code]).ok(), "3");
+    cluster.run("later", "sleep 1000");
+    cluster.wait("later", "condition=Ready");
+    let state = "jsonpath={.status.phase} {.status.containerStatuses[0].restartCount}";
+    assert_eq!(cluster.server.kubectl(&["get", "pod", "talker", "-o", state]).ok(), "Running 0");
+    assert_eq!(cluster.server.kubectl(&["exec", "talker", "--", "echo", "here"]).ok(), "here\n");
+    cluster.server.kubectl(&["wait", "node/here", "--for=condition=Ready", "--timeout=10s"]).ok();
+    cluster.server.kubectl(&["delete", "pods", "--all", "--wait"]).ok();
+}
+
+/// A small disk over a directory, for as long as this is kept.
+struct FullDisk(std::path::PathBuf);
+
+impl FullDisk {
+    fn at(place: std::path::PathBuf) -> FullDisk {
+        let made = std::process::Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=256k", "tmpfs"])
+            .arg(&place)
+            .status();
+        assert!(made.is_ok_and(|status| status.success()), "a small disk");
+        FullDisk(place)
+    }
+
+    fn is_full(&self) -> bool {
+        rustix::fs::statvfs(&self.0).is_ok_and(|known| known.f_bavail == 0)
+    }
+}
+
+impl Drop for FullDisk {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
 fn exec(cluster: &Cluster) {
     let server = &cluster.server;
     let said = server.kubectl(&["exec", "web", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]);

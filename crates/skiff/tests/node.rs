@@ -12,7 +12,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 
 struct Cluster {
     server: Server,
-    _containerd: Containerd,
+    containerd: Containerd,
     dir: tempfile::TempDir,
 }
 
@@ -25,7 +25,7 @@ fn start() -> Option<Cluster> {
     let dir = tempfile::tempdir().expect("a directory");
     let containerd = Containerd::start(&dir.path().join("containerd")).expect("a containerd");
     let server = Server::start_with_node(&containerd, &["--controllers=*", "--node-name=here"]);
-    let cluster = Cluster { server, _containerd: containerd, dir };
+    let cluster = Cluster { server, containerd, dir };
     cluster.until("the default service account", || {
         cluster.server.kubectl(&["get", "serviceaccount", "default"]).code == 0
     });
@@ -298,9 +298,9 @@ fn previous_logs(cluster: &Cluster) {
     assert_eq!(cluster.logs(&["crasher", "--previous"]), "run\n");
 }
 
-/// A server that is killed in the middle of things finds its pods again, and none of them notices.
+/// A server and a containerd that are killed in the middle of things find their pods again, and none of them notices.
 #[test]
-fn pods_outlive_the_server() {
+fn pods_outlive_the_server_and_the_runtime() {
     let Some(mut cluster) = start() else { return };
     cluster.run("bystander", "sleep 1000000", "Always");
     cluster.wait("bystander", "condition=Ready");
@@ -314,7 +314,7 @@ fn pods_outlive_the_server() {
         serde_json::json!({
             "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "many"},
             "spec": {
-                "replicas": 6, "selector": {"matchLabels": {"app": "many"}},
+                "replicas": 12, "selector": {"matchLabels": {"app": "many"}},
                 "template": {
                     "metadata": {"labels": {"app": "many"}},
                     "spec": {"terminationGracePeriodSeconds": 1, "containers": [main]},
@@ -323,7 +323,7 @@ fn pods_outlive_the_server() {
         })
         .to_string()
     };
-    let rolled_out = ["rollout", "status", "deployment/many", "--timeout=60s"];
+    let rolled_out = ["rollout", "status", "deployment/many", "--timeout=180s"];
     cluster.server.kubectl_with(&["apply", "-f", "-"], &deployment("first")).ok();
     cluster.server.kubectl(&rolled_out).ok();
     cluster.server.kubectl_with(&["apply", "-f", "-"], &deployment("second")).ok();
@@ -331,6 +331,10 @@ fn pods_outlive_the_server() {
     cluster.until("the rollout is under way", || cluster.server.kubectl(&pods).ok().contains("Terminating"));
     cluster.server.kill9();
     cluster.server.restart();
+    cluster.server.kubectl(&rolled_out).ok();
+    cluster.server.kubectl_with(&["apply", "-f", "-"], &deployment("third")).ok();
+    cluster.until("the rollout is under way", || cluster.server.kubectl(&pods).ok().contains("Terminating"));
+    cluster.containerd.kill9_and_restart().expect("a containerd");
     cluster.server.kubectl(&rolled_out).ok();
     assert_eq!(cluster.server.kubectl(&id).ok(), before);
     let counts = ["get", "pods", "-o", "jsonpath={.items[*].status.containerStatuses[*].restartCount}"];

@@ -14,6 +14,8 @@ const START: Duration = Duration::from_secs(30);
 pub struct Containerd {
     dir: PathBuf,
     process: Process,
+    /// Keeps its namespaces while it is restarted.
+    holder: Process,
 }
 
 impl Containerd {
@@ -40,12 +42,11 @@ impl Containerd {
         // Its streams are served on the loopback of that network. The names of its pods' networks are kept where
         // they vanish with it.
         let script = "mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns && ip link set lo up \
-            && exec containerd --config \"$0\"";
-        command.arg(script).arg(&config);
-        let mut process = Process::spawn(&mut command)?;
-        let socket = dir.join("containerd.sock");
-        process.wait_until(START, || ctr(&socket, &["version"]).is_ok().then_some(()))?;
-        let containerd = Containerd { dir: dir.to_owned(), process };
+            && echo ready && exec sleep 1000000";
+        let mut holder = Process::spawn(command.arg(script))?;
+        holder.wait_until_log(START, |log| log.contains("ready").then_some(()))?;
+        let process = run(dir, &holder)?;
+        let containerd = Containerd { dir: dir.to_owned(), process, holder };
         for name in ["docker.io/library/busybox:1.36", "registry.k8s.io/pause:3.10"] {
             containerd.import(&busybox_image(dir, name)?)?;
         }
@@ -62,7 +63,14 @@ impl Containerd {
 
     /// Where its network is: a program must be there to reach its pods and its streams.
     pub fn network(&self) -> PathBuf {
-        PathBuf::from(format!("/proc/{}/ns/net", self.process.id()))
+        PathBuf::from(format!("/proc/{}/ns/net", self.holder.id()))
+    }
+
+    /// Kills it without warning and starts it again where it was; containers are not its children.
+    pub fn kill9_and_restart(&mut self) -> Result<()> {
+        self.process.kill();
+        self.process = run(&self.dir, &self.holder)?;
+        Ok(())
     }
 
     pub fn import(&self, archive: &Path) -> Result<()> {
@@ -72,6 +80,16 @@ impl Containerd {
     pub fn log(&self) -> String {
         self.process.log()
     }
+}
+
+/// Runs it in namespaces that are there, and waits until it answers.
+fn run(dir: &Path, holder: &Process) -> Result<Process> {
+    let mut command = Command::new("nsenter");
+    command.args(["--target", &holder.id().to_string(), "--net", "--mount", "containerd", "--config"]);
+    let mut process = Process::spawn(command.arg(dir.join("config.toml")))?;
+    let socket = dir.join("containerd.sock");
+    process.wait_until(START, || ctr(&socket, &["version"]).is_ok().then_some(()))?;
+    Ok(process)
 }
 
 impl Drop for Containerd {
