@@ -32,6 +32,8 @@ pub struct Settings {
     pub memory: i64,
     /// When housekeeping does what.
     pub keeping: crate::Keeping,
+    /// How long pods have to end when the machine is switched off; empty: nobody cares.
+    pub shutdown: Vec<crate::Period>,
     /// Where manifests of static pods are, if anywhere.
     pub manifests: Option<PathBuf>,
 }

@@ -28,6 +28,7 @@ mod reference;
 mod referred;
 mod registration;
 mod server;
+mod shutdown;
 mod sources;
 mod start;
 mod stats;
@@ -52,6 +53,7 @@ pub use keeping::pressure::Limits;
 pub use referred::Referred;
 pub use registration::Presentation;
 pub use server::Api;
+pub use shutdown::plan::{Period, periods};
 
 use memory::Memory;
 use observed::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID};
@@ -95,6 +97,8 @@ struct Node {
     reviews: reconcile::review::Reviews,
     keeping: keeping::Known,
     csi: csi::Drivers,
+    /// The machine is about to be switched off.
+    is_going_down: watch::Sender<bool>,
     /// Counts the times when the runtime was seen to have changed.
     news: watch::Sender<u64>,
     referred: Option<Arc<Referred>>,
@@ -127,6 +131,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         runtime_name: version.runtime_name,
         users: users::Users::open(&config.settings.pods),
         csi: csi::Drivers::open(&config.settings.root),
+        is_going_down: watch::Sender::new(false),
         settings: config.settings,
         presentation: config.presentation,
         memories: Mutex::default(),
@@ -175,6 +180,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         () = relist(&node) => {}
         () = keeping::run(&node) => {}
         () = manifests::run(&node) => {}
+        () = shutdown::run(&node) => {}
         () = csi::registry::run(&node.ctx, &node.settings, &node.csi, || look_at_all(&node)) => {}
         () = server::run(&node, config.api) => {}
         _ = shutdown.wait_for(|stop| *stop) => {}

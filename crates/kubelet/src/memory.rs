@@ -24,6 +24,8 @@ pub struct Memory {
     pub let_in: bool,
     /// Why the pod was ended by the node: reason and message.
     pub ended: Option<(String, String)>,
+    /// The seconds it has for that, where these are not its own to choose.
+    pub end_within: Option<i64>,
 }
 
 /// How the probes of a running container went so far.

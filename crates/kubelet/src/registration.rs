@@ -182,6 +182,7 @@ async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
     let now = node.ctx.clock.now();
     let resources = resources(node);
     let unready = match node.runtime.status().await {
+        _ if *node.is_going_down.borrow() => Some("node is shutting down".to_owned()),
         Err(error) => Some(format!("[container runtime is down: {error}]")),
         Ok(status) => {
             let conditions = status.status.map(|status| status.conditions).unwrap_or_default();

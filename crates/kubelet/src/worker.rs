@@ -141,7 +141,7 @@ fn refuse(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
         Some(Refusal { reason: "AppArmor".to_owned(), message })
     };
     let Some(Refusal { reason, message }) =
-        unconfined().or_else(|| short(node, pod, now)).or_else(|| misplaced(node, pod))
+        late(node).or_else(unconfined).or_else(|| short(node, pod, now)).or_else(|| misplaced(node, pod))
     else {
         return;
     };
@@ -153,6 +153,13 @@ fn refuse(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
     if first {
         node.ctx.events.warning(pod, &reason, message);
     }
+}
+
+/// Whether the machine is about to be switched off.
+fn late(node: &Node) -> Option<Refusal> {
+    let (reason, message) = crate::shutdown::REJECTED;
+    let is_late = *node.is_going_down.borrow();
+    is_late.then(|| Refusal { reason: reason.to_owned(), message: message.to_owned() })
 }
 
 /// Whether the node has no room for pods that it would soon evict.
@@ -347,9 +354,11 @@ async fn stop(node: &Arc<Node>, pod: &Pod, id: &str, container: &str, why: Why) 
         .and_then(|own| if started { own.liveness_probe.as_ref() } else { own.startup_probe.as_ref() });
     let evicted = node
         .remember(pod, |memory| memory.ended.as_ref().is_some_and(|(reason, _)| reason == crate::EVICTED));
+    let end_within = node.remember(pod, |memory| memory.end_within);
     let grace = match why {
         // What the node is short of is needed at once.
         Why::PodEnds if evicted => Some(1),
+        Why::PodEnds if end_within.is_some() => end_within,
         Why::PodEnds => pod.metadata.deletion_grace_period_seconds,
         Why::Unhealthy => probe.and_then(|probe: &Probe| probe.termination_grace_period_seconds),
         Why::SandboxGone | Why::Changed => None,

@@ -83,6 +83,7 @@ impl Cluster {
                     images: kubelet::ImagePolicy { high: 100, ..kubelet::ImagePolicy::default() },
                     ..kubelet::Keeping::default()
                 },
+                shutdown: Vec::new(),
                 manifests: Some(self.path("manifests")),
             },
             presentation: kubelet::Presentation { max_pods: 110, port: 10250, ..Default::default() },

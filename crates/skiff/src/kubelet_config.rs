@@ -128,6 +128,26 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
         }
         // A flag only; the file has no such field.
         "rootDir" => settings.root = PathBuf::from(text()?),
+        "shutdownGracePeriod" | "shutdownGracePeriodCriticalPods" => {
+            let seconds = seconds(&text()?)?;
+            let known: i64 = settings.shutdown.iter().map(|period| period.seconds).sum();
+            let critical = settings.shutdown.last().map_or(0, |period| period.seconds);
+            // Either may come first; the second completes it.
+            settings.shutdown = match field {
+                "shutdownGracePeriod" => kubelet::periods(seconds, critical),
+                _ => kubelet::periods(known.max(seconds), seconds),
+            };
+        }
+        "shutdownGracePeriodByPodPriority" => {
+            let all = value.as_array().context("this is a list")?;
+            let number =
+                |one: &Value, name: &str| one[name].as_i64().with_context(|| format!("{name} is a number"));
+            let periods = all.iter().map(|one| {
+                let priority = i32::try_from(number(one, "priority")?)?;
+                Ok(kubelet::Period { priority, seconds: number(one, "shutdownGracePeriodSeconds")? })
+            });
+            settings.shutdown = periods.collect::<anyhow::Result<_>>()?;
+        }
         "staticPodPath" => {
             let path = PathBuf::from(text()?);
             settings.manifests = (!path.as_os_str().is_empty()).then_some(path);
@@ -168,6 +188,12 @@ fn percent(number: u64) -> anyhow::Result<u64> {
     Ok(number)
 }
 
+/// The seconds of a duration such as `1m30s`.
+fn seconds(text: &str) -> anyhow::Result<i64> {
+    let duration: jiff::SignedDuration = text.parse().with_context(|| format!("{text:?} is no duration"))?;
+    Ok(duration.as_secs())
+}
+
 fn bytes(text: &str) -> anyhow::Result<u64> {
     let amount = Quantity::parse(text).map_err(|_| anyhow::anyhow!("{text:?} is no quantity"))?;
     u64::try_from(amount.value()).with_context(|| format!("{text:?} is less than nothing"))
@@ -190,6 +216,7 @@ mod tests {
                 host_dns: kubelet::host_dns(),
                 memory: 0,
                 keeping: kubelet::Keeping::default(),
+                shutdown: Vec::new(),
                 manifests: None,
             },
             presentation: kubelet::Presentation::default(),
@@ -204,7 +231,8 @@ mod tests {
         let path = dir.path().join("kubelet.yaml");
         let text = "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\nmaxPods: 5\n\
             staticPodPath: /etc/pods\nevictionHard:\n  memory.available: 200Mi\n  nodefs.available: 7%\n\
-            containerLogMaxSize: 1Mi\nimageMinimumGCAge: 1m30s\nimageMaximumGCAge: 24h\nsystemReserved:\n  cpu: 500m\n  memory: 1Gi\n";
+            containerLogMaxSize: 1Mi\nimageMinimumGCAge: 1m30s\nimageMaximumGCAge: 24h\n\
+            shutdownGracePeriod: 1m30s\nshutdownGracePeriodCriticalPods: 10s\nsystemReserved:\n  cpu: 500m\n  memory: 1Gi\n";
         std::fs::write(&path, text).expect("written");
         let mut config = config();
         let arguments = ["max-pods=7".to_owned(), format!("config={}", path.display())];
@@ -216,6 +244,9 @@ mod tests {
         assert_eq!(config.settings.keeping.log_size, 1 << 20);
         let images = &config.settings.keeping.images;
         assert_eq!((images.youngest.as_secs(), images.oldest.as_secs()), (90, 86_400));
+        let shutdown: Vec<_> =
+            config.settings.shutdown.iter().map(|period| (period.priority, period.seconds)).collect();
+        assert_eq!(shutdown, [(0, 80), (2_000_000_000, 10)]);
         assert_eq!(config.presentation.reserved["cpu"], 500);
         assert_eq!(config.presentation.reserved["memory"], 1 << 30);
     }

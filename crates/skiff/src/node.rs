@@ -135,6 +135,7 @@ pub fn config(
             host_dns: kubelet::host_dns(),
             memory: memory()?,
             keeping: kubelet::Keeping::default(),
+            shutdown: Vec::new(),
             manifests: None,
         },
         presentation: Presentation {

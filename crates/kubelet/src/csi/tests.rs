@@ -212,6 +212,7 @@ impl Rig {
             host_dns: runtime::cri::DnsConfig::default(),
             memory: 0,
             keeping: crate::Keeping::default(),
+            shutdown: Vec::new(),
             manifests: None,
         };
         let drivers = Drivers::open(&root);

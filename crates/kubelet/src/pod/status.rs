@@ -56,7 +56,8 @@ pub fn status(pod: &Pod, seen: &Observed, memory: &Memory, host: &Host<'_>, now:
         .flatten()
         .map(|container| ContainerStatus { ready: false, ..look.container(&super::ephemeral(container), "") })
         .collect();
-    let disrupted = memory.ended.as_ref().filter(|(reason, _)| reason == crate::EVICTED);
+    let by_node = [crate::EVICTED, crate::shutdown::TERMINATED.0];
+    let disrupted = memory.ended.as_ref().filter(|(reason, _)| by_node.contains(&reason.as_str()));
     let disrupted = disrupted.map(|(_, message)| ("TerminationByKubelet", message.clone()));
     let (reason, message) = memory.ended.clone().filter(|_| over).unzip();
     PodStatus {
