@@ -22,9 +22,10 @@ pub struct Place {
 /// Makes the Service with these cluster IPs, and this place one of its endpoints. A Service that selects pods belongs
 /// to another server, which is then left to do the work.
 pub async fn announce(client: &Client, cluster_ips: &[IpAddr], place: &Place) -> Result<(), Error> {
-    let service = match client.create(&service(cluster_ips)).await {
-        Err(error) if error.is_already_exists() => client.get(&Key::new(NAMESPACE, NAME)).await?,
-        made => made?,
+    // Asked for first: one that is made again is refused for its addresses, which it has itself.
+    let service = match client.get::<Service>(&Key::new(NAMESPACE, NAME)).await {
+        Err(error) if error.is_not_found() => client.create(&service(cluster_ips)).await?,
+        found => found?,
     };
     if service.spec.as_ref().is_some_and(|spec| spec.selector.is_some()) {
         tracing::info!("the Service kube-dns selects pods, so names are left to them");

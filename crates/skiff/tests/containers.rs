@@ -208,6 +208,9 @@ fn rollouts_outlive_the_server() {
         let own = "jsonpath={.items[*].metadata.uid} ";
         uids += &cluster.server.kubectl(&["get", "pods", "-o", own]).ok();
     }
+    // Names are answered for again, at another port than before.
+    let log = cluster.server.log();
+    assert!(!log.contains("cannot make the Service kube-dns"), "{log}");
     assert_eq!(cluster.server.kubectl(&id).ok(), before);
     let counts = ["get", "pods", "-o", "jsonpath={.items[*].status.containerStatuses[*].restartCount}"];
     let counts = cluster.server.kubectl(&counts).ok();
