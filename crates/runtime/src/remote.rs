@@ -134,10 +134,11 @@ impl Runtime for Remote {
             news
         };
         let mut news = self.news.get_or_init(begin).clone();
-        match tokio::time::timeout(LOOK_ANYWAY, news.wait_for(|count| *count > since)).await {
-            Ok(Ok(count)) => *count,
+        let told = async { news.wait_for(|count| *count > since).await.ok().map(|count| *count) };
+        match tokio::time::timeout(LOOK_ANYWAY, told).await {
+            Ok(Some(count)) => count,
             // It does not tell.
-            Ok(Err(_)) => {
+            Ok(None) => {
                 tokio::time::sleep(LOOK_AGAIN).await;
                 since
             }

@@ -129,7 +129,7 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
         // A flag only; the file has no such field.
         "rootDir" => settings.root = PathBuf::from(text()?),
         "shutdownGracePeriod" | "shutdownGracePeriodCriticalPods" => {
-            let seconds = seconds(&text()?)?;
+            let seconds = duration(&text()?)?.as_secs();
             let known: i64 = settings.shutdown.iter().map(|period| period.seconds).sum();
             let critical = settings.shutdown.last().map_or(0, |period| period.seconds);
             // Either may come first; the second completes it.
@@ -186,12 +186,6 @@ fn duration(text: &str) -> anyhow::Result<jiff::SignedDuration> {
 fn percent(number: u64) -> anyhow::Result<u64> {
     ensure!(number <= 100, "{number} is more than all");
     Ok(number)
-}
-
-/// The seconds of a duration such as `1m30s`.
-fn seconds(text: &str) -> anyhow::Result<i64> {
-    let duration: jiff::SignedDuration = text.parse().with_context(|| format!("{text:?} is no duration"))?;
-    Ok(duration.as_secs())
 }
 
 fn bytes(text: &str) -> anyhow::Result<u64> {

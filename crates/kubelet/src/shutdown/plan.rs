@@ -64,7 +64,8 @@ mod tests {
             .map(|(name, priority, grace)| {
                 let spec =
                     json!({"containers": [], "priority": priority, "terminationGracePeriodSeconds": grace});
-                serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).expect("a pod")
+                let pod = json!({"metadata": {"name": name}, "spec": spec});
+                Arc::new(serde_json::from_value(pod).expect("a pod"))
             })
             .collect();
         let shown = plan(periods, &pods).into_iter().map(|group| {
