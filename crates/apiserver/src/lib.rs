@@ -125,6 +125,10 @@ pub struct ServiceAccountTokens {
     pub audiences: Vec<String>,
     /// Where others find the keys, if not here.
     pub key_set_url: Option<String>,
+    /// How long tokens may live at most, in seconds; whoever asks for more gets this.
+    pub max_seconds: Option<i64>,
+    /// Pods whose programs may not know that tokens expire get some that live for a year.
+    pub extend: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -276,6 +280,8 @@ pub async fn start_in(
             issuers: vec!["https://kubernetes.default.svc.cluster.local".into()],
             audiences: Vec::new(),
             key_set_url: None,
+            max_seconds: None,
+            extend: true,
         },
         dialing: None,
         proxy_client: None,

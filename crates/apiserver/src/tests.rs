@@ -26,6 +26,9 @@ use crate::server::{Call, Server};
 use crate::services::Allocations;
 use crate::tokens::Tokens;
 
+/// How long tokens of these servers live at most.
+pub const MAX_TOKEN_SECONDS: i64 = 400 * 24 * 3600;
+
 pub struct Rig {
     pub server: Arc<Server>,
     pub stop: watch::Sender<bool>,
@@ -49,6 +52,8 @@ impl Rig {
             issuers: vec!["https://kubernetes.default.svc.cluster.local".into()],
             audiences: Vec::new(),
             key_set_url: None,
+            max_seconds: Some(MAX_TOKEN_SECONDS),
+            extend: true,
         };
         let server = Arc::new(Server::new(
             store,

@@ -38,6 +38,8 @@ pub struct Tokens {
     /// The discovery document and the keys, as they are served.
     configuration: String,
     key_set: String,
+    max_seconds: Option<i64>,
+    extend: bool,
 }
 
 /// Why a token is refused, in upstream's words. What is in them comes from our own signed claims.
@@ -84,7 +86,7 @@ pub enum Refused {
 impl Tokens {
     /// `authority` is where others reach this server: `host:port`.
     pub fn new(options: ServiceAccountTokens, authority: &str) -> Tokens {
-        let ServiceAccountTokens { keys, issuers, audiences, key_set_url } = options;
+        let ServiceAccountTokens { keys, issuers, audiences, key_set_url, max_seconds, extend } = options;
         let audiences = if audiences.is_empty() { issuers.clone() } else { audiences };
         let (key_set, algorithms) = keys.key_set();
         // In the order of upstream's fields.
@@ -95,7 +97,7 @@ impl Tokens {
             json!(key_set_url.unwrap_or_else(|| format!("https://{authority}/openid/v1/jwks"))),
             json!(algorithms)
         );
-        Tokens { keys, issuers, audiences, configuration, key_set }
+        Tokens { keys, issuers, audiences, configuration, key_set, max_seconds, extend }
     }
 
     /// What tokens must be for to be good here.

@@ -42,6 +42,8 @@ const KNOWN: &[&str] = &[
     "authorization-webhook-config-file",
     "authorization-webhook-version",
     "client-ca-file",
+    "default-not-ready-toleration-seconds",
+    "default-unreachable-toleration-seconds",
     "disable-admission-plugins",
     "enable-admission-plugins",
     "enable-bootstrap-token-auth",
@@ -67,8 +69,10 @@ const KNOWN: &[&str] = &[
     "requestheader-uid-headers",
     "requestheader-username-headers",
     "runtime-config",
+    "service-account-extend-token-expiration",
     "service-account-issuer",
     "service-account-jwks-uri",
+    "service-account-max-token-expiration",
     "token-auth-file",
 ];
 
@@ -133,10 +137,14 @@ impl Arguments {
     pub fn admission(&self) -> anyhow::Result<apiserver::Switches> {
         let settings = self.path("admission-control-config-file");
         let settings = settings.map(|path| apiserver::AdmissionSettings::load(&path)).transpose()?;
+        let mut settings = settings.unwrap_or_default();
+        for (seconds, node) in settings.toleration_seconds.iter_mut().zip(["not-ready", "unreachable"]) {
+            *seconds = self.number(&format!("default-{node}-toleration-seconds"), *seconds)?;
+        }
         Ok(apiserver::Switches {
             enable: self.list("enable-admission-plugins"),
             disable: self.list("disable-admission-plugins"),
-            settings: settings.unwrap_or_default(),
+            settings,
         })
     }
 
@@ -348,11 +356,18 @@ impl Arguments {
         if issuers.iter().any(String::is_empty) {
             bail!("--kube-apiserver-arg service-account-issuer: an issuer has a name");
         }
+        let most = self.duration("service-account-max-token-expiration")?.filter(|most| !most.is_zero());
+        if most.is_some_and(|most| most < Duration::from_secs(3600) || most.as_secs() > 1 << 32) {
+            bail!("the service-account-max-token-expiration must be between 1 hour and 2^32 seconds");
+        }
+        let max_seconds = most.and_then(|most| i64::try_from(most.as_secs()).ok());
         Ok(apiserver::ServiceAccountTokens {
             keys: pki::token::Keys::load_or_create(&flags.node.data_dir.join("tls"))?,
             issuers,
             audiences: self.list("api-audiences"),
             key_set_url: self.last("service-account-jwks-uri").map(str::to_owned),
+            max_seconds,
+            extend: self.flag("service-account-extend-token-expiration")?.unwrap_or(true),
         })
     }
 }
@@ -393,6 +408,9 @@ mod tests {
         assert_eq!(ttl, Some(Duration::from_secs(90)));
         assert_eq!(arguments.last("service-account-issuer"), Some("https://a=b"));
         assert_eq!(arguments.last("token-auth-file"), None);
+        assert_eq!(arguments.admission().unwrap().settings.toleration_seconds, [300, 300]);
+        let quicker = parse(&["default-unreachable-toleration-seconds=30"]).unwrap().admission().unwrap();
+        assert_eq!(quicker.settings.toleration_seconds, [300, 30]);
         assert_eq!(arguments.seats().unwrap(), apiserver::SEATS);
         assert_eq!(parse(&["max-requests-inflight=1000"]).unwrap().seats().unwrap(), 1200);
         assert!(

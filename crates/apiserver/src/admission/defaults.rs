@@ -23,19 +23,22 @@ pub fn not_ready_taint(request: &Request<'_>, node: &mut Value, _: &dyn Cluster)
     Ok(())
 }
 
-/// DefaultTolerationSeconds: a pod stays five minutes on a node that is in trouble.
-pub fn toleration_seconds(request: &Request<'_>, pod: &mut Value, _: &dyn Cluster) -> Result<(), Status> {
+/// DefaultTolerationSeconds: a pod stays a while, five minutes as a rule, on a node that is in trouble.
+pub fn toleration_seconds(
+    request: &Request<'_>,
+    pod: &mut Value,
+    cluster: &dyn Cluster,
+) -> Result<(), Status> {
     if !request.is("", "pods") || request.operation == Operation::Delete {
         return Ok(());
     }
-    for key in [NOT_READY, UNREACHABLE] {
+    for (key, seconds) in [NOT_READY, UNREACHABLE].into_iter().zip(cluster.settings().toleration_seconds) {
         let tolerates = |toleration: &Value| {
             (toleration.text("key") == key || toleration.text("key").is_empty())
                 && matches!(toleration.text("effect"), "NoExecute" | "")
         };
         if !pod.at("spec").items("tolerations").iter().any(tolerates) {
-            let toleration =
-                json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300});
+            let toleration = json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds});
             pod.object_mut("spec");
             push(&mut pod["spec"], "tolerations", toleration);
         }

@@ -12,12 +12,26 @@ use super::{event_rates, pod_security};
 use crate::https::Users;
 
 /// How the plugins are set; upstream's defaults unless a file says otherwise.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
+    /// How long pods stay, unless they say so themselves, on nodes that are not ready and on those that nobody
+    /// hears of.
+    pub toleration_seconds: [i64; 2],
     pub(super) pod_security: pod_security::Settings,
     pub(super) event_rates: Vec<event_rates::Limit>,
     /// Who we are to webhooks that may change requests, and to those that may only refuse them.
     pub(super) webhook_users: [Option<Arc<Users>>; 2],
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            toleration_seconds: [300, 300],
+            pod_security: Default::default(),
+            event_rates: Vec::new(),
+            webhook_users: [None, None],
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]

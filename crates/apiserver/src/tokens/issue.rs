@@ -53,6 +53,11 @@ pub async fn issue(server: &Server, call: &Call, target: &Target) -> Result<Resp
     bound.namespace = target.namespace.clone();
     bound.serviceaccount = Reference { name: target.name.clone(), uid: uid.to_owned() };
 
+    let asked = api::authentication::token_request::expiration_seconds(&request);
+    if let Some(most) = server.tokens.max_seconds.filter(|most| asked > *most) {
+        call.remarks.warn(format!("requested expiration of {asked} seconds shortened to {most} seconds"));
+        request["spec"]["expirationSeconds"] = most.into();
+    }
     let (claims, expires) = claims(&request, bound, &server.tokens, call.now);
     let claims = serde_json::to_value(&claims).map_err(Status::internal)?;
     let token = server.tokens.keys.sign(&claims);
@@ -155,7 +160,8 @@ fn claims(request: &Value, mut bound: Bound, tokens: &Tokens, now: Timestamp) ->
     let issued = now.as_second();
     let ours = tokens.audiences();
     let mut seconds = asked;
-    if bound.pod.is_some()
+    if tokens.extend
+        && bound.pod.is_some()
         && asked == WARN_ONLY_SECONDS
         && audiences.iter().all(|audience| ours.contains(audience))
     {

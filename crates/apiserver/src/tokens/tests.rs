@@ -3,8 +3,9 @@ use http::header::AUTHORIZATION;
 use jiff::ToSpan as _;
 
 use super::*;
+use crate::access::User;
 use crate::authentication::Peer;
-use crate::tests::{Rig, brief};
+use crate::tests::{MAX_TOKEN_SECONDS, Rig, brief};
 
 const ACCOUNTS: &str = "/api/v1/namespaces/default/serviceaccounts";
 const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
@@ -341,4 +342,20 @@ async fn others_can_check_our_tokens() {
     let keys = discovery(&rig.server, "/openid/v1/jwks").unwrap();
     assert_eq!(keys.headers()[CONTENT_TYPE], "application/jwk-set+json");
     assert!(discovery(&rig.server, "/openid/v1").is_none());
+}
+
+#[tokio::test]
+async fn nobody_gets_a_longer_life_than_tokens_may_have() {
+    let rig = Rig::start().await;
+    robot(&rig).await;
+    let user = User { name: "admin".into(), groups: vec!["system:masters".into()], ..User::default() };
+    let asked = MAX_TOKEN_SECONDS + 1;
+    let body = json!({"spec": {"expirationSeconds": asked}}).to_string();
+    let request = format!("POST {ACCOUNTS}/robot/token");
+    let ((code, answer), remarks) = rig.call_remarked(user, &request, "application/json", &body).await;
+    assert_eq!((code, answer.at("spec").int("expirationSeconds")), (201, Some(MAX_TOKEN_SECONDS)));
+    let claims = pki::token::unverified_claims(answer.at("status").text("token")).unwrap();
+    assert_eq!(claims.int("exp").unwrap() - claims.int("iat").unwrap(), MAX_TOKEN_SECONDS);
+    let words = format!("requested expiration of {asked} seconds shortened to {MAX_TOKEN_SECONDS} seconds");
+    assert_eq!(remarks.warnings(), [words]);
 }
