@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
-use http::{Request, Response, StatusCode, Uri, Version};
+use http::{Method, Request, Response, StatusCode, Uri, Version};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
@@ -57,6 +57,10 @@ async fn handed_on(
     from: From,
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, StatusCode> {
+    // Nobody is led anywhere but to pods.
+    if request.method() == Method::CONNECT {
+        return Err(StatusCode::METHOD_NOT_ALLOWED);
+    }
     let host = host(&request).ok_or(StatusCode::BAD_REQUEST)?;
     let table = shared.table.read().clone();
     let backend = table.find(name_of(&host), request.uri().path()).ok_or(StatusCode::NOT_FOUND)?;

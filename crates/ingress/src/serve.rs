@@ -13,6 +13,7 @@ use hyper_util::server::conn::auto;
 use jiff::Timestamp;
 use parking_lot::RwLock;
 use reconcile::Ctx;
+use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
@@ -122,6 +123,9 @@ async fn connection(
     shared.metrics.connected(true);
     let _open = Open(shared.metrics.clone());
     let _ = stream.set_nodelay(true);
+    // Clients that vanish without a word are noticed, however long a connection may be silent.
+    let _ = sockopt::set_socket_keepalive(&stream, true);
+    let _ = sockopt::set_tcp_keepidle(&stream, HEADERS);
     let from = From { client: client.ip().to_canonical(), port, tls: tls.is_some() };
     let Some(acceptor) = tls else { return speak(shared, from, stream, false).await };
     let stream = match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {

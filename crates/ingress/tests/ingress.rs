@@ -184,6 +184,19 @@ async fn requests_reach_pods_and_what_is_deleted_is_gone() {
     assert_eq!(world.get("b.io", "/").await.0, 404);
     let told = world.get("a.io", "/told").await;
     assert_eq!(told, (200, "a.io 127.0.0.1 http a.io".to_owned()));
+    // No way to anywhere else.
+    let mut stream = TcpStream::connect(world.http).await.unwrap();
+    stream.write_all(b"CONNECT a.io:80 HTTP/1.1\r\nhost: a.io\r\nconnection: close\r\n\r\n").await.unwrap();
+    let mut heard = String::new();
+    tokio::time::timeout(LONG, stream.read_to_string(&mut heard)).await.unwrap().unwrap();
+    assert!(heard.starts_with("HTTP/1.1 405 "), "{heard}");
+    // Nor for headers that are too many.
+    let mut stream = TcpStream::connect(world.http).await.unwrap();
+    let long = format!("GET / HTTP/1.1\r\nhost: a.io\r\nx: {}\r\n\r\n", "x".repeat(100_000));
+    let _ = stream.write_all(long.as_bytes()).await;
+    let mut heard = Vec::new();
+    let _ = tokio::time::timeout(LONG, stream.read_to_end(&mut heard)).await.unwrap();
+    assert!(!String::from_utf8_lossy(&heard).contains(" 200 "), "{heard:?}");
     world.ingress("empty", "empty.io", "nobody", json!([])).await;
     world.becomes("empty.io", "/", (503, "503 Service Unavailable\n")).await;
     // The status says where.

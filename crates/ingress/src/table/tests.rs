@@ -127,6 +127,12 @@ fn host() -> impl Strategy<Value = String> {
 }
 
 proptest! {
+    #[test]
+    fn whatever_is_asked_has_an_answer(host in ".{0,20}", path in ".{0,20}") {
+        let table = table("* / any\n*.io /x wild\na.io = /x exact");
+        table.find(&host, &path);
+    }
+
     /// Whoever is found has a rule that matches, and no rule of the same host that matches is longer.
     #[test]
     fn the_longest_match_is_found(
