@@ -14,6 +14,7 @@ use k8s_openapi::api::{
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use crate::cache::shelf::Shelf;
 use crate::cache::{Cache, Index, ORPHANS};
 
 /// How long to wait after a feed has failed.
@@ -207,12 +208,19 @@ impl Caches {
     }
 
     /// `query` selects what is held; empty is everything.
-    fn begin<T: Object>(&self, indexes: &[Index<T>], query: &'static str) -> Arc<Cache<T>> {
+    fn begin<T: Object>(&self, indexes: &[Index<T>], query: &str) -> Arc<Cache<T>> {
         let cache = Cache::new(indexes);
+        let path = collection_path::<T>("");
+        let path = if query.is_empty() { path } else { format!("{path}?{query}") };
+        self.fill(cache.shelf.clone(), path);
+        cache
+    }
+
+    /// Keeps a shelf filled with what is found at `path`.
+    fn fill(&self, shelf: Arc<Shelf>, path: String) {
         let (filled, is_filled) = watch::channel(false);
         self.begun.lock().push(is_filled);
-        let tell = cache.clone();
-        let following = follow(cache.clone(), self.client.clone(), query);
+        let following = follow(shelf.clone(), self.client.clone(), path);
         let mut shutdown = self.shutdown.clone();
         tokio::spawn(async move {
             tokio::join!(
@@ -223,29 +231,22 @@ impl Caches {
                     }
                 },
                 async {
-                    tell.filled().await;
+                    shelf.filled().await;
                     filled.send_replace(true);
                 }
             )
         });
-        cache
     }
 }
 
-async fn follow<T: Object>(cache: Arc<Cache<T>>, client: Client, query: &'static str) {
-    let path = collection_path::<T>("");
-    let path = if query.is_empty() { path } else { format!("{path}?{query}") };
+async fn follow(shelf: Arc<Shelf>, client: Client, path: String) {
     loop {
         let result = match client.connection().follow(&path).await {
-            Ok(mut feed) => cache.follow(&mut *feed).await,
+            Ok(mut feed) => shelf.follow(&mut *feed).await,
             Err(error) => Err(error),
         };
         if let Err(error) = result {
-            tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                kind = T::KIND,
-                "cannot follow, trying again"
-            );
+            tracing::warn!(error = &error as &dyn std::error::Error, path, "cannot follow, trying again");
         }
         tokio::time::sleep(PAUSE).await;
     }

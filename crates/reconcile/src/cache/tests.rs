@@ -1,8 +1,9 @@
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use async_trait::async_trait;
-use client::Change;
+use client::{Change, Feed, News};
 use k8s_openapi::api::core::v1::Pod;
+use parking_lot::Mutex;
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -36,7 +37,7 @@ fn raw(name: &str, uid: &str, owner: &str, node: &str, revision: u64) -> Raw {
 }
 
 async fn fed(cache: &Cache<Pod>, news: Vec<News>) {
-    cache.follow(&mut Given(news.into())).await.expect_err("feeds of tests end");
+    cache.shelf.follow(&mut Given(news.into())).await.expect_err("feeds of tests end");
 }
 
 fn names(pods: &[Arc<Pod>]) -> Vec<&str> {
