@@ -138,3 +138,39 @@ fn a_quick_run_prints_every_figure() {
     "#]]
     .assert_eq(&(names.join("\n") + "\n"));
 }
+
+#[test]
+fn a_quick_run_of_pods_prints_every_figure() {
+    let has = |program: &str| Command::new(program).arg("--version").output().is_ok();
+    let is_root = Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout == b"0\n");
+    if !is_root || !has("containerd") || !std::path::Path::new("/bin/busybox").exists() {
+        return eprintln!("skipped: needs root, containerd and busybox-static");
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_bench")).args(["--only-pods", "--quick"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let names: Vec<&str> = text
+        .lines()
+        .filter(|line| line.starts_with("pods/"))
+        .filter_map(|line| line.split(' ').next())
+        .collect();
+    let (theirs, ours) = names.split_at(names.len() / 2);
+    let plain = |names: &[&str], runtime: &str| {
+        names.iter().map(|name| name.replace(runtime, "") + "\n").collect::<String>()
+    };
+    assert_eq!(plain(theirs, "pods/containerd/"), plain(ours, "pods/embedded/"));
+    expect![[r#"
+        at-rest
+        sequential/p50
+        sequential/p95
+        cpu-per-cycle
+        parallel/all
+        parallel/p50
+        memory-per-pod/resident
+        memory-per-pod/proportional
+        memory-per-pod/private
+        exec
+    "#]]
+    .assert_eq(&plain(ours, "pods/embedded/"));
+    assert!(text.contains("goal 0.25x and 120 ms"), "{text}");
+}

@@ -128,7 +128,15 @@ impl Puller {
         mut wanted: String,
     ) -> Result<(Digest, Manifest), PullError> {
         for _ in 0..DEEPEST {
-            let bytes = registry.small(&Ask::manifest(&wanted), LARGEST_MANIFEST).await?;
+            let ask = Ask::manifest(&wanted);
+            let bytes = match registry.small(&ask, LARGEST_MANIFEST).await {
+                // It is small: a connection that broke once hardly does again.
+                Err(PullError::Unreachable { .. } | PullError::Status { status: 500.., .. }) => {
+                    tokio::time::sleep(PAUSE).await;
+                    registry.small(&ask, LARGEST_MANIFEST).await?
+                }
+                other => other?,
+            };
             let digest = Digest::of(&bytes);
             if let Some(asked) = Digest::parse(&wanted)
                 && asked != digest

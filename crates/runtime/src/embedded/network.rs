@@ -158,6 +158,20 @@ impl Embedded {
         deleted.map_err(|error| failed(error.to_string()))?.map_err(|error| failed(chain(&error)))
     }
 
+    /// What CNI's programs say of a pod's network; nothing for one that they did not make.
+    pub(super) async fn check_by_cni(&self, pod: &Pod) -> Option<std::result::Result<(), String>> {
+        let programs = self.programs();
+        if !programs.attached().contains(&pod.id) {
+            return None;
+        }
+        let (id, pid) = (pod.id.clone(), caller::supervisor(&pod.directory).await.ok()?);
+        let checked = tokio::task::spawn_blocking(move || {
+            let namespace = format!("/proc/{pid}/ns/net");
+            programs.check(&id, namespace.as_ref()).map_err(|error| chain(&error))
+        });
+        checked.await.ok()
+    }
+
     /// Undoes what was done for pods that nobody knows any more.
     pub(super) fn forget_by_cni(&self, known: &std::collections::BTreeSet<String>) {
         let programs = self.programs();

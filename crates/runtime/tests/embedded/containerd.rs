@@ -93,7 +93,12 @@ async fn state(
         assert!(begun.elapsed() < DEADLINE, "it goes on");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    let said = std::fs::read_to_string(log).unwrap_or_default();
+    // containerd writes the last of it a little after it has told of the end.
+    let mut said = std::fs::read_to_string(&log).unwrap_or_default();
+    while !said.contains("touch /sys/x: ") && begun.elapsed() < DEADLINE {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        said = std::fs::read_to_string(&log).unwrap_or_default();
+    }
     runtime.remove_container(&id).await.unwrap_or_else(|error| panic!("{error}"));
     said.lines().map(|line| line.splitn(4, ' ').nth(3).unwrap_or_default().to_owned() + "\n").collect()
 }

@@ -94,6 +94,7 @@ pub async fn run(only: Option<&str>, unified: bool) {
         life::volumes_and_propagation,
         network::of_the_administrator,
         network::bandwidth_is_limited,
+        network::both_families,
         socket::what_only_other_clients_ask,
         socket::events_are_told,
         socket::bad_requests_are_refused,

@@ -191,8 +191,8 @@ pub async fn a_later_skiff_finds_its_pods(node: &Node) {
     let status = later.sandbox_status(&pod.id).await.unwrap();
     assert_eq!((status.state(), status.network.unwrap().ip.as_str()), (PodSandboxState::Ready, "10.88.0.2"));
     assert_eq!(later.container_status(&id).await.unwrap().state(), ContainerState::Running);
-    let said =
-        later.exec_sync(&id, &["cat", "/tmp/it"].map(str::to_owned), Duration::from_secs(9)).await.unwrap();
+    let look = ["sh", "-c", "until grep . /tmp/it 2>/dev/null; do :; done"].map(str::to_owned);
+    let said = later.exec_sync(&id, &look, Duration::from_secs(60)).await.unwrap();
     assert_eq!(said.stdout, b"1\n");
     // An address that is in use is not given out again.
     let other = later.run_sandbox(&node.pod_config("other"), "").await.unwrap();

@@ -7,6 +7,7 @@ use runtime::cri::*;
 use serde_json::Value;
 
 use crate::kit::{Node, script};
+use crate::socket::Client;
 
 /// A program of CNI's that writes down what it is given and passes on what it was told.
 const RECORDER: &str = r#"#!/bin/sh
@@ -57,6 +58,26 @@ pub async fn of_the_administrator(node: &Node) {
     assert_eq!(capabilities["bandwidth"]["ingressRate"], 10_000_000);
     assert_eq!(told["prevResult"]["ips"][0]["address"], "10.99.0.2/24");
 
+    // Whoever asks for details has it checked: the address is taken away, which is noticed.
+    let mut client = Client::of(node);
+    let mut checked = async || {
+        let request = PodSandboxStatusRequest { pod_sandbox_id: pod.id.clone(), verbose: true };
+        let answer: PodSandboxStatusResponse = client.get("PodSandboxStatus", request).await;
+        let info: Value = serde_json::from_str(&answer.info["info"]).unwrap();
+        info["cniCheck"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(checked().await, "as it was made");
+    let request = ContainerStatusRequest { container_id: id.clone(), verbose: true };
+    let answer: ContainerStatusResponse = Client::of(node).get("ContainerStatus", request).await;
+    let info: Value = serde_json::from_str(&answer.info["info"]).unwrap();
+    let pid = &info["pid"];
+    let gone = std::process::Command::new("nsenter")
+        .args([&format!("--net=/proc/{pid}/ns/net"), "ip", "addr", "del", "10.99.0.2/24", "dev", "eth0"])
+        .status();
+    assert!(gone.unwrap().success());
+    let found = checked().await;
+    assert!(found.contains("plugin type=\"bridge\" failed (check)"), "{found}");
+
     // It is taken away as it was made, whatever has become of the configuration.
     std::fs::remove_file(conf.join("20-theirs.conflist")).unwrap();
     let later = node.again().await;
@@ -82,6 +103,29 @@ pub async fn of_the_administrator(node: &Node) {
     assert!(!network.status && network.message.contains("30-bad.conf"), "{network:?}");
     std::fs::remove_file(conf.join("30-bad.conf")).unwrap();
     let _ = podnet::detach("theirs0");
+}
+
+pub async fn both_families(node: &Node) {
+    node.runtime.set_pod_cidr("10.88.0.0/24,fd88::/120").await.unwrap();
+    let (one, two) = (node.pod("one").await, node.pod("two").await);
+    let ips = async |pod: &str| {
+        let network = node.runtime.sandbox_status(pod).await.unwrap().network.unwrap();
+        (network.ip, network.additional_ips[0].ip.clone())
+    };
+    let (first, second) = (ips(&one.id).await, ips(&two.id).await);
+    assert!(first.0.starts_with("10.88.0.") && first.1.starts_with("fd88::"), "{first:?}");
+    assert!(first.0 != second.0 && first.1 != second.1);
+    let id = one.start(&script("sleep 1000")).await;
+    two.start(&script("while true; do echo hello | nc -l -p 8080; done")).await;
+    for ip in [second.0, second.1, "10.88.0.1".to_owned(), "fd88::1".to_owned()] {
+        let look = match ip.ends_with(".1") || ip.ends_with("::1") {
+            // This node itself, by the address pods know it by.
+            true => format!("ping -c 1 {ip}"),
+            false => format!("until nc {ip} 8080 </dev/null 2>/dev/null | grep hello; do :; done"),
+        };
+        let (code, said, complaints) = one.exec(&id, &look).await;
+        assert_eq!(code, 0, "{ip}: {said}{complaints}");
+    }
 }
 
 pub async fn bandwidth_is_limited(node: &Node) {

@@ -15,10 +15,10 @@ use crate::kit::{Node, script};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-struct Client(tonic::client::Grpc<Channel>);
+pub struct Client(tonic::client::Grpc<Channel>);
 
 impl Client {
-    fn of(node: &Node) -> Client {
+    pub fn of(node: &Node) -> Client {
         let path = node.socket();
         let connect = move |_: Uri| {
             let path = path.clone();
@@ -39,7 +39,7 @@ impl Client {
         tokio::time::timeout(PATIENCE, asked).await.expect("an answer").map(tonic::Response::into_inner)
     }
 
-    async fn get<A: prost::Message + Default + 'static>(
+    pub async fn get<A: prost::Message + Default + 'static>(
         &mut self,
         call: &str,
         question: impl prost::Message + 'static,

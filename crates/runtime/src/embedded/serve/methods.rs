@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 
@@ -119,7 +119,7 @@ async fn of_pods(runtime: Embedded, method: &str, bytes: &[u8]) -> Result<Reply,
             runtime.remove_sandbox(&pod_id(&runtime, named(bytes)?)).await?;
             one(&Empty {})
         }
-        "PodSandboxStatus" => one(&pod_status(&runtime, read(bytes)?)?),
+        "PodSandboxStatus" => one(&pod_status(&runtime, read(bytes)?).await?),
         "ListPodSandbox" | "StreamPodSandboxes" => {
             let filter = read::<ListPodSandboxRequest>(bytes)?.filter.unwrap_or_default();
             let wanted = |pod: &PodSandbox| {
@@ -274,7 +274,10 @@ fn the_one(given: String, known: impl Iterator<Item = String>) -> String {
     }
 }
 
-fn pod_status(runtime: &Embedded, request: PodSandboxStatusRequest) -> Answered<PodSandboxStatusResponse> {
+async fn pod_status(
+    runtime: &Embedded,
+    request: PodSandboxStatusRequest,
+) -> Answered<PodSandboxStatusResponse> {
     let pod = runtime.inner.pod(&pod_id(runtime, request.pod_sandbox_id), "PodSandboxStatus")?;
     let containers: Vec<Arc<Known>> = pod.containers.lock().values().cloned().collect();
     let mut answer = PodSandboxStatusResponse {
@@ -285,7 +288,12 @@ fn pod_status(runtime: &Embedded, request: PodSandboxStatusRequest) -> Answered<
     };
     if request.verbose {
         let handler = pod.record.lock().handler.clone();
-        let info = json!({"runtimeHandler": handler, "directory": pod.directory});
+        let network = match runtime.check_by_cni(&pod).await {
+            None => Value::Null,
+            Some(Ok(())) => "as it was made".into(),
+            Some(Err(why)) => why.into(),
+        };
+        let info = json!({"runtimeHandler": handler, "directory": pod.directory, "cniCheck": network});
         answer.info.insert("info".to_owned(), info.to_string());
     }
     Ok(answer)
