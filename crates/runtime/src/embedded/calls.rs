@@ -169,10 +169,18 @@ impl Embedded {
 }
 
 async fn remove_directory(directory: std::path::PathBuf) -> std::io::Result<()> {
-    let removed = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(directory)).await;
-    match removed.map_err(std::io::Error::other)? {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
+    let begun = tokio::time::Instant::now();
+    loop {
+        let directory = directory.clone();
+        let removed = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(directory)).await;
+        match removed.map_err(std::io::Error::other)? {
+            // Whoever was killed may be on its way out still, and write a last file.
+            Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty && begun.elapsed() < GONE => {
+                tokio::time::sleep(AGAIN).await;
+            }
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => return Ok(()),
+        }
     }
 }
 
