@@ -179,6 +179,20 @@ fn now() -> i64 {
     i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX)
 }
 
+/// Opens what is at a path below a root, out of which no link leads.
+fn open_inside(root: impl std::os::fd::AsFd, path: impl AsRef<Path>) -> rustix::io::Result<OwnedFd> {
+    use rustix::fs::{Mode, OFlags, ResolveFlags};
+    /// The kernel gives up on `..` while anything is mounted or renamed anywhere, which passes.
+    const TRIES: usize = 1000;
+    let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let open =
+        || rustix::fs::openat2(&root, path.as_ref(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), inside);
+    let mut tried = (0..TRIES).map(|_| open());
+    tried
+        .find(|found| !matches!(found, Err(rustix::io::Errno::AGAIN)))
+        .unwrap_or(Err(rustix::io::Errno::AGAIN))
+}
+
 /// The name of a pod's link on this node; the kernel allows 15 letters.
 fn link(id: &str) -> String {
     format!("{LINKS}{}", id.get(..12).unwrap_or(id))

@@ -121,7 +121,7 @@ impl Embedded {
 
 /// Stacks layers, lowest first, where nobody sees it, and looks.
 fn part_is_there(layers: &[PathBuf], part: &str) -> std::io::Result<()> {
-    use rustix::fs::{Mode, OFlags, ResolveFlags};
+    use rustix::fs::{Mode, OFlags};
     use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
     let root = match layers {
         [only] => rustix::fs::open(only, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?,
@@ -136,8 +136,7 @@ fn part_is_there(layers: &[PathBuf], part: &str) -> std::io::Result<()> {
             rustix::mount::fsmount(&context, flags, MountAttrFlags::MOUNT_ATTR_RDONLY).map_err(|_| unseen)?
         }
     };
-    let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    rustix::fs::openat2(root, part, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), inside)?;
+    super::open_inside(root, part)?;
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::mount::{MountFlags, OpenTreeFlags};
 use rustix::process::chdir;
 use sys::mounts::{self, Attributes};
@@ -66,8 +66,7 @@ pub fn volume(
 /// A part of an image, whose links lead nowhere else.
 fn open_part(root: impl AsFd, part: &str) -> io::Result<OwnedFd> {
     let part = if part.is_empty() { "." } else { part };
-    let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    Ok(rustix::fs::openat2(root, part, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), inside)?)
+    Ok(crate::embedded::open_inside(root, part)?)
 }
 
 struct Stack<'a> {

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, OpenTreeFlags, UnmountFlags,
 };
@@ -209,9 +209,7 @@ impl Root<'_> {
     }
 
     fn open(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
-        let flags = OFlags::PATH | OFlags::CLOEXEC;
-        let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        rustix::fs::openat2(&self.fd, path, flags, Mode::empty(), inside)
+        crate::embedded::open_inside(&self.fd, path)
     }
 
     /// A file or directory to mount on, made where there is none.
