@@ -584,19 +584,42 @@ fn unescaped(text: &str) -> PathBuf {
     )
 }
 
-/// The runtime removes the cgroups of containers, not the one of their pod that they are in.
+/// The runtime removes the cgroups of containers, not the one of their pod that they are in; one that was killed in
+/// the middle of that has left some of them as well.
 fn remove_cgroups(uid: &str) {
     let root = Path::new("/sys/fs/cgroup");
     let controllers = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
     for base in controllers.chain([root.to_owned()]) {
         // Most of these are not there: one hierarchy for all, or one for each controller.
-        let _ = fs::remove_dir(base.join(format!("skiff/pod{uid}")));
+        remove_empty(&base.join(format!("skiff/pod{uid}")));
     }
+}
+
+/// Removes a cgroup and those below it; the kernel keeps those in which something runs.
+fn remove_empty(cgroup: &Path) {
+    for entry in fs::read_dir(cgroup).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_empty(&entry.path());
+        }
+    }
+    let _ = fs::remove_dir(cgroup);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_what_is_empty_goes() {
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::create_dir_all(dir.path().join("pod1/a/b")).expect("made");
+        fs::create_dir_all(dir.path().join("pod2/a")).expect("made");
+        // In the place of what the kernel does not let go.
+        fs::write(dir.path().join("pod2/a/process"), "").expect("written");
+        remove_empty(&dir.path().join("pod1"));
+        remove_empty(&dir.path().join("pod2"));
+        assert!(!dir.path().join("pod1").exists() && dir.path().join("pod2/a/process").exists());
+    }
 
     #[test]
     fn an_expression_may_not_name_another_place() {
