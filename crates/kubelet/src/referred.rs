@@ -312,6 +312,8 @@ fn of_volume(volume: &Volume, see: &mut impl FnMut(Kind, &str)) {
         see(Kind::Secret, secret.secret_name.as_deref().unwrap_or_default());
     }
     volume.config_map.iter().for_each(|map| see(Kind::ConfigMap, &map.name));
+    let published = volume.csi.iter().filter_map(|csi| csi.node_publish_secret_ref.as_ref());
+    published.for_each(|secret| see(Kind::Secret, &secret.name));
     let projected = volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten());
     for source in projected {
         source.secret.iter().for_each(|secret| see(Kind::Secret, &secret.name));

@@ -68,6 +68,7 @@ fn everything_a_pod_names_is_found() {
             {"name": "a", "secret": {"secretName": "vs"}}, {"name": "b", "configMap": {"name": "vc"}},
             {"name": "c", "projected": {"sources": [{"secret": {"name": "ps"}}, {"configMap": {"name": "pc"}}]}},
             {"name": "d", "emptyDir": {}},
+            {"name": "e", "csi": {"driver": "x", "nodePublishSecretRef": {"name": "cs"}}},
         ],
         "initContainers": [{"name": "i", "envFrom": [{"secretRef": {"name": "es"}}, {"configMapRef": {"name": "ec"}}]}],
         "containers": [{"name": "c", "env": [
@@ -80,7 +81,7 @@ fn everything_a_pod_names_is_found() {
         let all = references(&pod).into_iter().filter(|(kind, _)| *kind == wanted);
         all.map(|(_, key)| key.name.to_string()).collect::<Vec<_>>().join(" ")
     };
-    assert_eq!(of(Kind::Secret), "es ks ps pull vs");
+    assert_eq!(of(Kind::Secret), "cs es ks ps pull vs");
     assert_eq!(of(Kind::ConfigMap), "ec kc pc vc");
 }
 
