@@ -169,7 +169,11 @@ fn worth_telling(before: Option<&NodeStatus>, now: &NodeStatus, node: &Node) -> 
     let mut timeless = now.clone();
     let pairs = timeless.conditions.iter_mut().flatten().zip(before.conditions.iter().flatten());
     let mut oldest = None;
-    for (condition, before) in pairs {
+    // Others say when they like what they have to say.
+    let own = |condition: &NodeCondition| {
+        condition.type_ == "Ready" || PRESSURES.iter().any(|(known, ..)| *known == condition.type_)
+    };
+    for (condition, before) in pairs.filter(|(condition, _)| own(condition)) {
         condition.last_heartbeat_time = before.last_heartbeat_time.clone();
         oldest = oldest.min(before.last_heartbeat_time.clone()).or(before.last_heartbeat_time.clone());
     }
@@ -180,7 +184,12 @@ fn worth_telling(before: Option<&NodeStatus>, now: &NodeStatus, node: &Node) -> 
 async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
     let before = current.status.clone().unwrap_or_default();
     let now = node.ctx.clock.now();
-    let resources = resources(node);
+    let mut resources = resources(node);
+    // What others say this node has, such as a device plugin's or an administrator's, is there for pods too.
+    let extended = before.capacity.iter().flatten().filter(|(name, _)| is_extended(name));
+    for (name, amount) in extended {
+        resources.entry(name.clone()).or_insert_with(|| amount.clone());
+    }
     let unready = match node.runtime.status().await {
         _ if *node.is_going_down.borrow() => Some("node is shutting down".to_owned()),
         Err(error) => Some(format!("[container runtime is down: {error}]")),
@@ -230,12 +239,15 @@ async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
             address("InternalIP", &node.settings.node_ip),
             address("Hostname", &node.settings.node_name),
         ]),
-        conditions: Some(vec![
-            pressed("MemoryPressure", memory),
-            pressed("DiskPressure", disk),
-            pressed("PIDPressure", processes),
-            ready,
-        ]),
+        conditions: Some(beside_others(
+            before.conditions.clone().unwrap_or_default(),
+            [
+                pressed("MemoryPressure", memory),
+                pressed("DiskPressure", disk),
+                pressed("PIDPressure", processes),
+                ready,
+            ],
+        )),
         daemon_endpoints: Some(NodeDaemonEndpoints {
             kubelet_endpoint: Some(DaemonEndpoint { port: i32::from(node.presentation.port) }),
         }),
@@ -245,6 +257,22 @@ async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
         volumes_in_use: Some(node.csi.in_use()).filter(|in_use| !in_use.is_empty()),
         ..before.clone()
     }
+}
+
+/// Whether a resource is one that Kubernetes itself knows nothing of.
+fn is_extended(name: &str) -> bool {
+    name.split_once('/').is_some_and(|(domain, _)| !domain.ends_with("kubernetes.io"))
+}
+
+/// Our conditions among those that others have added to the node.
+fn beside_others(mut conditions: Vec<NodeCondition>, own: [NodeCondition; 4]) -> Vec<NodeCondition> {
+    for condition in own {
+        match conditions.iter_mut().find(|known| known.type_ == condition.type_) {
+            Some(known) => *known = condition,
+            None => conditions.push(condition),
+        }
+    }
+    conditions
 }
 
 fn resources(node: &Node) -> BTreeMap<String, Quantity> {
@@ -361,5 +389,37 @@ async fn renew(node: &Node) -> Result<(), Error> {
             node.ctx.client.create(&lease).await.map(drop)
         }
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_say_of_the_node_stays() {
+        let condition = |type_: &str, status: &str| NodeCondition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            ..NodeCondition::default()
+        };
+        let own = || {
+            ["MemoryPressure", "DiskPressure", "PIDPressure", "Ready"].map(|type_| condition(type_, "True"))
+        };
+        let before = vec![condition("Ready", "False"), condition("KernelDeadlock", "False")];
+        let shown: Vec<(String, String)> = beside_others(before, own())
+            .into_iter()
+            .map(|condition| (condition.type_, condition.status))
+            .collect();
+        let expected = [
+            ("Ready", "True"),
+            ("KernelDeadlock", "False"),
+            ("MemoryPressure", "True"),
+            ("DiskPressure", "True"),
+            ("PIDPressure", "True"),
+        ];
+        assert_eq!(shown, expected.map(|(type_, status)| (type_.to_owned(), status.to_owned())));
+        assert!(is_extended("example.com/gpu"));
+        assert!(!is_extended("cpu") && !is_extended("attachable-volumes.kubernetes.io/x"));
     }
 }
