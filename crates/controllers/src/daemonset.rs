@@ -34,7 +34,13 @@ pub async fn run(ctx: Ctx) {
     let sets = ctx.caches.daemon_sets();
     controller.on(sets, keys::own);
     controller.on(ctx.caches.pods(), keys::owner_of_kind("DaemonSet"));
-    controller.on(ctx.caches.controller_revisions(), keys::owner_of_kind("DaemonSet"));
+    // A new revision is its own, or somebody's who may want to change it at leisure.
+    let owners = keys::owner_of_kind("DaemonSet");
+    controller.on(ctx.caches.controller_revisions(), move |changed, enqueue| {
+        if changed.before.is_some() {
+            owners(changed, enqueue);
+        }
+    });
     let adopters = keys::in_namespace(sets, |pod: &Pod, set: &DaemonSet| {
         let selector = reconcile::selector(set.spec.as_ref().map(|spec| &spec.selector));
         selector.matches(|name| pod.label(name))

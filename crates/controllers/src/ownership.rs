@@ -70,8 +70,12 @@ pub async fn settle_with<O: Object, T: Cached>(
     for object in &claim.release {
         release(ctx, owner, object.as_ref(), finalizers).await?;
     }
-    if claim.adopt.is_empty() || !is_alive(ctx, owner).await? {
+    if claim.adopt.is_empty() {
         return Ok(());
+    }
+    if !is_alive(ctx, owner).await? {
+        // What it may not adopt it must not replace either: it waits for its own end to show up.
+        return Err(Error::NotSeen(format!("the end of {}", owner.key())));
     }
     for object in &claim.adopt {
         let mut metadata = json!({"ownerReferences": [controlled_by(owner)], "uid": object.uid()});
