@@ -7,4 +7,8 @@ fn main() {
     if target("OS") == "linux" && target("ENV") == "gnu" {
         println!("cargo:rustc-link-arg-bins=-no-pie");
     }
+    // Functions that came out the same for several types are kept once, where the linker of the toolchain can do that.
+    if target("ARCH") == "x86_64" && std::env::var("PROFILE").as_deref() == Ok("release") {
+        println!("cargo:rustc-link-arg-bins=-Wl,--icf=all");
+    }
 }
