@@ -154,12 +154,7 @@ impl KmsOptions {
 
 /// The rules, or all that is wrong, in upstream's words.
 fn parse(text: &str) -> Result<Rules, String> {
-    // The reader's own words may quote the file.
-    let unreadable = |error: schema::yaml::Error| match error.line() {
-        Some(line) => format!("line {line} is not as it should be"),
-        None => "it is not YAML of this kind".to_owned(),
-    };
-    let configuration: Configuration = schema::yaml::read(text).map_err(unreadable)?;
+    let configuration: Configuration = schema::yaml::read(text).map_err(|error| error.without_values())?;
     if configuration.kind != "EncryptionConfiguration"
         || !VERSIONS.contains(&configuration.api_version.as_str())
     {
@@ -335,7 +330,7 @@ mod tests {
         );
         check(
             &good.replace("secret: c2V", "secrets: hush"),
-            expect_test::expect!["line 5 is not as it should be"],
+            expect_test::expect!["unknown field `secrets`, expected `name` or `secret`"],
         );
         check(
             &good.replace("'*.apps'", "'*.', '*.*', Pods, secrets"),

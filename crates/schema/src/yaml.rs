@@ -13,18 +13,28 @@ pub enum Error {
 }
 
 impl Error {
-    /// Where it stops being YAML.
-    pub fn line(&self) -> Option<u64> {
+    /// What is wrong, without a word of what the text says: it may be secret.
+    pub fn without_values(&self) -> String {
         match self {
-            Error::Syntax(error) => error.location().map(|place| place.line()),
-            Error::Content(_) => None,
+            Error::Syntax(error) => match error.location() {
+                Some(place) => format!("line {} is not as it should be", place.line()),
+                None => "it is not YAML".to_owned(),
+            },
+            Error::Content(error) => {
+                let text = error.to_string();
+                // These name fields; others quote values.
+                let names_fields =
+                    ["unknown field", "missing field"].iter().any(|begin| text.starts_with(begin));
+                if names_fields { text } else { "a field is not of the type it should be".to_owned() }
+            }
         }
     }
 }
 
-/// Any document.
+/// Any document. Of words only `true` and `false` are booleans; `n` may well be a name.
 pub fn value(text: &str) -> Result<Value, Error> {
-    serde_saphyr::from_str(text).map_err(|error| Error::Syntax(Box::new(error)))
+    let options = serde_saphyr::options! { strict_booleans: true };
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| Error::Syntax(Box::new(error)))
 }
 
 /// A document of a known form.
@@ -59,8 +69,10 @@ mod tests {
 
     #[test]
     fn mistakes_are_placed() {
-        assert_eq!(value("a: 1\nb: [").unwrap_err().line(), Some(2));
+        assert_eq!(value("a: n").unwrap(), serde_json::json!({"a": "n"}));
+        assert_eq!(value("a: 1\nb: [").unwrap_err().without_values(), "line 2 is not as it should be");
         let error = read::<BTreeMap<String, i64>>("a: b").unwrap_err();
         assert_eq!(error.to_string(), "invalid type: string \"b\", expected i64");
+        assert_eq!(error.without_values(), "a field is not of the type it should be");
     }
 }
