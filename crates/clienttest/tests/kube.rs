@@ -83,6 +83,8 @@ async fn streaming_lists(client: Client) -> Result<()> {
         };
         api.create(&PostParams::default(), &map).await?;
     }
+    // The watch asks for any state there was; whoever has listed the newest is not shown an older one.
+    api.list(&ListParams::default()).await?;
     let mut events = Box::pin(watcher(api.clone(), watcher::Config::default().streaming_lists()));
     let mut seen = Vec::new();
     loop {
