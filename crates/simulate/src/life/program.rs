@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use reconcile::Object as _;
 
 /// How long a program without a command runs where it is meant to end: that is, in a Job.
-const TASK: SignedDuration = SignedDuration::from_secs(1);
+const TASK: SignedDuration = SignedDuration::from_secs(2);
 
 /// One run of a container.
 #[derive(Debug, PartialEq)]
