@@ -320,8 +320,10 @@ fn cluster_ips() {
         assert_eq!(ask("a", "10.43.7.2:80"), "nothing");
 
         world.endpoints("web", "TCP", &["10.42.0.6"]).await;
-        becomes(|| ask("b", "10.43.7.1:80"), "b 10.42.0.1").await;
-        assert!((0..20).all(|_| ask("a", "10.43.7.1:80") == "b 10.42.0.5"));
+        // One answer may be chance.
+        let twenty = || (0..20).map(|_| ask("a", "10.43.7.1:80")).collect::<BTreeSet<_>>();
+        becomes(|| Vec::from_iter(twenty()).join(", "), "b 10.42.0.5").await;
+        assert_eq!(ask("b", "10.43.7.1:80"), "b 10.42.0.1");
         world.client.delete::<Service>(&Key::new("default", "web"), &Default::default()).await.unwrap();
         becomes(|| ask("a", "10.43.7.1:80"), "nothing").await;
     });
