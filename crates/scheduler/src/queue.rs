@@ -185,21 +185,7 @@ impl Queue {
 
     /// A pod without a node came.
     pub fn add(&mut self, info: Arc<PodInfo>, object: Arc<core::Pod>, now: Timestamp) {
-        let pod = QueuedPod {
-            info,
-            object,
-            queued_at: now,
-            first_tried: None,
-            attempts: 0,
-            unschedulable_count: 0,
-            errors: 0,
-            backoff_until: None,
-            rejected_by: BTreeSet::new(),
-            pending_on: BTreeSet::new(),
-            gated_by: None,
-            flushed: false,
-            flushed_at: None,
-        };
+        let pod = QueuedPod::new(info, object, now);
         self.nominator.add(&pod.info, None);
         self.tally.cause = "UnschedulablePodAdd";
         self.activate(pod, now);
@@ -468,6 +454,25 @@ impl Queue {
 }
 
 impl QueuedPod {
+    /// A pod that was never tried.
+    pub fn new(info: Arc<PodInfo>, object: Arc<core::Pod>, now: Timestamp) -> QueuedPod {
+        QueuedPod {
+            info,
+            object,
+            queued_at: now,
+            first_tried: None,
+            attempts: 0,
+            unschedulable_count: 0,
+            errors: 0,
+            backoff_until: None,
+            rejected_by: BTreeSet::new(),
+            pending_on: BTreeSet::new(),
+            gated_by: None,
+            flushed: false,
+            flushed_at: None,
+        }
+    }
+
     fn last_seen(&self) -> Timestamp {
         self.flushed_at.map_or(self.queued_at, |flushed| flushed.max(self.queued_at))
     }

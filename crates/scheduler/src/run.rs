@@ -8,6 +8,8 @@ mod subscribe;
 
 use std::sync::Arc;
 
+#[cfg(test)]
+pub(crate) use api::Calls;
 use jiff::{SignedDuration, Timestamp};
 use reconcile::Ctx;
 use tokio::sync::{Semaphore, mpsc};

@@ -49,13 +49,95 @@ impl PreFilter for NodeDeclaredFeatures {
 }
 
 impl Requeue for NodeDeclaredFeatures {
-    fn helps(&self, pod: &PodInfo, change: &Change<'_>, _: &State) -> bool {
-        match change {
-            Change::Node(pair) => {
-                pair.new.is_some_and(|new| pair.old.is_none_or(|old| old.features != new.features))
-            }
-            Change::Pod(pair) => pair.changed().is_some_and(|(_, new)| new.uid == pod.uid),
-            _ => false,
+    /// What a pod needs cannot be changed while it waits, so only nodes help.
+    fn helps(&self, _: &PodInfo, change: &Change<'_>, _: &State) -> bool {
+        let Change::Node(pair) = change else { return false };
+        pair.new.is_some_and(|new| pair.old.is_none_or(|old| old.features != new.features))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+
+    use super::*;
+    use crate::framework::Pair;
+    use crate::testing::{node, world};
+
+    const RESTARTS: &str = r#"{"name":"c","restartPolicyRules":[{"action":"RestartAllContainers","exitCodes":{"operator":"In","values":[1]}}]}"#;
+
+    #[track_caller]
+    fn check(spec: &str, expected: Expect) {
+        let mut world = world(
+            r#"
+            node both {"status":{"declaredFeatures":["RestartAllContainersOnContainerExits","UserNamespacesHostNetworkSupport"]}}
+            node none
+            node other {"status":{"declaredFeatures":["ExtendWebSocketsToKubelet"]}}
+            node restarts {"status":{"declaredFeatures":["ExtendWebSocketsToKubelet","RestartAllContainersOnContainerExits"]}}"#,
+        );
+        let plugin = make(&Value::Null).unwrap();
+        expected.assert_eq(&world.filter(&plugin, &format!(r#"pod p {{"spec":{spec}}}"#)));
+    }
+
+    #[test]
+    fn needs_are_read_from_the_spec() {
+        check("{}", expect!["skip\n"]);
+        // Rules of another kind, a host's network alone and a user namespace alone need nothing.
+        let restart = r#"{"containers":[{"name":"c","restartPolicyRules":[{"action":"Restart"}]}]}"#;
+        check(restart, expect!["skip\n"]);
+        check(r#"{"hostNetwork":true}"#, expect!["skip\n"]);
+        check(r#"{"hostNetwork":true,"hostUsers":true}"#, expect!["skip\n"]);
+        check(r#"{"hostUsers":false}"#, expect!["skip\n"]);
+    }
+
+    #[test]
+    fn every_need_must_be_declared() {
+        for containers in ["containers", "initContainers"] {
+            check(
+                &format!(r#"{{"{containers}":[{RESTARTS}]}}"#),
+                expect![[r#"
+                    both: ok
+                    none: never, node(s) didn't match Pod's required features
+                    other: never, node(s) didn't match Pod's required features
+                    restarts: ok
+                "#]],
+            );
         }
+        for containers in ["[]", &format!("[{RESTARTS}]")] {
+            check(
+                &format!(r#"{{"hostNetwork":true,"hostUsers":false,"containers":{containers}}}"#),
+                expect![[r#"
+                    both: ok
+                    none: never, node(s) didn't match Pod's required features
+                    other: never, node(s) didn't match Pod's required features
+                    restarts: never, node(s) didn't match Pod's required features
+                "#]],
+            );
+        }
+    }
+
+    #[test]
+    fn nodes_that_declare_something_else_help() {
+        let plugin = make(&Value::Null).unwrap().requeue.unwrap();
+        let mut world = world("");
+        let (pod, _) = world.info("pod p");
+        let mut read = |features: &str| {
+            let line = format!(r#"node n {{"status":{{"declaredFeatures":{features}}}}}"#);
+            let mut info = NodeInfo::named(0, "n".into());
+            info.set(Arc::new(node(&line)), &mut world.state.strings);
+            info
+        };
+        let (none, one, same) = (read("[]"), read(r#"["a"]"#), read(r#"["a"]"#));
+        for (old, new, helps) in [
+            (None, Some(&none), true),
+            (Some(&none), Some(&one), true),
+            (Some(&one), Some(&none), true),
+            (Some(&one), Some(&same), false),
+            (Some(&one), None, false),
+        ] {
+            assert_eq!(plugin.helps(&pod, &Change::Node(Pair { old, new }), &State::default()), helps);
+        }
+        let change = Change::Pod(Pair { old: Some(&*pod), new: Some(&*pod) });
+        assert!(!plugin.helps(&pod, &change, &State::default()));
     }
 }

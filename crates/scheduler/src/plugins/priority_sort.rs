@@ -22,3 +22,43 @@ impl QueueSort for PrioritySort {
         b.info.priority.cmp(&a.info.priority).then(a.queued_at.cmp(&b.queued_at))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+
+    use super::*;
+    use crate::testing::world;
+
+    /// Which of two pods goes first, each queued at that second.
+    #[track_caller]
+    fn check((a, a_at): (&str, i64), (b, b_at): (&str, i64), expected: Ordering) {
+        let sort = make(&Value::Null).unwrap().queue_sort.unwrap();
+        let mut world = world("");
+        let mut queued = |line: &str, at: i64| {
+            let (info, object) = world.info(line);
+            QueuedPod::new(info, Arc::new(object), Timestamp::from_second(at).unwrap())
+        };
+        let (a, b) = (queued(a, a_at), queued(b, b_at));
+        assert_eq!(sort.compare(&a, &b), expected);
+        assert_eq!(sort.compare(&b, &a), expected.reverse());
+    }
+
+    #[test]
+    fn priority_decides_then_the_time_in_the_queue() {
+        for (a, b, first) in [
+            // Who came earlier does not matter between priorities.
+            (("pod a priority=10", 9), ("pod b priority=5", 1), Ordering::Less),
+            (("pod a priority=-1", 1), ("pod b", 9), Ordering::Greater),
+            // None is as good as zero.
+            (("pod a", 3), ("pod b priority=0", 3), Ordering::Equal),
+            (("pod a", 3), ("pod b priority=0", 4), Ordering::Less),
+            (("pod a priority=7", 1), ("pod b priority=7", 2), Ordering::Less),
+            (("pod a priority=7", 2), ("pod b priority=7", 1), Ordering::Greater),
+            // The lowest and the highest there can be.
+            (("pod a priority=2147483647", 2), ("pod b priority=-2147483648", 1), Ordering::Less),
+        ] {
+            check(a, b, first);
+        }
+    }
+}

@@ -10,7 +10,7 @@ use crate::bind::{Api, ApiError};
 use crate::state::PodInfo;
 
 /// Calls by a client.
-pub(super) struct Calls(pub Client);
+pub(crate) struct Calls(pub Client);
 
 impl From<Error> for ApiError {
     fn from(error: Error) -> ApiError {
