@@ -14,7 +14,8 @@ pub use random::Random;
 use crate::framework::{
     Attempt, Code, Cycle, Filters, Nominations, Prepared, Profile, Rescue, Scoring, Status,
 };
-use crate::metrics::Ran;
+use crate::metrics::Metrics;
+use crate::metrics::stopwatch::Stopwatch;
 use crate::state::{NodeId, State};
 
 /// With fewer nodes than this all are looked at.
@@ -103,14 +104,17 @@ pub struct Algorithm {
     /// Where to go on looking, so that every node gets its turn.
     next_start: usize,
     pub random: Random,
-    /// How long the steps of the last search took.
-    pub ran: Vec<Ran>,
+    pub metrics: Arc<Metrics>,
+    /// Measures the plugins of the last attempt.
+    pub watch: Stopwatch,
+    attempts: u64,
 }
 
 impl Algorithm {
     /// A new start. The seed decides between equal nodes.
     pub fn new(percentage: i32, seed: u64) -> Algorithm {
-        Algorithm { percentage, next_start: 0, random: Random::new(seed), ran: Vec::new() }
+        let (metrics, watch) = (Arc::default(), Stopwatch::default());
+        Algorithm { percentage, next_start: 0, random: Random::new(seed), metrics, watch, attempts: 0 }
     }
 
     /// Finds a node for a pod. The state must be refreshed.
@@ -124,8 +128,11 @@ impl Algorithm {
         if cycle.state.order().is_empty() {
             return Err(Failure::NoNodes);
         }
+        self.watch = Stopwatch::for_attempt(self.attempts, &self.metrics);
+        self.attempts += 1;
         let mut search = Search {
             profile,
+            watch: self.watch.clone(),
             cycle: *cycle,
             nominations,
             extenders,
@@ -133,6 +140,13 @@ impl Algorithm {
             diagnosis: Diagnosis::default(),
             evaluated: 1,
         };
+        let found = self.place(&mut search);
+        search.filters.count(&profile.filters_asked);
+        found
+    }
+
+    fn place(&mut self, search: &mut Search<'_, '_>) -> Result<Placement, Failure> {
+        let (profile, cycle) = (search.profile, search.cycle);
         let feasible = search.feasible(self).map_err(Failure::Error)?;
         match &feasible[..] {
             [] => {
@@ -140,7 +154,7 @@ impl Algorithm {
                 let failure = search.fail(self);
                 let helped = matches!(failure, Failure::Unfit { rescue: Some(_), .. });
                 let status = if helped { "Success" } else { "Unschedulable" };
-                self.ran.push(("PostFilter", status, begun.elapsed()));
+                self.metrics.ran(&profile.scheduler_name, ("PostFilter", status, begun.elapsed()));
                 Err(failure)
             }
             [only] => {
@@ -148,7 +162,7 @@ impl Algorithm {
                 Ok(Placement { node, evaluated: search.evaluated, feasible: 1 })
             }
             several => {
-                let scores = search.scores(several, &mut self.ran).map_err(Failure::Error)?;
+                let scores = search.scores(several, &self.metrics).map_err(Failure::Error)?;
                 let best = self.random.best(&scores);
                 Ok(Placement {
                     node: cycle.state.node(several[best]).name.clone(),
@@ -175,6 +189,7 @@ impl Algorithm {
 /// One pod's search.
 struct Search<'a, 'c> {
     profile: &'c Profile,
+    watch: Stopwatch,
     cycle: Cycle<'c>,
     nominations: &'a dyn Nominations,
     extenders: &'a dyn Extenders,
@@ -193,7 +208,7 @@ impl<'c> Search<'_, 'c> {
             Ok(None) => "Unschedulable",
             Err(_) => "Error",
         };
-        algorithm.ran.push(("PreFilter", status, begun.elapsed()));
+        algorithm.metrics.ran(&self.profile.scheduler_name, ("PreFilter", status, begun.elapsed()));
         let Some(only) = prepared? else { return Ok(Vec::new()) };
         let begun = Instant::now();
         let found = self.filtered(only, algorithm);
@@ -202,7 +217,7 @@ impl<'c> Search<'_, 'c> {
             Ok(_) => "Success",
             Err(_) => "Error",
         };
-        algorithm.ran.push(("Filter", status, begun.elapsed()));
+        algorithm.metrics.ran(&self.profile.scheduler_name, ("Filter", status, begun.elapsed()));
         found
     }
 
@@ -250,12 +265,13 @@ impl<'c> Search<'_, 'c> {
         let mut only: Option<Vec<String>> = None;
         let mut narrowed: Vec<&'static str> = Vec::new();
         let mut turned_away: Option<Status> = None;
-        for (name, plugin) in &self.profile.pre_filter {
-            match plugin.pre_filter(&self.cycle) {
+        for (place, (name, plugin)) in self.profile.pre_filter.iter().enumerate() {
+            let ask = || plugin.pre_filter(&self.cycle);
+            match self.watch.time(name, "PreFilter", ask, Prepared::name) {
                 Prepared::Skip => {}
-                Prepared::Filter(filter) => self.filters.push(name, filter),
+                Prepared::Filter(filter) => self.filters.push(name, place, self.watch.watch(name, filter)),
                 Prepared::Only(nodes, filter) => {
-                    self.filters.push(name, filter);
+                    self.filters.push(name, place, self.watch.watch(name, filter));
                     narrowed.push(name);
                     narrowed.sort_unstable();
                     match &mut only {
@@ -349,13 +365,15 @@ impl<'c> Search<'_, 'c> {
         Ok(found)
     }
 
-    fn scores(&self, nodes: &[NodeId], ran: &mut Vec<Ran>) -> Result<Vec<i64>, String> {
+    fn scores(&self, nodes: &[NodeId], metrics: &Metrics) -> Result<Vec<i64>, String> {
         let (mut preparing, mut scoring) = (Duration::ZERO, Duration::ZERO);
         let mut totals = vec![0i64; nodes.len()];
         let mut scores = vec![0i64; nodes.len()];
-        for scorer in &self.profile.scorers {
+        let times = nodes.len() as u64;
+        for (scorer, asked) in self.profile.scorers.iter().zip(&self.profile.scorers_asked) {
             let begun = Instant::now();
-            let scored = scorer.score.pre_score(&self.cycle, nodes);
+            let prepare = || scorer.score.pre_score(&self.cycle, nodes);
+            let scored = self.watch.time(scorer.plugin, "PreScore", prepare, Scoring::name);
             preparing += begun.elapsed();
             let score = match scored {
                 Scoring::Skip => continue,
@@ -365,17 +383,21 @@ impl<'c> Search<'_, 'c> {
                 }
             };
             let begun = Instant::now();
-            for (value, id) in scores.iter_mut().zip(nodes) {
-                *value = score.score(self.cycle.state.node(*id));
+            asked.add(1, times);
+            let told = |_: &_| "Success";
+            for (number, (value, id)) in scores.iter_mut().zip(nodes).enumerate() {
+                let ask = || score.score(self.cycle.state.node(*id));
+                *value = self.watch.time_node(number, scorer.plugin, "Score", ask, told);
             }
-            score.normalize(nodes, &mut scores);
+            let normalize = || score.normalize(nodes, &mut scores);
+            self.watch.time(scorer.plugin, "ScoreExtensionNormalize", normalize, |()| "Success");
             for (total, value) in totals.iter_mut().zip(&scores) {
                 *total += value * scorer.weight;
             }
             scoring += begun.elapsed();
         }
-        ran.push(("PreScore", "Success", preparing));
-        ran.push(("Score", "Success", scoring));
+        metrics.ran(&self.profile.scheduler_name, ("PreScore", "Success", preparing));
+        metrics.ran(&self.profile.scheduler_name, ("Score", "Success", scoring));
         if !self.extenders.is_empty() {
             self.extenders.score(&self.cycle, nodes, &mut totals);
         }
@@ -383,7 +405,7 @@ impl<'c> Search<'_, 'c> {
     }
 
     /// Asks the post-filters for a way out.
-    fn fail(mut self, algorithm: &mut Algorithm) -> Failure {
+    fn fail(&mut self, algorithm: &mut Algorithm) -> Failure {
         let mut reasons = Vec::new();
         let (mut rescue, mut clear) = (None, false);
         for (name, plugin) in &self.profile.post_filter {
@@ -395,7 +417,8 @@ impl<'c> Search<'_, 'c> {
                 random: &mut algorithm.random,
                 extenders: self.extenders,
             };
-            match plugin.post_filter(&mut attempt) {
+            let ask = || plugin.post_filter(&mut attempt);
+            match self.watch.time(name, "PostFilter", ask, Rescue::name) {
                 Rescue::Nominate { node, victims } => {
                     rescue = Some((node, victims));
                     reasons.clear();
@@ -417,7 +440,11 @@ impl<'c> Search<'_, 'c> {
         }
         self.diagnosis.post_filter_message = reasons.join(", ");
         let nodes = self.cycle.state.order().len();
-        Failure::Unfit { error: Box::new(FitError { nodes, diagnosis: self.diagnosis }), rescue, clear }
+        Failure::Unfit {
+            error: Box::new(FitError { nodes, diagnosis: std::mem::take(&mut self.diagnosis) }),
+            rescue,
+            clear,
+        }
     }
 }
 

@@ -24,6 +24,7 @@ use crate::config::{Config, ConfigError};
 use crate::framework::registry::Row;
 use crate::framework::{Cycle, Permission, Profile, Status};
 use crate::metrics::Metrics;
+use crate::metrics::stopwatch::Stopwatch;
 use crate::queue::{Queue, QueuedPod};
 use crate::state::{PodInfo, State};
 
@@ -47,8 +48,8 @@ pub struct Binding {
     pub node: Arc<str>,
     /// What must be waited for first, by plugin.
     pub waits: Vec<(&'static str, Waiting)>,
-    /// When its cycle began.
-    pub begun: Timestamp,
+    /// Measures its plugins.
+    pub watch: Stopwatch,
 }
 
 /// Something to tell about a pod.
@@ -84,7 +85,7 @@ pub struct Engine {
     pub state: State,
     pub queue: Queue,
     algorithm: Algorithm,
-    profiles: HashMap<String, Arc<Profile>>,
+    profiles: HashMap<Arc<str>, Arc<Profile>>,
     extenders: Arc<dyn Extenders>,
     pub metrics: Arc<Metrics>,
     actions: Vec<Action>,
@@ -101,15 +102,18 @@ impl Engine {
         let profiles = config.profiles(rows)?;
         let (initial, max) = config.backoff();
         let queue = Queue::new(&profiles, initial, max);
+        let metrics = queue.metrics.clone();
+        let mut algorithm = Algorithm::new(config.percentage_of_nodes_to_score, seed);
+        algorithm.metrics = metrics.clone();
         let profiles =
             profiles.into_iter().map(|profile| (profile.scheduler_name.clone(), Arc::new(profile)));
         Ok(Engine {
             state: State::default(),
             queue,
-            algorithm: Algorithm::new(config.percentage_of_nodes_to_score, seed),
+            algorithm,
             profiles: profiles.collect(),
             extenders,
-            metrics: Arc::default(),
+            metrics,
             actions: Vec::new(),
         })
     }
@@ -121,7 +125,7 @@ impl Engine {
 
     /// Counts how things stand.
     pub fn look(&self) {
-        self.metrics.look(&self.queue, &self.state);
+        self.metrics.look(&self.queue, &self.state, self.profiles.values().cloned());
     }
 
     /// Moves what time has moved.
@@ -145,9 +149,6 @@ impl Engine {
         self.state.refresh();
         let cycle = Cycle { state: &self.state, pod: &pod.info, object: &pod.object };
         let found = self.algorithm.schedule(&profile, &cycle, &self.queue.nominator, &*self.extenders);
-        for ran in self.algorithm.ran.drain(..) {
-            self.metrics.ran(&profile.scheduler_name, ran);
-        }
         match found {
             Ok(placement) => self.placed(&profile, pod, &placement.node, now),
             Err(Failure::NoNodes) => {
@@ -170,9 +171,11 @@ impl Engine {
         self.state.assume(info.clone(), node);
         self.queue.nominator.remove(&info.uid);
         let mut refused = None;
+        let watch = self.algorithm.watch.clone();
         let begun = Instant::now();
         for (name, plugin) in &profile.reserve {
-            let status = plugin.reserve(&mut self.state, &info, node);
+            let reserve = || plugin.reserve(&mut self.state, &info, node);
+            let status = watch.time(name, "Reserve", reserve, |status| status.code.name());
             if !status.is_success() {
                 refused = Some(status.by(name));
                 break;
@@ -183,7 +186,7 @@ impl Engine {
         let begun = Instant::now();
         let mut waits = Vec::new();
         for (name, plugin) in profile.permit.iter().filter(|_| refused.is_none()) {
-            match plugin.permit(&info, node) {
+            match watch.time(name, "Permit", || plugin.permit(&info, node), Permission::name) {
                 Permission::Allow => {}
                 Permission::Wait(waiting) => waits.push((*name, waiting)),
                 Permission::Reject(status) => {
@@ -196,7 +199,7 @@ impl Engine {
         match refused {
             None => {
                 let (profile, node) = (profile.clone(), node.clone());
-                self.actions.push(Action::Bind(Binding { profile, pod, info, node, waits, begun: now }));
+                self.actions.push(Action::Bind(Binding { profile, pod, info, node, waits, watch }));
             }
             Some(status) => {
                 self.give_back(profile, &info, node);

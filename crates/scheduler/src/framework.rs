@@ -24,7 +24,7 @@ use k8s_openapi::api::core::v1 as core;
 pub use change::{Change, Pair};
 pub use filters::{Filters, MAX_SCORE, NoNominations, Nominations, normalized};
 pub use plugin::Plugin;
-pub use profile::{Profile, ProfileError, Scorer};
+pub use profile::{Asked, Profile, ProfileError, Scorer};
 pub use status::{Code, Status};
 
 use crate::algorithm::{Diagnosis, Extenders, Random};
@@ -62,6 +62,17 @@ pub enum Prepared<'c> {
     Only(Vec<String>, Box<dyn Filter<'c> + 'c>),
     /// No node will do.
     Reject(Status),
+}
+
+impl Prepared<'_> {
+    /// As upstream names it in metrics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Prepared::Skip => "Skip",
+            Prepared::Filter(_) | Prepared::Only(..) => "Success",
+            Prepared::Reject(status) => status.code.name(),
+        }
+    }
 }
 
 /// Works out once what the filter of a pod needs.
@@ -121,6 +132,16 @@ pub enum Rescue {
     Nothing { status: Status, clear: bool },
 }
 
+impl Rescue {
+    /// As upstream names it in metrics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Rescue::Nominate { .. } => "Success",
+            Rescue::Nothing { status, .. } => status.code.name(),
+        }
+    }
+}
+
 /// Tries to make room when no node was found.
 pub trait PostFilter: Send + Sync {
     /// Looks for a way.
@@ -135,6 +156,17 @@ pub enum Scoring<'c> {
     Score(Box<dyn Score + 'c>),
     /// Something went wrong.
     Fail(String),
+}
+
+impl Scoring<'_> {
+    /// As upstream names it in metrics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Scoring::Skip => "Skip",
+            Scoring::Score(_) => "Success",
+            Scoring::Fail(_) => "Error",
+        }
+    }
 }
 
 /// Works out once what the score of a pod needs.
@@ -165,6 +197,17 @@ pub enum Permission {
     /// Not before it is allowed; rejected after some time.
     Wait(Waiting),
     Reject(Status),
+}
+
+impl Permission {
+    /// As upstream names it in metrics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Permission::Allow => "Success",
+            Permission::Wait(_) => "Wait",
+            Permission::Reject(status) => status.code.name(),
+        }
+    }
 }
 
 /// Holds a pod back before it is bound.

@@ -10,10 +10,11 @@ mod nominator;
 #[cfg(test)]
 mod tests;
 
+use std::cell::Cell;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1 as core;
@@ -21,6 +22,7 @@ use k8s_openapi::api::core::v1 as core;
 pub use nominator::Nominator;
 
 use crate::framework::{Change, Pair, PreEnqueue, Profile, QueueSort, Requeue};
+use crate::metrics::Metrics;
 use crate::state::{PodInfo, State};
 
 /// How long a pod is left unschedulable without any event.
@@ -36,6 +38,8 @@ pub struct QueuedPod {
     /// When it was first ready to be tried.
     pub first_tried: Option<Timestamp>,
     pub attempts: u32,
+    /// When it was last tried.
+    pub begun: Instant,
     /// How often no node was found.
     pub unschedulable_count: u32,
     /// How often in a row something went wrong.
@@ -104,7 +108,7 @@ struct Rules {
 /// The queue of all profiles.
 pub struct Queue {
     sort: Arc<dyn QueueSort>,
-    rules: HashMap<String, Rules>,
+    rules: HashMap<Arc<str>, Rules>,
     initial_backoff: SignedDuration,
     max_backoff: SignedDuration,
     pods: HashMap<Arc<str>, Entry>,
@@ -119,6 +123,9 @@ pub struct Queue {
     tickets: u64,
     pub nominator: Nominator,
     pub tally: Tally,
+    pub metrics: Arc<Metrics>,
+    /// How many hints plugins gave; one of ten is timed.
+    hints: Cell<u64>,
 }
 
 /// What is counted of a queue.
@@ -180,6 +187,8 @@ impl Queue {
             tickets: 0,
             nominator: Nominator::default(),
             tally: Tally::default(),
+            metrics: Arc::default(),
+            hints: Cell::new(0),
         }
     }
 
@@ -249,6 +258,7 @@ impl Queue {
     fn tried(&mut self, uid: &Arc<str>) -> Option<QueuedPod> {
         let mut pod = self.take(uid)?;
         pod.attempts += 1;
+        pod.begun = Instant::now();
         Some(pod)
     }
 
@@ -441,7 +451,15 @@ impl Queue {
         }
         let Some(rules) = self.rules.get(&*pod.info.scheduler_name) else { return Hint::AfterBackoff };
         let helps = |name: &&'static str| -> bool {
-            rules.hints.get(name).is_none_or(|hint| hint.helps(&pod.info, change, state))
+            let Some(hint) = rules.hints.get(name) else { return true };
+            let number = self.hints.replace(self.hints.get().wrapping_add(1));
+            if !number.is_multiple_of(10) {
+                return hint.helps(&pod.info, change, state);
+            }
+            let begun = Instant::now();
+            let helps = hint.helps(&pod.info, change, state);
+            self.metrics.hinted(name, change.label(), helps, begun.elapsed());
+            helps
         };
         if let Some(gate) = pod.gated_by {
             return if helps(&gate) { Hint::AfterBackoff } else { Hint::Skip };
@@ -462,6 +480,7 @@ impl QueuedPod {
             queued_at: now,
             first_tried: None,
             attempts: 0,
+            begun: Instant::now(),
             unschedulable_count: 0,
             errors: 0,
             backoff_until: None,

@@ -110,9 +110,9 @@ impl World {
             Prepared::Reject(status) => return format!("reject {}\n", say(&status)),
             Prepared::Only(names, filter) => {
                 writeln!(shown, "only {}", names.join(" ")).expect("strings grow");
-                filters.push("", filter);
+                filters.push("", 0, filter);
             }
-            Prepared::Filter(filter) => filters.push("", filter),
+            Prepared::Filter(filter) => filters.push("", 0, filter),
         }
         let mut nodes: Vec<_> = self.state.nodes().collect();
         nodes.sort_by(|a, b| a.name.cmp(&b.name));

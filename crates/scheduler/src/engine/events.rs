@@ -1,6 +1,7 @@
 //! What can happen, and what it means for pods and nodes.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1 as apps;
@@ -54,6 +55,17 @@ pub enum Event {
 impl Engine {
     /// Takes note of what happened.
     pub fn handle(&mut self, event: Event, now: Timestamp) {
+        let begun = Instant::now();
+        self.queue.tally.cause = "";
+        self.take_note(event, now);
+        // Pods may be waiting for it, so it has a name.
+        let cause = self.queue.tally.cause;
+        if !cause.is_empty() {
+            self.metrics.handled(cause, begun.elapsed());
+        }
+    }
+
+    fn take_note(&mut self, event: Event, now: Timestamp) {
         match event {
             Event::Pod(delta) => self.pod(&delta, now),
             Event::Node(delta) => self.node(delta, now),
@@ -121,7 +133,7 @@ impl Engine {
         self.state.bound(&binding.info.uid, deadline);
         let message = format!("Successfully assigned {} to {}", binding.info.key(), binding.node);
         self.note(&binding.pod, false, "Scheduled", "Binding", message);
-        self.metrics.scheduled(&binding.profile.scheduler_name, &binding.pod, binding.begun, now);
+        self.metrics.scheduled(&binding.profile.scheduler_name, &binding.pod, now);
     }
 
     fn unbound(

@@ -64,7 +64,7 @@ impl Engine {
         now: Timestamp,
     ) {
         let result = if reason == "Unschedulable" { "unschedulable" } else { "error" };
-        self.metrics.attempted(&profile.scheduler_name, result);
+        self.metrics.attempted(&profile.scheduler_name, result, &pod);
         self.note(&pod, true, "FailedScheduling", "Scheduling", shortened(&message));
         let nominated = match &rescue {
             Some((node, _)) => Some(Some(&**node)),

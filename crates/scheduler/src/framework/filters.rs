@@ -1,8 +1,9 @@
 //! The filters of one cycle together.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
-use super::{Filter, Quick, Status};
+use super::{Asked, Filter, Quick, Status};
 use crate::state::{NodeInfo, PodInfo};
 
 /// The best a node can be.
@@ -25,28 +26,56 @@ impl Nominations for NoNominations {
 
 /// The filters that have something to say about a pod, in order.
 #[derive(Default)]
-pub struct Filters<'c>(Vec<(&'static str, Box<dyn Filter<'c> + 'c>)>);
+pub struct Filters<'c> {
+    all: Vec<(Place, Box<dyn Filter<'c> + 'c>)>,
+    /// How many nodes were asked about, by how many filters were asked about them less one.
+    asked: RefCell<Vec<u64>>,
+}
+
+/// A plugin by its name and by its place among those of the profile.
+type Place = (&'static str, usize);
 
 impl<'c> Filters<'c> {
     /// Adds a plugin's filter.
-    pub fn push(&mut self, plugin: &'static str, filter: Box<dyn Filter<'c> + 'c>) {
-        self.0.push((plugin, filter));
+    pub fn push(&mut self, plugin: &'static str, place: usize, filter: Box<dyn Filter<'c> + 'c>) {
+        self.all.push(((plugin, place), filter));
+        self.asked.get_mut().push(0);
     }
 
     /// Asks each filter; the first that says no ends it.
     pub fn run(&self, node: &NodeInfo) -> Status {
-        for (plugin, filter) in &self.0 {
+        self.ask(self.all.iter().map(|(_, filter)| &**filter), node)
+    }
+
+    fn ask<'f>(&self, filters: impl Iterator<Item = &'f (dyn Filter<'c> + 'c)>, node: &NodeInfo) -> Status
+    where
+        'c: 'f,
+    {
+        for (i, filter) in filters.enumerate() {
             let status = filter.filter(node);
             if !status.is_success() {
-                return status.by(plugin);
+                self.asked.borrow_mut()[i] += 1;
+                return status.by(self.all[i].0.0);
             }
+        }
+        if let Some(all) = self.asked.borrow_mut().last_mut() {
+            *all += 1;
         }
         Status::success()
     }
 
+    /// Adds to the plugins how often each was asked.
+    pub fn count(&self, plugins: &[Asked]) {
+        let mut nodes = 0;
+        for (((_, place), _), asked) in self.all.iter().zip(&*self.asked.borrow()).rev() {
+            nodes += asked;
+            plugins[*place].add(1, nodes);
+        }
+    }
+
     /// The filters that can rule out nodes at once.
     pub fn quick(&self) -> Vec<&dyn Quick> {
-        self.0.iter().filter_map(|(_, filter)| filter.quick()).collect()
+        self.all.iter().filter_map(|(_, filter)| filter.quick()).collect()
     }
 
     /// The node must do with the pods of no less priority that are promised it, and without them, since
@@ -65,7 +94,7 @@ impl<'c> Filters<'c> {
 
     /// Copies that can be changed by themselves. Filters that never change are asked where they are.
     pub fn fork<'a>(&'a self) -> Forked<'a, 'c> {
-        Forked { from: self, own: self.0.iter().map(|(_, filter)| filter.fork()).collect() }
+        Forked { from: self, own: self.all.iter().map(|(_, filter)| filter.fork()).collect() }
     }
 }
 
@@ -89,13 +118,8 @@ impl<'a, 'c> Forked<'a, 'c> {
 
     /// Asks each filter.
     pub fn run(&self, node: &NodeInfo) -> Status {
-        for ((plugin, filter), own) in self.from.0.iter().zip(&self.own) {
-            let status = own.as_ref().unwrap_or(filter).filter(node);
-            if !status.is_success() {
-                return status.by(plugin);
-            }
-        }
-        Status::success()
+        let filters = self.from.all.iter().zip(&self.own);
+        self.from.ask(filters.map(|((_, filter), own)| &**own.as_ref().unwrap_or(filter)), node)
     }
 
     fn copy(&self) -> Forked<'a, 'c> {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::Value;
 
@@ -17,7 +18,7 @@ type Point<T> = Vec<(&'static str, Arc<T>)>;
 
 /// The plugins that schedule the pods of one scheduler name.
 pub struct Profile {
-    pub scheduler_name: String,
+    pub scheduler_name: Arc<str>,
     /// How much of the nodes to look at, in percent; `None` to follow the configuration.
     pub percentage: Option<i32>,
     pub pre_enqueue: Point<dyn PreEnqueue>,
@@ -31,6 +32,29 @@ pub struct Profile {
     pub bind: Point<dyn Bind>,
     pub post_bind: Point<dyn PostBind>,
     pub requeue: HashMap<&'static str, Arc<dyn Requeue>>,
+    /// How often the filters and the scorers were asked, in their order.
+    pub filters_asked: Box<[Asked]>,
+    pub scorers_asked: Box<[Asked]>,
+}
+
+/// How often a plugin was asked to prepare itself for a pod and did, and how often about a node.
+#[derive(Default)]
+pub struct Asked {
+    pub pods: AtomicU64,
+    pub nodes: AtomicU64,
+}
+
+impl Asked {
+    /// For so many plugins.
+    fn none(plugins: usize) -> Box<[Asked]> {
+        std::iter::repeat_with(Asked::default).take(plugins).collect()
+    }
+
+    /// Counts more.
+    pub fn add(&self, pods: u64, nodes: u64) {
+        self.pods.fetch_add(pods, Ordering::Relaxed);
+        self.nodes.fetch_add(nodes, Ordering::Relaxed);
+    }
 }
 
 /// A plugin that scores, with its weight.
@@ -58,6 +82,17 @@ pub enum ProfileError {
 }
 
 impl Profile {
+    /// How often each plugin was asked, with the point where it was.
+    pub fn asked(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+        let filters = self.pre_filter.iter().map(|(name, _)| ("PreFilter", "Filter", *name));
+        let scorers = self.scorers.iter().map(|scorer| ("PreScore", "Score", scorer.plugin));
+        let all = filters.zip(&self.filters_asked).chain(scorers.zip(&self.scorers_asked));
+        all.flat_map(|((before, after, plugin), asked)| {
+            let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+            [(before, plugin, count(&asked.pods)), (after, plugin, count(&asked.nodes))]
+        })
+    }
+
     /// Puts a profile together from its configuration and the plugins there are.
     pub fn new(config: &ProfileConfig, rows: &[Row]) -> Result<Profile, ProfileError> {
         let every = multi_point(config, rows);
@@ -116,20 +151,24 @@ impl Builder<'_> {
         }
         let requeue =
             self.made.values().filter_map(|(plugin, _)| Some((plugin.name, plugin.requeue.clone()?)));
+        let pre_filter = self.point(&[&sets.pre_filter, &sets.filter], |plugin| plugin.pre_filter.clone())?;
+        let scorers = self.scorers()?;
         Ok(Profile {
+            filters_asked: Asked::none(pre_filter.len()),
+            scorers_asked: Asked::none(scorers.len()),
             percentage: self.config.percentage_of_nodes_to_score,
             pre_enqueue: self.point(&[&sets.pre_enqueue], |plugin| plugin.pre_enqueue.clone())?,
             queue_sort: queue_sort.clone(),
-            pre_filter: self.point(&[&sets.pre_filter, &sets.filter], |plugin| plugin.pre_filter.clone())?,
+            pre_filter,
             post_filter: self.point(&[&sets.post_filter], |plugin| plugin.post_filter.clone())?,
-            scorers: self.scorers()?,
+            scorers,
             reserve: self.point(&[&sets.reserve], |plugin| plugin.reserve.clone())?,
             permit: self.point(&[&sets.permit], |plugin| plugin.permit.clone())?,
             pre_bind: self.point(&[&sets.pre_bind], |plugin| plugin.pre_bind.clone())?,
             bind,
             post_bind: self.point(&[&sets.post_bind], |plugin| plugin.post_bind.clone())?,
             requeue: requeue.collect(),
-            scheduler_name: name,
+            scheduler_name: name.into(),
         })
     }
 

@@ -16,6 +16,19 @@ pub enum Code {
     Pending,
 }
 
+impl Code {
+    /// As upstream names it in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Code::Success => "Success",
+            Code::Error => "Error",
+            Code::Unschedulable => "Unschedulable",
+            Code::UnschedulableAndUnresolvable => "UnschedulableAndUnresolvable",
+            Code::Pending => "Pending",
+        }
+    }
+}
+
 /// A code with reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {

@@ -11,6 +11,7 @@ use super::Hands;
 use crate::bind::{ApiError, Bound};
 use crate::engine::{Action, Binding, Event, Note, Preemption, Setback};
 use crate::framework::{Profile, Status};
+use crate::metrics::stopwatch::Stopwatch;
 use crate::state::PodInfo;
 
 /// How often a call that failed in passing is tried, and how long to wait in between at first.
@@ -74,12 +75,16 @@ impl Hands {
     }
 
     async fn bind_or_return(self, mut binding: Binding) {
+        self.metrics.binding_begins();
         let outcome = self.bind(&mut binding).await;
+        self.metrics.binding_ends();
         let event = match outcome {
             Ok(()) => {
                 let begun = Instant::now();
-                for (_, plugin) in &binding.profile.post_bind {
+                for (name, plugin) in &binding.profile.post_bind {
+                    let begun = Instant::now();
                     plugin.post_bind(&self.bind, &binding.info, &binding.node).await;
+                    binding.watch.note(name, "PostBind", true, begun.elapsed());
                 }
                 let ran = ("PostBind", "Success", begun.elapsed());
                 self.metrics.ran(&binding.profile.scheduler_name, ran);
@@ -106,37 +111,54 @@ impl Hands {
             let _ = self.bind.api.patch_pod_status(&info.namespace, &info.name, &patch).await;
         }
         for (plugin, waiting) in std::mem::take(&mut binding.waits) {
-            waiting
-                .done()
-                .await
-                .map_err(|words| Setback::Rejected(Status::unschedulable(words).by(plugin)))?;
+            let begun = Instant::now();
+            let allowed = waiting.done().await;
+            self.metrics.waited(if allowed.is_ok() { "Success" } else { "Unschedulable" }, begun.elapsed());
+            allowed.map_err(|words| Setback::Rejected(Status::unschedulable(words).by(plugin)))?;
         }
-        let profile = binding.profile.clone();
+        let (profile, watch) = (binding.profile.clone(), &binding.watch);
         let timed = |point: &'static str, begun: Instant, done: Result<(), Setback>| {
             let status = if done.is_ok() { "Success" } else { "Error" };
             self.metrics.ran(&profile.scheduler_name, (point, status, begun.elapsed()));
             done
         };
         let begun = Instant::now();
-        timed("PreBind", begun, self.pre_bind(&profile, &info, &node).await)?;
+        timed("PreBind", begun, self.pre_bind(&profile, &info, &node, watch).await)?;
         let begun = Instant::now();
-        timed("Bind", begun, self.bind_by_plugin(&profile, &info, &node).await)
+        timed("Bind", begun, self.bind_by_plugin(&profile, &info, &node, watch).await)
     }
 
-    async fn pre_bind(&self, profile: &Profile, info: &PodInfo, node: &str) -> Result<(), Setback> {
+    async fn pre_bind(
+        &self,
+        profile: &Profile,
+        info: &PodInfo,
+        node: &str,
+        watch: &Stopwatch,
+    ) -> Result<(), Setback> {
         for (name, plugin) in &profile.pre_bind {
+            let begun = Instant::now();
             let done = plugin.pre_bind(&self.bind, info, node).await;
+            watch.note(name, "PreBind", done.is_ok(), begun.elapsed());
             done.map_err(|words| Setback::Error(format!("running PreBind plugin {name:?}: {words}")))?;
         }
         Ok(())
     }
 
-    async fn bind_by_plugin(&self, profile: &Profile, info: &PodInfo, node: &str) -> Result<(), Setback> {
+    async fn bind_by_plugin(
+        &self,
+        profile: &Profile,
+        info: &PodInfo,
+        node: &str,
+        watch: &Stopwatch,
+    ) -> Result<(), Setback> {
         if let Some(bound) = self.extenders.bind(info, node).await {
             return bound.map_err(Setback::Error);
         }
         for (name, plugin) in &profile.bind {
-            match plugin.bind(&self.bind, info, node).await {
+            let begun = Instant::now();
+            let bound = plugin.bind(&self.bind, info, node).await;
+            watch.note(name, "Bind", !matches!(bound, Bound::Failed(_)), begun.elapsed());
+            match bound {
                 Bound::Yes => return Ok(()),
                 Bound::Skip => {}
                 Bound::Failed(words) => {
@@ -149,6 +171,7 @@ impl Hands {
 
     /// Takes promises of lower pods back, then removes the victims, all but the last at once.
     async fn preempt(self, preemption: Preemption) {
+        let begun = Instant::now();
         for pod in &preemption.outbid {
             let patch = json!({"status": {"nominatedNodeName": null}});
             let _ = self.bind.api.patch_pod_status(&pod.namespace, &pod.name, &patch).await;
@@ -161,6 +184,7 @@ impl Hands {
                 break;
             }
         }
+        self.metrics.removed(!failed, begun.elapsed());
         if failed {
             let _ = self.events.send(Event::PreemptionFailed(preemption.preemptor.uid.clone()));
         }

@@ -1,0 +1,67 @@
+//! What is counted, under upstream's names, with its labels and bounds.
+
+use super::series::{Buckets, Kind, Metric};
+
+const fn doubling(first: f64, count: usize) -> Kind {
+    Kind::Histogram(Buckets { first, factor: 2.0, count })
+}
+
+/// Fine enough for what takes microseconds.
+const FINE: Kind = Kind::Histogram(Buckets { first: 0.00001, factor: 1.5, count: 20 });
+
+macro_rules! metrics {
+    ($($id:ident: $name:literal, $kind:expr, [$($label:literal),*], $help:literal;)*) => {
+        $(pub static $id: Metric = Metric {
+            name: concat!("scheduler_", $name),
+            kind: $kind,
+            labels: &[$($label),*],
+            help: $help,
+        };)*
+    };
+}
+
+metrics! {
+    ATTEMPTS: "schedule_attempts_total", Kind::Counter, ["profile", "result"],
+        "Attempts to schedule pods, by result.";
+    ATTEMPT_SECONDS: "scheduling_attempt_duration_seconds", doubling(0.001, 15), ["profile", "result"],
+        "Time of an attempt, the binding included.";
+    CHOICE_SECONDS: "scheduling_algorithm_duration_seconds", doubling(0.001, 15), [],
+        "Time to choose a node.";
+    EVENT_SECONDS: "event_handling_duration_seconds", doubling(0.0001, 12), ["event"],
+        "Time to take note of a change.";
+    VICTIMS: "preemption_victims", doubling(1.0, 7), [],
+        "Pods that had to go for another.";
+    PREEMPTIONS: "preemption_attempts_total", Kind::Counter, [],
+        "Attempts to make room.";
+    PREEMPTION_SECONDS: "preemption_goroutines_duration_seconds", doubling(0.01, 20), ["result"],
+        "Time to remove the pods that had to go.";
+    PREEMPTION_RUNS: "preemption_goroutines_execution_total", Kind::Counter, ["result"],
+        "How often pods that had to go were removed.";
+    PENDING: "pending_pods", Kind::Gauge, ["queue"],
+        "Pods that wait, by queue.";
+    TASKS: "goroutines", Kind::Gauge, ["operation"],
+        "Tasks that run beside the choice of nodes.";
+    SLI_SECONDS: "pod_scheduling_sli_duration_seconds", doubling(0.01, 20), ["attempts"],
+        "Time until a pod had its node, over all attempts.";
+    POD_ATTEMPTS: "pod_scheduling_attempts", doubling(1.0, 5), [],
+        "Attempts until a pod had its node.";
+    AFTER_FLUSH: "pod_scheduled_after_flush_total", Kind::Counter, [],
+        "Pods that got a node when they were tried again only because of the time.";
+    POINT_SECONDS: "framework_extension_point_duration_seconds", doubling(0.0001, 12),
+        ["extension_point", "profile", "status"],
+        "Time that all plugins of an extension point took.";
+    PLUGIN_SECONDS: "plugin_execution_duration_seconds", FINE, ["extension_point", "plugin", "status"],
+        "Time that one plugin took at an extension point, in one attempt of ten.";
+    PLUGIN_ASKED: "plugin_evaluation_total", Kind::Counter, ["extension_point", "plugin", "profile"],
+        "How often a plugin was asked at an extension point.";
+    HINT_SECONDS: "queueing_hint_execution_duration_seconds", FINE, ["event", "hint", "plugin"],
+        "Time that a plugin took to say whether a change helps a pod, one time of ten.";
+    INCOMING: "queue_incoming_pods_total", Kind::Counter, ["event", "queue"],
+        "Pods that came to a queue, by what brought them there.";
+    PERMIT_SECONDS: "permit_wait_duration_seconds", doubling(0.001, 15), ["result"],
+        "Time that pods were held back before they were bound.";
+    CACHE: "cache_size", Kind::Gauge, ["type"],
+        "What the scheduler knows of, by type.";
+    REJECTED: "unschedulable_pods", Kind::Gauge, ["plugin", "profile"],
+        "Waiting pods by the plugins that turned them away.";
+}
