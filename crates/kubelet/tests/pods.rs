@@ -36,6 +36,13 @@ impl Running {
     }
 }
 
+/// Volumes and groups of pods that a test has not deleted; containerd takes the rest with it.
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        testkit::sweep(self.dir.path(), &self.path("pods"));
+    }
+}
+
 impl Cluster {
     async fn start() -> (Cluster, Running) {
         let dir = tempfile::tempdir().expect("a temporary directory");

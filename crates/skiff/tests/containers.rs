@@ -87,44 +87,22 @@ impl Cluster {
         Background(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("kubectl"))
     }
 
-    /// The processes pods live in, with their command lines.
-    fn supervisors(&self) -> Vec<(i32, String)> {
-        let data = self.server.data_dir().display().to_string();
-        let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-        let named = processes.filter_map(|entry| {
-            let words = std::fs::read(entry.path().join("cmdline")).ok()?;
-            let words = String::from_utf8_lossy(&words).replace('\0', " ");
-            Some((entry.file_name().to_str()?.parse().ok()?, words))
-        });
-        named.filter(|(_, words)| words.contains(" supervise ") && words.contains(&data)).collect()
-    }
-
     /// What pods leave behind on a host.
     fn traces(&self) -> BTreeMap<&'static str, usize> {
         let links = self.server.command("ip").args(["-o", "link"]).output().expect("ip");
         let links = String::from_utf8_lossy(&links.stdout).matches(": skp").count();
         let data = self.server.data_dir().display().to_string();
+        let supervises = |(_, words): &(u32, String)| words.contains(&format!(" supervise {data}"));
         let count = |path: std::path::PathBuf| std::fs::read_dir(path).into_iter().flatten().count();
         let runtime = self.server.data_dir().join("agent/runtime");
         let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
         BTreeMap::from([
             ("links", links),
-            ("supervisors", self.supervisors().len()),
+            ("supervisors", testkit::processes().into_iter().filter(supervises).count()),
             ("mounts", mounts.matches(&data).count()),
             ("pods", count(runtime.join("pods"))),
             ("addresses", count(runtime.join("addresses"))),
         ])
-    }
-}
-
-/// A test that failed leaves pods; they must not outlive it.
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        for (pid, _) in self.supervisors() {
-            if let Some(pid) = rustix::process::Pid::from_raw(pid) {
-                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-            }
-        }
     }
 }
 

@@ -6,13 +6,16 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::left;
 use crate::process::Process;
 
 const START: Duration = Duration::from_secs(30);
 
-/// A running containerd. Everything it ran is gone when it is dropped.
+/// A running containerd. Everything it ran is gone when it is dropped: shims and containers outlive containerd by
+/// design, but not the namespace of processes they are in.
 pub struct Containerd {
     dir: PathBuf,
+    /// `nsenter`, which waits for it.
     process: Process,
     /// Keeps its namespaces while it is restarted.
     holder: Process,
@@ -36,13 +39,14 @@ impl Containerd {
         std::fs::create_dir_all(dir.join("cni"))?;
         std::fs::write(dir.join("cni/10-test.conflist"), network_text(dir))?;
         // Namespaces of its own: mounts of containers must propagate and must not outlive this, and neither
-        // must the bridge its pods are on.
+        // must the bridge its pods are on, nor the processes.
         let mut command = Command::new("unshare");
-        command.args(apart).args(["--mount", "--propagation", "shared", "sh", "-c"]);
-        // Its streams are served on the loopback of that network. The names of its pods' networks are kept where
-        // they vanish with it.
-        let script = "mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns && ip link set lo up \
-            && echo ready && exec sleep 1000000";
+        command.args(apart).args(["--mount", "--propagation", "slave"]);
+        command.args(["--pid", "--fork", "--kill-child", "sh", "-c"]);
+        // The mounts of the host are seen there, but those from there not on the host. Its streams are served on the
+        // loopback of that network. The names of its pods' networks are kept where they vanish with it.
+        let script = "mount --make-rshared / && mount -t proc proc /proc && mkdir -p /run/netns \
+            && mount -t tmpfs tmpfs /run/netns && ip link set lo up && echo ready && exec sleep 1000000";
         let mut holder = Process::spawn(command.arg(script))?;
         holder.wait_until_log(START, |log| log.contains("ready").then_some(()))?;
         let process = run(dir, &holder)?;
@@ -58,7 +62,7 @@ impl Containerd {
     }
 
     pub fn pid(&self) -> u32 {
-        self.process.id()
+        left::child_of(self.process.id()).unwrap_or(self.process.id())
     }
 
     /// Where its network is: a program must be there to reach its pods and its streams.
@@ -68,7 +72,7 @@ impl Containerd {
 
     /// Kills it without warning and starts it again where it was; containers are not its children.
     pub fn kill9_and_restart(&mut self) -> Result<()> {
-        self.process.kill();
+        left::end(self.pid());
         self.process = run(&self.dir, &self.holder)?;
         Ok(())
     }
@@ -84,8 +88,17 @@ impl Containerd {
 
 /// Runs it in namespaces that are there, and waits until it answers.
 fn run(dir: &Path, holder: &Process) -> Result<Process> {
+    let target = holder.id().to_string();
     let mut command = Command::new("nsenter");
-    command.args(["--target", &holder.id().to_string(), "--net", "--mount", "containerd", "--config"]);
+    // The holder itself is outside of the namespace of processes that it has made for its child.
+    command.args([
+        "--target",
+        &target,
+        "--net",
+        "--mount",
+        &format!("--pid=/proc/{target}/ns/pid_for_children"),
+    ]);
+    command.args(["containerd", "--config"]);
     let mut process = Process::spawn(command.arg(dir.join("config.toml")))?;
     let socket = dir.join("containerd.sock");
     process.wait_until(START, || ctr(&socket, &["version"]).is_ok().then_some(()))?;
@@ -94,16 +107,20 @@ fn run(dir: &Path, holder: &Process) -> Result<Process> {
 
 impl Drop for Containerd {
     fn drop(&mut self) {
-        // Shims outlive containerd by design; tests must not leave any behind.
-        let socket = self.socket();
-        let list = Command::new("ctr")
-            .arg("--address")
-            .arg(&socket)
-            .args(["-n", "k8s.io", "tasks", "ls", "-q"])
-            .output();
-        let ids = list.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-        for id in ids.split_whitespace() {
-            let _ = ctr(&socket, &["--namespace", "k8s.io", "tasks", "delete", "--force", id]);
+        let Some(first) = left::child_of(self.holder.id()) else { return };
+        let names =
+            std::fs::read_dir(format!("/proc/{first}/root/run/netns")).into_iter().flatten().flatten();
+        let names: Vec<_> = names.map(|entry| entry.file_name().display().to_string()).collect();
+        let cgroups = left::cgroups_of(&left::family(first));
+        left::end(first);
+        self.process.kill();
+        self.holder.kill();
+        let mut stays = left::remove_cgroups(&cgroups);
+        stays.extend(left::left(&self.dir));
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        stays.extend(names.into_iter().filter(|name| mounts.contains(name.as_str())));
+        if !std::thread::panicking() {
+            assert!(stays.is_empty(), "containerd has left something behind: {stays:#?}");
         }
     }
 }

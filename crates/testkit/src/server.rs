@@ -235,8 +235,16 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        let log = self.log();
+        self.process = None;
+        let mut stays = Vec::new();
+        if self.network.is_some() {
+            crate::sweep(self.dir.path(), &self.data_dir().join("agent/pods"));
+            stays = crate::left(self.dir.path());
+        }
         if !std::thread::panicking() {
-            self.check_log();
+            assert!(!log.contains(PANIC), "the server panicked\n{log}");
+            assert!(stays.is_empty(), "the node has left something behind: {stays:#?}");
         }
     }
 }

@@ -195,7 +195,8 @@ pub fn pod_config(dir: &Path, name: &str) -> PodSandboxConfig {
 /// What a test that failed leaves must not outlive it.
 impl Drop for Node {
     fn drop(&mut self) {
-        kill_supervisors(self.dir.path());
+        testkit::sweep(self.dir.path(), &self.dir.path().join("pods"));
+        testkit::remove_cgroup(&format!("skiff-test-{}", std::process::id()));
         self.serving.get_mut().unwrap().iter().for_each(|task| task.abort());
     }
 }

@@ -1,0 +1,177 @@
+//! What a node under test leaves on its host, found by the directory it worked in: taken away after each test, also
+//! after one that failed, and complained of where it stays.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::mount::UnmountFlags;
+use rustix::process::{Pid, Signal};
+
+const STEP: Duration = Duration::from_millis(10);
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Groups of these names hold pods of everybody on the host, and stay.
+const SHARED: [&str; 2] = ["skiff", "k8s.io"];
+
+/// Ends the pods of an embedded runtime below `dir`, takes away what is mounted there, and the cgroups of pods whose
+/// directories are in `pods`. Those in which something runs belong to another runtime, which ends them itself.
+pub fn sweep(dir: &Path, pods: &Path) {
+    for (pid, words) in processes() {
+        if words.contains(&format!(" supervise {}", dir.display())) {
+            end(pid);
+        }
+    }
+    for place in mounted(dir).iter().rev() {
+        let _ = rustix::mount::unmount(place, UnmountFlags::DETACH);
+    }
+    let uids = std::fs::read_dir(pods).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    for uid in uids {
+        remove_cgroup(&format!("skiff/pod{}", uid.display()));
+    }
+}
+
+/// What is still there of a test that worked in `dir`, a line each.
+pub fn left(dir: &Path) -> Vec<String> {
+    let name = dir.display().to_string();
+    let running = processes().into_iter().filter(|(_, words)| words.contains(&name));
+    let running = running.map(|(pid, words)| format!("process {pid}: {words}"));
+    running.chain(mounted(dir).iter().map(|place| format!("mount {}", place.display()))).collect()
+}
+
+/// All processes with their command lines.
+pub fn processes() -> Vec<(u32, String)> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let named = entries.filter_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let words = std::fs::read(entry.path().join("cmdline")).ok()?;
+        Some((pid, String::from_utf8_lossy(&words).replace('\0', " ")))
+    });
+    named.collect()
+}
+
+/// Kills a process and waits until it is no more.
+pub(crate) fn end(pid: u32) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        // Fails only when it has gone by itself, which is as good.
+        let _ = rustix::process::kill_process(pid, Signal::KILL);
+    }
+    wait_for_end(pid);
+}
+
+/// Waits until a process is no more, or only its parent does not want to know.
+pub(crate) fn wait_for_end(pid: u32) {
+    let begun = Instant::now();
+    while stat(pid).is_some_and(|(state, _)| state != 'Z') && begun.elapsed() < PATIENCE {
+        std::thread::park_timeout(STEP);
+    }
+}
+
+/// The state of a process and its parent.
+fn stat(pid: u32) -> Option<(char, u32)> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Its name is in brackets and may have anything in it.
+    let mut words = text.rsplit_once(") ")?.1.split(' ');
+    Some((words.next()?.chars().next()?, words.next()?.parse().ok()?))
+}
+
+/// The only child of a process, such as what `nsenter` runs.
+pub(crate) fn child_of(parent: u32) -> Option<u32> {
+    processes().into_iter().map(|(pid, _)| pid).find(|pid| stat(*pid).is_some_and(|(_, of)| of == parent))
+}
+
+/// A process and all that come from it.
+pub(crate) fn family(first: u32) -> BTreeSet<u32> {
+    let parents: Vec<(u32, u32)> =
+        processes().iter().filter_map(|(pid, _)| Some((*pid, stat(*pid)?.1))).collect();
+    let mut family = BTreeSet::from([first]);
+    loop {
+        let grown = parents.iter().filter(|(_, parent)| family.contains(parent)).map(|(pid, _)| *pid);
+        let grown: BTreeSet<u32> = grown.chain(family.iter().copied()).collect();
+        if grown.len() == family.len() {
+            return family;
+        }
+        family = grown;
+    }
+}
+
+/// The cgroups of processes, as paths without a hierarchy, and those around them that are theirs alone.
+pub(crate) fn cgroups_of(processes: &BTreeSet<u32>) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for pid in processes {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        for path in text.lines().filter_map(|line| line.splitn(3, ':').nth(2)) {
+            let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+            if parts.len() > 1 && SHARED.contains(&parts[0]) {
+                found.insert(parts[..2].join("/"));
+            }
+        }
+    }
+    found
+}
+
+/// Removes a cgroup and those in it from all hierarchies, as far as nothing runs there.
+pub fn remove_cgroup(name: &str) {
+    for place in hierarchies().map(|base| base.join(name)) {
+        remove_empty(&place);
+    }
+}
+
+/// Removes cgroups once the kernel has noticed the end of those who were in them; says which stay.
+pub(crate) fn remove_cgroups(names: &BTreeSet<String>) -> Vec<String> {
+    let begun = Instant::now();
+    loop {
+        names.iter().for_each(|name| remove_cgroup(name));
+        let stays = |name: &&String| hierarchies().any(|base| base.join(name).exists());
+        let stay: Vec<String> = names.iter().filter(stays).map(|name| format!("cgroup {name}")).collect();
+        if stay.is_empty() || begun.elapsed() > PATIENCE {
+            return stay;
+        }
+        std::thread::park_timeout(STEP);
+    }
+}
+
+/// One for all controllers, or one for each.
+fn hierarchies() -> impl Iterator<Item = PathBuf> {
+    let root = PathBuf::from("/sys/fs/cgroup");
+    let inner = std::fs::read_dir(&root).into_iter().flatten().flatten().map(|entry| entry.path());
+    inner.collect::<Vec<_>>().into_iter().chain([root])
+}
+
+fn remove_empty(cgroup: &Path) {
+    for entry in std::fs::read_dir(cgroup).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_empty(&entry.path());
+        }
+    }
+    let _ = std::fs::remove_dir(cgroup);
+}
+
+/// What is mounted below a directory, the deepest last.
+fn mounted(dir: &Path) -> Vec<PathBuf> {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let places = table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
+    places.filter(|place| place.starts_with(dir)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Process;
+
+    #[test]
+    fn what_a_test_forgets_is_seen_and_can_be_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(left(dir.path()), [""; 0]);
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", "sleep 1000 & echo up; wait", " supervise"]).arg(dir.path());
+        let mut process = Process::spawn(&mut command).unwrap();
+        process.wait_until_log(PATIENCE, |log| log.contains("up").then_some(())).unwrap();
+        let family = family(process.id());
+        assert_eq!(family.len(), 2, "{family:?}");
+        assert_eq!(family, BTreeSet::from([process.id(), child_of(process.id()).unwrap()]));
+        assert_eq!(left(dir.path()).len(), 1);
+        sweep(dir.path(), &dir.path().join("pods"));
+        assert_eq!(left(dir.path()), [""; 0]);
+        family.into_iter().for_each(end);
+    }
+}
