@@ -50,7 +50,7 @@ fn open(place: &Path, part: &str) -> Result<OwnedFd, String> {
             _ => return Err(OUT.to_owned()),
         };
         way.push(name);
-        let look = || rustix::fs::openat2(&root, &way, flags, Mode::empty(), ResolveFlags::BENEATH);
+        let look = || below(&root, &way);
         let found = match look() {
             Err(Errno::NOENT) => {
                 let parent = last.as_ref().map_or(root.as_fd(), AsFd::as_fd);
@@ -67,6 +67,18 @@ fn open(place: &Path, part: &str) -> Result<OwnedFd, String> {
         })?);
     }
     Ok(last.unwrap_or(root))
+}
+
+/// What is at a path below a directory.
+fn below(root: &OwnedFd, way: &Path) -> rustix::io::Result<OwnedFd> {
+    /// The kernel gives up on `..` while anything is mounted or renamed anywhere, which passes.
+    const TRIES: usize = 1000;
+    let open = || {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        rustix::fs::openat2(root, way, flags, Mode::empty(), ResolveFlags::BENEATH)
+    };
+    let mut tried = (0..TRIES).map(|_| open());
+    tried.find(|found| !matches!(found, Err(Errno::AGAIN))).unwrap_or(Err(Errno::AGAIN))
 }
 
 #[cfg(test)]
@@ -133,6 +145,31 @@ mod tests {
         });
         while rustix::mount::unmount(&at, UnmountFlags::DETACH).is_ok() {}
         assert!(shown > 0 && refused > 0, "{shown} {refused}");
+    }
+
+    /// A link with `..` in it is followed although files are renamed elsewhere meanwhile, of which the kernel cannot
+    /// tell whether it matters.
+    #[test]
+    fn what_is_renamed_elsewhere_is_no_trouble() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let dir = tempfile::tempdir().expect("a directory");
+        let volume = dir.path().join("volume");
+        std::fs::create_dir_all(volume.join("a/b")).expect("made");
+        std::os::unix::fs::symlink("../a/../a/b", volume.join("a/in")).expect("linked");
+        let over = AtomicBool::new(false);
+        let names = [dir.path().join("one"), dir.path().join("two")];
+        std::fs::write(&names[0], "").expect("written");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    std::fs::rename(&names[0], &names[1]).expect("renamed");
+                    std::fs::rename(&names[1], &names[0]).expect("renamed");
+                }
+            });
+            let failed = (0..5000).find_map(|_| open(&volume, "a/in").err());
+            over.store(true, Ordering::Relaxed);
+            assert_eq!(failed, None);
+        });
     }
 
     #[test]
