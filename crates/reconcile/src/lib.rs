@@ -16,6 +16,7 @@ mod cache;
 mod caches;
 mod clock;
 pub mod cloud;
+pub mod conditions;
 mod controller;
 mod ctx;
 mod events;

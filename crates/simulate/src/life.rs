@@ -6,10 +6,11 @@ mod program;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
-    ContainerStatus, Pod, PodCondition, PodIP, PodStatus,
+    ContainerStatus, Pod, PodIP, PodStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use program::Program;
+use reconcile::conditions::{PodConditions, why_unready};
 
 /// How a container that keeps failing is slowed down, as a kubelet does it.
 const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(10);
@@ -94,14 +95,16 @@ pub fn at(pod: &Pod, place: &Place<'_>, now: Timestamp) -> Moment {
         let list: Vec<_> = lives.iter().map(|(container, life)| life.status(container, over)).collect();
         (!list.is_empty()).then_some(list)
     };
-    let why_not = if over && phase == "Succeeded" {
-        "PodCompleted"
-    } else if over {
-        "PodFailed"
-    } else {
-        "ContainersNotReady"
-    };
-    let conditions = Conditions { before: &before, now, unready: why_not, names: names_of_unready(&mains) };
+    let unready = mains.iter().filter(|(_, life)| !life.ready);
+    let unready: Vec<&str> = unready.map(|(container, _)| container.name.as_str()).collect();
+    let why = (!ready).then(|| why_unready(phase, &unready));
+    let conditions = PodConditions { before: &before, now, generation: pod.metadata.generation };
+    let conditions = conditions.all([
+        ("PodReadyToStartContainers", !over, None),
+        ("Initialized", started, (!started).then(|| ("ContainersNotInitialized", String::new()))),
+        ("Ready", ready, why.clone()),
+        ("ContainersReady", ready, why),
+    ]);
     let status = PodStatus {
         phase: Some(phase.to_owned()),
         start_time: Some(Time(begun)),
@@ -112,7 +115,7 @@ pub fn at(pod: &Pod, place: &Place<'_>, now: Timestamp) -> Moment {
         init_container_statuses: statuses(&inits),
         container_statuses: statuses(&mains),
         observed_generation: pod.metadata.generation,
-        conditions: Some(conditions.all(started, ready, over)),
+        conditions: Some(conditions),
         ..before.clone()
     };
     Moment { status, until: if over { None } else { until } }
@@ -160,56 +163,6 @@ fn phase(started: bool, failed_init: bool, mains: &[(&Container, Life)]) -> &'st
     match mains.iter().all(|(_, life)| matches!(life.ended, Some((_, 0)))) {
         true => "Succeeded",
         false => "Failed",
-    }
-}
-
-fn names_of_unready(mains: &[(&Container, Life)]) -> String {
-    let names: Vec<&str> =
-        mains.iter().filter(|(_, life)| !life.ready).map(|(container, _)| container.name.as_str()).collect();
-    format!("containers with unready status: [{}]", names.join(" "))
-}
-
-struct Conditions<'a> {
-    before: &'a PodStatus,
-    now: Timestamp,
-    unready: &'a str,
-    names: String,
-}
-
-impl Conditions<'_> {
-    /// In a kubelet's order; conditions of others, such as the scheduler's, are kept.
-    fn all(&self, started: bool, ready: bool, over: bool) -> Vec<PodCondition> {
-        let why = (!ready).then_some((self.unready, if over { "" } else { self.names.as_str() }));
-        let mut all = vec![
-            self.condition("PodReadyToStartContainers", !over, None),
-            self.condition("Initialized", started, (!started).then_some(("ContainersNotInitialized", ""))),
-            self.condition("Ready", ready, why),
-            self.condition("ContainersReady", ready, why),
-        ];
-        for other in self.before.conditions.iter().flatten() {
-            if !all.iter().any(|condition| condition.type_ == other.type_) {
-                all.push(other.clone());
-            }
-        }
-        all
-    }
-
-    fn condition(&self, type_: &str, holds: bool, why: Option<(&str, &str)>) -> PodCondition {
-        let status = if holds { "True" } else { "False" };
-        let mut list = self.before.conditions.iter().flatten();
-        let before = list.find(|condition| condition.type_ == type_);
-        let since =
-            before.filter(|before| before.status == status).and_then(|b| b.last_transition_time.clone());
-        let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-        PodCondition {
-            type_: type_.to_owned(),
-            status: status.to_owned(),
-            reason: why.and_then(|(reason, _)| some(reason)),
-            message: why.and_then(|(_, message)| some(message)),
-            last_transition_time: since.or(Some(Time(self.now))),
-            observed_generation: before.and_then(|before| before.observed_generation),
-            ..PodCondition::default()
-        }
     }
 }
 

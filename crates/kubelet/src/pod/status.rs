@@ -3,10 +3,11 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
-    ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus, VolumeMountStatus,
+    ContainerStatus, HostIP, Pod, PodIP, PodStatus, VolumeMountStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use reconcile::Object as _;
+use reconcile::conditions::{PodConditions, why_unready};
 
 use super::plan::{failed_init, is_finished, is_sidecar, policy, restart_at};
 use crate::memory::Memory;
@@ -34,15 +35,10 @@ pub fn status(pod: &Pod, seen: &Observed, memory: &Memory, host: &Host<'_>, now:
         mains.iter().filter(|container| !container.ready).map(|container| container.name.as_str()).collect();
     let ready = !over && initialized && unready.is_empty();
     let gates = look.closed_gates(&before);
-    let why = match phase {
-        _ if ready => None,
-        "Succeeded" => Some(("PodCompleted", String::new())),
-        "Failed" => Some(("PodFailed", String::new())),
-        _ => Some(("ContainersNotReady", format!("containers with unready status: [{}]", unready.join(" ")))),
-    };
+    let why = (!ready).then(|| why_unready(phase, &unready));
     let closed = (ready && !gates.is_empty()).then(|| ("ReadinessGatesNotReady", gates.join(", ")));
     let uninitialized = (!initialized).then(|| look.uninitialized());
-    let conditions = Conditions { before: &before, now, generation: pod.metadata.generation };
+    let conditions = PodConditions { before: &before, now, generation: pod.metadata.generation };
     let ips = if spec.host_network == Some(true) {
         vec![host.ip.to_owned()]
     } else {
@@ -58,7 +54,8 @@ pub fn status(pod: &Pod, seen: &Observed, memory: &Memory, host: &Host<'_>, now:
         .collect();
     let by_node = [crate::EVICTED, crate::shutdown::TERMINATED.0];
     let disrupted = memory.ended.as_ref().filter(|(reason, _)| by_node.contains(&reason.as_str()));
-    let disrupted = disrupted.map(|(_, message)| ("TerminationByKubelet", message.clone()));
+    let disrupted = disrupted
+        .map(|(_, message)| ("DisruptionTarget", true, Some(("TerminationByKubelet", message.clone()))));
     let (reason, message) = memory.ended.clone().filter(|_| over).unzip();
     PodStatus {
         phase: Some(phase.to_owned()),
@@ -73,13 +70,13 @@ pub fn status(pod: &Pod, seen: &Observed, memory: &Memory, host: &Host<'_>, now:
         ephemeral_container_statuses: (!looks.is_empty()).then_some(looks),
         container_statuses: (!mains.is_empty()).then_some(mains),
         observed_generation: pod.metadata.generation,
-        conditions: Some(conditions.all([
-            ("DisruptionTarget", disrupted.is_some(), disrupted),
+        // A pod that was not disrupted does not say so.
+        conditions: Some(conditions.all(disrupted.into_iter().chain([
             ("PodReadyToStartContainers", seen.sandbox().is_some(), None),
             ("Initialized", initialized, uninitialized),
             ("Ready", ready && closed.is_none(), closed.or(why.clone())),
             ("ContainersReady", ready, why),
-        ])),
+        ]))),
         ..before.clone()
     }
 }
@@ -311,49 +308,6 @@ fn mount_status(mount: &k8s_openapi::api::core::v1::VolumeMount) -> VolumeMountS
         read_only: mount.read_only,
         recursive_read_only: mount.read_only.filter(|read_only| *read_only).map(|_| "Disabled".to_owned()),
         ..VolumeMountStatus::default()
-    }
-}
-
-/// A condition's type, whether it holds, and why not.
-type Said<'a> = (&'a str, bool, Option<(&'a str, String)>);
-
-struct Conditions<'a> {
-    before: &'a PodStatus,
-    now: Timestamp,
-    generation: Option<i64>,
-}
-
-impl Conditions<'_> {
-    /// In upstream's order; what others say, as the scheduler does, is kept.
-    fn all(&self, own: [Said<'_>; 5]) -> Vec<PodCondition> {
-        // A pod that was not disrupted does not say so.
-        let said = own.into_iter().filter(|(type_, holds, _)| *holds || *type_ != "DisruptionTarget");
-        let mut all: Vec<PodCondition> =
-            said.map(|(type_, holds, why)| self.one(type_, holds, why)).collect();
-        for other in self.before.conditions.iter().flatten() {
-            if !all.iter().any(|condition| condition.type_ == other.type_) {
-                all.push(other.clone());
-            }
-        }
-        all
-    }
-
-    fn one(&self, type_: &str, holds: bool, why: Option<(&str, String)>) -> PodCondition {
-        let status = if holds { "True" } else { "False" };
-        let before = self.before.conditions.iter().flatten().find(|condition| condition.type_ == type_);
-        let since = before.filter(|before| before.status == status);
-        let (reason, message) = why.unzip();
-        PodCondition {
-            type_: type_.to_owned(),
-            status: status.to_owned(),
-            reason: reason.map(str::to_owned),
-            message: message.filter(|message| !message.is_empty()),
-            last_transition_time: since
-                .and_then(|before| before.last_transition_time.clone())
-                .or(Some(Time(self.now))),
-            observed_generation: self.generation,
-            ..PodCondition::default()
-        }
     }
 }
 

@@ -1,0 +1,103 @@
+//! The conditions of a pod as whoever runs it writes them down, be it a kubelet or somebody who plays one. Pure.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{PodCondition, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+/// A condition's type, whether it holds, and why not.
+pub type Said<'a> = (&'a str, bool, Option<(&'a str, String)>);
+
+/// What is known of a pod whose conditions are to be written.
+pub struct PodConditions<'a> {
+    pub before: &'a PodStatus,
+    pub now: Timestamp,
+    /// The pod's generation that this is said of.
+    pub generation: Option<i64>,
+}
+
+impl PodConditions<'_> {
+    /// In the order given, with the time since when each is so; what others say, as the scheduler does, is kept.
+    pub fn all<'a>(&self, own: impl IntoIterator<Item = Said<'a>>) -> Vec<PodCondition> {
+        let mut all: Vec<PodCondition> =
+            own.into_iter().map(|(type_, holds, why)| self.one(type_, holds, why)).collect();
+        for other in self.before.conditions.iter().flatten() {
+            if !all.iter().any(|condition| condition.type_ == other.type_) {
+                all.push(other.clone());
+            }
+        }
+        all
+    }
+
+    fn one(&self, type_: &str, holds: bool, why: Option<(&str, String)>) -> PodCondition {
+        let status = if holds { "True" } else { "False" };
+        let before = self.before.conditions.iter().flatten().find(|condition| condition.type_ == type_);
+        let since = before.filter(|before| before.status == status);
+        let since = since.and_then(|before| before.last_transition_time.clone());
+        let (reason, message) = why.unzip();
+        PodCondition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            reason: reason.map(str::to_owned),
+            message: message.filter(|message| !message.is_empty()),
+            last_transition_time: since.or(Some(Time(self.now))),
+            observed_generation: self.generation,
+            ..PodCondition::default()
+        }
+    }
+}
+
+/// Why a pod in this phase is not ready, with the names of its containers that are not.
+pub fn why_unready(phase: &str, unready: &[&str]) -> (&'static str, String) {
+    match phase {
+        "Succeeded" => ("PodCompleted", String::new()),
+        "Failed" => ("PodFailed", String::new()),
+        _ => ("ContainersNotReady", format!("containers with unready status: [{}]", unready.join(" "))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_stays_while_a_condition_does_and_those_of_others_always() {
+        let condition = |type_: &str, status: &str| PodCondition {
+            type_: type_.into(),
+            status: status.into(),
+            last_transition_time: Some(Time(Timestamp::UNIX_EPOCH)),
+            ..PodCondition::default()
+        };
+        let conditions = vec![
+            condition("PodScheduled", "True"),
+            condition("Ready", "False"),
+            condition("Initialized", "True"),
+        ];
+        let before = PodStatus { conditions: Some(conditions), ..PodStatus::default() };
+        let now = Timestamp::from_second(9).expect("a time");
+        let of = PodConditions { before: &before, now, generation: Some(3) };
+        let why = why_unready("Running", &["a", "b"]);
+        let found = of.all([
+            ("Initialized", true, None),
+            ("Ready", true, None),
+            ("ContainersReady", false, Some(why)),
+        ]);
+        let said = |condition: &PodCondition| {
+            let at = condition.last_transition_time.as_ref().map_or(-1, |time| time.0.as_second());
+            let why = condition
+                .reason
+                .iter()
+                .chain(&condition.message)
+                .fold(String::new(), |all, text| all + " " + text);
+            format!("{}={} {at} {:?}{why}", condition.type_, condition.status, condition.observed_generation)
+        };
+        let found: Vec<String> = found.iter().map(said).collect();
+        let expected = [
+            "Initialized=True 0 Some(3)",
+            "Ready=True 9 Some(3)",
+            "ContainersReady=False 9 Some(3) ContainersNotReady containers with unready status: [a b]",
+            "PodScheduled=True 0 None",
+        ];
+        assert_eq!(found, expected);
+        assert_eq!(why_unready("Failed", &["a"]), ("PodFailed", String::new()));
+    }
+}
