@@ -124,7 +124,7 @@ impl Watch {
         let before = state.health.remove(key).filter(|(_, uid)| uid == node.uid());
         let is_new = before.is_none();
         let health = Health::observe(before.map(|(health, _)| health), node, lease, now);
-        let silent_at = health.silent_at();
+        let silent_at = health.silent_at(self.ctx.settings.silence);
         state.health.insert(key.clone(), (health, node.uid().to_owned()));
         drop(state);
         // Those that were here before have been told of before.

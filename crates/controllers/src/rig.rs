@@ -42,6 +42,7 @@ impl Rig {
                 .map(Arc::new),
             local_storage: "/var/lib/skiff/storage".into(),
             cloud: Place(Some(Arc::new(Nodes::default()))),
+            silence: Default::default(),
         });
         let rig = Rig { ctx, client, stop, _server: server, _directory: directory };
         let accounts = "serviceaccount-controller";

@@ -36,7 +36,7 @@ pub use events::{Note, Recorder, Severity, reference};
 pub use leader::{Election, lead};
 pub use metrics::Metrics;
 pub use queue::Queue;
-pub use settings::{Settings, Signers};
+pub use settings::{Settings, Signers, Silence};
 
 pub use client::review;
 pub use client::{

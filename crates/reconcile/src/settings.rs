@@ -5,6 +5,8 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use jiff::SignedDuration;
+
 use crate::cloud::Place;
 
 /// How the cluster was set up. What is not told is empty, and the loops that need it do without.
@@ -24,6 +26,24 @@ pub struct Settings {
     pub local_storage: String,
     /// Who balances loads and routes packets.
     pub cloud: Place,
+    /// When a node that says nothing is believed to be gone.
+    pub silence: Silence,
+}
+
+/// How long nodes may say nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Silence {
+    /// One that has spoken before.
+    pub grace: SignedDuration,
+    /// A new one.
+    pub startup: SignedDuration,
+}
+
+/// As upstream's.
+impl Default for Silence {
+    fn default() -> Silence {
+        Silence { grace: SignedDuration::from_secs(50), startup: SignedDuration::from_secs(60) }
+    }
 }
 
 /// Authorities by the names of the signers they stand behind.

@@ -4,6 +4,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use jiff::SignedDuration;
+use reconcile::Silence;
 
 /// Where everything is kept unless told otherwise.
 pub const DATA_DIR: &str = "/var/lib/skiff";
@@ -39,6 +41,8 @@ pub enum Command {
     Image(ImageFlags),
     /// Make a cluster of several nodes on this machine, for as long as this runs
     Dev(DevFlags),
+    /// Look after the tokens by which nodes join
+    Token(TokenFlags),
     /// Remove what skiff has made on this host
     Reset(ResetFlags),
     /// Copy a stopped server's data into one file
@@ -176,6 +180,8 @@ pub struct ServerFlags {
     /// Addresses for Services of type LoadBalancer, as networks or ranges, instead of those of the nodes
     #[arg(long, value_delimiter = ',')]
     pub servicelb_pool: Vec<String>,
+    #[command(flatten)]
+    pub silence: SilenceFlags,
     /// Run no scheduler in this process
     #[arg(long)]
     pub disable_scheduler: bool,
@@ -243,7 +249,26 @@ pub struct ControllerManagerFlags {
     #[arg(long, value_delimiter = ',', requires = "servicelb")]
     pub servicelb_pool: Vec<String>,
     #[command(flatten)]
+    pub silence: SilenceFlags,
+    #[command(flatten)]
     pub monitor: MonitorFlags,
+}
+
+/// When a node that says nothing is believed to be gone. Named as upstream's.
+#[derive(Clone, Debug, Args)]
+pub struct SilenceFlags {
+    /// How long a node may say nothing until it is not ready any more; nodes say something every ten seconds
+    #[arg(long, value_name = "TIME", default_value = "50s", value_parser = duration)]
+    pub node_monitor_grace_period: SignedDuration,
+    /// How long a new node may take to say something
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = duration)]
+    pub node_startup_grace_period: SignedDuration,
+}
+
+impl SilenceFlags {
+    pub fn settings(&self) -> Silence {
+        Silence { grace: self.node_monitor_grace_period, startup: self.node_startup_grace_period }
+    }
 }
 
 /// Where a role that runs apart tells how it is doing.
@@ -390,6 +415,44 @@ pub struct ResetFlags {
 }
 
 #[derive(Debug, Args)]
+pub struct TokenFlags {
+    /// Where the API server is and who to be there [default: admin.kubeconfig in the data directory]
+    #[arg(long, env = "KUBECONFIG", global = true)]
+    pub kubeconfig: Option<PathBuf>,
+    /// The server's data directory
+    #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = DATA_DIR, global = true)]
+    pub data_dir: PathBuf,
+    #[command(subcommand)]
+    pub action: TokenAction,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum TokenAction {
+    /// Make a token and print it
+    Create {
+        /// How long it lets nodes in; 0 for as long as it is not deleted
+        #[arg(long, value_name = "TIME", default_value = "24h", value_parser = duration)]
+        ttl: SignedDuration,
+        /// What it is for
+        #[arg(long, default_value = "")]
+        description: String,
+        /// Print the command by which a node joins instead
+        #[arg(long)]
+        print_join_command: bool,
+    },
+    /// List tokens, without what is secret of them
+    #[command(visible_alias = "ls")]
+    List,
+    /// Delete tokens; nodes that have joined with them stay
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// The tokens, or what is before the dot in them
+        #[arg(required = true)]
+        tokens: Vec<String>,
+    },
+}
+
+#[derive(Debug, Args)]
 pub struct BackupFlags {
     /// The backup file
     pub file: PathBuf,
@@ -462,6 +525,12 @@ fn taint(text: &str) -> Result<(String, String, String), String> {
         }
         _ => Err(wrong()),
     }
+}
+
+/// As Go writes it: `90s`, `1h30m`. Nobody waits a negative time.
+fn duration(text: &str) -> Result<SignedDuration, String> {
+    let parsed = api::time::parse_duration(text).ok().filter(|time| !time.is_negative());
+    parsed.ok_or_else(|| "a time is written as in 90s or 1h30m".to_owned())
 }
 
 fn octal(text: &str) -> Result<u32, String> {

@@ -19,6 +19,7 @@ mod reset;
 mod roles;
 mod server;
 mod services;
+mod tokens;
 mod tunnel;
 mod welcome;
 
@@ -63,6 +64,7 @@ fn main() -> ExitCode {
         Command::Check => check::run(),
         Command::Image(flags) => image::run(&flags),
         Command::Dev(flags) => dev::run(flags),
+        Command::Token(flags) => tokens::run(&flags),
         Command::Reset(flags) => reset::run(&flags),
         Command::Backup(flags) => server::backup(&flags),
         Command::Restore(flags) => server::restore(&flags),

@@ -133,6 +133,7 @@ fn settings(flags: &ControllerManagerFlags) -> anyhow::Result<Settings> {
         account_tokens: keys.map(Arc::new),
         local_storage: flags.default_local_storage_path.clone().unwrap_or_default(),
         cloud: Place(nodes.map(|nodes| Arc::new(nodes) as Arc<dyn Cloud>)),
+        silence: flags.silence.settings(),
     })
 }
 

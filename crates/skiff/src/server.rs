@@ -65,6 +65,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         account_tokens: Some(Arc::new(pki::token::Keys::load_or_create(&flags.node.data_dir.join("tls"))?)),
         local_storage: local_storage(&flags)?,
         cloud: cloud(&flags)?,
+        silence: flags.silence.settings(),
     };
     let config = apiserver::Config {
         listen,

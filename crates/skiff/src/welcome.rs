@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::Context as _;
 use base64::Engine as _;
 use client::Client;
+use jiff::Timestamp;
 use pki::join::{Bootstrap, Fingerprint, JoinToken};
 use serde_json::{Value, json};
 use std::str::FromStr as _;
@@ -15,9 +16,13 @@ use crate::facts::Facts;
 pub const FACTS: &str = "/api/v1/namespaces/kube-system/configmaps/skiff-cluster";
 /// Where nodes that cannot be reached leave a way back.
 pub const TUNNEL: &str = "/skiff/tunnel";
-/// What tokens for joining are known by, among those of others.
+/// Where tokens are kept, and how they are told from other Secrets there.
+pub const SECRETS: &str = "/api/v1/namespaces/kube-system/secrets";
+pub const TOKEN_TYPE: &str = "bootstrap.kubernetes.io/token";
+pub const TOKEN_PREFIX: &str = "bootstrap-token-";
+/// What the token of a server itself is known by, among those of others.
 const LABEL: &str = "skiff.io/join-token";
-/// Whoever shows such a token.
+/// Whoever shows a token for joining.
 const JOINING: &str = "system:bootstrappers:skiff:nodes";
 const NODES: &str = "system:nodes";
 const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
@@ -52,21 +57,31 @@ pub fn token(data_dir: &Path, wanted: Option<&str>, authority: &str) -> anyhow::
     Ok(token)
 }
 
-/// Lets nodes in: the token, what it and nodes are good for, and what nodes are told.
-pub async fn prepare(client: &Client, token: &Bootstrap, facts: &Facts) -> anyhow::Result<()> {
-    let secrets = "/api/v1/namespaces/kube-system/secrets";
-    let label = json!({LABEL: "true"});
+/// A token as the API server looks it up.
+pub fn secret(token: &Bootstrap, description: &str, expires: Option<Timestamp>) -> Value {
     let encoded = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
-    let named = |name: &str| json!({"name": name});
-    let secret = json!({
-        "apiVersion": "v1", "kind": "Secret", "type": "bootstrap.kubernetes.io/token",
-        "metadata": {"name": format!("bootstrap-token-{}", token.id), "namespace": "kube-system", "labels": label},
+    let mut secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "type": TOKEN_TYPE,
+        "metadata": {"name": format!("{TOKEN_PREFIX}{}", token.id), "namespace": "kube-system"},
         "data": {
             "token-id": encoded(&token.id), "token-secret": encoded(&token.secret),
             "auth-extra-groups": encoded(JOINING), "usage-bootstrap-authentication": encoded("true"),
-            "description": encoded("For nodes that join by `skiff agent`."),
+            "description": encoded(description),
         },
     });
+    if let Some(expires) = expires {
+        let expires = expires.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        secret["data"]["expiration"] = json!(encoded(&expires));
+    }
+    secret
+}
+
+/// Lets nodes in: the token, what it and nodes are good for, and what nodes are told.
+pub async fn prepare(client: &Client, token: &Bootstrap, facts: &Facts) -> anyhow::Result<()> {
+    let secrets = SECRETS;
+    let named = |name: &str| json!({"name": name});
+    let mut secret = secret(token, "For nodes that join by `skiff agent`.", None);
+    secret["metadata"]["labels"] = json!({LABEL: "true"});
     let map = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "skiff-cluster"}, "data": facts.data(),
     });
@@ -155,7 +170,7 @@ async fn forget_others(client: &Client, secrets: &str, token: &Bootstrap) -> any
     let list = client.request(http::Method::GET, &format!("{secrets}?labelSelector={LABEL}"), None).await?;
     for secret in list.get("items").and_then(Value::as_array).into_iter().flatten() {
         let name = secret.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
-        if name == format!("bootstrap-token-{}", token.id) {
+        if name == format!("{TOKEN_PREFIX}{}", token.id) {
             continue;
         }
         match client.request(http::Method::DELETE, &format!("{secrets}/{name}"), None).await {

@@ -120,6 +120,36 @@ fn a_node_joins_by_a_token_and_is_known_afterwards() {
     let node = place.get(&["node", "joined"]);
     assert_eq!(node["status"]["addresses"][0], json!({"type": "InternalIP", "address": "192.0.2.7"}));
 
+    // Another token, which is not the server's own and ends.
+    let tokens = |words: &[&str]| {
+        let mut command = place.server.command(env!("CARGO_BIN_EXE_skiff"));
+        command.arg("token").args(words).arg("--data-dir").arg(place.server.data_dir());
+        let output = command.env_remove("KUBECONFIG").output().expect("skiff");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let made = tokens(&["create", "--description=one more", "--ttl=1h"]);
+    let another = made.trim();
+    assert!(another.starts_with(&format!("{digest}::")), "the same authority");
+    let id = another.split_once("::").and_then(|(_, rest)| rest.split_once('.')).expect("an id").0;
+    let command = tokens(&["create", "--print-join-command"]);
+    assert!(command.starts_with("skiff agent --server https://") && command.contains(digest));
+    let listed = tokens(&["list"]);
+    let line = listed.lines().find(|line| line.starts_with(id)).expect("a line");
+    assert!(line.contains(" 59m ") && line.ends_with(" one more"), "{line}");
+    assert_eq!(listed.lines().count(), 4, "the server's own is there too: {listed}");
+    let asked = |token: &str| {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut process = Process::spawn(&mut place.command(Some(token), dir.path())).expect("an agent");
+        let outcome =
+            |log: &str| (log.contains("INFO joined") || log.contains("skiff: ")).then(|| log.to_owned());
+        process.wait_until_log(DEADLINE, outcome).unwrap_or_else(|error| format!("{error:#}"))
+    };
+    assert!(asked(another).contains("INFO joined"), "a token that was made is good");
+    tokens(&["delete", another]);
+    assert!(asked(another).contains("the server does not accept the token"), "one that was deleted is not");
+    let nodes = requests(&place);
+
     // It is itself and sees what is its own.
     let tls = place.dir.path().join("agent/tls");
     let read = |name: &str| std::fs::read_to_string(tls.join(name)).expect("a file");
@@ -156,6 +186,6 @@ fn a_node_joins_by_a_token_and_is_known_afterwards() {
         |place: &Place| place.get(&["lease", "joined", "-n", "kube-node-lease"])["spec"]["renewTime"].clone();
     let before = heartbeat(&place);
     agent.wait_until(DEADLINE, || (heartbeat(&place) != before).then_some(())).expect("it lives");
-    assert_eq!(requests(&place), 2);
+    assert_eq!(requests(&place), nodes);
     assert!(agent.terminate(DEADLINE).expect("an end").success());
 }

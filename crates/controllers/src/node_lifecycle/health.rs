@@ -1,16 +1,13 @@
 //! When a node counts as silent. Pure.
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use reconcile::Silence;
 
 use crate::node::condition;
 
-/// How long a node may say nothing.
-const GRACE: SignedDuration = SignedDuration::from_secs(50);
-/// How long a new node may take to say something.
-const STARTUP_GRACE: SignedDuration = SignedDuration::from_secs(60);
 /// What nobody knows of a silent node.
 const CONDITIONS: [&str; 4] = ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
 
@@ -43,8 +40,8 @@ impl Health {
     }
 
     /// When the node counts as silent unless it is heard of before.
-    pub fn silent_at(&self) -> Timestamp {
-        let grace = if self.heartbeat.is_some() { GRACE } else { STARTUP_GRACE };
+    pub fn silent_at(&self, silence: Silence) -> Timestamp {
+        let grace = if self.heartbeat.is_some() { silence.grace } else { silence.startup };
         self.heard.checked_add(grace).unwrap_or(Timestamp::MAX)
     }
 }

@@ -1,9 +1,9 @@
 use expect_test::{Expect, expect};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use proptest::prelude::*;
-use reconcile::{Key, Object, Patch};
+use reconcile::{Key, Object, Patch, Silence};
 use serde_json::{Value, json};
 
 use super::health::{self, Health};
@@ -49,17 +49,19 @@ fn lease(second: i64) -> Lease {
 #[test]
 fn nodes_are_heard_by_status_or_lease() {
     let never = Health::observe(None, &node(""), None, at(30));
-    assert_eq!(never.silent_at(), at(60), "a minute from its creation to its first word");
+    assert_eq!(never.silent_at(Silence::default()), at(60), "a minute from its creation to its first word");
     let first = Health::observe(Some(never), &node("Ready=True@40"), None, at(41));
-    assert_eq!(first.silent_at(), at(91));
+    assert_eq!(first.silent_at(Silence::default()), at(91));
     let same = Health::observe(Some(first.clone()), &node("Ready=True@40"), None, at(70));
-    assert_eq!(same.silent_at(), at(91), "looking is not hearing");
+    assert_eq!(same.silent_at(Silence::default()), at(91), "looking is not hearing");
     let beat = Health::observe(Some(same.clone()), &node("Ready=True@71"), None, at(72));
-    assert_eq!(beat.silent_at(), at(122));
+    assert_eq!(beat.silent_at(Silence::default()), at(122));
     let renewed = Health::observe(Some(same), &node("Ready=True@40"), Some(&lease(5)), at(80));
-    assert_eq!(renewed.silent_at(), at(130), "our clock counts, not the node's");
+    assert_eq!(renewed.silent_at(Silence::default()), at(130), "our clock counts, not the node's");
+    let hasty = Silence { grace: SignedDuration::from_secs(20), ..Silence::default() };
+    assert_eq!(renewed.silent_at(hasty), at(100));
     let old = Health::observe(Some(renewed), &node("Ready=True@40"), Some(&lease(5)), at(90));
-    assert_eq!(old.silent_at(), at(130));
+    assert_eq!(old.silent_at(Silence::default()), at(130));
 }
 
 #[test]

@@ -1,0 +1,183 @@
+//! `skiff token`: further tokens by which nodes join, besides the one in the server's file `token`. Each is an object of
+//! its own in the cluster, is good for as long as was said, and can be taken away without the others noticing.
+
+use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail};
+use base64::Engine as _;
+use client::remote::Remote;
+use client::{Client, Kubeconfig};
+use jiff::{SignedDuration, Timestamp};
+use pki::join::{Bootstrap, Fingerprint, JoinToken};
+use serde_json::Value;
+
+use crate::flags::{TokenAction, TokenFlags};
+use crate::welcome::{self, SECRETS, TOKEN_PREFIX, TOKEN_TYPE};
+
+pub fn run(flags: &TokenFlags) -> anyhow::Result<()> {
+    let path = flags.kubeconfig.clone().unwrap_or_else(|| flags.data_dir.join("admin.kubeconfig"));
+    let config = Kubeconfig::read(&path)?;
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+        let remote = Remote::new(&config).with_context(|| format!("cannot use {}", path.display()))?;
+        let client = Client::new(Arc::new(remote), "skiff-token");
+        match &flags.action {
+            TokenAction::Create { ttl, description, print_join_command } => {
+                let token = create(&client, &config, *ttl, description).await?;
+                match print_join_command {
+                    true => println!("skiff agent --server {} --token {token}", place(&client).await?),
+                    false => println!("{token}"),
+                }
+            }
+            TokenAction::List => {
+                let path = format!("{SECRETS}?fieldSelector=type%3D{}", TOKEN_TYPE.replace('/', "%2F"));
+                let list = client.request(http::Method::GET, &path, None).await?;
+                print!("{}", table(&list["items"], Timestamp::now()));
+            }
+            TokenAction::Delete { tokens } => {
+                for token in tokens {
+                    let id = id(token)?;
+                    let path = format!("{SECRETS}/{TOKEN_PREFIX}{id}");
+                    let gone = client.request(http::Method::DELETE, &path, None).await;
+                    gone.with_context(|| format!("cannot delete the token {id}"))?;
+                    println!("deleted the token {id}");
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Makes a token; what a node needs is all of it.
+async fn create(
+    client: &Client,
+    config: &Kubeconfig,
+    ttl: SignedDuration,
+    description: &str,
+) -> anyhow::Result<String> {
+    let authority = std::str::from_utf8(&config.ca_pem).context("the kubeconfig's authority is no PEM")?;
+    let expires = match ttl.is_zero() {
+        true => None,
+        false => Some(Timestamp::now().checked_add(ttl).context("--ttl is too long")?),
+    };
+    let token = JoinToken { authority: Some(Fingerprint::of(authority)?), bootstrap: Bootstrap::random()? };
+    let secret = welcome::secret(&token.bootstrap, description, expires);
+    client.request(http::Method::POST, SECRETS, Some(&secret)).await.context("cannot make the token")?;
+    Ok(token.reveal())
+}
+
+/// Where other machines reach the API server, which the kubeconfig may know by an address of this one only.
+async fn place(client: &Client) -> anyhow::Result<String> {
+    let path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes";
+    let slice = client.request(http::Method::GET, path, None).await?;
+    let address = slice.pointer("/endpoints/0/addresses/0").and_then(Value::as_str);
+    let address = address.and_then(|text| text.parse::<IpAddr>().ok());
+    let port =
+        slice.pointer("/ports/0/port").and_then(Value::as_u64).and_then(|port| u16::try_from(port).ok());
+    let (address, port) = address.zip(port).context("the server does not know where it is reached")?;
+    Ok(format!("https://{}", SocketAddr::new(address, port)))
+}
+
+/// What is before the dot, whether the rest is there or not.
+fn id(token: &str) -> anyhow::Result<&str> {
+    let bare = token.rsplit_once("::").map_or(token, |(_, bare)| bare);
+    let id = bare.split_once('.').map_or(bare, |(id, _)| id);
+    match id.len() == 6 && id.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit()) {
+        true => Ok(id),
+        // Not repeated: it may be a secret.
+        false => bail!("a token is named by the six letters and digits before its dot"),
+    }
+}
+
+/// Tokens as lines: what each is named, how long it is good for, and what it is for.
+fn table(secrets: &Value, now: Timestamp) -> String {
+    let base64 = base64::engine::general_purpose::STANDARD;
+    let field = |secret: &Value, name: &str| {
+        let bytes = base64.decode(secret["data"][name].as_str().unwrap_or_default()).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    let mut text = format!("{:<8}{:<12}{:<22}{:<26}{}\n", "ID", "TTL", "EXPIRES", "USAGES", "DESCRIPTION");
+    for secret in secrets.as_array().into_iter().flatten() {
+        let expires = field(secret, "expiration");
+        let left = match (expires.as_str(), expires.parse::<Timestamp>()) {
+            ("", _) => "<forever>".to_owned(),
+            (_, Ok(end)) if end > now => short(now.duration_until(end)),
+            _ => "<expired>".to_owned(),
+        };
+        let usages: Vec<&str> = ["authentication", "signing"]
+            .into_iter()
+            .filter(|usage| field(secret, &format!("usage-bootstrap-{usage}")) == "true")
+            .collect();
+        let or_none = |text: String, none: &str| if text.is_empty() { none.to_owned() } else { text };
+        let line = format!(
+            "{:<8}{left:<12}{:<22}{:<26}{}",
+            field(secret, "token-id"),
+            or_none(expires, "<never>"),
+            or_none(usages.join(","), "<none>"),
+            field(secret, "description"),
+        );
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    text
+}
+
+/// The largest unit of a time, as kubectl says ages.
+fn short(time: SignedDuration) -> String {
+    let seconds = time.as_secs();
+    match (seconds / 86_400, seconds / 3600, seconds / 60) {
+        (days, _, _) if days >= 2 => format!("{days}d"),
+        (_, hours, _) if hours >= 1 => format!("{hours}h"),
+        (_, _, minutes) if minutes >= 1 => format!("{minutes}m"),
+        _ => format!("{seconds}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn tokens_are_listed_without_their_secrets() {
+        let now: Timestamp = "2026-11-15T12:00:00Z".parse().unwrap();
+        let token = |id: &str, seconds: Option<i64>, text: &str| {
+            let token = Bootstrap { id: id.to_owned(), secret: "0123456789abcdef".to_owned() };
+            welcome::secret(&token, text, seconds.map(|seconds| now + SignedDuration::from_secs(seconds)))
+        };
+        let other = json!({"data": {"token-id": base64::engine::general_purpose::STANDARD.encode("ffffff")}});
+        let all = json!([
+            token("aaaaaa", None, "for all"),
+            token("bbbbbb", Some(86_399), ""),
+            token("cccccc", Some(10 * 86_400), "x"),
+            token("dddddd", Some(59), ""),
+            token("eeeeee", Some(-1), ""),
+            other,
+        ]);
+        let told = table(&all, now);
+        assert!(!told.contains("0123456789abcdef"));
+        expect![[r#"
+            ID      TTL         EXPIRES               USAGES                    DESCRIPTION
+            aaaaaa  <forever>   <never>               authentication            for all
+            bbbbbb  23h         2026-11-16T11:59:59Z  authentication
+            cccccc  10d         2026-11-25T12:00:00Z  authentication            x
+            dddddd  59s         2026-11-15T12:00:59Z  authentication
+            eeeeee  <expired>   2026-11-15T11:59:59Z  authentication
+            ffffff  <forever>   <never>               <none>
+        "#]]
+        .assert_eq(&told);
+    }
+
+    #[test]
+    fn a_token_is_named_by_any_part_that_has_its_id() {
+        for text in ["abc123", "abc123.0123456789abcdef", "K10ff::abc123.0123456789abcdef"] {
+            assert_eq!(id(text).unwrap(), "abc123");
+        }
+        for text in ["", "secret-secret", "ABC123", "K10ff::", "../x/y"] {
+            let error = id(text).unwrap_err().to_string();
+            assert!(text.is_empty() || !error.contains(text), "{error}");
+        }
+    }
+}
