@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
-use nft::Net;
+use nft::{Ip, Net};
 use reconcile::{Ctx, Object as _};
 use sys::netlink::Netlink;
 use tokio::sync::Notify;
 
-pub use overlay::LINK as OVERLAY;
+pub use overlay::LINKS as OVERLAYS;
 
 /// What our routes are known by, among those of others in the kernel's table.
 const OURS: u8 = 0x73;
@@ -43,8 +43,8 @@ pub async fn run(ctx: Ctx, node: String) {
             let wanted = plan::plan(nodes.iter().map(Arc::as_ref), &node);
             let own = nodes.iter().find(|known| known.name() == node);
             let nets: Vec<Net> = own.map(|own| plan::networks(own)).unwrap_or_default();
-            let address = own.and_then(|own| plan::addresses(own).into_iter().find(IpAddr::is_ipv4));
-            let work = move || bring_about(&wanted, &nets, address);
+            let addresses = own.map(|own| plan::addresses(own)).unwrap_or_default();
+            let work = move || bring_about(&wanted, &nets, &addresses);
             let outcome = tokio::task::spawn_blocking(work).await;
             if outcome.is_ok_and(|done| done) {
                 news.notified().await;
@@ -60,15 +60,15 @@ pub async fn run(ctx: Ctx, node: String) {
 }
 
 /// Makes the kernel's routes of ours those that are wanted. Whether all could be made.
-fn bring_about(wanted: &BTreeMap<Net, IpAddr>, own: &[Net], address: Option<IpAddr>) -> bool {
+fn bring_about(wanted: &BTreeMap<Net, IpAddr>, own: &[Net], addresses: &[IpAddr]) -> bool {
     let attempt = || -> io::Result<bool> {
         let mut netlink = Netlink::open()?;
         let mut complete = true;
         let mut ways: BTreeMap<Net, (Way, IpAddr)> = BTreeMap::new();
         for (net, node) in wanted {
             let way = match netlink.way_to(*node) {
-                Ok((_, None)) => Way::Direct,
-                Ok((index, Some(_))) => Way::Overlay { underlay: index },
+                Ok((_, None)) if Ip::of(*node) == Ip::of(net.first()) => Way::Direct,
+                Ok((index, _)) => Way::Overlay { underlay: index },
                 Err(error) => {
                     complete = false;
                     tracing::warn!(%error, %net, %node, "no way to a node, and so none to its pods");
@@ -77,7 +77,7 @@ fn bring_about(wanted: &BTreeMap<Net, IpAddr>, own: &[Net], address: Option<IpAd
             };
             ways.insert(*net, (way, *node));
         }
-        let overlay = overlay::bring_about(&mut netlink, &ways, own, address)?;
+        let overlays = overlay::bring_about(&mut netlink, &ways, own, addresses)?;
         let mut gateways: BTreeMap<Net, (IpAddr, IpAddr)> = BTreeMap::new();
         for (net, (way, node)) in &ways {
             let gateway = if *way == Way::Direct { *node } else { net.first() };
@@ -95,10 +95,10 @@ fn bring_about(wanted: &BTreeMap<Net, IpAddr>, own: &[Net], address: Option<IpAd
             if there.get(&net) == Some(&gateway) {
                 continue;
             }
-            let made = match (overlay, gateway == node) {
+            let made = match (overlays[usize::from(node.is_ipv6())], gateway == node) {
                 (_, true) => netlink.add_route(net.first(), net.bits(), gateway, OURS),
                 (Some(link), false) => netlink.add_route_over(link, net.first(), net.bits(), gateway, OURS),
-                (None, false) => Err(io::Error::other("only nodes with IPv4 are reached over other links")),
+                (None, false) => Err(io::Error::other("this node has no address of that kind")),
             };
             let direct = gateway == node;
             match made {
@@ -134,3 +134,6 @@ pub fn remove_all() -> io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

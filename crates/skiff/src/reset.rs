@@ -159,7 +159,7 @@ fn network(failures: &mut Failures) {
         for link in netlink.links()? {
             let ours =
                 link.name == kubelet::network::BRIDGE || link.name.starts_with(runtime::embedded::LINKS);
-            if ours || link.name == proxy::routes::OVERLAY {
+            if ours || proxy::routes::OVERLAYS.contains(&&*link.name) {
                 netlink.delete_link(&link.name)?;
             }
         }

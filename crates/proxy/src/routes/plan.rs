@@ -12,12 +12,13 @@ pub fn plan<'a>(nodes: impl Iterator<Item = &'a Node>, own: &str) -> BTreeMap<Ne
     nodes.filter(|node| node.name() != own).flat_map(routes_to).collect()
 }
 
-/// The networks of a node's pods, each with the node's address of the same family.
+/// The networks of a node's pods, each with the node's address of the same family, or of the other if it has none:
+/// packets of either kind can go inside those of either kind.
 pub fn routes_to(node: &Node) -> Vec<(Net, IpAddr)> {
     let addresses = addresses(node);
     let behind = |net: Net| {
-        let address = addresses.iter().find(|address| Ip::of(**address) == Ip::of(net.first()));
-        address.map(|address| (net, *address))
+        let same = addresses.iter().find(|address| Ip::of(**address) == Ip::of(net.first()));
+        same.or(addresses.first()).map(|address| (net, *address))
     };
     networks(node).into_iter().filter_map(behind).collect()
 }
@@ -42,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_family_by_its_own() {
+    fn each_family_by_its_own_where_there_is_one() {
         let node = |name: &str, cidrs: &[&str], addresses: &[&str]| -> Node {
             let addresses: Vec<_> =
                 addresses.iter().map(|address| json!({"type": "InternalIP", "address": address})).collect();
@@ -62,7 +63,12 @@ mod tests {
         let routes: Vec<String> = routes.iter().map(|(net, gateway)| format!("{net} {gateway}")).collect();
         assert_eq!(
             routes,
-            ["10.42.1.0/24 192.0.2.2", "10.42.2.0/24 192.0.2.3", "fd42:0:0:1::/64 2001:db8::2"]
+            [
+                "10.42.1.0/24 192.0.2.2",
+                "10.42.2.0/24 192.0.2.3",
+                "fd42:0:0:1::/64 2001:db8::2",
+                "fd42:0:0:2::/64 192.0.2.3",
+            ]
         );
     }
 }

@@ -133,7 +133,7 @@ impl Trial {
                     Ok(_turn) => exchange(*from, SocketAddr::new(to, PORT)).await,
                     Err(_) => return,
                 };
-                let direct = is_direct(*node).await;
+                let direct = Ip::of(*node) == Ip::of(net.first()) && is_direct(*node).await;
                 match verdict(&results, &self.name, *net, *node, direct) {
                     None => {
                         tracing::debug!(node = self.name, %net, "pods of another node answer");

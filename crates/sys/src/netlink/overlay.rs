@@ -1,7 +1,7 @@
 //! Links that carry packets inside others (VXLAN), and whom they lead to.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use super::message::{Message, attributes, text};
 use super::{ACK, CREATE, DUMP, EXCLUSIVE, Netlink, REPLACE, address, family, number, octets};
@@ -10,6 +10,7 @@ use super::{ACK, CREATE, DUMP, EXCLUSIVE, Netlink, REPLACE, address, family, num
 const ID: u16 = 1;
 const LEARNING: u16 = 7;
 const PORT: u16 = 15;
+const LOCAL6: u16 = 17;
 /// `NUD_PERMANENT`, and the flag by which an entry belongs to the link itself.
 const PERMANENT: u16 = 0x80;
 const SELF: u8 = 0x02;
@@ -24,6 +25,8 @@ pub struct Overlay<'a> {
     pub port: u16,
     pub mac: [u8; 6],
     pub mtu: u32,
+    /// Whether packets go inside those of IPv6 instead of IPv4; a link knows one kind only.
+    pub over_v6: bool,
 }
 
 /// Who is behind such a link.
@@ -32,7 +35,7 @@ pub struct Neighbour {
     /// The hardware address it has there.
     pub mac: [u8; 6],
     /// Where packets for it are sent.
-    pub place: Ipv4Addr,
+    pub place: IpAddr,
 }
 
 impl Netlink {
@@ -53,6 +56,10 @@ impl Netlink {
                     data.attribute(ID, &overlay.id.to_ne_bytes());
                     data.attribute(LEARNING, &[0]);
                     data.attribute(PORT, &overlay.port.to_be_bytes());
+                    if overlay.over_v6 {
+                        // Of any address: this only says which kind.
+                        data.attribute(LOCAL6, &[0; 16]);
+                    }
                 });
             });
         }
@@ -106,7 +113,7 @@ fn entry(kind: u16, flags: u16, index: u32, neighbour: Neighbour) -> Message {
     let mut message = Message::new(kind, flags);
     header(&mut message, libc::AF_BRIDGE as u8, index, SELF);
     message.attribute(libc::NDA_LLADDR, &neighbour.mac);
-    message.attribute(libc::NDA_DST, &neighbour.place.octets());
+    message.attribute(libc::NDA_DST, &octets(neighbour.place));
     message
 }
 
@@ -116,8 +123,5 @@ fn parse(body: &[u8], index: u32) -> Option<Neighbour> {
     }
     let value = |kind| attributes(body.get(12..)?).find(|(found, _)| *found == kind).map(|(_, value)| value);
     let mac = value(libc::NDA_LLADDR)?.try_into().ok()?;
-    match address(value(libc::NDA_DST)?)? {
-        IpAddr::V4(place) => Some(Neighbour { mac, place }),
-        IpAddr::V6(_) => None,
-    }
+    Some(Neighbour { mac, place: address(value(libc::NDA_DST)?)? })
 }
