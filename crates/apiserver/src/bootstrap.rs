@@ -21,7 +21,7 @@ use crate::write::WriteOptions;
 /// Where clients reach this server, and the networks it hands out.
 pub struct Cluster {
     /// `None` on a machine without a network: the Service then has no endpoints.
-    pub address: Option<IpAddr>,
+    pub address: watch::Receiver<Option<IpAddr>>,
     pub port: u16,
     /// The first address of the service network: the `kubernetes` Service.
     pub service_ip: IpAddr,
@@ -106,7 +106,7 @@ async fn ready_service_cidr(server: &Server) -> Result<(), Status> {
 
 /// Endpoints and EndpointSlice of the `kubernetes` Service follow the server's address.
 async fn publish_endpoints(server: &Server, cluster: &Cluster) -> Result<(), Status> {
-    let Some(ip) = cluster.address else { return Ok(()) };
+    let Some(ip) = *cluster.address.borrow() else { return Ok(()) };
     let address = ip.to_string();
     let endpoints = json!({
         "metadata": {"labels": {"endpointslice.kubernetes.io/skip-mirror": "true"}},
@@ -161,9 +161,11 @@ async fn set(
     server.change(&target, &options, change).await.map(drop)
 }
 
-/// Makes again what somebody deletes of what is there for the server itself. Sleeps until something happens
-/// to one of these kinds.
+/// Makes again what somebody deletes of what is there for the server itself, and tells where it is reached. Sleeps
+/// until something happens to one of these kinds, or the address changes.
 pub async fn keep_first_objects(server: Arc<Server>, cluster: Cluster, mut shutdown: watch::Receiver<bool>) {
+    let mut address = cluster.address.clone();
+    let mut moved = false;
     let kinds = [
         row("", "configmaps"),
         row("", "services"),
@@ -174,7 +176,7 @@ pub async fn keep_first_objects(server: Arc<Server>, cluster: Cluster, mut shutd
     let mut news = shards.each_ref().map(|shard| shard.subscribe());
     let mut positions = shards.each_ref().map(|_| None);
     loop {
-        let mut restore = Restore::default();
+        let mut restore = Restore { first: std::mem::take(&mut moved), trust: false };
         for (position, shard) in positions.iter_mut().zip(&shards) {
             match position.map(|position| shard.events_from(position, usize::MAX)) {
                 Some(Batch::Events(events)) => {
@@ -200,6 +202,7 @@ pub async fn keep_first_objects(server: Arc<Server>, cluster: Cluster, mut shutd
         }
         tokio::select! {
             _ = select_all(news.each_mut().map(|news| Box::pin(news.changed()))) => {}
+            Ok(()) = address.changed() => moved = true,
             () = stopped(&mut shutdown) => return,
         }
     }

@@ -93,8 +93,8 @@ pub use registry::RuntimeConfigError;
 pub struct Config {
     /// Where it will listen.
     pub listen: SocketAddr,
-    /// The address other machines and pods reach this server at, where there is one.
-    pub advertise: Option<IpAddr>,
+    /// The address other machines and pods reach this server at, where there is one. It may change.
+    pub advertise: channel::Receiver<Option<IpAddr>>,
     pub service_cidrs: Vec<String>,
     pub node_ports: std::ops::RangeInclusive<u16>,
     /// `--runtime-config` entries.
@@ -177,7 +177,8 @@ pub async fn start(
     let authenticators = authentication::Authenticators::new(config.authentication, &config.tokens.issuers)?;
     let cache = cache::Cache::new();
     cache.start(store.clone(), shutdown.clone()).await?;
-    let reached_at = SocketAddr::new(config.advertise.unwrap_or(config.listen.ip()), config.listen.port());
+    let reached_at =
+        SocketAddr::new(config.advertise.borrow().unwrap_or(config.listen.ip()), config.listen.port());
     let mut server = server::Server::new(
         store,
         cache,
@@ -265,7 +266,7 @@ pub async fn start_in(
     let ca = pki::Authority::load_or_create(&tls, "ca", jiff::Timestamp::now())?;
     let config = Config {
         listen: SocketAddr::from(([127, 0, 0, 1], 6443)),
-        advertise: None,
+        advertise: channel::channel(None).1,
         service_cidrs: vec!["10.43.0.0/16".into()],
         node_ports: 30000..=32767,
         runtime_config: Vec::new(),

@@ -76,7 +76,7 @@ impl Rig {
 
     pub fn cluster(port: u16) -> Cluster {
         Cluster {
-            address: Some([192, 0, 2, 1].into()),
+            address: tokio::sync::watch::channel(Some([192, 0, 2, 1].into())).1,
             port,
             service_ip: [10, 43, 0, 1].into(),
             service_cidrs: vec!["10.43.0.0/16".into()],

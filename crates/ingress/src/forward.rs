@@ -1,6 +1,7 @@
 //! Handing a request on to a pod, and its answer back, as they come.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,7 +13,7 @@ use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 
 use crate::Shared;
-use crate::table::Backend;
+use crate::table::{Backend, Place};
 
 /// How long a pod may take to begin its answer.
 const ANSWER: Duration = Duration::from_secs(300);
@@ -64,6 +65,10 @@ async fn handed_on(
     let host = host(&request).ok_or(StatusCode::BAD_REQUEST)?;
     let table = shared.table.read().clone();
     let backend = table.find(name_of(&host), request.uri().path()).ok_or(StatusCode::NOT_FOUND)?;
+    let secure = shared.https_port.load(Ordering::Relaxed);
+    if backend.redirect && !from.tls && secure != 0 {
+        return redirect(&host, secure, request.uri()).ok_or(StatusCode::BAD_REQUEST);
+    }
     let upgrade = (request.version() < Version::HTTP_2 && stream::wants_upgrade(request.headers()))
         .then(|| hyper::upgrade::on(&mut request));
     prepare(&mut request, &host, from, upgrade.is_some()).ok_or(StatusCode::BAD_REQUEST)?;
@@ -86,16 +91,17 @@ async fn ask(
     if backend.addresses.is_empty() {
         return Err(StatusCode::SERVICE_UNAVAILABLE);
     }
-    for address in backend.in_turn().take(TRIES) {
+    for place in backend.in_turn().take(TRIES) {
+        let address = place.address;
         // Those that were kept may have been closed at the other end meanwhile; a new one is not.
-        while let Some(kept) = shared.pool.kept(address) {
-            match send(shared, backend, address, kept, request).await? {
+        while let Some(kept) = shared.pool.kept(place) {
+            match send(shared, backend, place, kept, request).await? {
                 Ok(response) => return Ok(response),
                 Err(unsent) => request = *unsent,
             }
         }
-        match shared.pool.dial(address).await {
-            Ok(new) => match send(shared, backend, address, new, request).await? {
+        match shared.pool.dial(place).await {
+            Ok(new) => match send(shared, backend, place, new, request).await? {
                 Ok(response) => return Ok(response),
                 Err(unsent) => request = *unsent,
             },
@@ -112,7 +118,7 @@ async fn ask(
 async fn send(
     shared: &Shared,
     backend: &Backend,
-    address: SocketAddr,
+    place: Place,
     mut sender: hyper::client::conn::http1::SendRequest<Incoming>,
     request: Request<Incoming>,
 ) -> Result<Result<Response<Incoming>, Box<Request<Incoming>>>, StatusCode> {
@@ -121,7 +127,7 @@ async fn send(
         Err(_) => Err(StatusCode::GATEWAY_TIMEOUT),
         Ok(Ok(response)) => {
             if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-                shared.pool.keep(address, sender);
+                shared.pool.keep(place, sender);
             }
             Ok(Ok(response))
         }
@@ -129,7 +135,7 @@ async fn send(
             Some(request) => Ok(Err(Box::new(request))),
             None => {
                 let error = error.into_error();
-                tracing::debug!(%error, %address, backend = backend.name, "a pod gave no answer");
+                tracing::debug!(%error, address = %place.address, backend = backend.name, "a pod gave no answer");
                 Err(StatusCode::BAD_GATEWAY)
             }
         },
@@ -166,6 +172,20 @@ fn name_of(host: &str) -> &str {
         Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => name,
         _ => host,
     }
+}
+
+/// Sends a client to the same place over TLS, with the same method.
+fn redirect(host: &str, port: u16, uri: &Uri) -> Option<Response<Body>> {
+    let name = name_of(host);
+    if name.is_empty() {
+        return None;
+    }
+    let port = if port == 443 { String::new() } else { format!(":{port}") };
+    let path = uri.path_and_query().map_or("/", |path| path.as_str());
+    let mut response = plain(StatusCode::PERMANENT_REDIRECT);
+    let there = HeaderValue::from_str(&format!("https://{name}{port}{path}")).ok()?;
+    response.headers_mut().insert(header::LOCATION, there);
+    Some(response)
 }
 
 /// Makes of a request to us one to a pod: in HTTP/1.1, for the same host, and saying for whom it is.
@@ -265,6 +285,18 @@ mod tests {
             true,
             "connection=Upgrade sec-websocket-key=k upgrade=websocket",
         );
+    }
+
+    #[test]
+    fn who_comes_without_tls_is_sent_to_the_same_place_with_it() {
+        let check = |host: &str, port: u16, path: &str, expected: Option<&str>| {
+            let sent = redirect(host, port, &path.parse().unwrap());
+            let there = sent.map(|sent| sent.headers()[header::LOCATION].to_str().unwrap().to_owned());
+            assert_eq!(there.as_deref(), expected);
+        };
+        check("a.io", 443, "/x?y=1", Some("https://a.io/x?y=1"));
+        check("a.io:8080", 8443, "/", Some("https://a.io:8443/"));
+        check("", 443, "/", None);
     }
 
     #[test]

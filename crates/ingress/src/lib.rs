@@ -9,22 +9,27 @@ mod certificates;
 mod forward;
 mod metrics;
 mod pool;
+mod relay;
 mod serve;
 mod status;
 pub mod table;
 pub mod view;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU16;
 
 use k8s_openapi::api::networking::v1::{IngressClass, IngressClassSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 pub use metrics::Metrics;
+pub use relay::relay;
 pub use serve::Ingress;
 pub use status::Config;
 
 /// What a class names as its controller to have its Ingresses served here.
 pub const CONTROLLER: &str = "skiff.dev/ingress";
+/// On a node that passes on what comes for Ingresses to one that serves them: `"true"`.
+pub const RELAYS: &str = "skiff.dev/ingress";
 /// Marks the class of Ingresses that name none.
 const DEFAULT: &str = "ingressclass.kubernetes.io/is-default-class";
 
@@ -45,5 +50,7 @@ struct Shared {
     table: parking_lot::RwLock<Arc<table::Table>>,
     certificates: Arc<certificates::Certificates>,
     pool: pool::Pool,
+    /// Where HTTPS is served; zero where it is not.
+    https_port: AtomicU16,
     metrics: Arc<Metrics>,
 }

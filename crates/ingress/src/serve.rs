@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use http::Request;
@@ -49,7 +50,8 @@ impl Ingress {
         let shared = Arc::new(Shared {
             table: RwLock::default(),
             certificates: Certificates::new(Timestamp::now())?,
-            pool: Pool::default(),
+            pool: Pool::new()?,
+            https_port: AtomicU16::new(0),
             metrics: Arc::default(),
         });
         tokio::spawn(status::follow(ctx.clone(), config, shared.clone()));
@@ -69,7 +71,11 @@ impl Ingress {
     /// Serves HTTPS until told to stop.
     pub async fn https(self, listener: TcpListener) {
         match self.shared.certificates.tls() {
-            Ok(tls) => self.serve(listener, Some(TlsAcceptor::from(Arc::new(tls)))).await,
+            Ok(tls) => {
+                let port = listener.local_addr().map_or(0, |address| address.port());
+                self.shared.https_port.store(port, Ordering::Relaxed);
+                self.serve(listener, Some(TlsAcceptor::from(Arc::new(tls)))).await;
+            }
             Err(error) => tracing::error!(%error, "cannot serve HTTPS"),
         }
     }

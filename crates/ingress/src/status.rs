@@ -5,16 +5,16 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Secret, Service};
+use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeCondition, Secret, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
 use parking_lot::RwLock;
 use reconcile::{Cache, Client, Ctx, Key, Object as _, Patch};
 use serde_json::json;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
-use crate::Shared;
 use crate::view::{self, Plan, View};
+use crate::{RELAYS, Shared};
 
 /// What comes together is worked out together; far below the second in which what is deleted must be gone.
 const GATHER: Duration = Duration::from_millis(20);
@@ -25,8 +25,8 @@ const PAUSE: Duration = Duration::from_secs(5);
 pub struct Config {
     /// Who may write the status of Ingresses.
     pub client: Client,
-    /// Where this node is reached.
-    pub address: Option<IpAddr>,
+    /// Where this node is reached, which may change.
+    pub address: watch::Receiver<Option<IpAddr>>,
 }
 
 /// What the plan of the moment depends on.
@@ -67,6 +67,12 @@ pub(crate) async fn follow(ctx: Ctx, config: Config, shared: Arc<Shared>) {
     let caches = &ctx.caches;
     wake_on(caches.ingresses(), &changed, |_| true);
     wake_on(caches.ingress_classes(), &changed, |_| true);
+    let wake = changed.clone();
+    caches.nodes().listen(move |change| {
+        if change.before.and_then(relay_of) != change.after.and_then(relay_of) {
+            wake.notify_one();
+        }
+    });
     let known = interest.clone();
     wake_on(caches.services(), &changed, move |service| known.read().services.contains(&service.key()));
     let known = interest.clone();
@@ -79,6 +85,7 @@ pub(crate) async fn follow(ctx: Ctx, config: Config, shared: Arc<Shared>) {
     ctx.caches.filled().await;
     let seen = Seen(ctx.clone());
     let mut shutdown = ctx.shutdown.clone();
+    let mut address = config.address.clone();
     loop {
         let mut plan = view::plan(&seen);
         let now = Interest {
@@ -106,6 +113,7 @@ pub(crate) async fn follow(ctx: Ctx, config: Config, shared: Arc<Shared>) {
         };
         tokio::select! {
             () = changed.notified() => {}
+            Ok(()) = address.changed() => {}
             () = again => {}
             _ = shutdown.wait_for(|stop| *stop) => return,
         }
@@ -129,21 +137,22 @@ fn wake_on<T: reconcile::Object>(
 /// Puts a plan in the place of the one before; gives back what is served by it.
 fn put(shared: &Shared, plan: Plan) -> Vec<Arc<Ingress>> {
     shared.certificates.replace(&plan.certificates);
-    let addresses: HashSet<_> = plan.table.addresses().collect();
+    let places: HashSet<_> = plan.table.places().collect();
     *shared.table.write() = Arc::new(plan.table);
-    shared.pool.only(&addresses);
+    shared.pool.only(&places);
     plan.ingresses
 }
 
 /// Tells in the status of Ingresses where they are served. Whether that went well.
 async fn tell(ctx: &Ctx, config: &Config, ingresses: &[Arc<Ingress>]) -> bool {
-    let Some(address) = config.address else { return true };
+    let Some(address) = *config.address.borrow() else { return true };
+    let relays: Vec<String> = ctx.caches.nodes().all().iter().filter_map(relay_of).collect();
     let mut well = true;
     for ingress in ingresses {
         let status = ingress.status.as_ref().and_then(|status| status.load_balancer.as_ref());
         let told = status.and_then(|status| status.ingress.as_deref()).unwrap_or_default();
         let told: Vec<String> = told.iter().filter_map(|one| one.ip.clone()).collect();
-        let wanted = wanted(&told, address, |ip| is_node(ctx, ip));
+        let wanted = wanted(&told, address, &relays, |ip| serves(ctx, ip));
         if told == wanted {
             continue;
         }
@@ -160,21 +169,36 @@ async fn tell(ctx: &Ctx, config: &Config, ingresses: &[Arc<Ingress>]) -> bool {
     well
 }
 
-/// Ours, and those of other nodes that serve it too.
-fn wanted(told: &[String], own: IpAddr, is_node: impl Fn(&str) -> bool) -> Vec<String> {
-    let mut wanted: Vec<String> = told.iter().filter(|ip| is_node(ip)).cloned().collect();
-    let own = own.to_string();
-    if !wanted.contains(&own) {
-        wanted.push(own);
+/// Ours, those of other nodes that serve it too, and those of nodes that pass requests on.
+fn wanted(told: &[String], own: IpAddr, relays: &[String], serves: impl Fn(&str) -> bool) -> Vec<String> {
+    let mut wanted: Vec<String> =
+        told.iter().filter(|ip| relays.contains(ip) || serves(ip)).cloned().collect();
+    for ip in [own.to_string()].iter().chain(relays) {
+        if !wanted.contains(ip) {
+            wanted.push(ip.clone());
+        }
     }
     wanted
 }
 
-fn is_node(ctx: &Ctx, ip: &str) -> bool {
+/// Whether a node has this address and may serve Ingresses itself; what is known of those that only pass on is known
+/// better.
+fn serves(ctx: &Ctx, ip: &str) -> bool {
     ctx.caches.nodes().all().iter().any(|node| {
         let addresses = node.status.as_ref().and_then(|status| status.addresses.as_ref());
-        addresses.into_iter().flatten().any(|address| address.address == ip)
+        node.annotation(RELAYS).is_none()
+            && addresses.into_iter().flatten().any(|address| address.address == ip)
     })
+}
+
+/// Where a node is reached that is well and passes on what comes for Ingresses.
+fn relay_of(node: &Arc<Node>) -> Option<String> {
+    let status = node.status.as_ref()?;
+    let ready = |known: &NodeCondition| known.type_ == "Ready" && known.status == "True";
+    let well = status.conditions.iter().flatten().any(ready) && node.annotation(RELAYS) == Some("true");
+    let internal = |address: &&NodeAddress| address.type_ == "InternalIP";
+    let address = status.addresses.iter().flatten().find(internal);
+    address.filter(|_| well).map(|address| address.address.clone())
 }
 
 #[cfg(test)]
@@ -186,7 +210,10 @@ mod tests {
         let check = |told: &[&str], expected: &[&str]| {
             let told: Vec<String> = told.iter().map(|ip| (*ip).to_owned()).collect();
             let own = "192.0.2.1".parse().unwrap();
-            assert_eq!(wanted(&told, own, |ip| ip == "192.0.2.1" || ip == "192.0.2.2"), expected);
+            let relays = ["192.0.2.3".to_owned()];
+            assert_eq!(wanted(&told, own, &[], |ip| ip == "192.0.2.1" || ip == "192.0.2.2"), expected);
+            let with_relay = wanted(&told, own, &relays, |ip| ip == "192.0.2.1" || ip == "192.0.2.2");
+            assert_eq!(with_relay, [expected, &["192.0.2.3"]].concat());
         };
         check(&[], &["192.0.2.1"]);
         check(&["192.0.2.1"], &["192.0.2.1"]);

@@ -17,25 +17,37 @@ pub enum PathType {
     Prefix,
 }
 
+/// Where a connection leads, and how it is spoken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Place {
+    pub address: SocketAddr,
+    pub tls: bool,
+}
+
 /// Those who answer.
 #[derive(Debug, Default)]
 pub struct Backend {
     /// As it is named in logs.
     pub name: String,
     pub addresses: Vec<SocketAddr>,
+    /// Whether they expect TLS.
+    pub tls: bool,
+    /// Whether who comes without TLS is sent away to come with it.
+    pub redirect: bool,
     next: AtomicUsize,
 }
 
 impl Backend {
     pub fn new(name: String, addresses: Vec<SocketAddr>) -> Backend {
-        Backend { name, addresses, next: AtomicUsize::new(0) }
+        Backend { name, addresses, ..Backend::default() }
     }
 
     /// Everyone once, each time beginning with another.
-    pub fn in_turn(&self) -> impl Iterator<Item = SocketAddr> {
+    pub fn in_turn(&self) -> impl Iterator<Item = Place> {
         let start = self.next.fetch_add(1, Ordering::Relaxed);
         let count = self.addresses.len();
-        (0..count).map(move |index| self.addresses[start.wrapping_add(index) % count])
+        let at = move |index| self.addresses[start.wrapping_add(index) % count];
+        (0..count).map(move |index| Place { address: at(index), tls: self.tls })
     }
 }
 
@@ -97,11 +109,13 @@ impl Table {
     }
 
     /// Everybody who may be asked.
-    pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+    pub fn places(&self) -> impl Iterator<Item = Place> {
         let sites = self.names.values().chain(self.wildcards.values()).chain([&self.any]);
         let backends = sites
             .flat_map(|site| site.rules.iter().map(|(_, rule)| &rule.backend).chain(site.default.as_ref()));
-        backends.flat_map(|backend| backend.addresses.iter().copied())
+        backends.flat_map(|backend| {
+            backend.addresses.iter().map(|address| Place { address: *address, tls: backend.tls })
+        })
     }
 
     /// Who answers, for a host without its port and a path without its query.

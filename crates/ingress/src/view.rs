@@ -15,6 +15,11 @@ use crate::{CONTROLLER, DEFAULT};
 /// From before classes had objects.
 const ANNOTATION: &str = "kubernetes.io/ingress.class";
 
+/// On an Ingress that is to be had over TLS only: `"true"`.
+const REDIRECT: &str = "skiff.dev/ssl-redirect";
+/// What a port of a Service says as its protocol where pods expect TLS.
+const TLS: [&str; 2] = ["https", "kubernetes.io/wss"];
+
 /// What is seen of the cluster.
 pub trait View {
     fn ingresses(&self) -> Vec<Arc<Ingress>>;
@@ -41,10 +46,12 @@ pub struct Plan {
 /// Works out what is to be served.
 pub fn plan(view: &dyn View) -> Plan {
     let mut plan = Plan { ingresses: served(view), ..Plan::default() };
-    let mut backends: HashMap<(Key, String), Arc<Backend>> = HashMap::new();
+    let mut backends: HashMap<(Key, String, bool), Arc<Backend>> = HashMap::new();
     let (mut rules, mut defaults) = (Vec::new(), Vec::new());
     for ingress in plan.ingresses.clone() {
         let Some(spec) = &ingress.spec else { continue };
+        let annotations = ingress.metadata.annotations.as_ref();
+        let redirect = annotations.and_then(|all| all.get(REDIRECT)).is_some_and(|value| value == "true");
         let mut resolve = |backend: Option<&IngressBackend>| {
             let (key, port) = match backend.and_then(|backend| backend.service.as_ref()) {
                 Some(service) => {
@@ -56,10 +63,13 @@ pub fn plan(view: &dyn View) -> Plan {
             plan.services.insert(key.clone());
             let name = port.name.clone().unwrap_or_else(|| port.number.unwrap_or_default().to_string());
             let made = || {
-                let addresses = view.service(&key).map(|service| addresses(view, &service, &port));
-                Arc::new(Backend::new(format!("{key}:{name}"), addresses.unwrap_or_default()))
+                let found = view.service(&key).map(|service| answering(view, &service, &port));
+                let (addresses, tls) = found.unwrap_or_default();
+                let mut backend = Backend::new(format!("{key}:{name}"), addresses);
+                (backend.tls, backend.redirect) = (tls, redirect);
+                Arc::new(backend)
             };
-            backends.entry((key.clone(), name.clone())).or_insert_with(made).clone()
+            backends.entry((key.clone(), name.clone(), redirect)).or_insert_with(made).clone()
         };
         let mut hosts = BTreeSet::new();
         for rule in spec.rules.iter().flatten() {
@@ -124,14 +134,17 @@ fn served(view: &dyn View) -> Vec<Arc<Ingress>> {
     served
 }
 
-/// Where the pods behind a port of a Service listen: those that are ready, or else those that still serve.
-fn addresses(view: &dyn View, service: &Service, wanted: &ServiceBackendPort) -> Vec<SocketAddr> {
+/// Where the pods behind a port of a Service listen: those that are ready, or else those that still serve. And whether
+/// they expect TLS.
+fn answering(view: &dyn View, service: &Service, wanted: &ServiceBackendPort) -> (Vec<SocketAddr>, bool) {
     let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_deref()).unwrap_or_default();
     let port = ports.iter().find(|port| match &wanted.name {
         Some(name) => port.name.as_deref() == Some(name),
         None => Some(port.port) == wanted.number,
     });
-    let Some(port) = port else { return Vec::new() };
+    let Some(port) = port else { return Default::default() };
+    let protocol = port.app_protocol.as_deref().unwrap_or_default();
+    let tls = TLS.iter().any(|known| protocol.eq_ignore_ascii_case(known));
     let (mut ready, mut serving) = (BTreeSet::new(), BTreeSet::new());
     for slice in view.slices(&service.key()) {
         let name = |name: &Option<String>| name.clone().unwrap_or_default();
@@ -147,7 +160,7 @@ fn addresses(view: &dyn View, service: &Service, wanted: &ServiceBackendPort) ->
             }
         }
     }
-    (if ready.is_empty() { serving } else { ready }).into_iter().collect()
+    ((if ready.is_empty() { serving } else { ready }).into_iter().collect(), tls)
 }
 
 /// Whether an endpoint is ready, and whether it still serves.

@@ -13,7 +13,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use ingress::{Config, Ingress};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Secret, Service};
+use k8s_openapi::api::core::v1::{Node, Secret, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::Ingress as Object;
 use k8s_openapi::serde::{Serialize, de::DeserializeOwned};
@@ -58,7 +58,8 @@ impl World {
         let client = Client::new(server.local(), "test");
         let ctx = Ctx::new(client.clone(), Clock::default(), stop.subscribe());
         client.create(&ingress::class()).await.unwrap();
-        let config = Config { client: client.clone(), address: Some("192.0.2.1".parse().unwrap()) };
+        let address = watch::channel(Some("192.0.2.1".parse().unwrap())).1;
+        let config = Config { client: client.clone(), address };
         let ingress = Ingress::start(&ctx, config).unwrap();
         let listen = async || TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (plain, tls) = (listen().await, listen().await);
@@ -344,4 +345,108 @@ async fn certificates_are_shown_by_name_and_taken_up_when_they_change() {
     becomes(&old, None).await;
     world.create::<Secret>(certificate(&new, "*.a.io")).await;
     becomes(&new, told).await;
+}
+
+/// A pod that speaks TLS only, with a certificate that nobody knows.
+async fn secure_pod(directory: &std::path::Path, name: &'static str) -> u16 {
+    let authority = Authority::load_or_create(&directory.join("ca"), "pods", Timestamp::now()).unwrap();
+    let secret = certificate(&authority, "pod");
+    let text = |field: &str| secret["stringData"][field].as_str().unwrap().to_owned();
+    let issued = pki::Issued { cert_pem: text("tls.crt"), key_pem: text("tls.key") };
+    let tls = pki::server_config(pki::Serving::new(&issued).unwrap(), &[]).unwrap();
+    let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                let Ok(stream) = acceptor.accept(stream).await else { return };
+                let service =
+                    service_fn(
+                        move |request| async move { Ok::<_, Infallible>(played(name, request).await) },
+                    );
+                let _ = hyper::server::conn::http1::Builder::new()
+                    .serve_connection(TokioIo::new(stream), service)
+                    .await;
+            });
+        }
+    });
+    port
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_may_expect_tls_and_so_may_an_ingress() {
+    let Some(world) = World::start().await else { return };
+    world.service("secure", &[secure_pod(world.directory.path(), "secure").await]).await;
+    world.ingress("secure", "a.io", "secure", json!([])).await;
+    // Nobody has said yet that pods expect it.
+    world.becomes("a.io", "/", (502, "502 Bad Gateway\n")).await;
+    let said = json!({"spec": {"ports": [{"port": 80, "name": "http", "appProtocol": "HTTPS"}]}});
+    let key = Key::new("default", "secure");
+    world.client.patch::<Service>(&key, &reconcile::Patch::Merge(said)).await.unwrap();
+    world.becomes("a.io", "/", (200, "secure")).await;
+
+    let only = json!({"metadata": {"annotations": {"skiff.dev/ssl-redirect": "true"}}});
+    world.client.patch::<Object>(&key, &reconcile::Patch::Merge(only)).await.unwrap();
+    world.becomes("a.io:8080", "/x?y=1", (308, "308 Permanent Redirect\n")).await;
+    let mut stream = TcpStream::connect(world.http).await.unwrap();
+    stream.write_all(b"GET /x?y=1 HTTP/1.1\r\nhost: a.io:1\r\nconnection: close\r\n\r\n").await.unwrap();
+    let mut heard = String::new();
+    tokio::time::timeout(LONG, stream.read_to_string(&mut heard)).await.unwrap().unwrap();
+    let there = format!("location: https://a.io:{}/x?y=1\r\n", world.https.port());
+    assert!(heard.contains(&there), "{heard}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_nodes_pass_on_what_comes_for_ingresses() {
+    let Some(mut world) = World::start().await else { return };
+    world.service("web", &[pod("web").await]).await;
+    world.ingress("web", "a.io", "web", json!([])).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let place = world.http.to_string();
+    world.http = listener.local_addr().unwrap();
+    let stop = watch::Sender::new(false);
+    tokio::spawn(ingress::relay(listener, place, stop.subscribe()));
+    world.becomes("a.io", "/", (200, "web")).await;
+    // The status names nodes that do, as long as they are well.
+    let node = |ready: &str| {
+        json!({
+            "metadata": {"name": "far", "annotations": {"skiff.dev/ingress": "true"}},
+            "status": {
+                "addresses": [{"type": "InternalIP", "address": "192.0.2.9"}],
+                "conditions": [{"type": "Ready", "status": ready}],
+            },
+        })
+    };
+    let told = async |wished: &[&str]| {
+        let wait = async {
+            loop {
+                let object: Object = world.client.get(&Key::new("default", "web")).await.unwrap();
+                let all = object.status.and_then(|status| status.load_balancer?.ingress).unwrap_or_default();
+                if all.iter().filter_map(|one| one.ip.as_deref()).eq(wished.iter().copied()) {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        assert!(tokio::time::timeout(LONG, wait).await.is_ok(), "{wished:?} is not told");
+    };
+    told(&["192.0.2.1"]).await;
+    world.create::<Node>(node("True")).await;
+    world
+        .client
+        .patch_status::<Node>(&Key::new("", "far"), &reconcile::Patch::Merge(node("True")))
+        .await
+        .unwrap();
+    told(&["192.0.2.1", "192.0.2.9"]).await;
+    world
+        .client
+        .patch_status::<Node>(&Key::new("", "far"), &reconcile::Patch::Merge(node("False")))
+        .await
+        .unwrap();
+    told(&["192.0.2.1"]).await;
+    stop.send_replace(true);
+    let refused = async { while TcpStream::connect(world.http).await.is_ok() {} };
+    tokio::time::timeout(LONG, refused).await.expect("it ends when told");
 }

@@ -4,11 +4,13 @@ mod resources;
 mod security;
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use reconcile::{Key, Object as _};
 use runtime::cri;
+use tokio::sync::watch;
 
 use crate::env::expand;
 use crate::observed::{CONTAINER_NAME, IMAGE, POD_NAME, POD_NAMESPACE, POD_UID, RESOURCES};
@@ -17,7 +19,8 @@ use crate::observed::{CONTAINER_NAME, IMAGE, POD_NAME, POD_NAMESPACE, POD_UID, R
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub node_name: String,
-    pub node_ip: String,
+    /// Where this node is reached, which may change; nothing on a machine without a network.
+    pub node_ip: watch::Receiver<Option<IpAddr>>,
     /// Where pods' directories are: volumes, hosts files, termination messages.
     pub pods: PathBuf,
     /// Where plugins are looked for and storage drivers put volumes; theirs expect `/var/lib/kubelet`.
@@ -39,6 +42,11 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Where this node is reached now.
+    pub fn node_ip(&self) -> String {
+        self.node_ip.borrow().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)).to_string()
+    }
+
     /// The pod's directory.
     pub fn pod_dir(&self, pod: &Pod) -> PathBuf {
         self.pods.join(pod.uid())

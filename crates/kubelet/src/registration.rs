@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Owne
 use reconcile::{Error, Key, Object as _, Patch};
 use serde_json::json;
 
-use crate::{Node, network};
+use crate::{Node, look_at_all, network};
 
 const LEASE_SECONDS: i32 = 40;
 const RENEW_EVERY: Duration = Duration::from_secs(10);
@@ -64,6 +64,7 @@ pub struct Presentation {
 pub async fn run(node: &Node) {
     let nodes = node.ctx.caches.nodes().clone();
     nodes.filled().await;
+    let mut address = node.settings.node_ip.clone();
     tokio::join!(
         async {
             loop {
@@ -78,7 +79,14 @@ pub async fn run(node: &Node) {
                     }
                 };
                 // Volumes are not mounted before it is told that they are going to be used.
-                let _ = tokio::time::timeout(pause, node.csi.news.notified()).await;
+                tokio::select! {
+                    () = tokio::time::sleep(pause) => {}
+                    () = node.csi.news.notified() => {}
+                    Ok(()) = address.changed() => {
+                        // Pods tell where their node is, and those in its network are there too.
+                        look_at_all(node);
+                    }
+                }
             }
         },
         async {
@@ -236,7 +244,7 @@ async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
         capacity: Some(resources.clone()),
         allocatable: Some(allocatable(node, resources)),
         addresses: Some(vec![
-            address("InternalIP", &node.settings.node_ip),
+            address("InternalIP", &node.settings.node_ip()),
             address("Hostname", &node.settings.node_name),
         ]),
         conditions: Some(beside_others(

@@ -76,7 +76,7 @@ impl Cluster {
         let config = kubelet::Config {
             settings: kubelet::Settings {
                 node_name: "here".into(),
-                node_ip: "127.0.0.1".into(),
+                node_ip: tokio::sync::watch::channel(None).1,
                 pods: self.path("pods"),
                 root: self.path("root"),
                 logs: self.path("logs"),

@@ -1,36 +1,140 @@
-//! The machine's own addresses, as the kernel's routing tables list them.
+//! The machine's own address: which one others reach it at, and what becomes of that while it runs.
+//!
+//! An address that the machine has is kept, whatever else comes: a second network or a VPN is no reason to move. Only
+//! once it is gone another one is looked for.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::time::Duration;
 
-/// The first address of this machine that others could reach; `None` on a machine without a network.
+use sys::netlink::{self, Netlink};
+use tokio::net::UnixDatagram;
+use tokio::sync::watch;
+
+/// Where this machine is reached; whoever has it is told of changes.
+pub type Address = watch::Receiver<Option<IpAddr>>;
+
+/// Addresses do not come alone: routes follow.
+const GATHER: Duration = Duration::from_millis(500);
+/// How long to wait until looking again where the kernel does not tell.
+const PAUSE: Duration = Duration::from_secs(10);
+/// Somewhere else in the world. Nothing is ever sent there.
+const ELSEWHERE: [SocketAddr; 2] = [
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9),
+    SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9),
+];
+
+/// The address by which this machine reaches the world, or else the first that others could reach; `None` on a machine
+/// without a network.
 pub fn own() -> Option<IpAddr> {
-    let trie = std::fs::read_to_string("/proc/net/fib_trie").unwrap_or_default();
-    let v6 = std::fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
-    first_v4(&trie).map(IpAddr::V4).or_else(|| first_v6(&v6).map(IpAddr::V6))
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let ours = of_links(&[&[kubelet::network::BRIDGE][..], &proxy::routes::OVERLAYS].concat());
+    let usable = |ip: &IpAddr| crate::server::reachable(*ip).is_some() && !ours.contains(ip);
+    let [v4, v6] = ELSEWHERE.map(|to| toward(to).ok().filter(usable));
+    let first_v4 =
+        || v4_addresses(&read("/proc/net/fib_trie")).into_iter().map(IpAddr::V4).find(|ip| usable(ip));
+    let first_v6 =
+        || v6_addresses(&read("/proc/net/if_inet6")).into_iter().map(IpAddr::V6).find(|ip| usable(ip));
+    v4.or_else(first_v4).or(v6).or_else(first_v6)
+}
+
+/// This machine's address on the way to another.
+pub fn toward(to: SocketAddr) -> std::io::Result<IpAddr> {
+    let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    // Nothing is sent: this only makes the kernel look at its routes.
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(to)?;
+    Ok(socket.local_addr()?.ip())
+}
+
+/// An address that does not change.
+pub fn fixed(address: Option<IpAddr>) -> Address {
+    watch::channel(address).1
+}
+
+/// Follows the address that `find` finds, beginning with this one.
+pub fn follow<Finding: Future<Output = Option<IpAddr>> + Send>(
+    now: Option<IpAddr>,
+    find: impl Fn() -> Finding + Send + 'static,
+) -> Address {
+    let (tell, address) = watch::channel(now);
+    tokio::spawn(async move {
+        // A socket of datagrams like any other, as far as reading from it goes.
+        let news =
+            netlink::news().map(std::os::unix::net::UnixDatagram::from).and_then(UnixDatagram::from_std);
+        if let Err(error) = &news {
+            tracing::debug!(%error, "the kernel does not tell of addresses");
+        }
+        loop {
+            let before = *tell.borrow();
+            if before.is_none_or(is_gone)
+                && let Some(found) = find().await
+                && before != Some(found)
+            {
+                tracing::info!(address = %found, before = ?before, "this machine is reached at another address");
+                tell.send_replace(Some(found));
+            }
+            tokio::select! {
+                () = wait(news.as_ref().ok()) => tokio::time::sleep(GATHER).await,
+                // The kernel may be asked a moment too early.
+                () = tokio::time::sleep(PAUSE) => {}
+                () = tell.closed() => return,
+            }
+        }
+    });
+    address
+}
+
+/// Waits until the kernel tells of something; takes all of it.
+async fn wait(news: Option<&UnixDatagram>) {
+    let Some(news) = news else { return std::future::pending().await };
+    let mut buffer = [0; 8192];
+    // Too much for the socket to hold is news as well, and an error.
+    let _ = news.recv(&mut buffer).await;
+    while news.try_recv(&mut buffer).is_ok() {}
+}
+
+/// Whether this machine does not have an address any more.
+fn is_gone(address: IpAddr) -> bool {
+    let bound = UdpSocket::bind((address, 0));
+    bound.is_err_and(|error| error.kind() == std::io::ErrorKind::AddrNotAvailable)
+}
+
+fn of_links(names: &[&str]) -> Vec<IpAddr> {
+    let found = || -> std::io::Result<Vec<IpAddr>> {
+        let mut netlink = Netlink::open()?;
+        let mut all = Vec::new();
+        for name in names {
+            if let Some(link) = netlink.link(name)? {
+                all.extend(netlink.addresses(link.index)?.into_iter().map(|(address, _)| address));
+            }
+        }
+        Ok(all)
+    };
+    found().unwrap_or_default()
 }
 
 /// `|-- 192.0.2.7` followed by `/32 host LOCAL` is one of our addresses.
-fn first_v4(trie: &str) -> Option<Ipv4Addr> {
+fn v4_addresses(trie: &str) -> Vec<Ipv4Addr> {
     let mut last = None;
+    let mut found = Vec::new();
     for line in trie.lines() {
         if let Some(address) = line.trim().strip_prefix("|-- ") {
             last = address.parse::<Ipv4Addr>().ok();
-        } else if line.contains("/32 host LOCAL")
-            && let Some(address) = last.filter(|a| !a.is_loopback() && !a.is_link_local())
-        {
-            return Some(address);
+        } else if line.contains("/32 host LOCAL") {
+            found.extend(last.take().filter(|address| !address.is_link_local()));
         }
     }
-    None
+    found
 }
 
 /// Global addresses have scope `00` in the fourth column.
-fn first_v6(addresses: &str) -> Option<Ipv6Addr> {
-    addresses.lines().find_map(|line| {
+fn v6_addresses(addresses: &str) -> Vec<Ipv6Addr> {
+    let parse = |line: &str| {
         let columns: Vec<&str> = line.split_whitespace().collect();
         let bits = u128::from_str_radix(columns.first()?, 16).ok()?;
         (columns.get(3) == Some(&"00")).then(|| Ipv6Addr::from(bits))
-    })
+    };
+    addresses.lines().filter_map(parse).collect()
 }
 
 #[cfg(test)]
@@ -40,9 +144,15 @@ mod tests {
     #[test]
     fn addresses_are_read_from_the_kernels_tables() {
         let trie = "Local:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 127.0.0.1\n        /32 host LOCAL\n     |-- 192.0.2.0\n        /24 link UNICAST\n     |-- 192.0.2.7\n        /32 host LOCAL\n";
-        assert_eq!(first_v4(trie), Some(Ipv4Addr::new(192, 0, 2, 7)));
-        assert_eq!(first_v4("     |-- 127.0.0.1\n        /32 host LOCAL\n"), None);
+        assert_eq!(v4_addresses(trie), [Ipv4Addr::LOCALHOST, Ipv4Addr::new(192, 0, 2, 7)]);
+        assert_eq!(v4_addresses("     |-- 169.254.0.1\n        /32 host LOCAL\n"), [] as [Ipv4Addr; 0]);
         let v6 = "00000000000000000000000000000001 01 80 10 80       lo\n20010db8000000000000000000000007 02 40 00 80     eth0\n";
-        assert_eq!(first_v6(v6), Some("2001:db8::7".parse().unwrap()));
+        assert_eq!(v6_addresses(v6), ["2001:db8::7".parse::<Ipv6Addr>().unwrap()]);
+    }
+
+    #[test]
+    fn an_address_that_is_there_is_not_gone() {
+        assert!(!is_gone(Ipv4Addr::LOCALHOST.into()));
+        assert!(is_gone(Ipv4Addr::new(192, 0, 2, 77).into()));
     }
 }

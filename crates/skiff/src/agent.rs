@@ -1,6 +1,6 @@
 //! `skiff agent`: a node that joins a server elsewhere, and everything that runs on it.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr as _;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use pki::join::JoinToken;
 use reconcile::{Clock, Ctx};
 use tokio::sync::watch;
 
+use crate::address;
 use crate::flags::AgentFlags;
 use crate::join::{self, Joining};
 use crate::node;
@@ -62,14 +63,25 @@ async fn serve(flags: AgentFlags) -> anyhow::Result<()> {
         serving: credentials.serving.clone(),
         authority: pki::ClientAuthority::new(&joined.facts.client_ca, "the cluster's authority for clients")?,
     };
-    let config = node::config(&flags.node, &joined.facts, Some(joining.address), api)?;
+    let address = match flags.node_ip {
+        Some(_) => address::fixed(flags.node_ip),
+        None => {
+            let place = place.clone();
+            address::follow(Some(joining.address), move || {
+                let place = place.clone();
+                async move { found(&place).await.ok() }
+            })
+        }
+    };
+    let config = node::config(&flags.node, &joined.facts, address.clone(), api)?;
     let config = kubelet::Config { referred: Some(referred.clone()), ..config };
     if !flags.node.disable_kube_proxy {
         services::route(&ctx, Client::new(referred, services::PROXY), &flags.node, &joined.facts)?;
     }
+    services::relay_ingress(&ctx, &ctx.client, &flags, &place, &joined.facts);
     let (pinned, showing) = (joined.pinned.clone(), credentials.showing.clone());
     tokio::spawn(tunnel::keep(ctx.clone(), place, joining.name.clone(), pinned, showing));
-    tokio::spawn(join::keep_renewed(joining, joined, credentials, Timestamp::now));
+    tokio::spawn(join::keep_renewed(joining, joined, credentials, address, Timestamp::now));
     let runtime = node::runtime(&flags.node, ctx.shutdown.clone()).await?;
     kubelet::run(ctx, runtime, config).await;
     tracing::info!("stopped");
@@ -99,22 +111,18 @@ fn token(flags: &AgentFlags) -> anyhow::Result<Option<JoinToken>> {
 
 /// This machine's address on the way to the server; waits until there is one.
 async fn way_to(place: &str) -> IpAddr {
-    let found = async || -> std::io::Result<IpAddr> {
-        let to = tokio::net::lookup_host(place).await?.next().ok_or(std::io::ErrorKind::NotFound)?;
-        let from: SocketAddr =
-            if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().map_err(std::io::Error::other)?;
-        // Nothing is sent: this only makes the kernel look at its routes.
-        let socket = tokio::net::UdpSocket::bind(from).await?;
-        socket.connect(to).await?;
-        Ok(socket.local_addr()?.ip())
-    };
     loop {
-        match found().await {
+        match found(place).await {
             Ok(address) => return address,
             Err(error) => tracing::warn!(%error, server = place, "no way to the server yet"),
         }
         tokio::time::sleep(std::time::Duration::from_secs(2)).await;
     }
+}
+
+async fn found(place: &str) -> std::io::Result<IpAddr> {
+    let to = tokio::net::lookup_host(place).await?.next().ok_or(std::io::ErrorKind::NotFound)?;
+    address::toward(to)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use pki::{Authority, ClientAuthority, Dialing, Issued, Leaf, Serving, Showing, Usage};
 use reconcile::Signers;
 
+use crate::address::Address;
 use crate::flags::ServerFlags;
 use crate::node;
 use crate::server::reachable;
@@ -53,23 +54,27 @@ pub struct Certificates {
     showing: Arc<Showing>,
     /// When to look again.
     due: Timestamp,
+    /// Where this machine is reached; certificates say so.
+    address: Address,
 }
 
 impl Certificates {
     pub fn new(
         flags: &ServerFlags,
-        advertise: Option<IpAddr>,
+        address: Address,
         kubeconfig: Kubeconfig,
         now: Timestamp,
     ) -> Result<Certificates, pki::Error> {
         let dir = flags.node.data_dir.join("tls");
         let server_ca = Arc::new(Authority::load_or_create(&dir, "server-ca", now)?);
-        let server = server_leaf(flags, advertise);
-        let issued = pki::load_or_issue(&dir, "serving", &server_ca, &server, now)?;
+        let server = server_leaf(flags);
+        let kubelet = kubelet_leaf(flags);
+        let now_at = *address.borrow();
+        let at = |leaf: &Leaf| reached_at(leaf, now_at);
+        let issued = pki::load_or_issue(&dir, "serving", &server_ca, &at(&server), now)?;
         let client_ca = Arc::new(Authority::load_or_create(&dir, "client-ca", now)?);
         let kubelet_ca = Arc::new(Authority::load_or_create(&dir, "kubelet-ca", now)?);
-        let kubelet = kubelet_leaf(flags, advertise);
-        let kubelet_issued = pki::load_or_issue(&dir, "kubelet", &kubelet_ca, &kubelet, now)?;
+        let kubelet_issued = pki::load_or_issue(&dir, "kubelet", &kubelet_ca, &at(&kubelet), now)?;
         let kubelet_client = client_leaf(KUBELET_CLIENT, &[]);
         let client_issued = pki::load_or_issue(&dir, "kubelet-client", &client_ca, &kubelet_client, now)?;
         let request_header_ca = Authority::load_or_create(&dir, "request-header-ca", now)?;
@@ -90,6 +95,7 @@ impl Certificates {
             kubeconfig,
             serving: Serving::new(&shown(&issued, &server_ca))?,
             due: now,
+            address,
             server_ca,
             dir,
         };
@@ -146,8 +152,10 @@ impl Certificates {
         self.request_header_ca.pem()
     }
 
-    /// Renews whatever is due, whenever it is. `clock` tells the time.
+    /// Renews whatever is due, whenever it is, and whatever names an address that is not ours any more. `clock` tells
+    /// the time.
     pub async fn keep_renewed(mut self, clock: impl Fn() -> Timestamp) {
+        let mut address = self.address.clone();
         loop {
             let now = clock();
             if self.due <= now
@@ -157,17 +165,23 @@ impl Certificates {
                 self.due = now + RETRY;
             }
             let wait = Duration::try_from(now.duration_until(self.due)).unwrap_or_default();
-            tokio::time::sleep(wait.min(LONGEST_WAIT)).await;
+            tokio::select! {
+                () = tokio::time::sleep(wait.min(LONGEST_WAIT)) => {}
+                Ok(()) = address.changed() => self.due = clock(),
+            }
         }
     }
 
     /// Makes what is missing or grown old, and sets when to look again.
     fn renew(&mut self, now: Timestamp) -> Result<(), pki::Error> {
-        let server = pki::load_or_issue(&self.dir, "serving", &self.server_ca, &self.server, now)?;
+        let address = *self.address.borrow();
+        let server = reached_at(&self.server, address);
+        let server = pki::load_or_issue(&self.dir, "serving", &self.server_ca, &server, now)?;
         self.serving.replace(&shown(&server, &self.server_ca))?;
         let admin = pki::load_or_issue(&self.dir, "admin", &self.client_ca, &self.admin, now)?;
         self.write_kubeconfig(&admin)?;
-        let kubelet = pki::load_or_issue(&self.dir, "kubelet", &self.kubelet_ca, &self.kubelet, now)?;
+        let kubelet = reached_at(&self.kubelet, address);
+        let kubelet = pki::load_or_issue(&self.dir, "kubelet", &self.kubelet_ca, &kubelet, now)?;
         self.kubelet_serving.replace(&kubelet)?;
         let client =
             pki::load_or_issue(&self.dir, "kubelet-client", &self.client_ca, &self.kubelet_client, now)?;
@@ -194,7 +208,14 @@ fn shown(issued: &Issued, authority: &Authority) -> Issued {
     Issued { cert_pem: format!("{}{}", issued.cert_pem, authority.pem()), key_pem: issued.key_pem.clone() }
 }
 
-fn server_leaf(flags: &ServerFlags, advertise: Option<IpAddr>) -> Leaf {
+/// The same for whoever is reached at this address too.
+fn reached_at(leaf: &Leaf, address: Option<IpAddr>) -> Leaf {
+    let mut leaf = leaf.clone();
+    leaf.ips.extend(address.filter(|address| !leaf.ips.contains(address)));
+    leaf
+}
+
+fn server_leaf(flags: &ServerFlags) -> Leaf {
     let mut dns_names: Vec<String> =
         ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost"]
             .map(str::to_owned)
@@ -202,7 +223,6 @@ fn server_leaf(flags: &ServerFlags, advertise: Option<IpAddr>) -> Leaf {
     dns_names.push(format!("kubernetes.default.svc.{}", flags.cluster_domain));
     let mut ips = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
     ips.extend(reachable(flags.bind_address).or(Some(flags.bind_address)).filter(|ip| !ip.is_unspecified()));
-    ips.extend(advertise);
     ips.extend(flags.service_cidr.iter().filter_map(|cidr| apiserver::service_ip(cidr)));
     for name in &flags.tls_san {
         match name.parse() {
@@ -221,10 +241,9 @@ fn server_leaf(flags: &ServerFlags, advertise: Option<IpAddr>) -> Leaf {
 }
 
 /// The node of this process as a server.
-fn kubelet_leaf(flags: &ServerFlags, advertise: Option<IpAddr>) -> Leaf {
+fn kubelet_leaf(flags: &ServerFlags) -> Leaf {
     let name = node::name(&flags.node);
-    let mut ips = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
-    ips.extend(advertise);
+    let ips = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
     Leaf {
         common_name: format!("system:node:{name}"),
         organizations: vec!["system:nodes".into()],
@@ -257,6 +276,10 @@ mod tests {
     const DAY: Duration = Duration::from_secs(24 * 3600);
 
     fn certificates(dir: &std::path::Path) -> Certificates {
+        certificates_at(dir, crate::address::fixed(None))
+    }
+
+    fn certificates_at(dir: &std::path::Path, address: Address) -> Certificates {
         let flags = Flags::parse_from(["skiff", "server", "--data-dir", dir.to_str().unwrap()]);
         let Command::Server(flags) = flags.command else { panic!("no server") };
         let kubeconfig = Kubeconfig {
@@ -264,7 +287,7 @@ mod tests {
             mode: 0o600,
             url: "https://127.0.0.1:6443".into(),
         };
-        Certificates::new(&flags, None, kubeconfig, START.parse().unwrap()).unwrap()
+        Certificates::new(&flags, address, kubeconfig, START.parse().unwrap()).unwrap()
     }
 
     /// How long the serving certificate and the administrator's go on, as clients see them.
@@ -318,6 +341,25 @@ mod tests {
         std::fs::remove_dir_all(&key).unwrap();
         tokio::time::sleep(DAY).await;
         assert_ne!(serving.certificate(), first);
+        renewing.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn certificates_name_the_address_there_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let (moving, address) = tokio::sync::watch::channel(Some("192.0.2.1".parse().unwrap()));
+        let certificates = certificates_at(dir.path(), address);
+        let (serving, kubelet) = (certificates.serving(), certificates.kubelet_serving());
+        let before = (serving.certificate(), kubelet.certificate());
+        let renewing = tokio::spawn(certificates.keep_renewed(|| START.parse().unwrap()));
+        tokio::time::sleep(DAY).await;
+        assert_eq!((serving.certificate(), kubelet.certificate()), before);
+        moving.send_replace(Some("192.0.2.2".parse().unwrap()));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let names = |der: &[u8], octets: [u8; 4]| der.windows(4).any(|window| window == octets);
+        for der in [serving.certificate(), kubelet.certificate()] {
+            assert!(names(&der, [192, 0, 2, 2]) && !names(&der, [192, 0, 2, 1]));
+        }
         renewing.abort();
     }
 }

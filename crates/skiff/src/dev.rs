@@ -100,7 +100,6 @@ impl Cluster {
                 "agent".to_owned(),
                 format!("--server=https://{server}:6443"),
                 format!("--token-file={}", token.display()),
-                format!("--node-ip={}", self.networks.address(number)?),
             ];
             self.start(number, &arguments, &flags.rest)?;
         }

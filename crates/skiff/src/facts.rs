@@ -20,6 +20,8 @@ pub struct Facts {
     pub cluster_domain: String,
     /// Who vouches for clients of nodes, in PEM.
     pub client_ca: String,
+    /// The ports at which the server serves Ingresses, over HTTP and HTTPS; zero for those at which it does not.
+    pub ingress_ports: [u16; 2],
 }
 
 impl Facts {
@@ -30,13 +32,19 @@ impl Facts {
             cluster_dns: services::dns_addresses(flags)?,
             cluster_domain: flags.cluster_domain.clone(),
             client_ca: client_ca.to_owned(),
+            ingress_ports: match flags.disable_agent || services::is_disabled(flags, "ingress") {
+                true => [0, 0],
+                false => [flags.ingress_http_port, flags.ingress_https_port],
+            },
         })
     }
 
     /// As the data of a ConfigMap.
     pub fn data(&self) -> Value {
         let dns: Vec<String> = self.cluster_dns.iter().map(ToString::to_string).collect();
+        let [http, https] = self.ingress_ports;
         json!({
+            "ingress-ports": format!("{http},{https}"),
             "cluster-cidr": self.cluster_cidr.join(","), "service-cidr": self.service_cidr.join(","),
             "cluster-dns": dns.join(","), "cluster-domain": self.cluster_domain, "client-ca": self.client_ca,
         })
@@ -51,7 +59,11 @@ impl Facts {
             Ok(text(name)?.split(',').filter(|item| !item.is_empty()).map(str::to_owned).collect())
         };
         let dns: Result<Vec<IpAddr>, _> = list("cluster-dns")?.iter().map(|ip| ip.parse()).collect();
+        // A server of before does not tell them.
+        let ports: Vec<u16> =
+            list("ingress-ports").unwrap_or_default().iter().filter_map(|port| port.parse().ok()).collect();
         Ok(Facts {
+            ingress_ports: ports.try_into().unwrap_or_default(),
             cluster_cidr: list("cluster-cidr")?,
             service_cidr: list("service-cidr")?,
             cluster_dns: dns.context("the cluster's cluster-dns is no list of addresses")?,
@@ -73,10 +85,14 @@ mod tests {
             cluster_dns: vec!["10.43.0.10".parse().unwrap()],
             cluster_domain: "cluster.local".into(),
             client_ca: "PEM\n".into(),
+            ingress_ports: [80, 443],
         };
         assert_eq!(Facts::read(&facts.data()).unwrap(), facts);
-        let none = Facts { cluster_dns: Vec::new(), ..facts };
+        let none = Facts { cluster_dns: Vec::new(), ingress_ports: [0, 0], ..facts };
         assert_eq!(Facts::read(&none.data()).unwrap(), none);
+        let mut old = none.data();
+        old.as_object_mut().unwrap().remove("ingress-ports");
+        assert_eq!(Facts::read(&old).unwrap(), none);
         let error = Facts::read(&json!({"cluster-cidr": ""})).unwrap_err();
         assert_eq!(error.to_string(), "the cluster does not tell its cluster-dns");
     }

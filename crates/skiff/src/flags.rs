@@ -210,6 +210,12 @@ pub struct AgentFlags {
     /// The address other nodes reach this one at [default: the one that leads to the server]
     #[arg(long, short = 'i')]
     pub node_ip: Option<IpAddr>,
+    /// The port of this node for Ingresses over HTTP, which are passed on to the server; 0 for none
+    #[arg(long, default_value_t = 80)]
+    pub ingress_http_port: u16,
+    /// The port of this node for Ingresses over HTTPS, which are passed on to the server; 0 for none
+    #[arg(long, default_value_t = 443)]
+    pub ingress_https_port: u16,
     #[command(flatten)]
     pub node: NodeFlags,
 }

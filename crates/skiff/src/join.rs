@@ -15,6 +15,7 @@ use pki::join::{Fingerprint, JoinToken, Pinned};
 use pki::{Issued, Leaf, Serving, Showing, Usage};
 use serde_json::{Value, json};
 
+use crate::address::Address;
 use crate::facts::Facts;
 use crate::welcome::FACTS;
 
@@ -22,6 +23,7 @@ const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 /// How long to wait before trying again to join, and to renew.
 const PAUSE: Duration = Duration::from_secs(2);
 const RENEWAL_PAUSE: Duration = Duration::from_secs(600);
+const MOVE_PAUSE: Duration = Duration::from_secs(10);
 /// A timer does not run while the machine sleeps, so that no wait is longer than this.
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
 /// How often to look whether a request was signed, and for how long.
@@ -225,6 +227,14 @@ pub struct Credentials {
     pub serving: Arc<Serving>,
 }
 
+impl Credentials {
+    /// Makes new connections to the server for what comes.
+    fn speak_anew(&self, joined: &Joined) -> anyhow::Result<()> {
+        self.remote.replace_tls(joined.pinned.config(Some(self.showing.clone()))?);
+        Ok(())
+    }
+}
+
 impl Joined {
     pub fn credentials(&self, server: &str) -> anyhow::Result<Credentials> {
         let showing = Showing::new(&self.client)?;
@@ -233,27 +243,46 @@ impl Joined {
     }
 }
 
-/// Renews certificates whenever it is time. `clock` tells the time.
+/// Renews certificates whenever it is time, and whenever this node is reached at another address. `clock` tells the
+/// time.
 pub async fn keep_renewed(
-    joining: Joining,
+    mut joining: Joining,
     mut joined: Joined,
     credentials: Credentials,
+    mut address: Address,
     clock: impl Fn() -> Timestamp,
 ) {
+    let mut moved = false;
     loop {
         let now = clock();
+        if let Some(address) = *address.borrow_and_update()
+            && address != joining.address
+        {
+            joining.address = address;
+            moved = true;
+            // What was on its way to the address before does not arrive.
+            if let Err(error) = credentials.speak_anew(&joined) {
+                tracing::error!("cannot speak to the server anew: {error:#}");
+            }
+        }
         let due = joined.client.renewal_due().min(joined.serving.renewal_due());
         let mut wait = Duration::try_from(now.duration_until(due)).unwrap_or_default();
-        if due <= now {
-            wait = match renew(&joining, &mut joined, &credentials, now).await {
-                Ok(()) => Duration::ZERO,
+        if due <= now || moved {
+            wait = match renew(&joining, &mut joined, &credentials, now, moved).await {
+                Ok(()) => {
+                    moved = false;
+                    Duration::ZERO
+                }
                 Err(error) => {
                     tracing::error!("cannot renew this node's certificates: {error:#}");
-                    RENEWAL_PAUSE
+                    if moved { MOVE_PAUSE } else { RENEWAL_PAUSE }
                 }
             };
         }
-        tokio::time::sleep(wait.min(LONGEST_WAIT)).await;
+        tokio::select! {
+            () = tokio::time::sleep(wait.min(LONGEST_WAIT)) => {}
+            Ok(()) = address.changed() => {}
+        }
     }
 }
 
@@ -262,6 +291,7 @@ async fn renew(
     joined: &mut Joined,
     credentials: &Credentials,
     now: Timestamp,
+    moved: bool,
 ) -> anyhow::Result<()> {
     let Credentials { remote, showing, serving } = credentials;
     let client = Client::new(Arc::new(remote.clone()), "kubelet");
@@ -269,10 +299,10 @@ async fn renew(
         joined.client = joining.certificate(&client, "client", &joining.client_leaf()).await?;
         showing.replace(&joined.client)?;
         // Connections go on as who they were; new ones are made.
-        remote.replace_tls(joined.pinned.config(Some(showing.clone()))?);
+        credentials.speak_anew(joined)?;
         tracing::info!("this node's certificate as a client was renewed");
     }
-    if joined.serving.renewal_due() <= now {
+    if moved || joined.serving.renewal_due() <= now {
         joined.serving = joining.certificate(&client, "serving", &joining.serving_leaf()).await?;
         serving.replace(&joined.serving)?;
         tracing::info!("this node's certificate as a server was renewed");

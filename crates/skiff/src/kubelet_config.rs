@@ -201,7 +201,7 @@ mod tests {
         Config {
             settings: kubelet::Settings {
                 node_name: "here".into(),
-                node_ip: String::new(),
+                node_ip: crate::address::fixed(None),
                 pods: PathBuf::new(),
                 root: PathBuf::new(),
                 logs: PathBuf::new(),

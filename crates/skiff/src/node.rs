@@ -1,6 +1,6 @@
 //! How the node of this process presents itself and where it keeps what.
 
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use runtime::embedded::Cni;
 use runtime::{Embedded, Remote, Runtime};
 use tokio::sync::watch;
 
+use crate::address::Address;
 use crate::certificates::KUBELET_CLIENT;
 use crate::containerd;
 use crate::facts::Facts;
@@ -106,7 +107,7 @@ pub fn name(flags: &NodeFlags) -> String {
 pub fn config(
     flags: &NodeFlags,
     facts: &Facts,
-    address: Option<IpAddr>,
+    address: Address,
     credentials: Credentials,
 ) -> anyhow::Result<Config> {
     let bind = SocketAddr::new(flags.kubelet_address, flags.kubelet_port);
@@ -126,7 +127,7 @@ pub fn config(
     let mut config = Config {
         settings: Settings {
             node_name: name(flags),
-            node_ip: address.map_or_else(|| "127.0.0.1".to_owned(), |address| address.to_string()),
+            node_ip: address,
             pods,
             root: kubelet_root(&flags.data_dir),
             logs,

@@ -45,14 +45,18 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         store = encrypted.store();
         encryption = arguments.follows_encryption()?.then_some(encrypted);
     }
-    let advertise = flags.advertise_address.or_else(|| reachable(flags.bind_address)).or_else(address::own);
+    let told = flags.advertise_address.or_else(|| reachable(flags.bind_address));
+    let advertise = match told {
+        Some(_) => address::fixed(told),
+        None => address::follow(address::own(), || std::future::ready(address::own())),
+    };
     let kubeconfig = Kubeconfig {
         path: flags.write_kubeconfig.clone().unwrap_or_else(|| flags.node.data_dir.join("admin.kubeconfig")),
         mode: flags.write_kubeconfig_mode,
         url: format!("https://{}", SocketAddr::new(local(flags.bind_address), listen.port())),
     };
     let ready_line = (kubeconfig.url.clone(), kubeconfig.path.clone());
-    let certificates = Certificates::new(&flags, advertise, kubeconfig, Timestamp::now())?;
+    let certificates = Certificates::new(&flags, advertise.clone(), kubeconfig, Timestamp::now())?;
     let serving = certificates.serving();
     let facts = Facts::of(&flags, certificates.client_ca())?;
     let token = welcome::token(&flags.node.data_dir, flags.token.as_deref(), certificates.server_ca())?;
@@ -69,7 +73,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     };
     let config = apiserver::Config {
         listen,
-        advertise,
+        advertise: advertise.clone(),
         service_cidrs: flags.service_cidr.clone(),
         node_ports: flags.service_node_port_range.0.clone(),
         runtime_config: [flags.runtime_config.clone(), arguments.list("runtime-config")].concat(),
@@ -126,21 +130,21 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         && (flags.simulate == 0 || flags.node.container_runtime_endpoint.is_some())
         && node::can_run_pods(&flags.node)
     {
-        let config = node::config(&flags.node, &facts, advertise, credentials)?;
+        let config = node::config(&flags.node, &facts, advertise.clone(), credentials)?;
         let name = format!("system:node:{}", config.settings.node_name);
         let client = Client::new(started.local(), "kubelet").acting_as(&name);
         if !flags.node.disable_kube_proxy {
             let client = Client::new(started.local(), services::PROXY);
             services::route(&ctx, client, &flags.node, &facts)?;
         }
-        if let Some(address) = advertise.filter(|_| !services::is_disabled(&flags, "dns")) {
+        if !services::is_disabled(&flags, "dns") {
             let admin = Client::new(started.local(), "dns");
-            let counted = services::names(&ctx, admin, &flags, address).await?;
+            let counted = services::names(&ctx, admin, &flags, advertise.clone())?;
             started.also_count(move |out| counted.write(out));
         }
         if !services::is_disabled(&flags, "ingress") {
             let admin = Client::new(started.local(), "skiff-ingress");
-            let counted = services::ingress(&ctx, admin, &flags, advertise).await?;
+            let counted = services::ingress(&ctx, admin, &flags, advertise.clone()).await?;
             started.also_count(move |out| counted.write(out));
         }
         let ctx = Ctx { client, ..ctx.clone() };
@@ -152,10 +156,9 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
             }
         });
     }
-    if let Some(address) = advertise.filter(|_| flags.disable_agent && !services::is_disabled(&flags, "dns"))
-    {
+    if flags.disable_agent && !services::is_disabled(&flags, "dns") {
         let admin = Client::new(started.local(), "dns");
-        tokio::spawn(services::names_once(started.tunnels(), ctx.clone(), admin, flags.clone(), address));
+        tokio::spawn(services::names_once(started.tunnels(), ctx.clone(), admin, flags.clone(), advertise));
     }
     let mut is_ready = started.ready();
     tokio::spawn(async move {

@@ -5,16 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use client::Client;
-use k8s_openapi::api::core::v1::ObjectReference;
+use client::{Client, Key, Patch};
+use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use nft::Net;
 use proxy::Firewall as _;
 use reconcile::{Ctx, Severity};
+use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+use crate::address::Address;
 use crate::facts::Facts;
-use crate::flags::{NodeFlags, ServerFlags};
+use crate::flags::{AgentFlags, NodeFlags, ServerFlags};
 use crate::node;
 
 /// What the proxy calls itself.
@@ -75,40 +77,85 @@ pub fn is_disabled(flags: &ServerFlags, part: &str) -> bool {
 }
 
 /// Answers for names at the node's address, as an endpoint of the Service that pods ask. Returns what it counts.
-pub async fn names(
+pub fn names(
     ctx: &Ctx,
     admin: Client,
     flags: &ServerFlags,
-    address: IpAddr,
+    address: Address,
 ) -> anyhow::Result<Arc<dns::Metrics>> {
-    let server = dns::Server::bind(SocketAddr::new(address, 0)).await.context("cannot listen for DNS")?;
-    let place = dns::announce::Place {
-        node: node::name(&flags.node),
-        udp: server.udp_address()?,
-        tcp: server.tcp_address()?,
-    };
-    let cluster_ips = dns_addresses(flags)?;
-    let config = dns::Config {
-        domain: flags.cluster_domain.clone(),
-        upstream: upstream(&cluster_ips),
-        allowed: allowed(ctx, networks(&flags.cluster_cidr)?, address),
-    };
     let metrics = Arc::new(dns::Metrics::default());
-    tokio::spawn(server.run(ctx.clone(), config, metrics.clone()));
-    let mut shutdown = ctx.shutdown.clone();
-    let telling = async move {
-        while let Err(error) = dns::announce::announce(&admin, &cluster_ips, &place).await {
-            tracing::warn!(%error, "cannot make the Service kube-dns, trying again");
-            tokio::time::sleep(PAUSE).await;
-        }
+    let cluster_ips = dns_addresses(flags)?;
+    let pods = networks(&flags.cluster_cidr)?;
+    let naming = Naming {
+        ctx: ctx.clone(),
+        admin,
+        node: node::name(&flags.node),
+        domain: flags.cluster_domain.clone(),
+        cluster_ips,
+        pods,
+        metrics: metrics.clone(),
     };
-    tokio::spawn(async move {
-        tokio::select! {
-            () = telling => {}
-            _ = shutdown.wait_for(|stop| *stop) => {}
-        }
-    });
+    tokio::spawn(naming.run(address));
     Ok(metrics)
+}
+
+/// What is needed to answer for names, wherever this node is reached.
+struct Naming {
+    ctx: Ctx,
+    admin: Client,
+    node: String,
+    domain: String,
+    cluster_ips: Vec<IpAddr>,
+    pods: Vec<Net>,
+    metrics: Arc<dns::Metrics>,
+}
+
+impl Naming {
+    /// Until told to stop; answers must come from the address that was asked, so that another one means to begin again.
+    async fn run(self, mut address: Address) {
+        let mut shutdown = self.ctx.shutdown.clone();
+        loop {
+            let now = *address.borrow_and_update();
+            let answering = async {
+                match now {
+                    Some(ip) => self.answer(ip).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = answering => {}
+                Ok(()) = address.changed() => {}
+                _ = shutdown.wait_for(|stop| *stop) => return,
+            }
+        }
+    }
+
+    async fn answer(&self, address: IpAddr) {
+        let bound = async {
+            let server = dns::Server::bind(SocketAddr::new(address, 0)).await?;
+            let (udp, tcp) = (server.udp_address()?, server.tcp_address()?);
+            std::io::Result::Ok((server, dns::announce::Place { node: self.node.clone(), udp, tcp }))
+        };
+        let (server, place) = match bound.await {
+            Ok(bound) => bound,
+            Err(error) => {
+                tracing::error!(%error, %address, "nobody answers for names: cannot listen");
+                return tokio::time::sleep(PORT_PAUSE).await;
+            }
+        };
+        let config = dns::Config {
+            domain: self.domain.clone(),
+            upstream: upstream(&self.cluster_ips),
+            allowed: allowed(&self.ctx, self.pods.clone(), address),
+        };
+        let telling = async {
+            while let Err(error) = dns::announce::announce(&self.admin, &self.cluster_ips, &place).await {
+                tracing::warn!(%error, "cannot make the Service kube-dns, trying again");
+                tokio::time::sleep(PAUSE).await;
+            }
+        };
+        tokio::join!(server.run(self.ctx.clone(), config, self.metrics.clone()), telling);
+    }
 }
 
 /// Serves Ingresses at the node's address. Returns what it counts.
@@ -116,7 +163,7 @@ pub async fn ingress(
     ctx: &Ctx,
     admin: Client,
     flags: &ServerFlags,
-    address: Option<IpAddr>,
+    address: Address,
 ) -> anyhow::Result<Arc<ingress::Metrics>> {
     match admin.create(&ingress::class()).await {
         Err(error) if !error.is_already_exists() => {
@@ -134,12 +181,47 @@ pub async fn ingress(
     Ok(metrics)
 }
 
+/// Passes on what comes for Ingresses to the server, and says so once there is a port for it.
+pub fn relay_ingress(ctx: &Ctx, client: &Client, flags: &AgentFlags, server: &str, facts: &Facts) {
+    let host = server.rsplit_once(':').map_or(server, |(host, _)| host).to_owned();
+    let own = [flags.ingress_http_port, flags.ingress_https_port];
+    let node = node::name(&flags.node);
+    for (port, there) in own.into_iter().zip(facts.ingress_ports) {
+        if port == 0 || there == 0 {
+            continue;
+        }
+        let (ctx, client, node, place) =
+            (ctx.clone(), client.clone(), node.clone(), format!("{host}:{there}"));
+        tokio::spawn(async move {
+            let listener = own_port(&ctx, &node, port).await;
+            let relays = json!({"metadata": {"annotations": {ingress::RELAYS: "true"}}});
+            let (key, patch) = (Key::new("", &node), Patch::Merge(relays));
+            let telling = async {
+                while let Err(error) = client.patch::<Node>(&key, &patch).await {
+                    tracing::debug!(%error, "cannot tell yet that Ingresses are passed on");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            };
+            tokio::join!(ingress::relay(listener, place, ctx.shutdown.clone()), telling);
+        });
+    }
+}
+
 /// Serves Ingresses on a port as soon as nobody else has it.
 async fn outside(ctx: Ctx, ingress: ingress::Ingress, node: String, port: u16, tls: bool) {
+    let listener = own_port(&ctx, &node, port).await;
+    match tls {
+        true => ingress.https(listener).await,
+        false => ingress.http(listener).await,
+    }
+}
+
+/// A port of this node, as soon as nobody else has it.
+async fn own_port(ctx: &Ctx, node: &str, port: u16) -> TcpListener {
     let mut told = false;
-    let listener = loop {
+    loop {
         let error = match listen(port).await {
-            Ok(listener) => break listener,
+            Ok(listener) => return listener,
             Err(error) => error,
         };
         if !std::mem::replace(&mut told, true) {
@@ -147,17 +229,13 @@ async fn outside(ctx: Ctx, ingress: ingress::Ingress, node: String, port: u16, t
             tracing::warn!("{message}; trying again now and then");
             let about = ObjectReference {
                 kind: Some("Node".to_owned()),
-                name: Some(node.clone()),
-                uid: Some(node.clone()),
+                name: Some(node.to_owned()),
+                uid: Some(node.to_owned()),
                 ..ObjectReference::default()
             };
             ctx.events.from("skiff-ingress").record(about, Severity::Warning, "IngressPortTaken", message);
         }
         tokio::time::sleep(PORT_PAUSE).await;
-    };
-    match tls {
-        true => ingress.https(listener).await,
-        false => ingress.http(listener).await,
     }
 }
 
@@ -176,10 +254,10 @@ pub async fn names_once(
     ctx: Ctx,
     admin: Client,
     flags: ServerFlags,
-    address: IpAddr,
+    address: Address,
 ) {
     if nodes.wait_for(|seen| *seen > 0).await.is_ok()
-        && let Err(error) = names(&ctx, admin, &flags, address).await
+        && let Err(error) = names(&ctx, admin, &flags, address)
     {
         tracing::error!("nobody answers for names: {error:#}");
     }

@@ -26,7 +26,9 @@ pub fn run(flags: &TokenFlags) -> anyhow::Result<()> {
             TokenAction::Create { ttl, description, print_join_command } => {
                 let token = create(&client, &config, *ttl, description).await?;
                 match print_join_command {
-                    true => println!("skiff agent --server {} --token {token}", place(&client).await?),
+                    true => {
+                        println!("skiff agent --server {} --token {token}", place(&client, &config).await?)
+                    }
                     false => println!("{token}"),
                 }
             }
@@ -67,16 +69,21 @@ async fn create(
     Ok(token.reveal())
 }
 
-/// Where other machines reach the API server, which the kubeconfig may know by an address of this one only.
-async fn place(client: &Client) -> anyhow::Result<String> {
+/// Where other machines reach the API server, which the kubeconfig may know by an address of this one only. Where the
+/// server itself does not know, the kubeconfig's word counts.
+async fn place(client: &Client, config: &Kubeconfig) -> anyhow::Result<String> {
     let path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes";
-    let slice = client.request(http::Method::GET, path, None).await?;
+    let slice = match client.request(http::Method::GET, path, None).await {
+        Err(error) if error.is_not_found() => return Ok(config.server.clone()),
+        found => found?,
+    };
     let address = slice.pointer("/endpoints/0/addresses/0").and_then(Value::as_str);
     let address = address.and_then(|text| text.parse::<IpAddr>().ok());
-    let port =
-        slice.pointer("/ports/0/port").and_then(Value::as_u64).and_then(|port| u16::try_from(port).ok());
-    let (address, port) = address.zip(port).context("the server does not know where it is reached")?;
-    Ok(format!("https://{}", SocketAddr::new(address, port)))
+    let port = slice.pointer("/ports/0/port").and_then(Value::as_u64);
+    let port = port.and_then(|port| u16::try_from(port).ok());
+    let known =
+        address.zip(port).map(|(address, port)| format!("https://{}", SocketAddr::new(address, port)));
+    Ok(known.unwrap_or_else(|| config.server.clone()))
 }
 
 /// What is before the dot, whether the rest is there or not.

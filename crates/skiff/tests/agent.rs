@@ -123,8 +123,8 @@ fn a_node_joins_by_a_token_and_is_known_afterwards() {
     // Another token, which is not the server's own and ends.
     let tokens = |words: &[&str]| {
         let mut command = place.server.command(env!("CARGO_BIN_EXE_skiff"));
-        command.arg("token").args(words).arg("--data-dir").arg(place.server.data_dir());
-        let output = command.env_remove("KUBECONFIG").output().expect("skiff");
+        command.arg("token").args(words).arg("--kubeconfig").arg(place.server.kubeconfig());
+        let output = command.output().expect("skiff");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
@@ -141,8 +141,10 @@ fn a_node_joins_by_a_token_and_is_known_afterwards() {
     let asked = |token: &str| {
         let dir = tempfile::tempdir().expect("a directory");
         let mut process = Process::spawn(&mut place.command(Some(token), dir.path())).expect("an agent");
-        let outcome =
-            |log: &str| (log.contains("INFO joined") || log.contains("skiff: ")).then(|| log.to_owned());
+        let outcome = |log: &str| {
+            (log.ends_with('\n') && (log.contains("INFO joined") || log.contains("skiff: ")))
+                .then(|| log.to_owned())
+        };
         process.wait_until_log(DEADLINE, outcome).unwrap_or_else(|error| format!("{error:#}"))
     };
     assert!(asked(another).contains("INFO joined"), "a token that was made is good");

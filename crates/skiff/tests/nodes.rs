@@ -230,6 +230,7 @@ fn three_nodes_are_one_cluster() {
     names(&cluster, &pods);
     fairness(&cluster, &pods);
     cut_off(&cluster, &pods);
+    move_away(&cluster, &pods);
     update_under_load(&cluster);
     let events = cluster.ok(&["get", "events", "-A"]);
     assert!(!events.contains("PodNetworkBroken"), "{events}");
@@ -374,6 +375,37 @@ fn cut_off(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     cluster.until("the node is reached again", reaches);
     cluster.until("what was missed is caught up with", || {
         cluster.kubectl(&["get", "pod", "late", "-o", "jsonpath={.status.phase}"]).1 == "Running"
+    });
+}
+
+/// A node is given another address: it tells the others, and its pods are reached there.
+fn move_away(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+    let processes = std::fs::read_to_string(cluster.data().join("processes")).expect("processes");
+    let second = processes.lines().nth(2).expect("the second node");
+    let script = "old=$(ip -o -4 addr show dev eth0 | awk '{print $4}'); new=${old%.*}.77; \
+                  gateway=$(ip route show default | awk '{print $3}'); ip addr del $old dev eth0; \
+                  ip addr add $new/24 dev eth0; ip route replace default via $gateway; echo $new";
+    let output = Command::new("nsenter")
+        .arg(format!("--net=/proc/{second}/ns/net"))
+        .args(["sh", "-ec", script])
+        .output()
+        .expect("nsenter");
+    let new = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    cluster.until("the node says where it is", || {
+        let format = "jsonpath={.status.addresses[?(@.type==\"InternalIP\")].address}";
+        cluster.kubectl(&["get", "node", "node-2", "-o", format]).1 == new
+    });
+    let ((here, _), (pod, there)) = (&pods["node-1"], &pods["node-2"]);
+    cluster.until("its pods are reached", || {
+        cluster.kubectl(&["exec", here, "--", "sh", "-c", &http(there, 8080)]).1 == "node-2\n"
+    });
+    cluster.until("it is asked for logs", || cluster.kubectl(&["logs", pod]).1 == "hello\n");
+    let back = cluster.sh(pod, &http(&pods["node-3"].1, 8080));
+    assert_eq!(back, "node-3\n", "its pods reach others");
+    cluster.until("it is known to be well", || {
+        let format = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
+        cluster.kubectl(&["get", "node", "node-2", "-o", format]).1 == "True"
     });
 }
 

@@ -30,6 +30,19 @@ pub struct Netlink {
     sequence: u32,
 }
 
+/// A socket at which a packet comes whenever addresses or routes of the network namespace this thread is in change.
+/// What is in it does not matter. Whoever reads it does not wait.
+pub fn news() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+    let groups = libc::RTMGRP_IPV4_IFADDR
+        | libc::RTMGRP_IPV6_IFADDR
+        | libc::RTMGRP_IPV4_ROUTE
+        | libc::RTMGRP_IPV6_ROUTE;
+    rustix::net::bind(&socket, &SocketAddrNetlink::new(0, groups.cast_unsigned()))?;
+    Ok(socket)
+}
+
 /// A network link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
@@ -402,6 +415,12 @@ mod tests {
             inside.add_default_route(eth0.index, "fd00::1".parse().unwrap()).unwrap();
             let expected = ("10.1.0.2".parse().unwrap(), 24);
             assert!(inside.addresses(eth0.index).unwrap().contains(&expected));
+            let news = news().unwrap();
+            let mut take =
+                || rustix::net::recv(news.as_fd(), &mut [0u8; 4096][..], RecvFlags::empty()).is_ok();
+            assert!(!take());
+            host.add_address(bridge, "10.1.9.1".parse().unwrap(), 24).unwrap();
+            assert!(take());
             let near = host.links().unwrap().into_iter().find(|link| link.name == "sk1").unwrap();
             assert_eq!(near.master, bridge);
             let (net, gateway) = ("10.2.0.0".parse().unwrap(), "10.1.0.2".parse().unwrap());

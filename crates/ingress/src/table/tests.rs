@@ -117,7 +117,7 @@ fn everyone_has_a_turn() {
     let address = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
     let backend = Backend::new("b".to_owned(), vec![address(1), address(2)]);
     let turns: Vec<Vec<u16>> =
-        (0..3).map(|_| backend.in_turn().map(|address| address.port()).collect()).collect();
+        (0..3).map(|_| backend.in_turn().map(|place| place.address.port()).collect()).collect();
     assert_eq!(turns, [[1, 2], [2, 1], [1, 2]]);
     assert_eq!(Backend::default().in_turn().count(), 0);
 }

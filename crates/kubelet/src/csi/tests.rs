@@ -203,7 +203,7 @@ impl Rig {
         let root = dir.path().join("kubelet");
         let settings = Settings {
             node_name: "here".into(),
-            node_ip: "127.0.0.1".into(),
+            node_ip: tokio::sync::watch::channel(None).1,
             pods: root.join("own"),
             root: root.clone(),
             logs: root.join("logs"),

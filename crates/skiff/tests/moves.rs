@@ -1,0 +1,89 @@
+//! A machine that is given another address, as laptops are: everything that says where it is follows, without a restart.
+//!
+//! Needs root, kubectl and busybox; says so and passes where these are missing.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use testkit::{Network, Server};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+const IMAGE: &str = "docker.io/library/busybox:1.36";
+
+fn inside(network: &Network, script: &str) -> (bool, String) {
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--net={}", network.path().display())).args(["sh", "-ec", script]);
+    let output = command.output().expect("nsenter");
+    (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+}
+
+#[track_caller]
+fn until(server: &Server, what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < DEADLINE, "not in time: {what}\n{}", server.log());
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_server_follows_its_machine() {
+    let busybox = std::path::Path::new("/bin/busybox").exists();
+    if !testkit::has_kubectl() || !busybox || !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root, kubectl and busybox-static");
+        return;
+    }
+    let network = Network::new().expect("a network");
+    let at = |address: &str, gateway: &str| {
+        let script = format!(
+            "ip addr flush dev uplink; ip addr add {address}/24 dev uplink; ip route add default via {gateway}"
+        );
+        let (done, said) = inside(&network, &script);
+        assert!(done, "{said}");
+    };
+    let links = "ip link add uplink type veth peer name far; ip link set uplink up; ip link set far up";
+    assert!(inside(&network, links).0);
+    at("198.51.100.7", "198.51.100.1");
+    let server = Server::start_with_pods(&network, &["--controllers=*", "--node-name=here"]);
+    let data = server.data_dir().display().to_string();
+    let dir = tempfile::tempdir().expect("a directory");
+    let archive = testkit::busybox_image(dir.path(), IMAGE).expect("an image").display().to_string();
+    server.skiff(&["image", "import", "--data-dir", &data, &archive]).ok();
+    let asked = |what: &[&str]| server.kubectl(&[&["get"], what].concat()).stdout;
+    until(&server, "the default service account", || !asked(&["serviceaccount", "default"]).is_empty());
+    let pod = serde_json::json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"},
+        "spec": {"containers": [{"name": "c", "image": IMAGE, "command": ["sleep", "100000"]}]},
+    });
+    server.kubectl_with(&["apply", "-f", "-"], &pod.to_string()).ok();
+    let everything_at = |address: &str| {
+        let slice = |namespace: &str, service: &str| {
+            let label = format!("kubernetes.io/service-name={service}");
+            let format = "jsonpath={.items[*].endpoints[*].addresses[*]}";
+            asked(&["endpointslices", "-n", namespace, "-l", &label, "-o", format])
+        };
+        until(&server, "the node says where it is", || {
+            let format = "jsonpath={.status.addresses[?(@.type==\"InternalIP\")].address}";
+            asked(&["node", "here", "-o", format]) == address
+        });
+        until(&server, "the API server is there", || slice("default", "kubernetes") == address);
+        until(&server, "names are asked there", || slice("kube-system", "kube-dns") == address);
+        until(&server, "the pod says so, too", || {
+            asked(&["pod", "p", "-o", "jsonpath={.status.phase} {.status.hostIP}"])
+                == format!("Running {address}")
+        });
+        // The node's certificate is good for the new address, and pods are answered from it.
+        until(&server, "a command in the pod", || {
+            let name = "kubernetes.default.svc.cluster.local";
+            let words = server.kubectl(&["exec", "p", "--", "busybox", "nslookup", name]).stdout;
+            words.contains("10.43.0.1")
+        });
+    };
+    everything_at("198.51.100.7");
+    // Another address beside the first is no reason to move.
+    assert!(inside(&network, "ip addr add 203.0.113.9/24 dev uplink").0);
+    at("203.0.113.7", "203.0.113.1");
+    everything_at("203.0.113.7");
+    let log = server.log();
+    assert_eq!(log.matches("this machine is reached at another address").count(), 1, "{log}");
+}
