@@ -31,7 +31,7 @@ use flags::{Command, Flags};
 
 /// Objects are trees of small allocations; see docs/adr/0005 for what this is worth.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: sys::allocator::Allocator = sys::allocator::Allocator;
 
 fn main() -> ExitCode {
     // Before anything else: there is one such process for every pod, and it is to be small.

@@ -3,7 +3,7 @@
 //! Needs root, kubectl and busybox; says so and passes where these are missing.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -87,18 +87,23 @@ impl Cluster {
         Background(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("kubectl"))
     }
 
+    /// The processes pods live in, with their command lines.
+    fn supervisors(&self) -> impl Iterator<Item = (u32, String)> {
+        let mark = format!(" supervise {}", self.server.data_dir().display());
+        testkit::processes().into_iter().filter(move |(_, words)| words.contains(&mark))
+    }
+
     /// What pods leave behind on a host.
     fn traces(&self) -> BTreeMap<&'static str, usize> {
         let links = self.server.command("ip").args(["-o", "link"]).output().expect("ip");
         let links = String::from_utf8_lossy(&links.stdout).matches(": skp").count();
         let data = self.server.data_dir().display().to_string();
-        let supervises = |(_, words): &(u32, String)| words.contains(&format!(" supervise {data}"));
         let count = |path: std::path::PathBuf| std::fs::read_dir(path).into_iter().flatten().count();
         let runtime = self.server.data_dir().join("agent/runtime");
         let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
         BTreeMap::from([
             ("links", links),
-            ("supervisors", testkit::processes().into_iter().filter(supervises).count()),
+            ("supervisors", self.supervisors().count()),
             ("mounts", mounts.matches(&data).count()),
             ("pods", count(runtime.join("pods"))),
             ("addresses", count(runtime.join("addresses"))),
@@ -137,12 +142,14 @@ fn pods_live_and_die_by_kubectl_alone() {
         cluster.wait(name, "condition=Ready");
     }
     exec(&cluster);
+    exec_with_a_terminal(&cluster);
     copy(&cluster);
     port_forward(&cluster);
     attach(&cluster);
     reach_each_other(&cluster);
     own_users_and_images(&cluster);
     confined(&cluster);
+    small(&cluster);
     restart(&mut cluster);
     cluster.server.kubectl(&["delete", "pods", "--all", "--wait"]).ok();
     cluster.until("nothing is left", || cluster.traces().values().all(|count| *count == 0));
@@ -248,6 +255,24 @@ impl Drop for FullDisk {
     }
 }
 
+/// What a pod costs besides its own programs: there is one such process for each. Without the pages of files that only this
+/// test's pods have in common, of which a program for debugging has more.
+fn small(cluster: &Cluster) {
+    const LARGEST: u64 = 250;
+    for (pid, words) in cluster.supervisors() {
+        let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).expect("what the kernel says");
+        let (mut is_own, mut own) = (false, 0);
+        for line in smaps.lines() {
+            match line.split_whitespace().collect::<Vec<_>>()[..] {
+                [range, _, _, _, inode, ..] if range.contains('-') => is_own = inode == "0",
+                ["Private_Dirty:", size, "kB"] if is_own => own += size.parse::<u64>().expect("a number"),
+                _ => {}
+            }
+        }
+        assert!(own > 0 && own < LARGEST, "{words} has {own} kB of its own\n{smaps}");
+    }
+}
+
 fn exec(cluster: &Cluster) {
     let server = &cluster.server;
     let said = server.kubectl(&["exec", "web", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]);
@@ -275,6 +300,33 @@ fn exec(cluster: &Cluster) {
         one.0.stdout.take().expect("a pipe").read_to_string(&mut said).expect("text");
         assert_eq!(said, format!("{i}\n"));
     }
+}
+
+/// `script` makes the terminal that kubectl wants to be in.
+fn exec_with_a_terminal(cluster: &Cluster) {
+    let inside = "tty; read word; echo got $word; i=0; \
+        until stty size | grep '33 77'; do i=$((i+1)); test $i -lt 300 || exit 9; sleep 0.1; done; exit 5";
+    let mut command = cluster.server.command("script");
+    command
+        .args(["-qec", "stty rows 33 cols 77; exec kubectl exec -it web -- sh -c \"$INSIDE\"", "/dev/null"])
+        .env("INSIDE", inside)
+        .env("KUBECONFIG", cluster.server.kubeconfig())
+        .env("HOME", cluster.dir.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    let Ok(mut child) = command.spawn() else { return eprintln!("skipped: there is no program `script`") };
+    let (mut stdin, stdout) = (child.stdin.take().expect("a pipe"), child.stdout.take().expect("a pipe"));
+    let mut said = String::new();
+    for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+        // Typed when somebody is there to read it.
+        if line.contains("/dev/pts/") {
+            stdin.write_all(b"word\n").expect("written");
+        }
+        said += &line;
+        said.push('\n');
+    }
+    let code = child.wait().expect("an end").code();
+    assert!(code == Some(5) && said.contains("got word"), "{code:?}\n{said}");
 }
 
 fn copy(cluster: &Cluster) {

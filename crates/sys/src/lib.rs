@@ -4,6 +4,7 @@
 //! and the kernel interfaces that are files or sockets rather than calls. The only crate with unsafe code. Knows
 //! nothing of pods, images or configuration. Read [`process::fork`] and [`cgroup::Cgroups`].
 
+pub mod allocator;
 pub mod bpf;
 pub mod cgroup;
 pub mod fds;

@@ -20,8 +20,9 @@ impl Program {
         Ok(Program { parts: parse(crate::lines("/proc/self/smaps")?) })
     }
 
-    /// Lets go of them. Each comes back from the file when it is needed next.
+    /// Lets go of them, and of memory that was given back. Each part comes back from the file when it is needed next.
     pub fn let_go(&self) {
+        trim();
         for (start, length) in &self.parts {
             // SAFETY: the part is a mapping of a file that nothing may be written to and in which nothing was changed:
             // a page that is dropped is the same when the kernel brings it again. The list is private to this module
@@ -29,6 +30,15 @@ impl Program {
             let _ = unsafe { libc::madvise(*start as *mut c_void, *length, libc::MADV_DONTNEED) };
         }
     }
+}
+
+/// The C library keeps for later what it gets back; nothing is to be kept by a process that waits.
+fn trim() {
+    // SAFETY: it touches only memory that nobody has.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::malloc_trim(0)
+    };
 }
 
 /// Mappings of files without the right to write and without pages that differ from the file.

@@ -1,10 +1,13 @@
 //! Starting the supervisor of a pod.
 
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use sys::allocator::SMALL;
 use sys::mounts::{self, Attributes};
 
 /// The program, on a mount of its own that is read-only: a container that gets hold of the file its first process came
@@ -20,8 +23,8 @@ pub fn program(path: &Path) -> io::Result<OwnedFd> {
 pub fn supervisor(program: &OwnedFd, directory: &Path) -> Result<(), String> {
     let mut command = Command::new(format!("/proc/self/fd/{}", program.as_fd().as_raw_fd()));
     command.arg("supervise").arg(directory).env_clear();
-    // There is one for every pod: what it does not need any more it gives back at once.
-    command.env("MIMALLOC_PURGE_DELAY", "0");
+    // There is one for every pod.
+    command.env(OsStr::from_bytes(SMALL.to_bytes()), "1");
     let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output();
     match output {
         Ok(output) if output.status.success() => Ok(()),
