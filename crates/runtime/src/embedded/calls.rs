@@ -410,10 +410,7 @@ impl Runtime for Embedded {
         let (pod, _) = self.inner.container(id, CALL)?;
         let config = pod.record.lock().config.clone().unwrap_or_default();
         let limits = translate::limits(resources);
-        self.inner
-            .cgroups
-            .limit(&translate::cgroup(&config, id), &(&limits).into())
-            .map_err(io(CALL, "change limits"))
+        self.inner.cgroups.limit(&translate::cgroup(&config, id), &limits).map_err(io(CALL, "change limits"))
     }
 
     async fn reopen_log(&self, id: &str) -> Result<()> {

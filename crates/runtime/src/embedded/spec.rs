@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use podnet::Attachment;
 use serde::{Deserialize, Serialize};
+use sys::cgroup::Limits;
 
 /// What the containers of a pod share.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -183,37 +184,4 @@ pub enum Seccomp {
     Default,
     /// A profile in a file of the node.
     File(PathBuf),
-}
-
-/// As CRI has them; zero is none.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Limits {
-    pub cpu_shares: i64,
-    pub cpu_quota: i64,
-    pub cpu_period: i64,
-    pub cpus: String,
-    pub memory_nodes: String,
-    pub memory: i64,
-    pub memory_and_swap: i64,
-    pub pids: i64,
-    pub huge_pages: Vec<(String, u64)>,
-    pub unified: Vec<(String, String)>,
-}
-
-impl From<&Limits> for sys::cgroup::Limits {
-    fn from(limits: &Limits) -> sys::cgroup::Limits {
-        let limits = limits.clone();
-        sys::cgroup::Limits {
-            cpu_shares: limits.cpu_shares,
-            cpu_quota: limits.cpu_quota,
-            cpu_period: limits.cpu_period,
-            cpus: limits.cpus,
-            memory_nodes: limits.memory_nodes,
-            memory: limits.memory,
-            memory_and_swap: limits.memory_and_swap,
-            pids: limits.pids,
-            huge_pages: limits.huge_pages,
-            unified: limits.unified,
-        }
-    }
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use image::Process;
 use podnet::Attachment;
+use sys::cgroup::Limits;
 
 use super::labels::Modules;
 use super::{capability, spec};
@@ -254,8 +255,8 @@ fn devices(config: &ContainerConfig) -> Vec<spec::Device> {
     config.devices.iter().map(device).collect()
 }
 
-pub fn limits(resources: &LinuxContainerResources) -> spec::Limits {
-    spec::Limits {
+pub fn limits(resources: &LinuxContainerResources) -> Limits {
+    Limits {
         cpu_shares: resources.cpu_shares,
         cpu_quota: resources.cpu_quota,
         cpu_period: resources.cpu_period,

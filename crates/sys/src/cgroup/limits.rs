@@ -3,10 +3,12 @@
 use std::io;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use super::{Cgroups, write};
 
 /// Limits in Kubernetes' numbers; zero is none.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// The weight among others, 1024 for one processor.
     pub cpu_shares: i64,

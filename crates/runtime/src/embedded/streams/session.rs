@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, watch};
 
@@ -37,10 +37,10 @@ pub struct Session {
 
 /// Our ends of the pipes.
 #[derive(Default)]
-struct Pipes {
-    stdin: Option<pipe::Sender>,
-    stdout: Option<pipe::Receiver>,
-    stderr: Option<pipe::Receiver>,
+pub(super) struct Pipes {
+    pub stdin: Option<pipe::Sender>,
+    pub stdout: Option<pipe::Receiver>,
+    pub stderr: Option<pipe::Receiver>,
 }
 
 impl Session {
@@ -51,10 +51,10 @@ impl Session {
         }
         let output = channels.output.clone();
         let status = match &self.command {
-            Some(command) if self.tty => self.terminal(command.clone(), channels).await,
-            Some(command) => self.command(command.clone(), channels).await,
+            Some(command) => self.exec(command.clone(), channels).await,
             None => self.attach(channels).await,
         };
+        let status = status.unwrap_or_else(Some);
         if let Some(told) = status.and_then(|status| told(&status, ending)) {
             let _ = output.send(Output::Status(told)).await;
         }
@@ -94,8 +94,7 @@ impl Session {
     async fn ask(&self, command: Option<Vec<String>>, far: Vec<OwnedFd>) -> Result<Caller, Value> {
         let is_exec = command.is_some();
         let fds: Vec<BorrowedFd<'_>> = far.iter().map(|fd| fd.as_fd()).collect();
-        let caller = Caller::ask(&self.pod, &self.asked(command), &fds).await;
-        let mut caller = caller.map_err(|error| internal(&error.to_string()))?;
+        let mut caller = Caller::ask(&self.pod, &self.asked(command), &fds).await.map_err(failed)?;
         if is_exec {
             caller.done().await.map_err(|message| {
                 internal(&format!(
@@ -107,132 +106,75 @@ impl Session {
         Ok(caller)
     }
 
-    async fn command(&self, command: Vec<String>, channels: Channels) -> Option<Value> {
-        let (pipes, far) = match self.pipes() {
-            Ok(made) => made,
-            Err(error) => return Some(internal(&error.to_string())),
-        };
-        let mut caller = match self.ask(Some(command), far).await {
-            Ok(caller) => caller,
-            Err(status) => return Some(status),
-        };
-        let Channels { mut input, output } = channels;
-        let (over, is_over) = watch::channel(false);
-        let reading = read_both(pipes.stdout, pipes.stderr, output, is_over);
-        let typing = type_into(pipes.stdin, &mut input, |_, _| {});
-        tokio::pin!(reading, typing);
-        let mut is_read = false;
-        let code = loop {
-            tokio::select! {
-                code = ended(&mut caller) => break code,
-                () = &mut reading, if !is_read => is_read = true,
-                // The client is gone, and hanging up ends the command.
-                () = &mut typing => return None,
-            }
-        };
-        over.send_replace(true);
-        while !is_read {
-            tokio::select! {
-                () = &mut reading => is_read = true,
-                () = &mut typing => return None,
-            }
+    /// Runs a command, with pipes or with a terminal that comes back with the answer.
+    async fn exec(&self, command: Vec<String>, channels: Channels) -> Result<Option<Value>, Value> {
+        let (mut pipes, far) = if self.tty { Default::default() } else { self.pipes().map_err(failed)? };
+        let mut caller = self.ask(Some(command), far).await?;
+        let mut terminal = None;
+        if self.tty {
+            let near = caller.take_fd().ok_or_else(|| internal("no terminal"))?;
+            let (ends, sized) = Terminal::new(near).map_err(failed)?;
+            (pipes, terminal) = (ends, Some(sized));
         }
-        Some(exited(code))
+        let resize = move |rows, columns| {
+            if let Some(terminal) = &terminal {
+                terminal.resize(rows, columns);
+            }
+        };
+        let end = async { exited(ended(&mut caller).await) };
+        Ok(tie(pipes, channels, resize, end).await)
     }
 
-    async fn terminal(&self, command: Vec<String>, channels: Channels) -> Option<Value> {
-        let mut caller = match self.ask(Some(command), Vec::new()).await {
-            Ok(caller) => caller,
-            Err(status) => return Some(status),
-        };
-        let terminal = match caller.take_fd().map(Terminal::new) {
-            Some(Ok(terminal)) => terminal,
-            _ => return Some(internal("no terminal")),
-        };
-        let Channels { mut input, output } = channels;
-        let (over, is_over) = watch::channel(false);
-        let reading = async {
-            let mut buffer = vec![0; PIECE];
-            loop {
-                let count = tokio::select! {
-                    count = terminal.read(&mut buffer) => count.unwrap_or(0),
-                    () = long_over(&is_over) => 0,
-                };
-                if count == 0 || output.send(Output::Stdout(buffer[..count].to_vec())).await.is_err() {
-                    return;
-                }
-            }
-        };
-        let typing = async {
-            while let Some(one) = input.recv().await {
-                match one {
-                    Input::Stdin(bytes) => drop(terminal.write_all(&bytes).await),
-                    Input::Resize { columns, rows } => terminal.resize(rows, columns),
-                    Input::StdinEnd | Input::Ready => {}
-                }
-            }
-        };
-        tokio::pin!(reading, typing);
-        let mut is_read = false;
-        let code = loop {
-            tokio::select! {
-                code = ended(&mut caller) => break code,
-                () = &mut reading, if !is_read => is_read = true,
-                () = &mut typing => return None,
-            }
-        };
-        over.send_replace(true);
-        while !is_read {
-            tokio::select! {
-                () = &mut reading => is_read = true,
-                () = &mut typing => return None,
-            }
-        }
-        Some(exited(code))
-    }
-
-    async fn attach(&self, channels: Channels) -> Option<Value> {
-        let (pipes, far) = match self.pipes() {
-            Ok(made) => made,
-            Err(error) => return Some(internal(&error.to_string())),
-        };
-        let mut caller = match self.ask(None, far).await {
-            Ok(caller) => caller,
-            Err(status) => return Some(status),
-        };
-        let Channels { mut input, output } = channels;
-        let (over, is_over) = watch::channel(false);
-        let reading = read_both(pipes.stdout, pipes.stderr, output, is_over);
+    async fn attach(&self, channels: Channels) -> Result<Option<Value>, Value> {
+        let (pipes, far) = self.pipes().map_err(failed)?;
+        let mut caller = self.ask(None, far).await?;
         let (sizes, mut wanted) = mpsc::channel(1);
-        let typing = type_into(pipes.stdin, &mut input, move |rows, columns| {
+        let resize = move |rows, columns| {
             let _ = sizes.try_send((rows, columns));
-        });
-        tokio::pin!(reading, typing);
-        let mut is_read = false;
-        loop {
-            tokio::select! {
-                answer = caller.next() => {
-                    over.send_replace(true);
-                    while !is_read {
-                        tokio::select! {
-                            () = &mut reading => is_read = true,
-                            () = &mut typing => return None,
-                        }
-                    }
-                    return Some(match answer {
+        };
+        let end = async {
+            loop {
+                tokio::select! {
+                    answer = caller.next() => return match answer {
                         Ok(Some(Answer::Failed { message })) => internal(&message),
                         _ => success(),
-                    });
-                }
-                () = &mut reading, if !is_read => is_read = true,
-                () = &mut typing => return None,
-                Some((rows, columns)) = wanted.recv() => {
-                    let container = self.container.clone();
-                    let _ = caller.send(&Request::Resize { container, rows, columns }, &[]).await;
+                    },
+                    Some((rows, columns)) = wanted.recv() => {
+                        let container = self.container.clone();
+                        let _ = caller.send(&Request::Resize { container, rows, columns }, &[]).await;
+                    }
                 }
             }
+        };
+        Ok(tie(pipes, channels, resize, end).await)
+    }
+}
+
+/// Passes on what both sides say, until the process has ended and all it said is read. None when the client is gone
+/// before: hanging up then ends a command.
+async fn tie(
+    pipes: Pipes,
+    channels: Channels,
+    resize: impl FnMut(u16, u16),
+    end: impl Future<Output = Value>,
+) -> Option<Value> {
+    let Channels { mut input, output } = channels;
+    let (over, is_over) = watch::channel(false);
+    let reading = read_both(pipes.stdout, pipes.stderr, output, is_over);
+    let typing = type_into(pipes.stdin, &mut input, resize);
+    tokio::pin!(end, reading, typing);
+    let (mut status, mut is_read) = (None, false);
+    while status.is_none() || !is_read {
+        tokio::select! {
+            ended = &mut end, if status.is_none() => {
+                status = Some(ended);
+                over.send_replace(true);
+            }
+            () = &mut reading, if !is_read => is_read = true,
+            () = &mut typing => return None,
         }
     }
+    status
 }
 
 /// Passes on what a process says until it has said all.
@@ -249,7 +191,7 @@ async fn read_both(
 }
 
 async fn read_one(
-    source: Option<impl AsyncRead + Unpin>,
+    source: Option<pipe::Receiver>,
     output: &mpsc::Sender<Output>,
     wrap: fn(Vec<u8>) -> Output,
     is_over: &watch::Receiver<bool>,
@@ -319,6 +261,10 @@ fn exited(code: Option<i32>) -> Value {
         }),
         None => internal("the container is gone"),
     }
+}
+
+fn failed(error: std::io::Error) -> Value {
+    internal(&error.to_string())
 }
 
 fn internal(message: &str) -> Value {

@@ -196,7 +196,7 @@ fn streams(tty: bool, stdio: &Stdio<'_>, channel: &UnixStream) -> Result<(), Fai
 fn join_cgroup(cgroups: &Cgroups, spec: &Container) -> Result<(), Failure> {
     let group = &spec.cgroup;
     cgroups.create(group).map_err(Failure::during("make the container's cgroup"))?;
-    cgroups.limit(group, &(&spec.limits).into()).map_err(Failure::during("limit the container"))?;
+    cgroups.limit(group, &spec.limits).map_err(Failure::during("limit the container"))?;
     cgroups
         .allow_devices(group, &device_rules(spec))
         .map_err(Failure::during("limit the container's devices"))?;
