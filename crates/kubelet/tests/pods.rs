@@ -92,6 +92,7 @@ impl Cluster {
                 },
                 shutdown: Vec::new(),
                 manifests: Some(self.path("manifests")),
+                proxied: true,
             },
             presentation: kubelet::Presentation { max_pods: 110, port: 10250, ..Default::default() },
             referred: None,
@@ -231,7 +232,7 @@ async fn pods_run_and_go_and_leave_nothing() {
         .create("once", json!({"restartPolicy": "Never", "containers": script("echo done; exit 2")}))
         .await;
     cluster.becomes("once", "Failed main:exit 2#0").await;
-    cluster.becomes("crash", "Running main:CrashLoopBackOff#1").await;
+    cluster.becomes("crash", "Running main:exit 1#1").await;
     let log = std::fs::read_to_string(log_of(&cluster, "once").await).expect("a log");
     assert!(log.trim_end().ends_with("stdout F done"), "{log}");
 

@@ -11,6 +11,8 @@ use crate::observed::{Observed, Ran, State};
 /// A container that fails is started again at once, then after this long, then twice as long, and so on.
 const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(300);
+/// How long a pod is left alone at most, upstream.
+const LOOK_AGAIN: SignedDuration = SignedDuration::from_secs(60);
 /// One that ran this long has earned a new beginning.
 const LONG_ENOUGH: SignedDuration = SignedDuration::from_secs(600);
 
@@ -228,7 +230,10 @@ fn start(
         None => 0,
     };
     match after_exit.max(after_failure).filter(|at| *at > now) {
-        Some(at) => actions.push(Action::Recheck(at)),
+        Some(at) => {
+            let shown = run.and_then(waits_from).filter(|from| *from > now);
+            actions.push(Action::Recheck(shown.map_or(at, |from| from.min(at))));
+        }
         None => actions.push(Action::Start { container: container.name.clone(), attempt }),
     }
 }
@@ -242,6 +247,14 @@ pub fn restart_at(run: &Ran) -> Option<Timestamp> {
     let doublings = run.attempt.saturating_sub(1).min(16);
     let pause = FIRST_PAUSE.saturating_mul(1 << doublings).min(LONGEST_PAUSE);
     at.checked_add(pause).ok()
+}
+
+/// From when on one sees of a container that has ended that it is made to wait. Upstream notices that when it has already
+/// told how the container ended, and tells it when it looks at the pod next: when the pause is over, or after a minute.
+pub fn waits_from(run: &Ran) -> Option<Timestamp> {
+    let State::Exited { at, .. } = run.state else { return None };
+    let then = restart_at(run).filter(|then| *then > at)?;
+    Some(at.checked_add(LOOK_AGAIN).map_or(then, |look| look.min(then)))
 }
 
 pub fn is_sidecar(container: &Container) -> bool {

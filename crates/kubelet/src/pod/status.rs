@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use reconcile::Object as _;
 use reconcile::conditions::{PodConditions, why_unready};
 
-use super::plan::{failed_init, is_finished, is_sidecar, policy, restart_at};
+use super::plan::{failed_init, is_finished, is_sidecar, policy, restart_at, waits_from};
 use crate::memory::Memory;
 use crate::observed::{Observed, Ran, State};
 
@@ -237,7 +237,7 @@ impl Look<'_> {
         let again = |code: i32| !over && (is_sidecar(container) || self.restarts(container, code));
         match run.map(|run| (run, run.state)) {
             Some((run, State::Exited { at, code, .. })) if again(code) && !self.pod.is_deleting() => {
-                match restart_at(run).filter(|then| *then > self.now) {
+                match restart_at(run).filter(|_| waits_from(run).is_some_and(|from| from <= self.now)) {
                     Some(then) => self.back_off(container, then.duration_since(at)),
                     // It is about to be started again; until then it is what it was.
                     None => self.ended(run).unwrap_or_default(),

@@ -125,7 +125,8 @@ fn a_failing_container_is_started_again_less_and_less_often() {
     check("main a", "s0 ready | a#1 exit 1 at 5", 5, expect![["recheck at 15\n"]]);
     check("main a", "s0 ready | a#1 exit 1 at 5", 15, expect![["start a#2\n"]]);
     check("main a", "s0 ready | a#2 exit 1 at 5", 15, expect![["recheck at 25\n"]]);
-    check("main a", "s0 ready | a#9 exit 1 at 5", 15, expect![["recheck at 305\n"]]);
+    check("main a", "s0 ready | a#9 exit 1 at 5", 15, expect![["recheck at 65\n"]]);
+    check("main a", "s0 ready | a#9 exit 1 at 5", 65, expect![["recheck at 305\n"]]);
     check("main a", "s0 ready | a#9 exit 1 at 700", 700, expect![["start a#10\n"]]);
     check("main a | OnFailure", "s0 ready | a#0 exit 1 at 5", 5, expect![["start a#1\n"]]);
 }

@@ -135,11 +135,26 @@ fn a_pod_whose_first_steps_are_under_way() {
 #[test]
 fn a_container_that_keeps_failing_and_one_that_waits_for_its_probe() {
     let crashed = seen(vec![run("main", 2, exited(1, 5)), run("main", 1, exited(1, 3))]);
+    // What is told first is how it ended; that it has to wait is told when somebody looks again.
     check(
         &pod("Always", &[]),
         &crashed,
         &Memory::default(),
         6,
+        expect![[r#"
+        Running 10.42.0.7
+        main: Error 1, last Error 1, ready false, restarts 2
+        PodReadyToStartContainers=True
+        Initialized=True
+        Ready=False ContainersNotReady
+        ContainersReady=False ContainersNotReady
+    "#]],
+    );
+    check(
+        &pod("Always", &[]),
+        &crashed,
+        &Memory::default(),
+        25,
         expect![[r#"
         Running 10.42.0.7
         main: CrashLoopBackOff (back-off 20s restarting failed container=main pod=crash_default(1234)), last Error 1, ready false, restarts 2
