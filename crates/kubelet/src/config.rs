@@ -39,6 +39,9 @@ pub struct Settings {
     pub shutdown: Vec<crate::Period>,
     /// Where manifests of static pods are, if anywhere.
     pub manifests: Option<PathBuf>,
+    /// Whether our proxy runs beside, which leads pods out and ports of the machine to them. The runtime's network is to do
+    /// neither then, since both would be done twice.
+    pub proxied: bool,
 }
 
 impl Settings {
@@ -83,7 +86,7 @@ pub fn sandbox(pod: &Pod, attempt: u32, settings: &Settings) -> cri::PodSandboxC
         port_mappings: spec
             .containers
             .iter()
-            .flat_map(|container| port_mappings(container, host_network))
+            .flat_map(|container| port_mappings(container, host_network || settings.proxied))
             .collect(),
         labels,
         annotations: pod.metadata.annotations.clone().unwrap_or_default(),
@@ -217,8 +220,8 @@ fn cluster_dns(pod: &Pod, settings: &Settings) -> cri::DnsConfig {
     cri::DnsConfig { servers: settings.cluster_dns.clone(), searches, options: vec!["ndots:5".into()] }
 }
 
-fn port_mappings(container: &Container, host_network: bool) -> Vec<cri::PortMapping> {
-    let ports = container.ports.iter().flatten().filter(|_| !host_network);
+fn port_mappings(container: &Container, not_needed: bool) -> Vec<cri::PortMapping> {
+    let ports = container.ports.iter().flatten().filter(|_| !not_needed);
     let mapped = ports.filter_map(|port| {
         let protocol = match port.protocol.as_deref() {
             Some("UDP") => cri::Protocol::Udp,
@@ -233,4 +236,24 @@ fn port_mappings(container: &Container, host_network: bool) -> Vec<cri::PortMapp
         })
     });
     mapped.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn ports_of_the_machine_are_opened_by_one_only() {
+        let ports = json!([{"containerPort": 80, "hostPort": 8080}, {"containerPort": 81}]);
+        let container = serde_json::from_value(json!({"name": "main", "ports": ports})).expect("a container");
+        let mapped = |not_needed| {
+            let mapped = port_mappings(&container, not_needed);
+            mapped.iter().map(|port| (port.host_port, port.container_port)).collect::<Vec<_>>()
+        };
+        assert_eq!(mapped(false), [(8080, 80)]);
+        // In the machine's own network there is nothing to lead on, and beside our proxy it is done already.
+        assert_eq!(mapped(true), []);
+    }
 }

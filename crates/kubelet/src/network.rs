@@ -26,7 +26,7 @@ pub(crate) async fn provide(node: &Node, ranges: &[String]) {
     let details = node.runtime.details().await.unwrap_or_default();
     let Some(dir) = details.get("config").and_then(|config| directory(config)) else { return };
     let addresses = node.settings.pods.with_file_name("network");
-    match write(&dir, &conflist(ranges, &addresses, has_iptables())) {
+    match write(&dir, &conflist(ranges, &addresses, !node.settings.proxied && has_iptables())) {
         Ok(true) => tracing::info!(dir = %dir.display(), bridge = BRIDGE, "pods have a network now"),
         Ok(false) => {}
         Err(error) => tracing::warn!(%error, dir = %dir.display(), "cannot give pods a network"),
@@ -59,7 +59,8 @@ fn write(dir: &Path, text: &str) -> io::Result<bool> {
     Ok(true)
 }
 
-/// `iptables` is how CNI's programs let pods out and host ports in; without it pods reach each other only.
+/// `iptables` is how CNI's programs let pods out and host ports in, where our proxy does not; without any of them pods
+/// reach each other only.
 fn conflist(ranges: &[String], addresses: &Path, iptables: bool) -> String {
     let subnets: Vec<Value> = ranges.iter().map(|range| json!([{"subnet": range}])).collect();
     let everywhere = |range: &String| if range.contains(':') { "::/0" } else { "0.0.0.0/0" };

@@ -1,14 +1,35 @@
-//! Ports of this machine that belong to pods on it. Pure.
+//! Ports of this machine that belong to pods on it.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ContainerPort, Pod};
-use nft::{Atom, Field, Fragment, Ip, Name, Statement, Verdict, rule};
-use reconcile::Object as _;
+use nft::{Atom, Field, Fragment, Ip, Name, Ruleset, Statement, Verdict, rule};
+use reconcile::{Caches, Key, Object as _};
 
 use crate::plan::protocol;
 use crate::policy::plan::{addresses, short};
+use crate::policy::{is_on, owner};
 use crate::skeleton::Sets;
+
+/// Listens to the pods of a node that ask for such ports; `tell` gets those whose rules may be others now.
+pub fn listen(caches: &Arc<Caches>, node: &str, tell: impl Fn(Key) + Send + Sync + 'static) {
+    let node = node.to_owned();
+    caches.pods().listen(move |changed| {
+        let asks = |pod: &Arc<Pod>| is_on(pod, &node) && ports(pod).next().is_some();
+        let seen = |pod: Option<&Arc<Pod>>| pod.filter(|pod| asks(pod)).map(|pod| addresses(pod).collect());
+        let (before, after): (Option<Vec<IpAddr>>, _) = (seen(changed.before), seen(changed.after));
+        if before != after {
+            tell(changed.newest().key());
+        }
+    });
+}
+
+/// Puts the ports of a pod into the table, or takes them out.
+pub fn apply(caches: &Arc<Caches>, key: &Key, node: &str, rules: &mut Ruleset) {
+    let pod = caches.pods().get(key).filter(|pod| is_on(pod, node));
+    rules.put(&owner("host-port", key), pod.as_deref().map(plan).unwrap_or_default());
+}
 
 /// What leads to the pod's ports. Packets to this machine's ports are caught where those to node ports are.
 pub fn plan(pod: &Pod) -> Fragment {
@@ -61,8 +82,8 @@ fn write(fragment: &mut Fragment, pod: &Pod, address: IpAddr, port: &ContainerPo
 #[cfg(test)]
 mod tests {
     use expect_test::{Expect, expect};
+    use nft::Proto;
     use nft::trace::{Machine, Packet, trace};
-    use nft::{Proto, Ruleset};
     use serde_json::{Value, json};
 
     use super::*;

@@ -9,7 +9,6 @@ use k8s_openapi::api::core::v1::{Namespace, Pod};
 use nft::{Fragment, Ip, Name, Ruleset};
 use reconcile::{Caches, Key, Object as _};
 
-use crate::host_ports;
 use plan::View;
 
 /// What has to be looked at.
@@ -79,7 +78,7 @@ fn seen(pod: &Pod) -> impl PartialEq {
     (pod.metadata.labels.clone(), addresses, pod.uid().to_owned(), plan::has_network(pod))
 }
 
-fn is_on(pod: &Pod, node: &str) -> bool {
+pub fn is_on(pod: &Pod, node: &str) -> bool {
     pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node)
 }
 
@@ -96,17 +95,15 @@ pub fn apply(caches: &Arc<Caches>, mut dirty: Dirty, node: &str, families: &[Ip]
     }
     for key in &dirty.pods {
         let pod = caches.pods().get(key).filter(|pod| is_on(pod, node));
-        let ports = pod.as_deref().map(host_ports::plan).unwrap_or_default();
         let fragment = pod.map_or_else(Fragment::default, |pod| {
             let policies = caches.network_policies().in_namespace(&key.namespace);
             plan::pod(&pod, &policies, families)
         });
         rules.put(&owner("pod", key), fragment);
-        rules.put(&owner("host-port", key), ports);
     }
 }
 
-fn owner(kind: &str, key: &Key) -> Name {
+pub fn owner(kind: &str, key: &Key) -> Name {
     format!("{kind}/{key}").into()
 }
 

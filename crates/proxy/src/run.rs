@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use crate::conntrack;
 use crate::firewall::{Firewall, FirewallError};
 use crate::health::HealthPorts;
+use crate::host_ports;
 use crate::plan::{Flows, Place, Plan, plan};
 use crate::policy;
 use crate::skeleton::{skeleton, way_out};
@@ -37,9 +38,10 @@ pub struct Config {
     pub services: Vec<Net>,
     /// Whether pods reach the outside by this node's address.
     pub way_out: bool,
-    /// Whether to hold connections to NetworkPolicies, and to open ports of this machine that pods ask for. Both need to
-    /// know all pods.
+    /// Whether to hold connections to NetworkPolicies, for which one has to know all pods.
     pub policies: bool,
+    /// Whether to open ports of this machine that pods ask for. Whoever says so keeps others from doing it, too.
+    pub host_ports: bool,
 }
 
 /// Keeps the table until the context's shutdown. The table stays then, so that connections do.
@@ -70,6 +72,8 @@ struct Dirty {
     /// The node itself has changed.
     place: bool,
     policies: policy::Dirty,
+    /// Pods with ports of this machine.
+    host_ports: BTreeSet<Key>,
 }
 
 impl News {
@@ -85,6 +89,11 @@ impl News {
 
     fn policies(&self, change: &dyn Fn(&mut policy::Dirty)) {
         change(&mut self.dirty.lock().policies);
+        self.notify.notify_one();
+    }
+
+    fn host_ports(&self, key: Key) {
+        self.dirty.lock().host_ports.insert(key);
         self.notify.notify_one();
     }
 
@@ -107,6 +116,10 @@ fn listen(ctx: &Ctx, config: &Config, news: &Arc<News>) {
     if config.policies {
         let tell = news.clone();
         policy::listen(&ctx.caches, &config.node, move |change| tell.policies(change));
+    }
+    if config.host_ports {
+        let tell = news.clone();
+        host_ports::listen(&ctx.caches, &config.node, move |key| tell.host_ports(key));
     }
     let (tell, name) = (news.clone(), config.node.clone());
     ctx.caches.nodes().listen(move |Changed { before, after }: Changed<'_, Node>| {
@@ -176,6 +189,9 @@ impl Proxy {
             }
             let Config { node, .. } = &self.config;
             policy::apply(&self.ctx.caches, dirty.policies, node, &Ip::BOTH, &mut self.rules);
+            for key in &dirty.host_ports {
+                host_ports::apply(&self.ctx.caches, key, node, &mut self.rules);
+            }
             let outcome = self.tell().await;
             self.health.set_healthy(outcome.is_ok());
             match outcome {

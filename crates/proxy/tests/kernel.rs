@@ -32,6 +32,7 @@ fn config() -> Config {
         services: nets(&["10.43.0.0/16", "fd43::/112"]),
         way_out: true,
         policies: true,
+        host_ports: true,
     }
 }
 

@@ -75,7 +75,7 @@ fn runc() -> Found {
 
 fn network_programs() -> Found {
     let fix = "install CNI's programs (Debian: apt-get install containernetworking-plugins)";
-    let needed = ["bridge", "host-local", "loopback", "portmap"];
+    let needed = ["bridge", "host-local", "loopback"];
     let dir = NETWORK_PROGRAMS.into_iter().find(|dir| Path::new(dir).join("bridge").exists());
     let Some(dir) = dir else { return Good(NOT_NEEDED.to_owned()) };
     let left: Vec<&str> = needed.into_iter().filter(|name| !Path::new(dir).join(name).exists()).collect();
@@ -86,13 +86,9 @@ fn network_programs() -> Found {
 }
 
 fn packet_filter() -> Found {
-    match find_program("iptables") {
-        Some(path) => Good(path.display().to_string()),
-        None => Lacking(
-            "without iptables pods do not reach other hosts, and host ports stay closed".to_owned(),
-            "install it (Debian: apt-get install iptables)",
-        ),
-    }
+    let none =
+        || "no iptables, which is needed only with another runtime and --disable-kube-proxy".to_owned();
+    Good(find_program("iptables").map_or_else(none, |path| path.display().to_string()))
 }
 
 fn cgroups() -> Found {

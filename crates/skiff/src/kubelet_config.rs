@@ -212,6 +212,7 @@ mod tests {
                 keeping: kubelet::Keeping::default(),
                 shutdown: Vec::new(),
                 manifests: None,
+                proxied: false,
             },
             presentation: kubelet::Presentation::default(),
             api: None,

@@ -138,6 +138,7 @@ pub fn config(
             keeping: kubelet::Keeping::default(),
             shutdown: Vec::new(),
             manifests: None,
+            proxied: !flags.disable_kube_proxy,
         },
         presentation: Presentation {
             labels: flags.node_label.iter().cloned().collect(),

@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// How long to wait until trying again to get a port that somebody else has.
 const PORT_PAUSE: Duration = Duration::from_secs(30);
 
-/// Services alone: no NetworkPolicies, for which one has to know all pods, and no way out for pods.
+/// Services alone: no NetworkPolicies, for which one has to know all pods, no way out for pods and no ports of the machine.
 pub fn proxy_config(node: String, pods: &[String], services: &[String]) -> anyhow::Result<proxy::Config> {
     Ok(proxy::Config {
         node,
@@ -46,7 +46,8 @@ fn networks(texts: &[String]) -> anyhow::Result<Vec<Net>> {
 /// Routes Services on this node as long as the context lasts.
 pub fn route(ctx: &Ctx, client: Client, flags: &NodeFlags, facts: &Facts) -> anyhow::Result<()> {
     let config = proxy_config(node::name(flags), &facts.cluster_cidr, &facts.service_cidr)?;
-    let config = proxy::Config { way_out: true, policies: !flags.disable_network_policy, ..config };
+    let policies = !flags.disable_network_policy;
+    let config = proxy::Config { way_out: true, policies, host_ports: true, ..config };
     let ctx = Ctx { client: client.acting_as("system:kube-proxy"), ..ctx.clone() };
     proxy::prepare(&config.pods);
     tokio::spawn(proxy::routes::run(ctx.clone(), config.node.clone()));

@@ -132,6 +132,20 @@ fn pods_reach_services_and_know_names() {
         words.trim() == "one" || words.trim() == "two"
     });
 
+    // A port of the machine leads to its pod, and only because of our rules.
+    let serve = "mkdir /www; echo held > /www/index.html; exec busybox httpd -f -p 8080 -h /www";
+    cluster.apply(&serde_json::json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "held"},
+        "spec": {"terminationGracePeriodSeconds": 1, "containers": [{
+            "name": "main", "image": "busybox:1.36", "command": ["sh", "-c", serve],
+            "ports": [{"containerPort": 8080, "hostPort": 8090}],
+        }]},
+    }));
+    let ask_port = ASK.replace("$AT", "192.0.2.1 8090");
+    cluster.until("the port leads to its pod", || cluster.client(&ask_port).trim() == "held");
+    let others = inside(&cluster.containerd, "iptables -t nat -S 2>/dev/null || true");
+    assert!(!others.contains("8090"), "{others}");
+
     // From outside, by host and path.
     let backend = serde_json::json!({"service": {"name": "web", "port": {"name": "http"}}});
     cluster.apply(&serde_json::json!({

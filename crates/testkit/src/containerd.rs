@@ -144,12 +144,13 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
     )
 }
 
-/// A bridge for pods, with addresses from a file.
+/// A bridge for pods, with addresses from a file, and a program that would open ports of the machine if it was asked to.
 fn network_text(dir: &Path) -> String {
     let dir = dir.display();
     format!(
         r#"{{"cniVersion":"0.4.0","name":"test","plugins":[{{"type":"bridge","bridge":"test0","isDefaultGateway":true,"hairpinMode":true,
-            "ipam":{{"type":"host-local","dataDir":"{dir}/addresses","ranges":[[{{"subnet":"10.88.0.0/16"}}]]}}}}]}}"#
+            "ipam":{{"type":"host-local","dataDir":"{dir}/addresses","ranges":[[{{"subnet":"10.88.0.0/16"}}]]}}}},
+            {{"type":"portmap","capabilities":{{"portMappings":true}}}}]}}"#
     )
 }
 

@@ -214,6 +214,7 @@ impl Rig {
             keeping: crate::Keeping::default(),
             shutdown: Vec::new(),
             manifests: None,
+            proxied: true,
         };
         let drivers = Drivers::open(&root);
         Rig { client, ctx, settings, drivers, _server: server, _stop: stop, dir }
