@@ -191,3 +191,58 @@ fn a_node_joins_by_a_token_and_is_known_afterwards() {
     assert_eq!(requests(&place), nodes);
     assert!(agent.terminate(DEADLINE).expect("an end").success());
 }
+
+/// A node whose certificates are about to end gets new ones while it runs, and goes on when the old ones have ended.
+#[test]
+fn certificates_of_a_node_are_renewed_while_it_runs() {
+    let Some(place) = Place::new() else { return };
+    if !testkit::has_kubectl() {
+        eprintln!("skipped: needs kubectl");
+        return;
+    }
+    let mut agent = place.agent(Some(&place.token()));
+    place.until_ready(&mut agent);
+    assert!(agent.terminate(DEADLINE).expect("an end").success());
+    // The same ones again, but for a short time.
+    let now = jiff::Timestamp::now();
+    let (tls, server_tls) = (place.dir.path().join("agent/tls"), place.server.data_dir().join("tls"));
+    let client = pki::Leaf {
+        common_name: "system:node:joined".to_owned(),
+        organizations: vec!["system:nodes".to_owned()],
+        dns_names: Vec::new(),
+        ips: Vec::new(),
+        usage: pki::Usage::Client,
+        lifetime: Duration::from_secs(45),
+    };
+    let serving = pki::Leaf {
+        dns_names: vec!["joined".to_owned()],
+        ips: vec![[192, 0, 2, 7].into()],
+        usage: pki::Usage::Server,
+        ..client.clone()
+    };
+    for (stem, authority, leaf) in [("client", "client-ca", client), ("serving", "kubelet-ca", serving)] {
+        let authority = pki::Authority::load_or_create(&server_tls, authority, now).expect("an authority");
+        pki::keep(&tls, stem, &authority.issue(&leaf, now).expect("issued")).expect("kept");
+    }
+    let end = |stem: &str| {
+        let pem = std::fs::read_to_string(tls.join(format!("{stem}.crt"))).unwrap_or_default();
+        pki::ends(&pem).unwrap_or(now)
+    };
+    let first_end = end("client").max(end("serving"));
+    assert!(first_end < now + Duration::from_secs(60));
+    let mut agent = place.agent(None);
+    let renewed =
+        || ["client", "serving"].iter().all(|stem| end(stem) > now + Duration::from_secs(24 * 3600));
+    agent.wait_until(DEADLINE, || renewed().then_some(())).unwrap_or_else(|error| panic!("{error:#}"));
+    let requests = place.get(&["csr"])["items"].as_array().map_or(0, Vec::len);
+    assert_eq!(requests, 4, "two at first and two now");
+    // Signs of life that are given after the first ones have ended.
+    let lives = || {
+        let lease = place.get(&["lease", "joined", "-n", "kube-node-lease"]);
+        let heard: jiff::Timestamp = lease["spec"]["renewTime"].as_str()?.parse().ok()?;
+        (heard > first_end).then_some(())
+    };
+    agent.wait_until(2 * DEADLINE, lives).unwrap_or_else(|error| panic!("{error:#}"));
+    place.until_ready(&mut agent);
+    assert!(agent.terminate(DEADLINE).expect("an end").success());
+}

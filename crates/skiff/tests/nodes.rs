@@ -229,6 +229,7 @@ fn three_nodes_are_one_cluster() {
     everywhere(&cluster, &pods);
     names(&cluster, &pods);
     fairness(&cluster, &pods);
+    from_outside(&cluster, &pods);
     cut_off(&cluster, &pods);
     move_away(&cluster, &pods);
     update_under_load(&cluster);
@@ -354,6 +355,72 @@ fn fairness(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
         .sum();
     // With two degrees of freedom this is passed by chance once in a million times.
     assert!(chi_square < 27.6, "{counts:?}: {chi_square}");
+}
+
+/// Node ports, load balancers and Ingresses are reached at every node, whichever pods are there.
+fn from_outside(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+    cluster.apply(
+        r#"
+apiVersion: v1
+kind: Service
+metadata: {name: outside}
+spec:
+  type: LoadBalancer
+  selector: {app: web}
+  ports: [{name: http, port: 8088, targetPort: 8080, nodePort: 30088}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: near}
+spec:
+  type: NodePort
+  selector: {app: web}
+  externalTrafficPolicy: Local
+  ports: [{port: 80, targetPort: 8080, nodePort: 30089}]
+---
+apiVersion: networking.k8s.io/v1
+kind: Ingress
+metadata: {name: outside}
+spec:
+  rules: [{host: web.test, http: {paths: [{path: /, pathType: Prefix, backend: {service: {name: outside, port: {name: http}}}}]}}]
+"#,
+    );
+    let format = "jsonpath={range .items[*]}{.metadata.name} {.status.addresses[0].address}{\"\\n\"}{end}";
+    let nodes = cluster.ok(&["get", "nodes", "-o", format]);
+    let nodes: Vec<(&str, &str)> = nodes.lines().filter_map(|line| line.split_once(' ')).collect();
+    assert_eq!(nodes.len(), pods.len());
+    let asked = |script: &str| {
+        let output = within(&cluster.network, "sh").args(["-c", script]).output().expect("a shell");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    };
+    for (node, address) in &nodes {
+        for port in [30088, 8088] {
+            cluster
+                .until("a Service is reached at a node", || pods.contains_key(&asked(&http(address, port))));
+        }
+        cluster.until("only the node's own pod answers", || asked(&http(address, 30089)) == *node);
+        let by_host = http(address, 80).replace("\\r\\n\\r\\n", "\\r\\nHost: web.test\\r\\n\\r\\n");
+        cluster.until("an Ingress is served at a node", || pods.contains_key(&asked(&by_host)));
+    }
+    for what in ["service", "ingress"] {
+        let told = || {
+            let format = "jsonpath={.status.loadBalancer.ingress[*].ip}";
+            let told = cluster.ok(&["get", what, "outside", "-o", format]);
+            let mut told: Vec<String> = told.split_whitespace().map(str::to_owned).collect();
+            told.sort();
+            told
+        };
+        cluster.until("its status names all nodes", || {
+            told() == nodes.iter().map(|(_, ip)| *ip).collect::<Vec<_>>()
+        });
+    }
+    // What is deleted is not served any more.
+    cluster.ok(&["delete", "service/outside", "service/near", "ingress/outside"]);
+    for (_, address) in &nodes {
+        cluster.until("nobody answers any more", || {
+            [30088, 8088, 30089].iter().all(|port| !pods.contains_key(&asked(&http(address, *port))))
+        });
+    }
 }
 
 /// A node without a link, and with it again: what was decided meanwhile is caught up with.
