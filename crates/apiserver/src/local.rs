@@ -155,7 +155,7 @@ fn refused(status: api::Status) -> Error {
 }
 
 fn raw(object: &Object, revision: u64) -> Raw {
-    Raw { bytes: object.without_managed_fields(), revision: Some(revision) }
+    Raw::new(object.bytes(), Some(revision)).leaving_out(object.managed_fields())
 }
 
 #[cfg(test)]

@@ -122,22 +122,22 @@ impl Object {
         out.push(b'}');
     }
 
-    /// The stored bytes without `managedFields`, for those who decode it all.
-    pub fn without_managed_fields(&self) -> Bytes {
+    /// Where `managedFields` are in the stored bytes, for those who decode everything else.
+    pub fn managed_fields(&self) -> Range<usize> {
         let mut cut = None;
         members(&self.bytes, self.metadata.start as usize, |name, at, value| {
             if name == b"\"managedFields\"" {
                 cut = Some(at..value.end);
             }
         });
-        let Some(mut cut) = cut else { return self.bytes.clone() };
+        let Some(mut cut) = cut else { return 0..0 };
         match self.bytes[cut.end] {
             b',' => cut.end += 1,
             // The last member takes the comma before it along.
             _ if self.bytes[cut.start - 1] == b',' => cut.start -= 1,
             _ => {}
         }
-        [&self.bytes[..cut.start], &self.bytes[cut.end..]].concat().into()
+        cut
     }
 
     /// Decodes the whole object, resourceVersion included.

@@ -1,5 +1,7 @@
 //! What a client stands on.
 
+use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -40,10 +42,33 @@ pub enum News {
 }
 
 /// One object as JSON.
+#[derive(Clone)]
 pub struct Raw {
-    pub bytes: Bytes,
+    bytes: Bytes,
+    /// A part that is not to be read, so that the bytes can be shared with those who need it.
+    left_out: Range<usize>,
     /// Its resourceVersion, where the bytes do not have it.
     pub revision: Option<u64>,
+}
+
+impl Raw {
+    pub fn new(bytes: impl Into<Bytes>, revision: Option<u64>) -> Raw {
+        Raw { bytes: bytes.into(), left_out: 0..0, revision }
+    }
+
+    /// The same without a part of it; what is left must be JSON.
+    pub fn leaving_out(self, part: Range<usize>) -> Raw {
+        Raw { left_out: part, ..self }
+    }
+
+    pub fn json(&self) -> Cow<'_, [u8]> {
+        match self.left_out.is_empty() {
+            true => Cow::Borrowed(&self.bytes),
+            false => {
+                Cow::Owned([&self.bytes[..self.left_out.start], &self.bytes[self.left_out.end..]].concat())
+            }
+        }
+    }
 }
 
 /// One change to one object: its new state, or its last.

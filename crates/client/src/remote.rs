@@ -220,7 +220,8 @@ impl Following {
         let understood = |source| Error::Answer { request: format!("list {}", self.collection), source };
         let list: List<'_> = serde_json::from_slice(&body).map_err(understood)?;
         let revision = list.metadata.resource_version.parse().unwrap_or(0);
-        let raw = |item: &&RawValue| Raw { bytes: body.slice_ref(item.get().as_bytes()), revision: None };
+        // Copied, since one that is kept would keep the whole list.
+        let raw = |item: &&RawValue| Raw::new(item.get().as_bytes().to_vec(), None);
         let objects = list.items.unwrap_or_default().iter().map(raw).collect();
         self.revision = Some(revision);
         self.buffer.clear();
@@ -272,7 +273,7 @@ impl Following {
             let version: Versioned = serde_json::from_str(object.get()).map_err(understood)?;
             self.revision = version.metadata.resource_version.parse().ok().or(self.revision);
             if what != "BOOKMARK" {
-                let object = Raw { bytes: lines.slice_ref(object.get().as_bytes()), revision: None };
+                let object = Raw::new(object.get().as_bytes().to_vec(), None);
                 changes.push(Change { object, deleted: what == "DELETED" });
             }
         }

@@ -14,11 +14,10 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use parking_lot::Mutex;
-use reconcile::{Caches, Changed, Controller, Ctx, Error, Key, Next, Object, Patch, keys};
+use reconcile::{Caches, Changed, Controller, Ctx, Error, Key, Next, Object, Patch, claims_of, keys};
 use serde_json::json;
 
 use crate::pod;
-use crate::protection::claims_of;
 use plan::{Action, Wanted};
 
 const WORKERS: usize = 4;
@@ -80,8 +79,8 @@ pub async fn run(ctx: Ctx) {
 
 /// The nodes with pods that use a claim.
 fn nodes_of_claim(caches: &Caches, claim: &Key, enqueue: &mut dyn FnMut(Key)) {
-    for pod in caches.pods().in_namespace(&claim.namespace) {
-        if !pod::node(&pod).is_empty() && claims_of(&pod).any(|name| name == *claim.name) {
+    for pod in caches.pods().indexed("claim", &claim.to_string()) {
+        if !pod::node(&pod).is_empty() {
             enqueue(Key::new("", pod::node(&pod)));
         }
     }
@@ -171,9 +170,8 @@ impl Desk {
 
     /// The pods on other nodes that use a claim.
     fn rivals(&self, claim: &PersistentVolumeClaim, node: &str) -> Vec<String> {
-        let mut pods = self.ctx.caches.pods().in_namespace(claim.namespace());
+        let mut pods = self.ctx.caches.pods().indexed("claim", &claim.key().to_string());
         pods.retain(|pod| !pod::is_terminal(pod) && !pod::node(pod).is_empty() && pod::node(pod) != node);
-        pods.retain(|pod| claims_of(pod).any(|name| name == claim.name()));
         pods.iter().map(|pod| pod.name().to_owned()).collect()
     }
 

@@ -23,10 +23,10 @@ pub fn selecting(service: &Service) -> Option<&ServiceSpec> {
     (!external && spec.selector.is_some()).then_some(spec)
 }
 
-pub fn selects(service: &Service, pod: &Pod) -> bool {
+pub fn selects<'a>(service: &Service, label: impl Fn(&str) -> Option<&'a str>) -> bool {
     selecting(service)
         .and_then(|spec| spec.selector.as_ref())
-        .is_some_and(|selector| selector.iter().all(|(name, value)| pod.label(name) == Some(value)))
+        .is_some_and(|selector| selector.iter().all(|(name, value)| label(name) == Some(value)))
 }
 
 /// The Services a pod stands behind, before and after a change that concerns them.
@@ -42,7 +42,7 @@ pub fn services_of(
         }
         for service in services.in_namespace(changed.newest().namespace()) {
             let states = [changed.before, changed.after];
-            if states.into_iter().flatten().any(|pod| selects(&service, pod)) {
+            if states.into_iter().flatten().any(|pod| selects(&service, |name| pod.label(name))) {
                 enqueue(service.key());
             }
         }

@@ -64,7 +64,7 @@ fn services_near(ctx: &Ctx) -> impl Fn(&Changed<'_, Node>, &mut dyn FnMut(Key)) 
             let pods = caches.pods().indexed("node", changed.newest().name());
             for pod in pods {
                 for service in caches.services().in_namespace(pod.namespace()) {
-                    if backends::selects(&service, &pod) {
+                    if backends::selects(&service, |name| pod.label(name)) {
                         enqueue(service.key());
                     }
                 }
@@ -94,8 +94,9 @@ impl Slices {
             return Ok(Next::Change);
         };
         let Some(spec) = backends::selecting(&service) else { return Ok(Next::Change) };
-        let mut pods = caches.pods().in_namespace(service.namespace());
-        pods.retain(|pod| backends::selects(&service, pod));
+        let pods = caches
+            .pods()
+            .labelled(service.namespace(), |labels| backends::selects(&service, |name| labels.get(name)));
         let mut slices = caches.endpoint_slices().indexed("service", &key.to_string());
         slices.retain(|slice| slice.label(MANAGED_BY) == Some(MANAGER) && !slice.is_deleting());
         let trigger = self.triggers.learn(&service, &pods);

@@ -60,8 +60,10 @@ async fn reconcile(ctx: &Ctx, triggers: &Triggers, key: &Key) -> Result<Next, Er
         return Ok(Next::Change);
     };
     let Some(spec) = backends::selecting(&service) else { return Ok(Next::Change) };
-    let mut pods = ctx.caches.pods().in_namespace(service.namespace());
-    pods.retain(|pod| backends::selects(&service, pod));
+    let pods = ctx
+        .caches
+        .pods()
+        .labelled(service.namespace(), |labels| backends::selects(&service, |name| labels.get(name)));
     let trigger = triggers.learn(&service, &pods);
     let Some(wanted) = plan(&service, spec, &pods, current.as_deref(), trigger) else {
         return Ok(Next::Change);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
-use reconcile::{Changed, Controller, Ctx, Error, Key, Next, Object, keys};
+use reconcile::{Changed, Controller, Ctx, Error, Key, Next, Object, claims_of, keys};
 
 use crate::pod;
 
@@ -65,16 +65,6 @@ pub async fn claims(ctx: Ctx) {
     controller.run(&ctx, WORKERS, reconcile).await
 }
 
-/// The names of the claims a pod mentions, those made for it included.
-pub fn claims_of(pod: &Pod) -> impl Iterator<Item = String> + '_ {
-    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-    volumes.filter_map(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
-        (Some(claim), _) => Some(claim.claim_name.clone()),
-        (None, Some(_)) => Some(format!("{}-{}", pod.name(), volume.name)),
-        _ => None,
-    })
-}
-
 fn uses(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
     let own = claim.controller().is_some_and(|owner| owner.uid == pod.uid());
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
@@ -94,7 +84,7 @@ async fn claim(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
         Action::Nothing => {}
         Action::Add => drop(ctx.replace(&with(&*claim, CLAIM)).await?),
         Action::Remove => {
-            let known = ctx.caches.pods().in_namespace(claim.namespace());
+            let known = ctx.caches.pods().indexed("claim", &key.to_string());
             // Asked anew, since a pod may have come to a node this moment.
             let used = known.iter().any(|pod| uses(pod, &claim))
                 || ctx.client.list::<Pod>(claim.namespace()).await?.iter().any(|pod| uses(pod, &claim));

@@ -16,7 +16,6 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use reconcile::{Changed, Controller, Ctx, Enqueue, Error, Key, Next, Object, keys};
 
 use crate::pod;
-use crate::protection::claims_of;
 use matching::{claim_class, claim_ref, volume_class};
 use plan::{ClaimAction, PROVISIONER, Surroundings, VolumeAction};
 
@@ -82,9 +81,8 @@ impl Binder {
     async fn claim(&self, key: &Key) -> Result<Next, Error> {
         let caches = &self.ctx.caches;
         let Some(claim) = caches.persistent_volume_claims().get(key) else { return Ok(Next::Change) };
-        let pods = caches.pods().in_namespace(claim.namespace());
-        let waits =
-            |pod: &&Arc<Pod>| pod::node(pod).is_empty() && claims_of(pod).any(|name| name == claim.name());
+        let pods = caches.pods().indexed("claim", &key.to_string());
+        let waits = |pod: &&Arc<Pod>| pod::node(pod).is_empty();
         let waiting_pods: Vec<String> = pods.iter().filter(waits).map(|pod| pod.name().to_owned()).collect();
         let around = Surroundings {
             volumes: &caches.persistent_volumes().all(),

@@ -201,8 +201,7 @@ impl Together {
             }
         };
         if let Some(change) = changes.last() {
-            let Raw { bytes, revision } = &change.object;
-            followed.last = (!change.deleted).then(|| Raw { bytes: bytes.clone(), revision: *revision });
+            followed.last = (!change.deleted).then(|| change.object.clone());
         }
         self.revision = self.revision.max(revision);
         changes

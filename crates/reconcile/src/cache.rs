@@ -1,6 +1,7 @@
-//! All objects of one kind, typed, with indexes; decoded once for every loop in the process. What needs no types is
-//! in [`shelf`].
+//! All objects of one kind, with indexes; decoded once for all loops of the process that look at them at the time
+//! ([`entry`]). What needs no types is in [`shelf`].
 
+mod entry;
 pub(crate) mod shelf;
 #[cfg(test)]
 mod tests;
@@ -10,6 +11,8 @@ use std::sync::Arc;
 
 use api::selector::LabelSelector;
 use client::{Error, Key, Object, Raw};
+
+use crate::labels::Labels;
 
 use shelf::{Item, Kind, Shelf};
 
@@ -67,11 +70,11 @@ impl<T: Object> Cache<T> {
 
     /// The object of this name and uid.
     pub fn get_exactly(&self, key: &Key, uid: &str) -> Option<Arc<T>> {
-        self.get(key).filter(|object| object.uid() == uid)
+        self.shelf.get_exactly(key, uid).map(typed)
     }
 
     pub fn all(&self) -> Vec<Arc<T>> {
-        collected(|found| self.shelf.all(found))
+        self.shelf.all().map(typed).collect()
     }
 
     pub fn len(&self) -> usize {
@@ -83,24 +86,27 @@ impl<T: Object> Cache<T> {
     }
 
     pub fn in_namespace(&self, namespace: &str) -> Vec<Arc<T>> {
-        collected(|found| self.shelf.in_namespace(namespace, found))
+        self.shelf.in_namespace(namespace, &|_| true).map(typed).collect()
     }
 
     /// The objects of a namespace whose labels match.
     pub fn matching(&self, namespace: &str, selector: &LabelSelector) -> Vec<Arc<T>> {
-        let mut objects = self.in_namespace(namespace);
-        objects.retain(|object| selector.matches(|name| object.label(name)));
-        objects
+        self.labelled(namespace, |labels| labels.matched_by(selector))
+    }
+
+    /// The objects of a namespace whose labels are wanted; of the others nothing is decoded.
+    pub fn labelled(&self, namespace: &str, wanted: impl Fn(&Labels) -> bool) -> Vec<Arc<T>> {
+        self.shelf.in_namespace(namespace, &wanted).map(typed).collect()
     }
 
     /// The objects whose controlling owner has this uid.
     pub fn owned_by(&self, uid: &str) -> Vec<Arc<T>> {
-        collected(|found| self.shelf.owned_by(uid, found))
+        self.shelf.owned_by(uid).map(typed).collect()
     }
 
     /// The objects an index finds under `value`; none where there is no such index.
     pub fn indexed(&self, index: &str, value: &str) -> Vec<Arc<T>> {
-        collected(|found| self.shelf.indexed(index, value, found))
+        self.shelf.indexed(index, value).map(typed).collect()
     }
 
     /// The objects of a namespace that nobody controls, for kinds that have owners of several kinds.
@@ -153,15 +159,9 @@ fn whole<T: Object>(item: &Item) -> &T {
     item.downcast_ref().expect(ONE_KIND)
 }
 
-fn collected<T: Object>(find: impl FnOnce(&mut dyn FnMut(&Item))) -> Vec<Arc<T>> {
-    let mut objects = Vec::new();
-    find(&mut |item| objects.push(typed(item.clone())));
-    objects
-}
-
 /// The typed form, without `managedFields`: no loop reads them, and they are half of an object.
 fn decode<T: Object>(raw: &Raw) -> Option<Item> {
-    match serde_json::from_slice::<T>(&raw.bytes) {
+    match serde_json::from_slice::<T>(&raw.json()) {
         Ok(mut object) => {
             let metadata = object.metadata_mut();
             metadata.managed_fields = None;

@@ -91,7 +91,8 @@ macro_rules! caches {
 }
 
 caches! {
-    pods: core::Pod = &[Index { name: "node", values: pod_node }, orphans()];
+    pods: core::Pod =
+        &[Index { name: "node", values: pod_node }, Index { name: "claim", values: pod_claims }, orphans()];
     nodes: core::Node = &[];
     namespaces: core::Namespace = &[];
     services: core::Service = &[Index { name: "ip", values: service_ips }];
@@ -165,6 +166,21 @@ fn pod_node(pod: &core::Pod, found: &mut dyn FnMut(&str)) {
     pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).into_iter().for_each(found);
 }
 
+/// The names of the claims a pod mentions, those made for it included.
+pub fn claims_of(pod: &core::Pod) -> impl Iterator<Item = String> + '_ {
+    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    volumes.filter_map(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
+        (Some(claim), _) => Some(claim.claim_name.clone()),
+        (None, Some(_)) => Some(format!("{}-{}", pod.name(), volume.name)),
+        _ => None,
+    })
+}
+
+/// `namespace/name` of the claims a pod mentions.
+fn pod_claims(pod: &core::Pod, found: &mut dyn FnMut(&str)) {
+    claims_of(pod).for_each(|name| found(&format!("{}/{name}", pod.namespace())));
+}
+
 /// `namespace/name` of the claim a volume names.
 fn volume_claim(volume: &core::PersistentVolume, found: &mut dyn FnMut(&str)) {
     if let Some(claim) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) {
@@ -227,6 +243,7 @@ impl Caches {
                 async {
                     tokio::select! {
                         () = following => {}
+                        () = shelf.sweep() => {}
                         _ = shutdown.wait_for(|stop| *stop) => {}
                     }
                 },

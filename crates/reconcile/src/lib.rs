@@ -21,6 +21,7 @@ mod controller;
 mod ctx;
 mod events;
 pub mod keys;
+pub mod labels;
 mod leader;
 mod metrics;
 pub mod placement;
@@ -28,7 +29,7 @@ mod queue;
 mod settings;
 
 pub use cache::{Cache, Changed, Index};
-pub use caches::{Cached, Caches};
+pub use caches::{Cached, Caches, claims_of};
 pub use clock::Clock;
 pub use controller::{Controller, Enqueue, Next};
 pub use ctx::Ctx;

@@ -4,7 +4,6 @@
 //! pod the scheduler has placed is *assumed* to be there until the event of its binding says so, or the
 //! binding fails and it is forgotten.
 
-pub mod labels;
 pub mod node;
 pub mod objects;
 mod order;
@@ -20,10 +19,11 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 use parking_lot::Mutex;
 
-pub use labels::{Labels, Strings};
 pub use node::{NodeId, NodeInfo};
 pub use objects::Objects;
 pub use pod::PodInfo;
+pub use reconcile::labels;
+pub use reconcile::labels::{Labels, Strings};
 
 use order::NodeOrder;
 use tally::{Matcher, PerNode, Tally, Terms, Topology};

@@ -6,7 +6,7 @@ use crate::tests::Rig;
 /// `+name` for what is there, `-name` for what is gone.
 fn told(news: News) -> Vec<String> {
     let name = |raw: &Raw| {
-        let value: Value = serde_json::from_slice(&raw.bytes).expect("JSON");
+        let value: Value = serde_json::from_slice(&raw.json()).expect("JSON");
         value["metadata"]["name"].as_str().expect("a name").to_owned()
     };
     match news {

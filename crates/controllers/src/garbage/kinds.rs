@@ -208,7 +208,7 @@ fn is_followed(kind: &Served) -> bool {
 }
 
 fn read(raw: &Raw) -> Option<Partial> {
-    serde_json::from_slice(&raw.bytes)
+    serde_json::from_slice(&raw.json())
         .inspect_err(|error| tracing::error!(%error, "an object has metadata that cannot be read"))
         .ok()
 }

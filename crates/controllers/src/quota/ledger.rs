@@ -243,9 +243,10 @@ fn read(kind: Counted<'_>, raw: &Raw, now: Timestamp) -> Option<(String, String,
         namespace: String,
         name: String,
     }
-    let named: Named = serde_json::from_slice(&raw.bytes).ok()?;
+    let json = raw.json();
+    let named: Named = serde_json::from_slice(&json).ok()?;
     let object = match kind.looks_inside() {
-        true => serde_json::from_slice(&raw.bytes).ok()?,
+        true => serde_json::from_slice(&json).ok()?,
         false => Value::Null,
     };
     let uses = usage(kind, &object, now);

@@ -47,10 +47,8 @@ impl Feed for One {
         }
         let all = self.objects.borrow_and_update();
         let revision = all.values().map(|(revision, _)| *revision).max().unwrap_or(1);
-        let found = all.get(&self.path).map(|(revision, object)| Raw {
-            bytes: object.to_string().into_bytes().into(),
-            revision: Some(*revision),
-        });
+        let found =
+            all.get(&self.path).map(|(revision, object)| Raw::new(object.to_string(), Some(*revision)));
         Ok(News::Everything { objects: found.into_iter().collect(), revision })
     }
 }

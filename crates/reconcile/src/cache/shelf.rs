@@ -9,10 +9,16 @@ use std::time::Duration;
 use client::{Error, Feed, Key, News, Raw, controller_of, revision_of};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
+
+use super::entry::{Entry, Place, Warm};
+use crate::labels::{Labels, Strings};
 
 /// How long a writer waits for its own write to show up before it gives up and tries again later.
 const SEEN_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long after news or a look around the objects that are not looked at any more are let go of.
+const SWEEP_EVERY: Duration = Duration::from_secs(5);
 
 /// An object of the shelf's kind.
 pub(crate) type Item = Arc<dyn Any + Send + Sync>;
@@ -21,7 +27,7 @@ pub(crate) type Listener = Box<dyn Fn(Option<&Item>, Option<&Item>) + Send + Syn
 /// Calls back with each value under which an object is found.
 type Values = Box<dyn Fn(&Item, &mut dyn FnMut(&str)) + Send + Sync>;
 /// The keys of the objects found under each value.
-type Keys = HashMap<Box<str>, BTreeSet<Key>>;
+type Keys = HashMap<Arc<str>, BTreeSet<Key>>;
 
 /// What a kind's type knows.
 pub(crate) struct Kind {
@@ -34,6 +40,9 @@ pub(crate) struct Kind {
 pub(crate) struct Shelf {
     kind: Kind,
     state: RwLock<State>,
+    warm: Warm,
+    /// Told when there is something to sweep.
+    dusty: Notify,
     /// Everything up to this revision is in; 0 until first filled.
     revision: watch::Sender<u64>,
     /// Held while changes are applied, so that a listener misses none and hears none twice.
@@ -41,10 +50,11 @@ pub(crate) struct Shelf {
 }
 
 struct State {
-    objects: BTreeMap<Key, Item>,
+    objects: BTreeMap<Key, Arc<Entry>>,
     /// By the uid of the controlling owner.
     by_owner: Keys,
     indexes: Vec<Index>,
+    strings: Strings,
 }
 
 struct Index {
@@ -56,43 +66,75 @@ struct Index {
 impl Shelf {
     pub fn new(kind: Kind, indexes: impl Iterator<Item = (&'static str, Values)>) -> Shelf {
         let indexes = indexes.map(|(name, values)| Index { name, values, found: HashMap::new() }).collect();
+        let state = State {
+            objects: BTreeMap::new(),
+            by_owner: HashMap::new(),
+            indexes,
+            strings: Strings::default(),
+        };
         Shelf {
+            warm: Warm::new(kind.decode),
             kind,
-            state: RwLock::new(State { objects: BTreeMap::new(), by_owner: HashMap::new(), indexes }),
+            state: RwLock::new(state),
+            dusty: Notify::new(),
             revision: watch::Sender::new(0),
             listeners: Mutex::default(),
         }
     }
 
     pub fn get(&self, key: &Key) -> Option<Item> {
-        self.state.read().objects.get(key).cloned()
+        self.typed(self.state.read().objects.get(key).cloned())
+    }
+
+    /// The object of this name and uid.
+    pub fn get_exactly(&self, key: &Key, uid: &str) -> Option<Item> {
+        self.typed(self.state.read().objects.get(key).filter(|entry| &*entry.uid == uid).cloned())
+    }
+
+    fn typed(&self, entry: Option<Arc<Entry>>) -> Option<Item> {
+        let item = self.warm.item(&entry?);
+        self.dusty.notify_one();
+        Some(item)
     }
 
     pub fn len(&self) -> usize {
         self.state.read().objects.len()
     }
 
-    /// Calls back with all objects, in the order of their keys.
-    pub fn all(&self, found: &mut dyn FnMut(&Item)) {
-        self.state.read().objects.values().for_each(found);
+    /// All objects, in the order of their keys.
+    pub fn all(&self) -> impl Iterator<Item = Item> {
+        let entries = self.state.read().objects.values().cloned().collect();
+        self.found(entries)
     }
 
-    pub fn in_namespace(&self, namespace: &str, found: &mut dyn FnMut(&Item)) {
+    /// The objects of a namespace with wanted labels.
+    pub fn in_namespace(
+        &self,
+        namespace: &str,
+        wanted: &dyn Fn(&Labels) -> bool,
+    ) -> impl Iterator<Item = Item> {
         let state = self.state.read();
         let range = state.objects.range((Bound::Included(Key::new(namespace, "")), Bound::Unbounded));
-        range.take_while(|(key, _)| &*key.namespace == namespace).for_each(|(_, object)| found(object));
+        let here = range.take_while(|(key, _)| &*key.namespace == namespace).map(|(_, entry)| entry);
+        self.found(here.filter(|entry| wanted(&entry.labels)).cloned().collect())
     }
 
-    pub fn owned_by(&self, uid: &str, found: &mut dyn FnMut(&Item)) {
+    pub fn owned_by(&self, uid: &str) -> impl Iterator<Item = Item> {
         let state = self.state.read();
-        state.find(state.by_owner.get(uid), found);
+        self.found(state.entries(state.by_owner.get(uid)))
     }
 
     /// Nothing where there is no such index.
-    pub fn indexed(&self, index: &str, value: &str, found: &mut dyn FnMut(&Item)) {
+    pub fn indexed(&self, index: &str, value: &str) -> impl Iterator<Item = Item> {
         let state = self.state.read();
         let index = state.indexes.iter().find(|row| row.name == index);
-        state.find(index.and_then(|index| index.found.get(value)), found);
+        self.found(state.entries(index.and_then(|index| index.found.get(value))))
+    }
+
+    /// What may have to be decoded is, once nothing is locked any more.
+    fn found(&self, entries: Vec<Arc<Entry>>) -> impl Iterator<Item = Item> + use<'_> {
+        self.dusty.notify_one();
+        entries.into_iter().map(|entry| self.warm.item_found(&entry))
     }
 
     pub fn revision(&self) -> u64 {
@@ -102,10 +144,11 @@ impl Shelf {
     /// Calls `listener` with every object there is and then with every change, in order.
     pub fn listen(&self, listener: Listener) {
         let mut listeners = self.listeners.lock();
-        let objects: Vec<Item> = self.state.read().objects.values().cloned().collect();
-        for object in objects {
-            listener(None, Some(&object));
+        let entries: Vec<Arc<Entry>> = self.state.read().objects.values().cloned().collect();
+        for entry in entries {
+            listener(None, Some(&self.warm.item(&entry)));
         }
+        self.dusty.notify_one();
         listeners.push(listener);
     }
 
@@ -132,25 +175,30 @@ impl Shelf {
     pub async fn follow(&self, feed: &mut dyn Feed) -> Result<(), Error> {
         loop {
             match feed.next().await? {
-                News::Everything { objects, revision } => self.replace(&objects, revision),
-                News::Changes { changes, revision } => self.apply(&changes, revision),
+                News::Everything { objects, revision } => self.replace(objects, revision),
+                News::Changes { changes, revision } => self.apply(changes, revision),
             }
         }
     }
 
-    fn replace(&self, objects: &[Raw], revision: u64) {
+    fn replace(&self, objects: Vec<Raw>, revision: u64) {
         let listeners = self.listeners.lock();
-        let objects: Vec<Item> = objects.iter().filter_map(self.kind.decode).collect();
-        let kept: BTreeSet<Key> = objects.iter().map(|object| self.key(object)).collect();
-        let gone: Vec<Key> =
-            self.state.read().objects.keys().filter(|key| !kept.contains(key)).cloned().collect();
+        // What is gone goes before anything comes. Only where something is known are all looked at twice, since that
+        // many cannot stay typed.
+        let mut gone: BTreeSet<Key> = self.state.read().objects.keys().cloned().collect();
+        if !gone.is_empty() {
+            for object in objects.iter().filter_map(self.kind.decode) {
+                gone.remove(&self.key(&object));
+            }
+        }
         for key in gone {
             let before = self.remove(&key);
             tell(&listeners, before.as_ref(), None);
         }
         let revision_of = |object: &Item| revision_of((self.kind.metadata)(object));
-        for object in objects {
-            let before = self.put(object.clone());
+        for raw in objects {
+            let Some(object) = (self.kind.decode)(&raw) else { continue };
+            let before = self.put(self.key(&object), raw, object.clone());
             if before.as_ref().is_none_or(|before| revision_of(before) != revision_of(&object)) {
                 self.tell_put(&listeners, before, &object);
             }
@@ -158,15 +206,16 @@ impl Shelf {
         self.reach(revision);
     }
 
-    fn apply(&self, changes: &[client::Change], revision: u64) {
+    fn apply(&self, changes: Vec<client::Change>, revision: u64) {
         let listeners = self.listeners.lock();
         for change in changes {
             let Some(object) = (self.kind.decode)(&change.object) else { continue };
+            let key = self.key(&object);
             if change.deleted {
-                let before = self.remove(&self.key(&object));
+                let before = self.remove(&key);
                 tell(&listeners, Some(before.as_ref().unwrap_or(&object)), None);
             } else {
-                let before = self.put(object.clone());
+                let before = self.put(key, change.object, object.clone());
                 self.tell_put(&listeners, before, &object);
             }
         }
@@ -175,6 +224,7 @@ impl Shelf {
 
     fn reach(&self, revision: u64) {
         // Also when the number is the same: whoever waits for a condition looks again.
+        self.dusty.notify_one();
         self.revision.send_modify(|reached| *reached = revision.max(*reached).max(1));
     }
 
@@ -196,41 +246,69 @@ impl Shelf {
         }
     }
 
-    fn put(&self, object: Item) -> Option<Item> {
-        let key = self.key(&object);
-        let mut state = self.state.write();
-        let before = state.remove(&self.kind, &key);
-        if let Some(owner) = controller_of((self.kind.metadata)(&object)) {
-            state.by_owner.entry(owner.uid.as_str().into()).or_default().insert(key.clone());
+    fn put(&self, key: Key, raw: Raw, object: Item) -> Option<Item> {
+        let metadata = (self.kind.metadata)(&object);
+        let mut guard = self.state.write();
+        let state = &mut *guard;
+        let before = state.remove(&key);
+        let owner = controller_of(metadata).map(|owner| state.strings.share(&owner.uid));
+        if let Some(owner) = &owner {
+            state.by_owner.entry(owner.clone()).or_default().insert(key.clone());
         }
-        for Index { values, found, .. } in &mut state.indexes {
-            values(&object, &mut |value| {
-                found.entry(value.into()).or_default().insert(key.clone());
+        let mut values = Vec::new();
+        for (number, index) in (0..).zip(&mut state.indexes) {
+            (index.values)(&object, &mut |value| {
+                let value = state.strings.share(value);
+                index.found.entry(value.clone()).or_default().insert(key.clone());
+                values.push((number, value));
             });
         }
-        state.objects.insert(key, object);
-        before
+        let uid = metadata.uid.as_deref().unwrap_or_default().into();
+        let labels = state.strings.labels(metadata.labels.as_ref());
+        let place = Place { uid, labels, owner, values: values.into() };
+        let entry = Arc::new(Entry::new(raw, object, place));
+        state.objects.insert(key, entry.clone());
+        drop(guard);
+        self.warm.arrived(&entry);
+        before.map(|before| self.warm.last_item(&before))
     }
 
     fn remove(&self, key: &Key) -> Option<Item> {
-        self.state.write().remove(&self.kind, key)
+        let entry = self.state.write().remove(key)?;
+        Some(self.warm.last_item(&entry))
+    }
+
+    /// Answers whether something is left for later.
+    pub fn sweep_once(&self) -> bool {
+        self.warm.sweep()
+    }
+
+    /// Lets go of what nobody looks at any more, whenever there may be something.
+    pub async fn sweep(&self) {
+        loop {
+            self.dusty.notified().await;
+            tokio::time::sleep(SWEEP_EVERY).await;
+            while self.sweep_once() {
+                tokio::time::sleep(SWEEP_EVERY).await;
+            }
+        }
     }
 }
 
 impl State {
-    fn find(&self, keys: Option<&BTreeSet<Key>>, found: &mut dyn FnMut(&Item)) {
-        keys.into_iter().flatten().filter_map(|key| self.objects.get(key)).for_each(found);
+    fn entries(&self, keys: Option<&BTreeSet<Key>>) -> Vec<Arc<Entry>> {
+        keys.into_iter().flatten().filter_map(|key| self.objects.get(key).cloned()).collect()
     }
 
-    fn remove(&mut self, kind: &Kind, key: &Key) -> Option<Item> {
-        let object = self.objects.remove(key)?;
-        if let Some(owner) = controller_of((kind.metadata)(&object)) {
-            forget(&mut self.by_owner, &owner.uid, key);
+    fn remove(&mut self, key: &Key) -> Option<Arc<Entry>> {
+        let entry = self.objects.remove(key)?;
+        if let Some(owner) = &entry.owner {
+            forget(&mut self.by_owner, owner, key);
         }
-        for Index { values, found, .. } in &mut self.indexes {
-            values(&object, &mut |value| forget(found, value, key));
+        for (number, value) in &entry.values {
+            forget(&mut self.indexes[usize::from(*number)].found, value, key);
         }
-        Some(object)
+        Some(entry)
     }
 }
 
