@@ -1,5 +1,7 @@
 //! The listener: TLS, HTTP/1.1 and HTTP/2, and an orderly end.
 
+mod turns;
+
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -21,6 +23,7 @@ use crate::audit::Remote;
 use crate::authentication::Peer;
 use crate::cache::stopped;
 use crate::server::Server;
+use turns::Turns;
 
 /// How long clients may take: one that dawdles must not keep a connection from others.
 #[derive(Clone, Copy)]
@@ -141,7 +144,7 @@ async fn connection(
         .max_send_buf_size(BUFFER)
         .keep_alive_interval(Duration::from_secs(30))
         .keep_alive_timeout(Duration::from_secs(15));
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+    let connection = builder.serve_connection_with_upgrades(TokioIo::new(Turns::new(stream)), service);
     let silent = async {
         tokio::time::sleep(patience.first).await;
         if heard.load(Ordering::Relaxed) {

@@ -1,0 +1,104 @@
+//! A connection that gives way to others: what it sends at a stretch is limited.
+//!
+//! A long list is written as fast as the client reads it, and encrypting megabytes takes milliseconds. With a few such
+//! lists under way, a small request would wait for all of them at each of its steps.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// What is sent before whoever else waits has a turn.
+const TURN: usize = 64 << 10;
+
+pub struct Turns<S> {
+    stream: S,
+    /// Since the last turn ended.
+    sent: usize,
+}
+
+impl<S> Turns<S> {
+    pub fn new(stream: S) -> Turns<S> {
+        Turns { stream, sent: 0 }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> Turns<S> {
+    fn send(
+        &mut self,
+        cx: &mut Context<'_>,
+        write: impl FnOnce(Pin<&mut S>, &mut Context<'_>) -> Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if self.sent >= TURN {
+            self.sent = 0;
+            // To the end of the queue.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let sent = ready!(write(Pin::new(&mut self.stream), cx))?;
+        self.sent += sent;
+        Poll::Ready(Ok(sent))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Turns<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.send(cx, |stream, cx| stream.poll_write(cx, bytes))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.send(cx, |stream, cx| stream.poll_write_vectored(cx, parts))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Turns<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, into)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    /// On one thread: what sends a lot into a buffer that takes it all leaves turns to another task, and all of it
+    /// arrives.
+    #[tokio::test]
+    async fn a_long_answer_leaves_turns_to_others() {
+        let (near, mut far) = tokio::io::duplex(32 * TURN);
+        let sending = tokio::spawn(async move { Turns::new(near).write_all(&vec![7; 16 * TURN]).await });
+        let mut turns = 0;
+        while !sending.is_finished() {
+            turns += 1;
+            tokio::task::yield_now().await;
+        }
+        sending.await.expect("it does not panic").expect("it can be written");
+        assert!(turns >= 16, "{turns} turns");
+        let mut read = Vec::new();
+        far.read_to_end(&mut read).await.expect("it can be read");
+        assert_eq!(read.len(), 16 * TURN);
+    }
+}
