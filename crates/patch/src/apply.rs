@@ -8,6 +8,7 @@
 
 mod compare;
 mod conflict;
+mod created;
 mod fieldset;
 mod fieldsv1;
 mod last_applied;
@@ -25,6 +26,7 @@ use schema::{Table, TypeId};
 use serde_json::{Map, Value};
 
 pub use self::conflict::{Cause, Conflicts};
+use self::created::LeftOut;
 use self::fieldset::{Set, same};
 use self::managed::{Entry, Managed, Operation, Owner};
 pub use self::overlay::overlay;
@@ -131,6 +133,18 @@ pub fn track(table: &Table, ty: TypeId, live: Option<&Value>, new: &mut Value, w
     let sent = sent.filter(|sent| main && sent.as_array().is_some_and(|list| !list.is_empty()));
 
     let typed = Typed::root(table, ty);
+    let ignored = Set::of(writer.ignore);
+    if live.is_none() && sent.is_none() {
+        let left_out = LeftOut { paths: Some(&STRIPPED), trees: Some(&ignored) };
+        if let Ok(fields) = created::fields(typed, new, left_out) {
+            if !fields.is_empty() {
+                let owner = owner(writer, writer.manager, Operation::Update);
+                let entry = Entry::stored(owner, Some(writer.now.to_owned()), Value::Object(fields));
+                put_entries(new, Managed { entries: vec![entry] }.print());
+            }
+            return;
+        }
+    }
     let zero;
     let old = match live {
         Some(live) => live,
@@ -139,7 +153,7 @@ pub fn track(table: &Table, ty: TypeId, live: Option<&Value>, new: &mut Value, w
             &zero
         }
     };
-    let mut changes = compare::compare(typed, old, new).without_trees(&Set::of(writer.ignore));
+    let mut changes = compare::compare(typed, old, new).without_trees(&ignored);
     for set in [&mut changes.removed, &mut changes.modified, &mut changes.added] {
         set.subtract(&STRIPPED);
     }

@@ -66,9 +66,13 @@ fn element(key: &str) -> Result<Option<PathElement>, String> {
     }))
 }
 
-fn key(element: &PathElement) -> String {
+pub(crate) fn field_key(name: &str) -> String {
+    ["f:", name].concat()
+}
+
+pub(crate) fn key(element: &PathElement) -> String {
     match element {
-        PathElement::Field(name) => ["f:", name].concat(),
+        PathElement::Field(name) => field_key(name),
         PathElement::Value(value) => ["v:", &go::json(value)].concat(),
         PathElement::Index(at) => format!("i:{at}"),
         PathElement::Key(fields) => {

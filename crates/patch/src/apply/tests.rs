@@ -1,6 +1,9 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+use super::created::LeftOut;
+use super::fieldset::Set;
+use super::typed::Typed;
 use super::{ApplyError, Cause, Writer, apply, keep_times, track};
 use crate::json_patch::tests::any_json;
 use crate::shapes::{table, thing};
@@ -451,6 +454,32 @@ proptest! {
         let gone = apply(table(), thing(), Some(&once), &empty, &writer("me", now), false).unwrap();
         prop_assert!(gone.get("data").is_none(), "{}", gone);
         prop_assert!(gone["metadata"].get("finalizers").is_none(), "{}", gone);
+    }
+
+    /// A create is written down in one walk; it must come to what the long way does.
+    #[test]
+    fn creating_is_changing_an_empty_object(
+        usual in any_thing(),
+        odd in any_json(),
+        field in prop::sample::select(vec!["spec", "data", "status", "other"]),
+        ignored in prop::sample::select(vec!["status", "data", "none"]),
+        is_odd: bool,
+    ) {
+        let mut object = usual;
+        if is_odd {
+            object[field] = odd;
+        }
+        let (typed, ignored) = (Typed::root(table(), thing()), Set::of(&[&[ignored]]));
+        let left_out = LeftOut { paths: Some(&super::STRIPPED), trees: Some(&ignored) };
+        let zero = super::typed::zero(table(), thing());
+        let changes = super::compare::compare(typed, &zero, &object).without_trees(&ignored);
+        let mut gained = changes.modified;
+        gained.add(changes.added);
+        gained.subtract(&super::STRIPPED);
+        match super::created::fields(typed, &object, left_out) {
+            Ok(fields) => prop_assert_eq!(Value::Object(fields), super::fieldsv1::print(&gained)),
+            Err(_) => prop_assert!(is_odd, "an ordinary object takes the long way"),
+        }
     }
 
     #[test]
