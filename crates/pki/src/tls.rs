@@ -16,8 +16,8 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use rustls::{
-    ClientConfig, DigitallySignedStruct, DistinguishedName, Error as TlsError, RootCertStore, ServerConfig,
-    SignatureScheme,
+    CipherSuite, ClientConfig, DigitallySignedStruct, DistinguishedName, Error as TlsError, RootCertStore,
+    ServerConfig, SignatureScheme,
 };
 
 use crate::{Error, Issued};
@@ -177,8 +177,12 @@ impl ClientAuthority {
 
 /// TLS 1.2 and 1.3, HTTP/2 before HTTP/1.1. A client may show a certificate, preferably (it is told) of
 /// one of `authorities`.
+///
+/// The server chooses the cipher, as upstream's does: the cheapest of the good ones. Lists are mostly encrypting.
 pub fn server_config(serving: Arc<Serving>, authorities: &[ClientAuthority]) -> Result<ServerConfig, Error> {
-    let provider = Arc::new(ring::default_provider());
+    let mut provider = ring::default_provider();
+    provider.cipher_suites.sort_by_key(|suite| cost(suite.suite(), has_aes()));
+    let provider = Arc::new(provider);
     let hints = authorities.iter().flat_map(|authority| authority.verifier.root_hint_subjects());
     let clients = Possession {
         hints: hints.cloned().collect(),
@@ -190,7 +194,28 @@ pub fn server_config(serving: Arc<Serving>, authorities: &[ClientAuthority]) -> 
         .with_client_cert_verifier(Arc::new(clients))
         .with_cert_resolver(serving);
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config.ignore_client_order = true;
     Ok(config)
+}
+
+/// Ranks ciphers on a machine with or without instructions for AES.
+fn cost(cipher: CipherSuite, has_aes: bool) -> u8 {
+    let name = cipher.as_str().unwrap_or_default();
+    match name.contains("CHACHA20") {
+        true if !has_aes => 0,
+        true => 3,
+        false if name.contains("AES_128") => 1,
+        false => 2,
+    }
+}
+
+fn has_aes() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::is_x86_feature_detected!("aes");
+    #[cfg(target_arch = "aarch64")]
+    return std::arch::is_aarch64_feature_detected!("aes");
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    return false;
 }
 
 /// Checks that clients hold the key of their certificate, and nothing else.
@@ -326,6 +351,14 @@ mod tests {
         }
         assert!(!server.is_handshaking() && !client.is_handshaking());
         assert_eq!(server.alpn_protocol(), Some(&b"h2"[..]));
+        // This client would rather have had 256 bits.
+        let cipher = server.negotiated_cipher_suite().expect("hands were shaken").suite();
+        let cheapest = if has_aes() {
+            CipherSuite::TLS13_AES_128_GCM_SHA256
+        } else {
+            CipherSuite::TLS13_CHACHA20_POLY1305_SHA256
+        };
+        assert_eq!(cipher, cheapest);
         Ok(server.peer_certificates().unwrap_or_default().iter().cloned().map(|it| it.into_owned()).collect())
     }
 
