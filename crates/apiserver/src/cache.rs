@@ -3,6 +3,7 @@
 //! A [`Shard`] holds one stored kind. Reads never block on the store except to learn how fresh they must
 //! be; watchers read the shard's ring of events at their own pace, so a slow one costs the others nothing.
 
+mod crowd;
 mod followed;
 mod postings;
 
@@ -18,6 +19,7 @@ use tokio::sync::watch;
 
 use crate::object::{Object, Place};
 
+use crowd::Crowd;
 pub use followed::{Followed, View};
 pub use postings::Labels;
 use postings::{Postings, Questions};
@@ -50,6 +52,7 @@ pub struct Shard {
     questions: Questions,
     /// The sequence number of the newest event, plus one.
     newest: watch::Sender<u64>,
+    watchers: Arc<Crowd>,
 }
 
 #[derive(Default)]
@@ -273,7 +276,10 @@ async fn follow(
                     }
                 },
             },
-            () = stopped(&mut shutdown) => return,
+            () = stopped(&mut shutdown) => {
+                cache.shards.read().by_prefix.values().for_each(|shard| shard.watchers.wake());
+                return;
+            }
         }
     }
 }
@@ -320,6 +326,7 @@ impl Shard {
             state: RwLock::new(State { floor, last: floor, ..State::default() }),
             questions: Questions::default(),
             newest: watch::Sender::new(0),
+            watchers: Crowd::new(),
         }
     }
 
@@ -386,8 +393,14 @@ impl Shard {
         state.first + state.ring.len() as u64
     }
 
+    /// For the few in this process who must know at once.
     pub fn subscribe(&self) -> watch::Receiver<u64> {
         self.newest.subscribe()
+    }
+
+    /// For watchers, of whom there may be many; they are woken when the server stops, too.
+    pub fn join_watchers(&self) -> watch::Receiver<()> {
+        self.watchers.join()
     }
 
     /// At most `limit` events from `position` on.
@@ -442,8 +455,8 @@ impl Shard {
 
     /// Wakes whoever waits for events.
     fn announce(&self) {
-        let state = self.state.read();
-        self.newest.send_replace(state.first + state.ring.len() as u64);
+        self.newest.send_replace(self.position());
+        self.watchers.wake();
     }
 }
 

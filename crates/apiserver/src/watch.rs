@@ -1,5 +1,6 @@
 //! Watches: a stream of changes, each watcher reading the shard's ring at its own pace.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,10 +11,10 @@ use http::{Response, StatusCode};
 use jiff::Timestamp;
 use store::Revision;
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep};
 
 use crate::body::Body;
-use crate::cache::{Batch, Cache, Event, Shard, stopped};
+use crate::cache::{Batch, Cache, Event, Shard};
 use crate::metrics::Counted;
 use crate::negotiate::{Media, not_acceptable};
 use crate::object::Object;
@@ -57,7 +58,9 @@ struct Watcher {
     /// The first event of a table carries the columns.
     first: bool,
     ended: bool,
-    newest: watch::Receiver<u64>,
+    news: watch::Receiver<()>,
+    /// When it wakes without news; kept, since setting it anew for each event would cost more than the event.
+    alarm: Pin<Box<Sleep>>,
     shutdown: watch::Receiver<bool>,
     _counted: Counted,
 }
@@ -87,7 +90,8 @@ pub async fn watch(
         server: server.clone(),
         kinds: target.resource.custom.map(|_| server.registry.changes()),
         cache: server.cache.clone(),
-        newest: begun.shard.subscribe(),
+        news: begun.shard.join_watchers(),
+        alarm: Box::pin(tokio::time::sleep_until(now)),
         shard: begun.shard,
         scope: target.scope(&options.selection),
         selection: options.selection,
@@ -163,6 +167,8 @@ impl Watcher {
     /// The next bytes to send; `None` ends the watch.
     async fn next(&mut self) -> Option<Bytes> {
         loop {
+            // Before anything is looked at, so that nothing that happens meanwhile is missed.
+            self.news.mark_unchanged();
             if self.ended || *self.shutdown.borrow() || Instant::now() >= self.deadline {
                 return None;
             }
@@ -173,7 +179,6 @@ impl Watcher {
                 self.next_bookmark = bookmark_time(Instant::now(), self.deadline);
                 return Some(self.bookmark());
             }
-            self.newest.borrow_and_update();
             match self.shard.events_from(self.position, BATCH) {
                 Batch::Lost => return Some(self.send_away()),
                 Batch::Events(events) if events.is_empty() => self.wait().await,
@@ -196,11 +201,14 @@ impl Watcher {
     /// Waits for news, a bookmark's time, or the end.
     async fn wait(&mut self) {
         let bookmark = if self.bookmarks { self.next_bookmark } else { self.deadline };
+        let until = self.deadline.min(bookmark);
+        if self.alarm.deadline() != until {
+            self.alarm.as_mut().reset(until);
+        }
         tokio::select! {
-            changed = self.newest.changed() => self.ended = changed.is_err(),
-            () = stopped(&mut self.shutdown) => self.ended = true,
+            changed = self.news.changed() => self.ended = changed.is_err(),
             () = kinds_changed(&mut self.kinds) => self.ended = !self.is_served(),
-            () = tokio::time::sleep_until(self.deadline.min(bookmark)) => {}
+            () = &mut self.alarm => {}
         }
     }
 
