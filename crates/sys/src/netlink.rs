@@ -416,8 +416,7 @@ mod tests {
             let expected = ("10.1.0.2".parse().unwrap(), 24);
             assert!(inside.addresses(eth0.index).unwrap().contains(&expected));
             let news = news().unwrap();
-            let mut take =
-                || rustix::net::recv(news.as_fd(), &mut [0u8; 4096][..], RecvFlags::empty()).is_ok();
+            let take = || rustix::net::recv(news.as_fd(), &mut [0u8; 4096][..], RecvFlags::empty()).is_ok();
             assert!(!take());
             host.add_address(bridge, "10.1.9.1".parse().unwrap(), 24).unwrap();
             assert!(take());
