@@ -150,6 +150,7 @@ fn pods_live_and_die_by_kubectl_alone() {
     own_users_and_images(&cluster);
     confined(&cluster);
     small(&cluster);
+    images(&cluster);
     restart(&mut cluster);
     cluster.server.kubectl(&["delete", "pods", "--all", "--wait"]).ok();
     cluster.until("nothing is left", || cluster.traces().values().all(|count| *count == 0));
@@ -253,6 +254,23 @@ impl Drop for FullDisk {
     fn drop(&mut self) {
         let _ = std::process::Command::new("umount").arg("--lazy").arg(&self.0).status();
     }
+}
+
+/// Images are files that a user can take along, remove and bring back while containers run from them.
+fn images(cluster: &Cluster) {
+    let data = cluster.server.data_dir().display().to_string();
+    let image = |words: &[&str]| cluster.server.skiff(&[&["image", "--data-dir", &data], words].concat());
+    let archive = cluster.dir.path().join("exported.tar").display().to_string();
+    image(&["export", &archive, IMAGE]).ok();
+    image(&["rm", IMAGE]).ok();
+    assert!(!image(&["ls"]).ok().contains(IMAGE));
+    assert!(image(&["rm", IMAGE]).stderr.contains(&format!("there is no image {IMAGE}")));
+    assert!(image(&["gc", "--all"]).ok().starts_with("freed "));
+    // What containers run from stays.
+    assert_eq!(cluster.server.kubectl(&["exec", "web", "--", "echo", "here"]).ok(), "here\n");
+    assert_eq!(image(&["import", &archive]).ok(), format!("{IMAGE}\n"));
+    cluster.run("imported", "exit 0");
+    cluster.wait("imported", "jsonpath={.status.phase}=Succeeded");
 }
 
 /// What a pod costs besides its own programs: there is one such process for each. Without the pages of files that only this

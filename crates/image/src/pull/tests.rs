@@ -195,3 +195,21 @@ async fn lies_and_absence_are_noticed() {
     let expected = "failed to do request: GET \"http://127.0.0.1:1/v2/app/manifests/v1\": Connection refused (os error 111)";
     assert_eq!(pulled.unwrap_err().to_string(), expected);
 }
+
+#[tokio::test]
+async fn mirrors_are_asked_first() {
+    if !can_unpack() {
+        return eprintln!("skipped: needs root");
+    }
+    let fake = Fake::start(Behaviour { blobs: image(false), ..Behaviour::default() }).await;
+    // The first does not answer, the second does; the registry itself is never asked.
+    let endpoints = format!("[\"http://127.0.0.1:1\", \"http://{}\"]", fake.host);
+    let text = format!("mirrors:\n  registry.invalid:\n    endpoint: {endpoints}\n");
+    let settings: Settings = schema::yaml::read(&text).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let puller = Puller::new(Store::open(directory.path()).unwrap(), settings);
+    let reference = Reference::parse("registry.invalid/team/app:v1").unwrap();
+    let pulled = puller.pull(&reference, None).await.unwrap();
+    assert_eq!(pulled.tags.iter().next().unwrap(), "registry.invalid/team/app:v1");
+    assert!(fake.asked().iter().any(|path| path.contains("/v2/team/app/manifests/v1")), "{:?}", fake.asked());
+}

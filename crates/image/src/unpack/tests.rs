@@ -22,10 +22,15 @@ fn layer(lines: &[&str]) -> Vec<u8> {
             "l" => EntryType::Symlink,
             "h" => EntryType::Link,
             "p" => EntryType::Fifo,
+            "c" => EntryType::Char,
             _ => EntryType::Regular,
         });
         if kind.trim() == "f" {
             header.set_size(more.len() as u64);
+        } else if kind.trim() == "c" {
+            // As /dev/null.
+            header.set_device_major(1).unwrap();
+            header.set_device_minor(3).unwrap();
         } else if !target.is_empty() {
             header.set_link_name_literal(target).unwrap();
         }
@@ -93,9 +98,17 @@ fn list(root: &Path, directory: &Path) -> String {
 #[test]
 fn a_plain_layer() {
     check(
-        &[&["d bin", "f bin/sh shell", "l bin/ash -> sh", "h bin/hard -> bin/sh", "p fifo", "f a/b/c deep"]],
+        &[&[
+            "d bin",
+            "f bin/sh shell",
+            "l bin/ash -> sh",
+            "h bin/hard -> bin/sh",
+            "p fifo",
+            "c null",
+            "f a/b/c deep",
+        ]],
         "a/ 0:0 755\na/b/ 0:0 755\na/b/c 7:8 644 \"deep\"\nbin/ 7:8 644\nbin/ash -> sh\nbin/hard 7:8 644 \"shell\"\n\
-         bin/sh 7:8 644 \"shell\"\nfifo special 0\n",
+         bin/sh 7:8 644 \"shell\"\nfifo special 0\nnull special 259\n",
     );
 }
 

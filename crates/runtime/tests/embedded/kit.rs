@@ -60,6 +60,7 @@ pub async fn run(only: Option<&str>, unified: bool) {
         life::streams_and_signals,
         life::limits_hold,
         life::a_later_skiff_finds_its_pods,
+        life::another_program_takes_over,
         life::a_killed_supervisor_leaves_nothing,
         life::users_and_directories,
         life::volumes_and_propagation,
@@ -78,6 +79,7 @@ pub async fn run(only: Option<&str>, unified: bool) {
         users::all_of_root_is_not_enough,
         users::what_cannot_be_mapped_says_why,
         volumes::an_image_is_a_volume,
+        volumes::mounts_within_volumes,
         volumes::profiles_that_cannot_be_applied_say_so,
         containerd::privileges_are_the_same,
         churn::pods_come_and_go,
@@ -222,9 +224,14 @@ pub fn supervisors(dir: &Path) -> Vec<rustix::process::Pid> {
 }
 
 pub async fn open(dir: &Path) -> Embedded {
+    open_with(dir, std::env::current_exe().expect("this program")).await
+}
+
+/// The same with pods supervised by a program at another place.
+pub async fn open_with(dir: &Path, program: PathBuf) -> Embedded {
     let config = Config {
         root: dir.join("runtime"),
-        program: std::env::current_exe().expect("this program"),
+        program,
         bridge: "skiff0".into(),
         cni: runtime::embedded::Cni {
             conf_dir: dir.join("net.d"),

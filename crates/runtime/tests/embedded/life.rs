@@ -1,11 +1,12 @@
 //! How pods and containers live and end.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::time::Duration;
 
 use runtime::cri::*;
-use runtime::{Code, Error};
+use runtime::{Code, Error, Runtime as _};
 
-use crate::kit::{Node, ended, kill_supervisors, script, security, supervisors, with};
+use crate::kit::{Node, ended, kill_supervisors, open_with, script, security, supervisors, with};
 
 pub async fn a_pod_lives_and_dies(node: &Node) {
     let pod = node.pod("one").await;
@@ -203,6 +204,46 @@ pub async fn a_later_skiff_finds_its_pods(node: &Node) {
     // It ended while nobody looked.
     let third = node.again().await;
     assert_eq!(third.container_status(&id).await.unwrap().exit_code, 4);
+}
+
+/// An upgrade: the program's file is another one, and containers do not notice.
+pub async fn another_program_takes_over(node: &Node) {
+    let program = node.dir.path().join("program");
+    let install = || {
+        let new = program.with_extension("new");
+        std::fs::copy(std::env::current_exe().unwrap(), &new).unwrap();
+        std::fs::rename(new, &program).unwrap();
+    };
+    let runs = |pid: &rustix::process::Pid| {
+        std::fs::metadata(format!("/proc/{}/exe", pid.as_raw_nonzero())).unwrap().ino()
+    };
+    install();
+    let old = open_with(node.dir.path(), program.clone()).await;
+    let config = node.pod_config("before");
+    let pod = old.run_sandbox(&config, "").await.unwrap();
+    let id = old.create_container(&pod, &script("sleep 1000"), &config).await.unwrap();
+    old.start_container(&id).await.unwrap();
+    let begun = old.container_status(&id).await.unwrap().started_at;
+    let before = supervisors(node.dir.path());
+    drop(old);
+
+    let was = std::fs::metadata(&program).unwrap().ino();
+    install();
+    let new = open_with(node.dir.path(), program.clone()).await;
+    let status = new.container_status(&id).await.unwrap();
+    assert_eq!((status.state(), status.started_at), (ContainerState::Running, begun));
+    assert_eq!(supervisors(node.dir.path()), before);
+    assert_eq!(runs(&before[0]), was);
+    let said = new.exec_sync(&id, &["echo".to_owned(), "here".to_owned()], Duration::from_secs(60)).await;
+    assert_eq!(said.unwrap().stdout, b"here\n");
+    // Pods that come now are the new one's.
+    let other = new.run_sandbox(&node.pod_config("after"), "").await.unwrap();
+    let now = supervisors(node.dir.path());
+    let later = now.iter().find(|pid| !before.contains(pid)).unwrap();
+    assert_eq!(runs(later), std::fs::metadata(&program).unwrap().ino());
+    for pod in [other, pod] {
+        new.remove_sandbox(&pod).await.unwrap();
+    }
 }
 
 pub async fn a_killed_supervisor_leaves_nothing(node: &Node) {

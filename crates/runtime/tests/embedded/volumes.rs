@@ -1,10 +1,10 @@
-//! Images as volumes, and what the kernel's security modules are asked for.
+//! Images as volumes, mounts in volumes, and what the kernel's security modules are asked for.
 
 use std::path::Path;
 
 use runtime::cri::*;
 
-use crate::kit::{Node, script, security, with};
+use crate::kit::{Node, ended, script, security, with};
 use crate::{image, users};
 
 fn mount(target: &str, part: &str) -> Mount {
@@ -92,4 +92,83 @@ pub async fn profiles_that_cannot_be_applied_say_so(node: &Node) {
     free.apparmor = Some(SecurityProfile { profile_type: unconfined, localhost_ref: String::new() });
     free.selinux_options = Some(SelinuxOption { type_: "spc_t".into(), ..SelinuxOption::default() });
     assert_eq!(pod.finish(&with(free, "echo runs")).await, (0, "runs\n".into()));
+}
+
+/// A directory of the host that is a mount of its own, with another one in it. Mounts are passed on from there.
+struct Shared<'a>(&'a Path);
+
+impl<'a> Shared<'a> {
+    fn make(place: &'a Path) -> Shared<'a> {
+        for name in ["inner", "late", "within"] {
+            std::fs::create_dir_all(place.join(name)).unwrap();
+        }
+        rustix::mount::mount_bind(place, place).unwrap();
+        rustix::mount::mount_change(place, rustix::mount::MountPropagationFlags::SHARED).unwrap();
+        let shared = Shared(place);
+        shared.mount("inner");
+        shared
+    }
+
+    fn mount(&self, name: &str) {
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("tmpfs", self.0.join(name), "tmpfs", flags, None).unwrap();
+    }
+}
+
+impl Drop for Shared<'_> {
+    fn drop(&mut self) {
+        for place in [self.0.join("late"), self.0.join("inner"), self.0.to_owned()] {
+            let _ = rustix::mount::unmount(place, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+}
+
+pub async fn mounts_within_volumes(node: &Node) {
+    let place = node.dir.path().join("nested");
+    let shared = Shared::make(&place);
+    let pod = node.pod("nested").await;
+    let mount = |target: &str| Mount {
+        container_path: target.into(),
+        host_path: place.display().to_string(),
+        ..Mount::default()
+    };
+
+    // Read-only is what is mounted; with its recursive kind also what is mounted in there.
+    let mut config =
+        script("for d in /some /all; do touch $d/x || touch $d/inner/x && echo $d; done 2>/dev/null");
+    config.mounts = vec![
+        Mount { readonly: true, ..mount("/some") },
+        Mount { readonly: true, recursive_read_only: true, ..mount("/all") },
+    ];
+    assert_eq!(pod.finish(&config).await.1, "/some\n");
+
+    // What is mounted later on the host comes in where that was asked for, and nowhere else.
+    let mut config =
+        script("until test -e /to/late/mark; do sleep 0.01; done; test -e /private/late/mark || echo one");
+    config.mounts = vec![
+        mount("/private"),
+        Mount { propagation: MountPropagation::HostToContainer.into(), ..mount("/to") },
+    ];
+    let id = pod.start(&config).await;
+    shared.mount("late");
+    std::fs::write(place.join("late/mark"), "").unwrap();
+    assert_eq!(ended(&node.runtime, &id).await.exit_code, 0);
+    assert!(pod.said("main.log").ends_with("one\n"), "{}", pod.said("main.log"));
+    node.runtime.remove_container(&id).await.unwrap();
+
+    // And what a container mounts goes out only both ways.
+    let mut free = security();
+    free.privileged = true;
+    for (propagation, goes_out) in
+        [(MountPropagation::HostToContainer, false), (MountPropagation::Bidirectional, true)]
+    {
+        let text = "mount -t tmpfs none /both/within && touch /both/within/mark; sleep 1000";
+        let mut config = with(free.clone(), text);
+        config.mounts = vec![Mount { propagation: propagation.into(), ..mount("/both") }];
+        let id = pod.start(&config).await;
+        pod.exec(&id, "until test -e /both/within/mark; do sleep 0.01; done").await;
+        assert_eq!(place.join("within/mark").exists(), goes_out);
+        node.runtime.remove_container(&id).await.unwrap();
+        let _ = rustix::mount::unmount(place.join("within"), rustix::mount::UnmountFlags::DETACH);
+    }
 }
