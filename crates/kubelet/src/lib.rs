@@ -7,6 +7,7 @@
 mod admission;
 mod apparmor;
 mod ask;
+mod cgroups;
 mod changes;
 pub mod config;
 mod csi;

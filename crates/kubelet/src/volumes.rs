@@ -552,7 +552,7 @@ pub fn write_files(
     }
 }
 
-/// Removes everything of the pod from this host.
+/// Removes the volumes of a pod, and all else that is in its directory.
 pub fn clear(uid: &str, settings: &Settings) -> std::io::Result<()> {
     let dir = settings.pods.join(uid);
     let mounted = |path: &Path| {
@@ -567,7 +567,6 @@ pub fn clear(uid: &str, settings: &Settings) -> std::io::Result<()> {
     if let Some(left) = mounted(&dir).first() {
         return Err(std::io::Error::other(format!("{} is still mounted", left.display())));
     }
-    remove_cgroups(uid);
     match fs::remove_dir_all(&dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
@@ -584,42 +583,9 @@ fn unescaped(text: &str) -> PathBuf {
     )
 }
 
-/// The runtime removes the cgroups of containers, not the one of their pod that they are in; one that was killed in
-/// the middle of that has left some of them as well.
-fn remove_cgroups(uid: &str) {
-    let root = Path::new("/sys/fs/cgroup");
-    let controllers = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
-    for base in controllers.chain([root.to_owned()]) {
-        // Most of these are not there: one hierarchy for all, or one for each controller.
-        remove_empty(&base.join(format!("skiff/pod{uid}")));
-    }
-}
-
-/// Removes a cgroup and those below it; the kernel keeps those in which something runs.
-fn remove_empty(cgroup: &Path) {
-    for entry in fs::read_dir(cgroup).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            remove_empty(&entry.path());
-        }
-    }
-    let _ = fs::remove_dir(cgroup);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_what_is_empty_goes() {
-        let dir = tempfile::tempdir().expect("a directory");
-        fs::create_dir_all(dir.path().join("pod1/a/b")).expect("made");
-        fs::create_dir_all(dir.path().join("pod2/a")).expect("made");
-        // In the place of what the kernel does not let go.
-        fs::write(dir.path().join("pod2/a/process"), "").expect("written");
-        remove_empty(&dir.path().join("pod1"));
-        remove_empty(&dir.path().join("pod2"));
-        assert!(!dir.path().join("pod1").exists() && dir.path().join("pod2/a/process").exists());
-    }
 
     #[test]
     fn an_expression_may_not_name_another_place() {

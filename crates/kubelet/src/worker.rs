@@ -443,6 +443,7 @@ pub async fn remove_all(node: &Node, uid: &str) -> bool {
 
 /// Removes a pod's volumes and all else it has on this host beside containers.
 pub async fn clear(node: &Node, uid: &str) -> Result<(), String> {
+    crate::cgroups::clear(uid).map_err(|error| error.to_string())?;
     crate::csi::volume::let_go(&node.csi, &node.settings, uid).await?;
     volumes::clear(uid, &node.settings).map_err(|error| error.to_string())?;
     node.users.release(uid);

@@ -1,5 +1,6 @@
 //! A real containerd of its own: its own directories and socket, with images made on the spot.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -75,6 +76,26 @@ impl Containerd {
         left::end(self.pid());
         self.process = run(&self.dir, &self.holder)?;
         Ok(())
+    }
+
+    /// How many of everything a pod has there are: shims, networks, links and addresses.
+    pub fn traces(&self) -> BTreeMap<&'static str, usize> {
+        let mark = format!("-address {}", self.socket().display());
+        let is_shim = |words: &str| words.contains("containerd-shim") && words.contains(&mark);
+        let count = |path: String| std::fs::read_dir(path).into_iter().flatten().flatten();
+        let first = left::child_of(self.holder.id()).unwrap_or_default();
+        let addresses = count(format!("{}/addresses/test", self.dir.display()));
+        // Beside a lock and what was given last.
+        let is_address = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with("10.");
+        let network = format!("--net={}", self.network().display());
+        let links = Command::new("nsenter").args([&network, "ip", "-o", "link"]).output();
+        let links = links.map(|said| String::from_utf8_lossy(&said.stdout).matches(": veth").count());
+        BTreeMap::from([
+            ("shims", left::processes().iter().filter(|(_, words)| is_shim(words)).count()),
+            ("networks", count(format!("/proc/{first}/root/run/netns")).count()),
+            ("links", links.unwrap_or(usize::MAX)),
+            ("addresses", addresses.filter(|entry| is_address(&entry.file_name())).count()),
+        ])
     }
 
     pub fn import(&self, archive: &Path) -> Result<()> {
