@@ -1,8 +1,10 @@
 //! Housekeeping: logs are rotated, images nobody uses go when the disk fills, what is left of pods that are gone is
 //! removed, and pods are put out when the node runs short of memory, disk or processes.
 //!
-//! Nobody tells of a disk that fills, so this looks every ten seconds, at counters only; what takes work is done
-//! when they say so. Decisions are in [`pressure`], pure.
+//! The kernel tells nobody that a disk fills or that memory runs out: it tells of stalls, which is too late, and of every
+//! write, which is too often. So this looks, at counters only, and does what takes work when they say so. It has no timer
+//! of its own but looks when the node's lease is renewed ([`crate::pulse`]), and at logs only where there are pods.
+//! Decisions are in [`pressure`], pure.
 
 pub mod images;
 pub mod logs;
@@ -10,7 +12,6 @@ pub mod pressure;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
@@ -22,9 +23,8 @@ use crate::observed::POD_UID;
 use crate::{Node, stats};
 use pressure::{Pressures, Signals};
 
-const EVERY: Duration = Duration::from_secs(10);
-/// Rounds between two looks for what is left of pods, and for images.
-const ROUNDS: u64 = 6;
+/// Beats between two looks for what is left of pods, and for images.
+const BEATS: u64 = 6;
 /// Between two pods that are put out: the first may have been enough.
 const EVICTION_PAUSE: SignedDuration = SignedDuration::from_secs(20);
 
@@ -71,16 +71,18 @@ impl Known {
 
 pub async fn run(node: &Arc<Node>) {
     node.ctx.caches.pods().filled().await;
-    let mut round = 0;
+    let mut beat = 0;
     loop {
         look(node).await;
-        logs::rotate_all(node).await;
-        if u64::is_multiple_of(round, ROUNDS) {
+        if !node.ctx.caches.pods().indexed("node", &node.settings.node_name).is_empty() {
+            logs::rotate_all(node).await;
+        }
+        if u64::is_multiple_of(beat, BEATS) {
             remove_leftovers(node).await;
             images::tidy(node).await;
         }
-        round += 1;
-        tokio::time::sleep(EVERY).await;
+        beat += 1;
+        node.pulse.next().await;
     }
 }
 

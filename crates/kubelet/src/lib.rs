@@ -24,6 +24,7 @@ mod observed;
 mod payload;
 mod pod;
 mod pull_secrets;
+mod pulse;
 mod reclaim;
 mod reference;
 mod referred;
@@ -97,6 +98,7 @@ struct Node {
     counts: stats::Counts,
     reviews: reconcile::review::Reviews,
     keeping: keeping::Known,
+    pulse: pulse::Pulse,
     csi: csi::Drivers,
     /// The machine is about to be switched off.
     is_going_down: watch::Sender<bool>,
@@ -141,6 +143,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         counts: stats::Counts::default(),
         reviews: Default::default(),
         keeping: keeping::Known::default(),
+        pulse: pulse::Pulse::begin(),
         referred: config.referred,
         ctx,
     });

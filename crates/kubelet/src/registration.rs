@@ -16,9 +16,7 @@ use serde_json::json;
 use crate::{Node, look_at_all, network};
 
 const LEASE_SECONDS: i32 = 40;
-const RENEW_EVERY: Duration = Duration::from_secs(10);
-/// How often the status is looked at; it is written when it has changed, or after five minutes.
-const STATUS_EVERY: Duration = Duration::from_secs(10);
+/// The status is looked at with each beat of the node; it is written when it has changed, or after so many seconds.
 const REPORT_EVERY: i64 = 300;
 /// Until the node can be used somebody waits for it.
 const UNREADY_EVERY: Duration = Duration::from_millis(250);
@@ -68,19 +66,25 @@ pub async fn run(node: &Node) {
     tokio::join!(
         async {
             loop {
-                let pause = match report(node).await {
-                    Ok(true) => STATUS_EVERY,
-                    Ok(false) => UNREADY_EVERY,
+                let soon = match report(node).await {
+                    Ok(true) => None,
+                    Ok(false) => Some(UNREADY_EVERY),
                     // Others write to a new node as well; its first status must not wait for long.
-                    Err(error) if error.is_conflict() => LOST_RACE,
+                    Err(error) if error.is_conflict() => Some(LOST_RACE),
                     Err(error) => {
                         tracing::warn!(%error, "cannot report the node's status");
-                        STATUS_EVERY
+                        None
                     }
                 };
-                // Volumes are not mounted before it is told that they are going to be used.
+                let pause = async {
+                    match soon {
+                        Some(pause) => tokio::time::sleep(pause).await,
+                        None => node.pulse.next().await,
+                    }
+                };
                 tokio::select! {
-                    () = tokio::time::sleep(pause) => {}
+                    () = pause => {}
+                    // Volumes are not mounted before it is told that they are going to be used.
                     () = node.csi.news.notified() => {}
                     Ok(()) = address.changed() => {
                         // Pods tell where their node is, and those in its network are there too.
@@ -94,7 +98,7 @@ pub async fn run(node: &Node) {
                 if let Err(error) = renew(node).await {
                     tracing::warn!(%error, "cannot renew the node's lease");
                 }
-                tokio::time::sleep(RENEW_EVERY).await;
+                node.pulse.next().await;
             }
         }
     );
