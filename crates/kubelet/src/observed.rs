@@ -127,6 +127,7 @@ impl Ran {
             attempt: metadata.attempt,
             state: match status.state() {
                 cri::ContainerState::Created => State::Created,
+                cri::ContainerState::Exited if was_given_up(status) => State::Created,
                 cri::ContainerState::Running => State::Running { since },
                 // One the runtime knows nothing of any more is over, and nobody knows how.
                 cri::ContainerState::Exited => State::Exited { since, at, code: status.exit_code },
@@ -144,6 +145,37 @@ impl Ran {
     }
 }
 
+/// Whether whoever asked for the start went away in the middle of it, as a skiff does that is killed. Nothing of the
+/// container has run then, so it counts as one that has yet to be started.
+fn was_given_up(status: &cri::ContainerStatus) -> bool {
+    status.started_at == 0 && status.reason == "StartError" && status.message.contains("context canceled")
+}
+
 fn time(nanoseconds: i64) -> Timestamp {
     Timestamp::from_nanosecond(nanoseconds.into()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_that_nobody_waited_for_is_none() {
+        let check = |started_at, reason: &str, message: &str, is_created| {
+            let status = cri::ContainerStatus {
+                state: cri::ContainerState::Exited.into(),
+                exit_code: 128,
+                started_at,
+                reason: reason.into(),
+                message: message.into(),
+                ..cri::ContainerStatus::default()
+            };
+            assert_eq!(Ran::of(&status).state == State::Created, is_created, "{reason} {message}");
+        };
+        let gone = "failed to create containerd task: failed to create shim task: context canceled: unknown";
+        check(0, "StartError", gone, true);
+        check(7, "StartError", gone, false);
+        check(0, "Error", gone, false);
+        check(0, "StartError", "exec: \"nope\": executable file not found in $PATH", false);
+    }
 }

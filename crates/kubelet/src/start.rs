@@ -89,8 +89,12 @@ pub async fn start(
         .containers
         .iter()
         .find(|run| run.name == spec.name && run.attempt == attempt && run.state == State::Created);
-    if let Some(made) = made {
-        let _ = node.runtime.remove_container(&made.id).await;
+    if let Some(made) = made
+        && let Err(error) = node.runtime.remove_container(&made.id).await
+    {
+        // Somebody before us has asked for its start, which is still going on.
+        tracing::debug!(%error, pod = %pod.key(), "waiting for a container that is about to be started");
+        return Err(Failed { waits: true, ..failed("ContainerCreating", "") });
     }
     let id = node.runtime.create_container(&sandbox.id, &config, &sandbox_config).await;
     let id = id.map_err(|error| creating(error.message()))?;
