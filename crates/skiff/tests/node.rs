@@ -135,6 +135,7 @@ fn logs_exec_cp_attach_and_port_forward() {
     logs(&cluster);
     cluster.wait("web", "condition=Ready");
     exec(&cluster);
+    terminal(&cluster);
     copy(&cluster);
     port_forward(&cluster);
     attach(&cluster);
@@ -236,6 +237,22 @@ fn exec(cluster: &Cluster) {
         one.0.stdout.take().expect("a pipe").read_to_string(&mut said).expect("text");
         assert_eq!(said, format!("{i}\n"));
         assert!(one.0.wait().expect("an end").success());
+    }
+}
+
+/// A terminal in a container has the size of the one it is seen in, also when that changes.
+fn terminal(cluster: &Cluster) {
+    for websockets in ["true", "false"] {
+        let mut command = cluster.server.command("kubectl");
+        command.args(["exec", "-it", "web", "--", "sh"]).env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", websockets);
+        command.env("KUBECONFIG", cluster.server.kubeconfig()).env("HOME", cluster.dir.path());
+        let mut terminal = testkit::Terminal::start(&mut command, (33, 111)).expect("kubectl");
+        let seen = terminal.type_until("stty size", "33 111");
+        seen.and_then(|()| terminal.resize((44, 122)))
+            .and_then(|()| terminal.type_until("stty size", "44 122"))
+            .and_then(|()| terminal.type_line("exit 5"))
+            .unwrap_or_else(|error| panic!("websockets: {websockets}: {error:#}"));
+        assert_eq!(terminal.end().expect("an end").code(), Some(5), "{}", terminal.said());
     }
 }
 

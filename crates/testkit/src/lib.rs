@@ -13,6 +13,7 @@ mod left;
 mod network;
 mod process;
 mod server;
+mod terminal;
 mod webhook;
 
 pub use containerd::{Containerd, busybox_image};
@@ -22,4 +23,5 @@ pub use left::{left, processes, remove_cgroup, sweep};
 pub use network::Network;
 pub use process::Process;
 pub use server::{Output, Server, has_kubectl};
+pub use terminal::Terminal;
 pub use webhook::{Asked, Webhook};

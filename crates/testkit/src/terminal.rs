@@ -1,0 +1,120 @@
+//! A program at a terminal whose size changes, as `kubectl exec --tty` has it.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal};
+use rustix::pty::OpenptFlags;
+use rustix::termios::Winsize;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const STEP: Duration = Duration::from_millis(200);
+
+/// A child that has a terminal for its input and output, killed on drop.
+pub struct Terminal {
+    child: Child,
+    master: File,
+    said: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Terminal {
+    /// Starts a program at a terminal of this many rows and columns.
+    pub fn start(command: &mut Command, size: (u16, u16)) -> Result<Terminal> {
+        let master = rustix::pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
+        rustix::pty::grantpt(&master)?;
+        rustix::pty::unlockpt(&master)?;
+        let name = rustix::pty::ptsname(&master, Vec::new())?;
+        let slave = File::options().read(true).write(true).open(name.to_str()?).context("a terminal")?;
+        let master = File::from(master);
+        resize(&master, size)?;
+        command.stdin(slave.try_clone()?).stdout(slave.try_clone()?).stderr(slave);
+        let child = command.spawn().context("cannot start the program")?;
+        let said: Arc<Mutex<Vec<u8>>> = Arc::default();
+        let (heard, mut from) = (said.clone(), master.try_clone()?);
+        std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(length @ 1..) = from.read(&mut buffer) {
+                heard.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&buffer[..length]);
+            }
+        });
+        Ok(Terminal { child, master, said })
+    }
+
+    /// Changes the size of the terminal, of which the program is told.
+    pub fn resize(&self, size: (u16, u16)) -> Result<()> {
+        resize(&self.master, size)?;
+        Ok(rustix::process::kill_process(Pid::from_child(&self.child), Signal::WINCH)?)
+    }
+
+    /// Types a line again and again until this is seen. The size reaches the other end in its own time.
+    pub fn type_until(&mut self, line: &str, wanted: &str) -> Result<()> {
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
+            self.type_line(line)?;
+            let asked = Instant::now();
+            while asked.elapsed() < STEP {
+                if self.said().contains(wanted) {
+                    return Ok(());
+                }
+                std::thread::park_timeout(STEP / 20);
+            }
+        }
+        bail!("never seen: {wanted}\n{}", self.said())
+    }
+
+    pub fn type_line(&mut self, line: &str) -> Result<()> {
+        Ok(self.master.write_all(format!("{line}\r").as_bytes())?)
+    }
+
+    /// Waits for the program's end.
+    pub fn end(&mut self) -> Result<ExitStatus> {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            if begun.elapsed() > PATIENCE {
+                bail!("it goes on\n{}", self.said());
+            }
+            std::thread::park_timeout(STEP / 20);
+        }
+    }
+
+    /// Everything that was on the screen so far.
+    pub fn said(&self) -> String {
+        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&said).into_owned()
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // Fails only when it has ended by itself, which is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn resize(master: &File, (rows, columns): (u16, u16)) -> Result<()> {
+    let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    Ok(rustix::termios::tcsetwinsize(master, size)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_sees_the_size_and_its_changes() {
+        let mut terminal = Terminal::start(&mut Command::new("sh"), (33, 111)).unwrap();
+        terminal.type_until("stty size", "33 111").unwrap();
+        terminal.resize((44, 122)).unwrap();
+        terminal.type_until("stty size", "44 122").unwrap();
+        terminal.type_line("exit 5").unwrap();
+        assert_eq!(terminal.end().unwrap().code(), Some(5));
+    }
+}
