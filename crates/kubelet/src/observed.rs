@@ -148,7 +148,10 @@ impl Ran {
 /// Whether whoever asked for the start went away in the middle of it, as a skiff does that is killed. Nothing of the
 /// container has run then, so it counts as one that has yet to be started.
 fn was_given_up(status: &cri::ContainerStatus) -> bool {
-    status.started_at == 0 && status.reason == "StartError" && status.message.contains("context canceled")
+    let message = &status.message;
+    let is_cut_short = message.contains("context canceled")
+        || message.contains("failed to start shim") && message.contains("signal: killed");
+    status.started_at == 0 && status.reason == "StartError" && is_cut_short
 }
 
 fn time(nanoseconds: i64) -> Timestamp {
@@ -174,6 +177,10 @@ mod tests {
         };
         let gone = "failed to create containerd task: failed to create shim task: context canceled: unknown";
         check(0, "StartError", gone, true);
+        let killed =
+            "failed to create containerd task: failed to start shim: start failed: : signal: killed: unknown";
+        check(0, "StartError", killed, true);
+        check(0, "StartError", "OCI runtime start failed: signal: killed", false);
         check(7, "StartError", gone, false);
         check(0, "Error", gone, false);
         check(0, "StartError", "exec: \"nope\": executable file not found in $PATH", false);

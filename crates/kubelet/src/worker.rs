@@ -28,6 +28,8 @@ const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(300);
 /// How long something is left alone that others have to do something for first.
 const SOON: SignedDuration = SignedDuration::from_secs(1);
+/// How often that is tried before it is said that something is wrong.
+const PATIENT: u32 = 30;
 
 /// Looks after one pod once.
 pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
@@ -272,7 +274,11 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
                 node.ctx.events.normal(pod, "SandboxChanged", message);
             }
             let result = make_sandbox(node, pod, attempt).await;
-            if let Err(message) = &result {
+            let before = node.remember(pod, |memory| memory.sandbox_failure.take());
+            let tries = before.as_ref().map_or(0, |before| before.times);
+            // A skiff before this one has asked for it and gone; the runtime has yet to notice.
+            let waits = |message: &String| tries < PATIENT && message.contains("is reserved for");
+            if let Some(message) = result.as_ref().err().filter(|message| !waits(message)) {
                 node.ctx.events.warning(
                     pod,
                     "FailedCreatePodSandBox",
@@ -281,8 +287,10 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
             }
             let now = node.ctx.clock.now();
             node.remember(pod, |memory| {
-                memory.sandbox_failure =
-                    result.err().map(|message| again(memory.sandbox_failure.as_ref(), "", message, now));
+                memory.sandbox_failure = result.err().map(|message| match waits(&message) {
+                    true => Failure { times: tries + 1, ..soon("", message, now) },
+                    false => again(before.as_ref().filter(|_| tries < PATIENT), "", message, now),
+                });
             });
         }
         Action::Start { container, attempt } => {
@@ -292,15 +300,7 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
             node.remember(pod, |memory| match result {
                 Ok(()) => drop(memory.failures.remove(&container)),
                 Err(failed) if failed.waits => {
-                    let soon = now.checked_add(SOON).unwrap_or(now);
-                    let failure = Failure {
-                        reason: failed.reason,
-                        message: failed.message,
-                        times: 1,
-                        at: now,
-                        again: soon,
-                    };
-                    memory.failures.insert(container, failure);
+                    memory.failures.insert(container, soon(&failed.reason, failed.message, now));
                 }
                 Err(failed) => {
                     let failure = again(memory.failures.get(&container), &failed.reason, failed.message, now);
@@ -448,6 +448,12 @@ pub async fn clear(node: &Node, uid: &str) -> Result<(), String> {
     volumes::clear(uid, &node.settings).map_err(|error| error.to_string())?;
     node.users.release(uid);
     Ok(())
+}
+
+/// Nothing has failed, but something has to be waited for.
+fn soon(reason: &str, message: String, now: Timestamp) -> Failure {
+    let again = now.checked_add(SOON).unwrap_or(now);
+    Failure { reason: reason.to_owned(), message, times: 1, at: now, again }
 }
 
 /// The same failure once more, or another.
