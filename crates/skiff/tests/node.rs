@@ -374,8 +374,12 @@ fn pods_outlive_the_server_and_the_runtime() {
     cluster.server.restart();
     uids += &check(&cluster);
     delete(&cluster);
-    // All that is there now is the bystander's.
-    let is_one = || cluster.containerd.traces().values().all(|count| *count == 1);
+    // All that is there now is the bystander's. A containerd before 1.7 may have forgotten a shim that it was about to
+    // start when the server went away, which nobody can tell it to end.
+    let is_one = || {
+        let mut traces = cluster.containerd.traces();
+        traces.remove("shims") >= Some(1) && traces.values().all(|count| *count == 1)
+    };
     cluster.until("nothing but the bystander is left", is_one);
     cluster.server.kubectl_with(&["apply", "-f", "-"], &deployment("third")).ok();
     uids += &check(&cluster);
@@ -383,8 +387,8 @@ fn pods_outlive_the_server_and_the_runtime() {
     cluster.containerd.kill9_and_restart().expect("a containerd");
     uids += &check(&cluster);
     delete(&cluster);
-    // It has forgotten shims and networks of pods that it was about to begin (containerd before 1.7), but not so we
-    // their cgroups and what was started in them.
+    // It may have forgotten networks as well, of pods that it was about to begin; but what was started in their cgroups
+    // is gone, and so are these.
     cluster.server.kubectl(&["delete", "pods", "--all"]).ok();
     cluster.until_cgroups_are_gone(&uids);
 }
