@@ -10,7 +10,7 @@ PORT ?= 6443
 .PHONY: build test lint up bench packages
 
 build:
-	cargo build --release
+	cargo build --release --package skiff
 
 # What CI runs: formatting, lints, the project's own rules, and every test.
 test: packages lint

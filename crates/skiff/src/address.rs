@@ -15,7 +15,7 @@ pub type Address = watch::Receiver<Option<IpAddr>>;
 
 /// Addresses do not come alone: routes follow.
 const GATHER: Duration = Duration::from_millis(500);
-/// How long to wait until looking again where the kernel does not tell.
+/// How long to wait until looking again where there is no address, or the kernel does not tell of them.
 const PAUSE: Duration = Duration::from_secs(10);
 /// Somewhere else in the world. Nothing is ever sent there.
 const ELSEWHERE: [SocketAddr; 2] = [
@@ -73,10 +73,11 @@ pub fn follow<Finding: Future<Output = Option<IpAddr>> + Send>(
                 tracing::info!(address = %found, before = ?before, "this machine is reached at another address");
                 tell.send_replace(Some(found));
             }
+            // Nothing is looked at again without news, unless the kernel tells none or was asked a moment too early.
+            let again = news.is_err() || tell.borrow().is_none_or(is_gone);
             tokio::select! {
                 () = wait(news.as_ref().ok()) => tokio::time::sleep(GATHER).await,
-                // The kernel may be asked a moment too early.
-                () = tokio::time::sleep(PAUSE) => {}
+                () = tokio::time::sleep(PAUSE), if again => {}
                 () = tell.closed() => return,
             }
         }
