@@ -5,7 +5,7 @@
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -174,6 +174,15 @@ struct Unreliable {
 
 impl Unreliable {
     async fn before(registry: &Registry, cuts: usize, after: u64) -> Unreliable {
+        Unreliable::with(registry, cuts, after, u64::MAX).await
+    }
+
+    /// Passes so many bytes on, and then nothing any more.
+    async fn that_stops(registry: &Registry, after: u64) -> Unreliable {
+        Unreliable::with(registry, 0, u64::MAX, after).await
+    }
+
+    async fn with(registry: &Registry, cuts: usize, after: u64, most: u64) -> Unreliable {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let host = listener.local_addr().unwrap().to_string();
         let (passed, cuts) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicUsize::new(cuts)));
@@ -181,14 +190,21 @@ impl Unreliable {
         tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
                 let far = TcpStream::connect(&to).await.unwrap();
-                tokio::spawn(pass(near, far, counted.clone(), left.clone(), after));
+                tokio::spawn(pass(near, far, counted.clone(), left.clone(), after, most));
             }
         });
         Unreliable { host, passed, cuts }
     }
 }
 
-async fn pass(near: TcpStream, far: TcpStream, passed: Arc<AtomicU64>, cuts: Arc<AtomicUsize>, after: u64) {
+async fn pass(
+    near: TcpStream,
+    far: TcpStream,
+    passed: Arc<AtomicU64>,
+    cuts: Arc<AtomicUsize>,
+    after: u64,
+    most: u64,
+) {
     let (mut near_in, mut near_out) = near.into_split();
     let (mut far_in, mut far_out) = far.into_split();
     let up = tokio::spawn(async move { tokio::io::copy(&mut near_in, &mut far_out).await });
@@ -200,7 +216,9 @@ async fn pass(near: TcpStream, far: TcpStream, passed: Arc<AtomicU64>, cuts: Arc
         if is_last || near_out.write_all(&buffer[..count]).await.is_err() {
             break;
         }
-        passed.fetch_add(count as u64, Ordering::SeqCst);
+        if passed.fetch_add(count as u64, Ordering::SeqCst) + count as u64 >= most {
+            std::future::pending::<()>().await;
+        }
     }
     up.abort();
 }
@@ -254,6 +272,52 @@ async fn a_connection_that_breaks_is_taken_up_again() {
     // What had come was not fetched again; a little is lost with each connection.
     let passed = unreliable.passed.load(Ordering::SeqCst);
     assert!(passed < registry.size + registry.size / 2, "{passed} bytes for {}", registry.size);
+}
+
+/// Where the process that is killed pulls to, from whom, and whom it trusts.
+const VICTIM: &str = "SKIFF_TEST_PULLS";
+
+/// Not a test by itself: what [`a_killed_pull_leaves_nothing_half_valid`] kills.
+#[tokio::test(flavor = "multi_thread")]
+async fn pulls_until_killed() {
+    let Ok(told) = std::env::var(VICTIM) else { return };
+    let [dir, host, settings] = told.split(' ').collect::<Vec<_>>()[..] else { panic!("{told}") };
+    let puller =
+        Puller::new(Store::open(Path::new(dir)).unwrap(), Settings::read(Path::new(settings)).unwrap());
+    let key = Credentials { username: "me".to_owned(), password: "secret".to_owned(), token: String::new() };
+    let reference = Reference::parse(&format!("{host}/team/app:v1")).unwrap();
+    let pulled = puller.pull(&reference, Some(&key)).await;
+    panic!("it came to its end: {pulled:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_pull_leaves_nothing_half_valid() {
+    let Some(registry) = Registry::start() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    // Everything comes to a halt somewhere in the layer.
+    let halted = Unreliable::that_stops(&registry, registry.size / 2).await;
+    registry.settings(&halted.host, &format!("ca_file: {}", registry.ca().display()));
+    let settings = registry.dir.path().join("registries.yaml");
+    let told = format!("{} {} {}", dir.path().display(), halted.host, settings.display());
+    let mut victim = Command::new(std::env::current_exe().unwrap());
+    victim.args(["--exact", "pulls_until_killed"]).env(VICTIM, told);
+    let mut victim = victim.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let begun = tokio::time::Instant::now();
+    let has_part = || std::fs::read_dir(dir.path().join("tmp")).is_ok_and(|mut files| files.next().is_some());
+    while halted.passed.load(Ordering::SeqCst) < registry.size / 2 || !has_part() {
+        assert!(begun.elapsed() < START && victim.try_wait().unwrap().is_none(), "it does not get that far");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    assert_eq!(store.images().unwrap(), []);
+    assert_eq!(std::fs::read_dir(dir.path().join("layers")).unwrap().count(), 0);
+    store.clean();
+    let pulled = registry.pull(dir.path(), &registry.host, "team/app:v1", Some("secret")).await.unwrap();
+    let kept = std::fs::read(dir.path().join("layers").join(&pulled.layers[0]).join("bin/busybox")).unwrap();
+    assert!(kept == std::fs::read("/bin/busybox").unwrap(), "what was pulled is what was pushed");
+    assert_eq!(std::fs::read_dir(dir.path().join("tmp")).unwrap().count(), 0);
 }
 
 /// A file system of its own that is too small, unmounted in the end.
