@@ -257,6 +257,12 @@ async fn over_tls_with_a_password() {
     let stranger = Puller::new(store, registry.settings(&host, ""));
     let failed = stranger.pull(&Reference::parse(&name("team/app:v1")).unwrap(), None).await.unwrap_err();
     assert!(failed.to_string().contains("invalid peer certificate"), "{failed}");
+    // Unless the administrator does not mind.
+    let store = Store::open(&dir.path().join("careless")).unwrap();
+    let careless = Puller::new(store, registry.settings(&host, "insecure_skip_verify: true"));
+    let key = Credentials { username: "me".to_owned(), password: "secret".to_owned(), token: String::new() };
+    let pulled = careless.pull(&Reference::parse(&name("team/app:v1")).unwrap(), Some(&key)).await.unwrap();
+    assert_eq!(pulled.tags.iter().next().unwrap(), &name("team/app:v1"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

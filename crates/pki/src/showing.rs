@@ -15,7 +15,7 @@ use rustls::{
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::authority::validity;
-use crate::tls::{Anybody, certified};
+use crate::tls::{anybody, certified};
 use crate::{Error, Issued};
 
 /// Who we are to others. Connections made after a [`Showing::replace`] show the new certificate.
@@ -55,13 +55,12 @@ pub fn dialing_config(
     showing: Option<Arc<Showing>>,
 ) -> Result<Arc<ClientConfig>, Error> {
     let provider = Arc::new(ring::default_provider());
-    let algorithms = provider.signature_verification_algorithms;
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|source| Error::Tls { source })?;
     let builder = match roots {
         Some(roots) => builder.dangerous().with_custom_certificate_verifier(trusting(roots)?),
-        None => builder.dangerous().with_custom_certificate_verifier(Arc::new(Anybody { algorithms })),
+        None => builder.dangerous().with_custom_certificate_verifier(anybody()),
     };
     let mut config = match showing {
         Some(showing) => builder.with_client_cert_resolver(showing),

@@ -68,6 +68,7 @@ impl Registry {
     pub fn new(place: Place, name: &Reference, credentials: Option<Credentials>) -> Result<Registry, Error> {
         let mut roots = rustls::RootCertStore::empty();
         let files = place
+            .tls
             .ca_file
             .as_deref()
             .into_iter()
@@ -80,11 +81,14 @@ impl Registry {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let unusable =
             |error: rustls::Error| Error::Unusable { what: place.host.clone(), why: error.to_string() };
-        let tls = rustls::ClientConfig::builder_with_provider(provider)
+        let mut tls = rustls::ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(unusable)?
             .with_root_certificates(roots)
             .with_no_client_auth();
+        if place.tls.insecure_skip_verify {
+            tls.dangerous().set_certificate_verifier(pki::anybody());
+        }
         let connector = hyper_rustls::HttpsConnectorBuilder::new()
             .with_tls_config(tls)
             .https_or_http()

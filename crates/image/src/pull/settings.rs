@@ -43,10 +43,14 @@ impl std::fmt::Debug for Auth {
     }
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+/// How a registry is known for the one it should be.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-struct Tls {
-    ca_file: Option<PathBuf>,
+pub struct Tls {
+    /// Who vouches for it, besides those the system trusts.
+    pub ca_file: Option<PathBuf>,
+    /// Not at all.
+    pub insecure_skip_verify: bool,
 }
 
 /// Where a registry is.
@@ -56,7 +60,7 @@ pub struct Place {
     pub scheme: &'static str,
     /// With its port.
     pub host: String,
-    pub ca_file: Option<PathBuf>,
+    pub tls: Tls,
 }
 
 impl Settings {
@@ -97,7 +101,7 @@ impl Settings {
 
     fn place(&self, scheme: &'static str, host: &str) -> Place {
         let tls = self.configs.get(host).and_then(|config| config.tls.clone());
-        Place { scheme, host: host.to_owned(), ca_file: tls.and_then(|tls| tls.ca_file) }
+        Place { scheme, host: host.to_owned(), tls: tls.unwrap_or_default() }
     }
 
     pub fn credentials(&self, host: &str) -> Option<Credentials> {
@@ -126,7 +130,7 @@ mod tests {
         assert_eq!(shown("docker.io"), "http://mirror:5000 https://other https://registry-1.docker.io");
         assert_eq!(shown("quay.io"), "https://quay.io");
         assert_eq!(shown("127.0.0.1:5000"), "http://127.0.0.1:5000");
-        assert_eq!(settings.places("safe:443")[0].ca_file, Some("/ca".into()));
+        assert_eq!(settings.places("safe:443")[0].tls.ca_file, Some("/ca".into()));
         assert_eq!(settings.credentials("mirror:5000").unwrap().password, "secret");
         assert!(!format!("{settings:?}").contains("secret"));
     }
