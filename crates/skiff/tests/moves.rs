@@ -1,4 +1,5 @@
 //! A machine that is given another address, as laptops are: everything that says where it is follows, without a restart.
+//! And a server that is away for a while, which connections of pods do not notice.
 //!
 //! Needs root, kubectl and busybox; says so and passes where these are missing.
 
@@ -26,11 +27,77 @@ fn until(server: &Server, what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+fn can_run() -> bool {
+    let busybox = std::path::Path::new("/bin/busybox").exists();
+    let can = testkit::has_kubectl() && busybox && rustix::process::geteuid().is_root();
+    if !can {
+        eprintln!("skipped: needs root, kubectl and busybox-static");
+    }
+    can
+}
+
+/// A server with an image to run, and what every namespace has.
+fn start(network: &Network) -> Server {
+    let server = Server::start_with_pods(network, &["--controllers=*", "--node-name=here"]);
+    let data = server.data_dir().display().to_string();
+    let dir = tempfile::tempdir().expect("a directory");
+    let archive = testkit::busybox_image(dir.path(), IMAGE).expect("an image").display().to_string();
+    server.skiff(&["image", "import", "--data-dir", &data, &archive]).ok();
+    until(&server, "the default service account", || {
+        server.kubectl(&["get", "serviceaccount", "default"]).code == 0
+    });
+    server
+}
+
+#[test]
+fn connections_of_pods_outlast_a_server_that_is_killed() {
+    if !can_run() {
+        return;
+    }
+    let network = Network::new().expect("a network");
+    let mut server = start(&network);
+    // Takes one connection and no other.
+    let echo = "exec busybox nc -l -p 9000 -e cat";
+    let ask = "(while :; do echo word; sleep 0.2; done) | busybox nc $ECHO_SERVICE_HOST $ECHO_SERVICE_PORT > /answers; \
+               echo over >> /answers; sleep 100000";
+    for (name, script) in [("echo", echo), ("asking", ask)] {
+        let pod = serde_json::json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}},
+            "spec": {
+                "terminationGracePeriodSeconds": 0, "restartPolicy": "Never",
+                "containers": [{"name": "c", "image": IMAGE, "command": ["sh", "-c", script]}],
+            },
+        });
+        server.kubectl_with(&["apply", "-f", "-"], &pod.to_string()).ok();
+        if name == "echo" {
+            server.kubectl(&["expose", "pod", name, "--port", "9000"]).ok();
+            until(&server, "somebody listens", || {
+                let format = "jsonpath={.items[*].endpoints[*].conditions.ready}";
+                let label = "kubernetes.io/service-name=echo";
+                server.kubectl(&["get", "endpointslices", "-l", label, "-o", format]).stdout == "true"
+            });
+        }
+    }
+    let answers = |server: &Server| {
+        let said = server.kubectl(&["exec", "asking", "--", "cat", "/answers"]).stdout;
+        assert!(!said.contains("over"), "the connection has ended");
+        said.lines().count()
+    };
+    until(&server, "words come back", || answers(&server) > 2);
+    let before = answers(&server);
+    server.kill9();
+    server.restart();
+    until(&server, "words still come back", || answers(&server) > before + 10);
+    // The server may be told to stop, too.
+    let before = answers(&server);
+    server.stop();
+    server.restart();
+    until(&server, "words come back yet again", || answers(&server) > before + 10);
+}
+
 #[test]
 fn a_server_follows_its_machine() {
-    let busybox = std::path::Path::new("/bin/busybox").exists();
-    if !testkit::has_kubectl() || !busybox || !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: needs root, kubectl and busybox-static");
+    if !can_run() {
         return;
     }
     let network = Network::new().expect("a network");
@@ -44,13 +111,8 @@ fn a_server_follows_its_machine() {
     let links = "ip link add uplink type veth peer name far; ip link set uplink up; ip link set far up";
     assert!(inside(&network, links).0);
     at("198.51.100.7", "198.51.100.1");
-    let server = Server::start_with_pods(&network, &["--controllers=*", "--node-name=here"]);
-    let data = server.data_dir().display().to_string();
-    let dir = tempfile::tempdir().expect("a directory");
-    let archive = testkit::busybox_image(dir.path(), IMAGE).expect("an image").display().to_string();
-    server.skiff(&["image", "import", "--data-dir", &data, &archive]).ok();
+    let server = start(&network);
     let asked = |what: &[&str]| server.kubectl(&[&["get"], what].concat()).stdout;
-    until(&server, "the default service account", || !asked(&["serviceaccount", "default"]).is_empty());
     let pod = serde_json::json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"},
         "spec": {"containers": [{"name": "c", "image": IMAGE, "command": ["sleep", "100000"]}]},

@@ -558,6 +558,55 @@ fn nodes_behind_a_router_reach_each_others_pods() {
     assert!(cluster.process.terminate(DEADLINE).expect("an end").success());
 }
 
+/// Pods have an address of each family, and nodes of one only: those of the other go inside packets between nodes.
+#[test]
+fn two_families_over_nodes_of_one() {
+    let flags = [
+        "--server-arg=--cluster-cidr=10.42.0.0/16,fd42::/56",
+        "--server-arg=--service-cidr=10.43.0.0/16,fd43::/112",
+    ];
+    let Some(mut cluster) = Cluster::start(2, &flags) else { return };
+    let two = "spec:\n  ipFamilyPolicy: RequireDualStack\n  selector: {app: web}\n  ports: [{name: http";
+    cluster.apply(&PODS.replacen("spec:\n  selector: {app: web}\n  ports: [{name: http", two, 1));
+    cluster.until("all pods run", || {
+        let format = "jsonpath={.status.numberReady} {.status.desiredNumberScheduled}";
+        cluster.kubectl(&["get", "daemonset", "web", "-o", format]).1 == "2 2"
+    });
+    let pods = cluster.pods("app=web");
+    everywhere(&cluster, &pods);
+    let second = |kind: &str, name: &str, field: &str| {
+        let address = cluster.ok(&["get", kind, name, "-o", &format!("jsonpath={{{field}}}")]);
+        assert!(address.contains(':'), "{kind} {name}: {address}");
+        address
+    };
+    let addresses: BTreeMap<&String, String> =
+        pods.iter().map(|(node, (pod, _))| (node, second("pod", pod, ".status.podIPs[1].ip"))).collect();
+    let service = second("service", "web", ".spec.clusterIPs[1]");
+    for (pod, _) in pods.values() {
+        for (node, address) in &addresses {
+            cluster.until("a pod is reached over IPv6", || {
+                cluster.kubectl(&["exec", pod, "--", "sh", "-c", &http(address, 8080)]).1.trim() == *node
+            });
+        }
+        cluster.until("the Service is reached over IPv6", || {
+            let answer = cluster.kubectl(&["exec", pod, "--", "sh", "-c", &http(&service, 80)]).1;
+            pods.contains_key(answer.trim())
+        });
+        let name = "web.default.svc.cluster.local";
+        let said = cluster.sh(pod, &format!("busybox nslookup -type=aaaa {name}"));
+        assert!(said.contains(&format!("Address: {service}")), "{said}");
+    }
+    let (far, _) = &pods["node-2"];
+    cluster.sh(far, "busybox dd if=/dev/zero of=/www/large bs=1000 count=1000 2>/dev/null");
+    let fetch = format!(
+        "printf 'GET /large HTTP/1.0\\r\\n\\r\\n' | busybox nc -w 5 {} 8080 | busybox wc -c",
+        addresses[&"node-2".to_owned()]
+    );
+    let size: u32 = cluster.sh(&pods["node-1"].0, &fetch).trim().parse().expect("a number");
+    assert!(size > 1_000_000, "{size}");
+    assert!(cluster.process.terminate(DEADLINE).expect("an end").success());
+}
+
 /// A node is killed, believed to be gone, and its pods run elsewhere once they do not tolerate that any more.
 #[test]
 fn pods_move_away_from_a_node_that_is_gone() {
