@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use nft::Net;
 use proxy::Firewall as _;
 use reconcile::{Ctx, Severity};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -185,26 +185,32 @@ pub async fn ingress(
 /// Passes on what comes for Ingresses to the server, and says so once there is a port for it.
 pub fn relay_ingress(ctx: &Ctx, client: &Client, flags: &AgentFlags, server: &str, facts: &Facts) {
     let host = server.rsplit_once(':').map_or(server, |(host, _)| host).to_owned();
-    let own = [flags.ingress_http_port, flags.ingress_https_port];
     let node = node::name(&flags.node);
-    for (port, there) in own.into_iter().zip(facts.ingress_ports) {
-        if port == 0 || there == 0 {
-            continue;
-        }
-        let (ctx, client, node, place) =
-            (ctx.clone(), client.clone(), node.clone(), format!("{host}:{there}"));
+    let own = [flags.ingress_http_port, flags.ingress_https_port];
+    let ports: Vec<(u16, u16)> =
+        own.into_iter().zip(facts.ingress_ports).filter(|(own, there)| *own != 0 && *there != 0).collect();
+    if ports.is_empty() {
+        // It may have done so before.
+        tokio::spawn(tell_relaying(client.clone(), node, Value::Null));
+        return;
+    }
+    for (port, there) in ports {
+        let (ctx, client, node) = (ctx.clone(), client.clone(), node.clone());
+        let place = format!("{host}:{there}");
         tokio::spawn(async move {
             let listener = own_port(&ctx, &node, port).await;
-            let relays = json!({"metadata": {"annotations": {ingress::RELAYS: "true"}}});
-            let (key, patch) = (Key::new("", &node), Patch::Merge(relays));
-            let telling = async {
-                while let Err(error) = client.patch::<Node>(&key, &patch).await {
-                    tracing::debug!(%error, "cannot tell yet that Ingresses are passed on");
-                    tokio::time::sleep(PAUSE).await;
-                }
-            };
-            tokio::join!(ingress::relay(listener, place, ctx.shutdown.clone()), telling);
+            let relaying = ingress::relay(listener, place, ctx.shutdown.clone());
+            tokio::join!(relaying, tell_relaying(client, node, json!("true")));
         });
+    }
+}
+
+/// Marks the node as one that passes requests on, or not, as soon as there is one.
+async fn tell_relaying(client: Client, node: String, value: Value) {
+    let patch = Patch::Merge(json!({"metadata": {"annotations": {ingress::RELAYS: value}}}));
+    while let Err(error) = client.patch::<Node>(&Key::new("", &node), &patch).await {
+        tracing::debug!(%error, "cannot tell yet whether Ingresses are passed on");
+        tokio::time::sleep(PAUSE).await;
     }
 }
 

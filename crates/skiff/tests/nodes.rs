@@ -232,7 +232,7 @@ fn three_nodes_are_one_cluster() {
     from_outside(&cluster, &pods);
     cut_off(&cluster, &pods);
     move_away(&cluster, &pods);
-    update_under_load(&cluster);
+    update_under_load(&cluster, &pods);
     let events = cluster.ok(&["get", "events", "-A"]);
     assert!(!events.contains("PodNetworkBroken"), "{events}");
     // Nothing stays.
@@ -476,8 +476,8 @@ fn move_away(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     });
 }
 
-/// A Deployment is replaced while somebody asks all the time, and nobody is turned away.
-fn update_under_load(cluster: &Cluster) {
+/// A Deployment is replaced while pods on all nodes ask all the time, and nobody is turned away.
+fn update_under_load(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     cluster.apply(&format!(
         r#"
 apiVersion: v1
@@ -503,38 +503,32 @@ spec:
         env: [{{name: VERSION, value: "1"}}]
         readinessProbe: {{tcpSocket: {{port: 8080}}, periodSeconds: 1}}
         lifecycle: {{preStop: {{sleep: {{seconds: 2}}}}}}
----
-apiVersion: v1
-kind: Pod
-metadata: {{name: asking}}
-spec:
-  terminationGracePeriodSeconds: 0
-  containers: [{{name: c, image: "{IMAGE}", command: ["sleep", "100000"]}}]
 "#
     ));
     cluster.until("the first version runs", || {
-        let ready = cluster
-            .kubectl(&["get", "deployment", "rolling", "-o", "jsonpath={.status.availableReplicas}"])
-            .1;
-        let asking = cluster.kubectl(&["get", "pod", "asking", "-o", "jsonpath={.status.phase}"]).1;
-        ready == "3" && asking == "Running"
+        let format = "jsonpath={.status.availableReplicas}";
+        cluster.kubectl(&["get", "deployment", "rolling", "-o", format]).1 == "3"
     });
     let service = cluster.cluster_ip("rolling");
     let begin = format!(
         "(while ! [ -e /stop ]; do a=$({}); echo \"got $a\" >> /answers; done; echo done >> /answers) > /dev/null 2>&1 &",
         http(&service, 80)
     );
-    cluster.sh("asking", &begin);
-    let answers = || cluster.sh("asking", "cat /answers");
-    cluster.until("somebody asks", || answers().contains("got 1\n"));
+    let answers = |pod: &str| cluster.sh(pod, "cat /answers");
+    for (pod, _) in pods.values() {
+        cluster.sh(pod, &begin);
+        cluster.until("somebody asks", || answers(pod).contains("got 1\n"));
+    }
     cluster.ok(&["set", "env", "deployment/rolling", "VERSION=2"]);
     cluster.ok(&["rollout", "status", "deployment/rolling", "--timeout=60s"]);
-    cluster.sh("asking", "touch /stop");
-    cluster.until("the asking ends", || answers().ends_with("done\n"));
-    let answers = answers();
-    let failed = answers.lines().filter(|line| !matches!(*line, "got 1" | "got 2" | "done")).count();
-    assert_eq!(failed, 0, "of {} requests: {answers}", answers.lines().count());
-    assert!(answers.contains("got 2\n"), "{answers}");
+    for (pod, _) in pods.values() {
+        cluster.sh(pod, "touch /stop");
+        cluster.until("the asking ends", || answers(pod).ends_with("done\n"));
+        let answers = answers(pod);
+        let failed = answers.lines().filter(|line| !matches!(*line, "got 1" | "got 2" | "done")).count();
+        assert_eq!(failed, 0, "of {} requests: {answers}", answers.lines().count());
+        assert!(answers.contains("got 2\n"), "{answers}");
+    }
 }
 
 /// Nodes without a common link: packets of pods go inside others, the large ones too.
