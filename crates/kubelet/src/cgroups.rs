@@ -4,6 +4,7 @@
 //! it began a container may have forgotten it altogether: what it had started then waits there for ever, and nobody but
 //! the kernel knows of it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,11 +27,12 @@ fn clear_below(root: &Path, uid: &str) -> io::Result<()> {
         remove(group);
     }
     let left: Vec<&PathBuf> = groups.iter().filter(|group| group.exists()).collect();
-    let forgotten: Vec<Pid> = left.iter().flat_map(|group| processes(group)).collect();
-    for pid in &forgotten {
-        tracing::warn!(pid = pid.as_raw_nonzero().get(), uid, "ending what the runtime has forgotten");
+    // Every hierarchy knows of them.
+    let forgotten: BTreeSet<i32> = left.iter().flat_map(|group| processes(group)).collect();
+    for pid in forgotten {
+        tracing::warn!(pid, uid, "ending what the runtime has forgotten");
         // Fails only when it has ended by itself, which is as good.
-        let _ = kill_process(*pid, Signal::KILL);
+        let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
     }
     match left.first() {
         Some(group) => Err(io::Error::other(format!("the cgroup {} is still in use", group.display()))),
@@ -44,9 +46,9 @@ fn remove(group: &Path) {
     let _ = fs::remove_dir(group);
 }
 
-fn processes(group: &Path) -> Vec<Pid> {
+fn processes(group: &Path) -> Vec<i32> {
     let own = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
-    let own = own.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?));
+    let own = own.lines().filter_map(|line| line.parse().ok());
     own.chain(inside(group).iter().flat_map(|group| processes(group))).collect()
 }
 

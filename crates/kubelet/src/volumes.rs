@@ -2,6 +2,7 @@
 
 pub mod claims;
 mod nfs;
+mod refused;
 mod sub_path;
 
 use std::collections::BTreeMap;
@@ -162,7 +163,7 @@ async fn one(pod: &Pod, volume: &Volume, materials: &Materials<'_>) -> Result<Pa
         let payload = projected(pod, source, &dir, materials).await?;
         (dir, payload)
     } else {
-        return Err("this kind of volume is not supported on this node".to_owned());
+        return Err(refused::why(volume));
     };
     payload::write(&dir, &payload).map_err(|error| error.to_string())?;
     own(&dir, pod, 0)?;

@@ -136,8 +136,7 @@ fn place(volume: &PersistentVolume) -> Result<PathBuf, String> {
             false => Err(format!("path {:?} does not exist", local.path)),
         };
     }
-    Err("this kind of persistent volume is not supported on this node: use hostPath, local, nfs, csi or a class of this cluster"
-        .to_owned())
+    Err(super::refused::why(spec))
 }
 
 #[cfg(test)]

@@ -29,9 +29,16 @@ pub async fn mount(source: &NFSVolumeSource, options: &[String], dir: &Path) -> 
         Ok(Ok(done)) if done.status.success() => Ok(()),
         Ok(Ok(done)) => {
             let said = String::from_utf8_lossy(&done.stderr);
-            Err(failed(format!("{}: {}", done.status, said.trim())))
+            let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+            Err(failed(format!("{}: {}{}", done.status, said.trim(), hint(&known))))
         }
     }
+}
+
+/// What a kernel lacks that knows these filesystems, after its module should have been loaded by `mount`.
+fn hint(filesystems: &str) -> &'static str {
+    let is_known = filesystems.split_whitespace().any(|name| name == "nfs" || name == "nfs4");
+    if is_known { "" } else { " (this node's kernel has no NFS: load its module by `modprobe nfs`)" }
 }
 
 fn arguments(source: &NFSVolumeSource, options: &[String]) -> Vec<String> {
@@ -61,6 +68,12 @@ fn is_mounted(dir: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kernel_without_nfs_is_told_from_others() {
+        assert!(hint("nodev\tsysfs\n\text4\nnodev\tnfsd\n").contains("modprobe nfs"));
+        assert_eq!(hint("nodev\tsysfs\nnodev\tnfs\n\text4\n"), "");
+    }
 
     #[test]
     fn what_mount_is_told() {

@@ -1,0 +1,66 @@
+//! Kinds of volumes that the API names and no node of this cluster has: what their pods are told, and what to use instead.
+
+use k8s_openapi::serde::Serialize;
+
+const DRIVER: &str = "use a CSI driver for it";
+/// Each kind by the name of its field, and the way out.
+const KINDS: [(&str, &str); 19] = [
+    ("awsElasticBlockStore", "use the CSI driver ebs.csi.aws.com"),
+    ("azureDisk", "use the CSI driver disk.csi.azure.com"),
+    ("azureFile", "use the CSI driver file.csi.azure.com"),
+    ("cephfs", "use the CSI driver cephfs.csi.ceph.com"),
+    ("cinder", "use the CSI driver cinder.csi.openstack.org"),
+    ("fc", "mount the device on the node and use a local volume, or use a CSI driver"),
+    ("flexVolume", DRIVER),
+    ("flocker", "Flocker is no more: use another kind"),
+    ("gcePersistentDisk", "use the CSI driver pd.csi.storage.gke.io"),
+    ("gitRepo", "clone it by an init container into an emptyDir volume"),
+    ("glusterfs", "mount it on the node and use a hostPath volume, or use a CSI driver"),
+    (
+        "iscsi",
+        "log in to the target by iscsiadm (open-iscsi) on the node and use a local volume, or use a CSI driver",
+    ),
+    ("photonPersistentDisk", "Photon is no more: use another kind"),
+    ("portworxVolume", "use the CSI driver pxd.portworx.com"),
+    ("quobyte", DRIVER),
+    ("rbd", "use the CSI driver rbd.csi.ceph.com"),
+    ("scaleIO", DRIVER),
+    ("storageos", "StorageOS is no more: use another kind"),
+    ("vsphereVolume", "use the CSI driver csi.vsphere.vmware.com"),
+];
+
+/// Why a volume, or what a persistent volume is made of, cannot be had.
+pub fn why(source: &impl Serialize) -> String {
+    let value = serde_json::to_value(source).unwrap_or_default();
+    match KINDS.iter().find(|(kind, _)| value.get(kind).is_some_and(|found| !found.is_null())) {
+        Some((kind, instead)) => format!("volumes of kind {kind} are not supported on this node: {instead}"),
+        None => "this kind of volume is not supported on this node: use a CSI driver".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::{PersistentVolumeSpec, Volume};
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_the_kind_and_a_way_out() {
+        let iscsi = json!({"targetPortal": "192.0.2.1", "iqn": "iqn.2026-01.example:disk", "lun": 0});
+        let volume: Volume = serde_json::from_value(json!({"name": "v", "iscsi": iscsi})).expect("a volume");
+        assert_eq!(
+            why(&volume),
+            "volumes of kind iscsi are not supported on this node: log in to the target by iscsiadm (open-iscsi) on the \
+             node and use a local volume, or use a CSI driver"
+        );
+        let disk = json!({"capacity": {"storage": "1Gi"}, "awsElasticBlockStore": {"volumeID": "vol-1"}});
+        let spec: PersistentVolumeSpec = serde_json::from_value(disk).expect("a spec");
+        assert_eq!(
+            why(&spec),
+            "volumes of kind awsElasticBlockStore are not supported on this node: use the CSI driver ebs.csi.aws.com"
+        );
+        let nothing: Volume = serde_json::from_value(json!({"name": "v"})).expect("a volume");
+        assert_eq!(why(&nothing), "this kind of volume is not supported on this node: use a CSI driver");
+    }
+}
