@@ -1,5 +1,7 @@
 //! A driver in this process that keeps volumes as directories, and what is asked of it.
 
+mod pod;
+
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +13,9 @@ use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount,
+};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, VolumeAttachment};
 use parking_lot::Mutex;
 use prost::Message;
@@ -160,7 +164,8 @@ fn answer(call: &str, bytes: Bytes) -> (String, Result<Vec<u8>, ()>) {
         }
         "NodeUnpublishVolume" => {
             let request: VolumeAt = read(bytes);
-            let _ = std::fs::remove_dir(&request.path);
+            // What it had mounted there is not there any more.
+            let _ = std::fs::remove_dir_all(&request.path);
             done(format!("unpublish {}", request.path))
         }
         "NodeUnstageVolume" => {
