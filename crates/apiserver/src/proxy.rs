@@ -30,17 +30,6 @@ use place::{Far, Way};
 const DIAL: Duration = Duration::from_secs(30);
 /// Pages larger than this are no pages.
 const LARGEST_PAGE: usize = 16 << 20;
-/// What is between a client and its next hop, and no business of anybody behind.
-const HOP_BY_HOP: [&str; 8] = [
-    "connection",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-];
 /// What begins the names of headers by which clients say who they are.
 const IDENTITY: [&str; 3] = ["authorization", "impersonate-", "x-remote-"];
 
@@ -91,8 +80,7 @@ fn moved(to: &str) -> Result<Response<Body>, Status> {
 fn headers(call: &Call, far: &Far, upgrade: bool) -> HeaderMap {
     let mut headers = call.headers.clone();
     if !upgrade {
-        without_hops(&mut headers);
-        headers.remove(header::UPGRADE);
+        stream::strip(&mut headers, false);
         // Links are found in what can be read.
         headers.remove(header::ACCEPT_ENCODING);
     }
@@ -117,22 +105,6 @@ fn headers(call: &Call, far: &Far, upgrade: bool) -> HeaderMap {
         }
     }
     headers
-}
-
-fn without_hops(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> = headers
-        .get_all(header::CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|text| text.split(','))
-        .filter_map(|name| name.trim().parse().ok())
-        .collect();
-    for name in named {
-        headers.remove(name);
-    }
-    for name in HOP_BY_HOP {
-        headers.remove(name);
-    }
 }
 
 async fn ask(
@@ -172,7 +144,7 @@ async fn handed_back(
     links: &Links<'_>,
 ) -> Result<Response<Body>, Status> {
     let (mut parts, body) = answer.into_parts();
-    without_hops(&mut parts.headers);
+    stream::strip(&mut parts.headers, false);
     // Who may read what is served here is not for those behind to say.
     let cors: Vec<HeaderName> =
         parts.headers.keys().filter(|name| name.as_str().starts_with("access-control-")).cloned().collect();

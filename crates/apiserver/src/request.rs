@@ -2,6 +2,7 @@
 
 use api::{Resource, Status};
 use http::Method;
+use stream::escapes;
 
 use crate::options::Selection;
 use crate::registry::Registry;
@@ -72,7 +73,7 @@ impl Target {
 /// Finds the route of a path.
 pub fn route(registry: &Registry, path: &str) -> Result<Route, Status> {
     let segments: Vec<String> =
-        path.split('/').filter(|segment| !segment.is_empty()).map(percent_decode).collect();
+        path.split('/').filter(|segment| !segment.is_empty()).map(escapes::decoded).collect();
     let parts: Vec<&str> = segments.iter().map(String::as_str).collect();
     let (group, version, rest) = match parts.as_slice() {
         ["api", version, rest @ ..] if !rest.is_empty() => ("", *version, rest),
@@ -135,11 +136,7 @@ pub struct Query(Vec<(String, String)>);
 
 impl Query {
     pub fn parse(raw: &str) -> Query {
-        let pairs = raw.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            (percent_decode(&name.replace('+', " ")), percent_decode(&value.replace('+', " ")))
-        });
-        Query(pairs.collect())
+        Query(escapes::pairs(raw).collect())
     }
 
     /// The first value, or `""`.
@@ -202,30 +199,6 @@ fn percent_encode(text: &str) -> String {
     out
 }
 
-/// Undoes `%20`; what is not a valid escape stands for itself.
-pub fn percent_decode(text: &str) -> String {
-    if !text.contains('%') {
-        return text.to_owned();
-    }
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut i = 0;
-    while i < bytes.len() {
-        let escape = bytes.get(i + 1..i + 3).and_then(|pair| std::str::from_utf8(pair).ok());
-        match (bytes[i], escape.and_then(|pair| u8::from_str_radix(pair, 16).ok())) {
-            (b'%', Some(byte)) => {
-                out.push(byte);
-                i += 3;
-            }
-            (byte, _) => {
-                out.push(byte);
-                i += 1;
-            }
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -278,6 +251,5 @@ mod tests {
             "strconv.ParseInt: parsing \"x\": invalid syntax"
         );
         assert!(query.int("big").unwrap_err().message.ends_with("value out of range"));
-        assert_eq!(percent_decode("%zz%4"), "%zz%4");
     }
 }

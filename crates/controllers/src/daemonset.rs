@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet, DaemonSetStatus};
+use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetStatus};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use parking_lot::Mutex;
 use reconcile::{Caches, Changed, Controller, Ctx, Error, Key, Next, Object as _, Patch, keys};
@@ -154,32 +154,25 @@ async fn write_status(ctx: &Ctx, set: &DaemonSet, status: DaemonSetStatus) -> Re
 
 async fn revise(ctx: &Ctx, set: &DaemonSet, step: Step) -> Result<(), Error> {
     match step {
-        Step::Remember { number } => {
+        Step::Revise(lacking) => {
             let template = set.spec.as_ref().map(|spec| spec.template.clone()).unwrap_or_default();
             let mut status = set.status.clone().unwrap_or_default();
-            let made = history::revision(set, &template, POD_REVISION, number, status.collision_count);
-            if !history::create(ctx, &made).await? {
-                status.collision_count = Some(status.collision_count.unwrap_or(0).saturating_add(1));
+            let collisions = &mut status.collision_count;
+            let made = |number| history::revision(set, &template, POD_REVISION, number, *collisions);
+            if !history::revise(ctx, lacking, made).await? {
+                *collisions = Some(collisions.unwrap_or(0).saturating_add(1));
                 write_status(ctx, set, status).await?;
             }
         }
-        Step::Renumber { revision, number } => history::renumber(ctx, &revision, number).await?,
         Step::Merge { keep, drop, relabel } => {
             for pod in relabel {
                 let labels = json!({POD_REVISION: keep.label(POD_REVISION)});
                 ctx.patch::<Pod>(&pod.key(), &Patch::Merge(json!({"metadata": {"labels": labels}}))).await?;
             }
-            remove(ctx, &drop).await?;
+            history::remove(ctx, &drop).await?;
         }
-        Step::Trim(old) => remove(ctx, &old).await?,
+        Step::Trim(old) => history::remove(ctx, &old).await?,
         Step::Rest | Step::Pods(_) | Step::Status(_) => {}
-    }
-    Ok(())
-}
-
-async fn remove(ctx: &Ctx, revisions: &[Arc<ControllerRevision>]) -> Result<(), Error> {
-    for revision in revisions {
-        ctx.delete(&**revision).await?;
     }
     Ok(())
 }

@@ -28,6 +28,15 @@ pub struct History {
     pub old: Vec<Arc<ControllerRevision>>,
 }
 
+/// What a history lacks.
+#[derive(Debug, PartialEq)]
+pub enum Revise {
+    /// The present template has no revision yet.
+    Remember { number: i64 },
+    /// The one it has is of too low a number.
+    Renumber { revision: Arc<ControllerRevision>, number: i64 },
+}
+
 impl History {
     /// Sorts out which of an owner's revisions are of this template.
     pub fn of(template: &PodTemplateSpec, mut revisions: Vec<Arc<ControllerRevision>>) -> History {
@@ -46,6 +55,18 @@ impl History {
     /// The revision to use.
     pub fn newest(&self) -> Option<&Arc<ControllerRevision>> {
         self.current.last()
+    }
+
+    /// The revision to use, or what is to be done first.
+    pub fn settled(&self) -> Result<&Arc<ControllerRevision>, Revise> {
+        let number = self.number();
+        match self.newest() {
+            None => Err(Revise::Remember { number }),
+            Some(newest) if newest.revision < number => {
+                Err(Revise::Renumber { revision: newest.clone(), number })
+            }
+            Some(newest) => Ok(newest),
+        }
     }
 
     /// The number the present template must have at least: higher than all past ones.
@@ -93,8 +114,31 @@ pub fn revision<T: Object>(
     ControllerRevision { metadata, data: Some(RawExtension(data)), revision: number }
 }
 
+/// Does what is lacking, with `remembered` for the template. `false` where the hash has to change.
+pub async fn revise(
+    ctx: &Ctx,
+    lacking: Revise,
+    remembered: impl FnOnce(i64) -> ControllerRevision,
+) -> Result<bool, Error> {
+    match lacking {
+        Revise::Remember { number } => create(ctx, &remembered(number)).await,
+        Revise::Renumber { revision, number } => {
+            let renumbered = ControllerRevision { revision: number, ..(*revision).clone() };
+            ctx.replace(&renumbered).await.map(|_| true)
+        }
+    }
+}
+
+/// Deletes revisions.
+pub async fn remove(ctx: &Ctx, revisions: &[Arc<ControllerRevision>]) -> Result<(), Error> {
+    for revision in revisions {
+        ctx.delete(&**revision).await?;
+    }
+    Ok(())
+}
+
 /// Creates a revision. `false` where its name belongs to another template's, so that the hash has to change.
-pub async fn create(ctx: &Ctx, revision: &ControllerRevision) -> Result<bool, Error> {
+async fn create(ctx: &Ctx, revision: &ControllerRevision) -> Result<bool, Error> {
     match ctx.create(revision).await {
         Err(error) if error.is_already_exists() => {}
         other => return other.map(|_| true),
@@ -105,12 +149,6 @@ pub async fn create(ctx: &Ctx, revision: &ControllerRevision) -> Result<bool, Er
     }
     ctx.caches.controller_revisions().seen(there.revision()).await?;
     Ok(true)
-}
-
-/// Gives a revision another number.
-pub async fn renumber(ctx: &Ctx, revision: &ControllerRevision, number: i64) -> Result<(), Error> {
-    let renumbered = ControllerRevision { revision: number, ..revision.clone() };
-    ctx.replace(&renumbered).await.map(drop)
 }
 
 /// The oldest revisions that are neither used nor among the `limit` to keep.

@@ -14,7 +14,7 @@ use reconcile::{Controller, Ctx, Delete, Error, Key, Next, Object as _, Patch, k
 use serde_json::json;
 
 use crate::batches::slow_start;
-use crate::history::{self, History};
+use crate::history::{self, History, Revise};
 use crate::ownership;
 use plan::{Action, Plan, Sight, Step, plan};
 
@@ -80,17 +80,12 @@ async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
                     None => Ok(recheck.map_or(Next::Change, Next::At)),
                 };
             }
-            Step::Remember { number } => remember(ctx, &set, number).await?,
-            Step::Renumber { revision, number } => history::renumber(ctx, &revision, number).await?,
+            Step::Revise(lacking) => revise(ctx, &set, lacking).await?,
             Step::Act(actions) => {
                 manage = false;
                 failure = act(ctx, &set, actions).await.err();
             }
-            Step::Trim(old) => {
-                for revision in old {
-                    ctx.delete(&*revision).await?;
-                }
-            }
+            Step::Trim(old) => history::remove(ctx, &old).await?,
             Step::Status(status) => write_status(ctx, &set, status).await?,
         }
     }
@@ -100,13 +95,13 @@ async fn write_status(ctx: &Ctx, set: &StatefulSet, status: StatefulSetStatus) -
     ctx.replace_status(&StatefulSet { status: Some(status), ..set.clone() }).await.map(drop)
 }
 
-async fn remember(ctx: &Ctx, set: &StatefulSet, number: i64) -> Result<(), Error> {
+async fn revise(ctx: &Ctx, set: &StatefulSet, lacking: Revise) -> Result<(), Error> {
     let template = set.spec.as_ref().map(|spec| spec.template.clone()).unwrap_or_default();
     let mut status = set.status.clone().unwrap_or_default();
     let collisions = status.collision_count.filter(|count| *count > 0);
-    let made = history::revision(set, &template, HASH, number, collisions);
-    if !history::create(ctx, &made).await? {
-        status.collision_count = Some(status.collision_count.unwrap_or(0).saturating_add(1));
+    let made = |number| history::revision(set, &template, HASH, number, collisions);
+    if !history::revise(ctx, lacking, made).await? {
+        status.collision_count = Some(collisions.unwrap_or(0).saturating_add(1));
         write_status(ctx, set, status).await?;
     }
     Ok(())

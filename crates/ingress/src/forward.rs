@@ -5,12 +5,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::header::{self, HeaderName, HeaderValue};
 use http::{Method, Request, Response, StatusCode, Uri, Version};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
-use hyper::upgrade::OnUpgrade;
 
 use crate::Shared;
 use crate::table::{Backend, Place};
@@ -19,18 +18,6 @@ use crate::table::{Backend, Place};
 const ANSWER: Duration = Duration::from_secs(300);
 /// So many pods are tried that cannot be reached.
 const TRIES: usize = 3;
-/// What is between two that are next to each other, and no further.
-const HOP: [&str; 9] = [
-    "connection",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-];
 
 pub type Body = UnsyncBoxBody<Bytes, hyper::Error>;
 
@@ -75,10 +62,10 @@ async fn handed_on(
     let mut response = ask(shared, backend, request).await?;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let upgrade = upgrade.ok_or(StatusCode::BAD_GATEWAY)?;
-        tie(upgrade, &mut response);
+        stream::tie_when_told(upgrade, &mut response);
         return Ok(response.map(|_| Full::default().map_err(|never| match never {}).boxed_unsync()));
     }
-    strip(response.headers_mut(), false);
+    stream::strip(response.headers_mut(), false);
     Ok(response.map(|body| body.boxed_unsync()))
 }
 
@@ -142,17 +129,6 @@ async fn send(
     }
 }
 
-/// Ties the client to the pod as soon as the client has been given the answer.
-fn tie(client: OnUpgrade, response: &mut Response<Incoming>) {
-    let far = hyper::upgrade::on(response);
-    tokio::spawn(async move {
-        match tokio::try_join!(client, far) {
-            Ok((client, far)) => stream::tie(client, far).await,
-            Err(error) => tracing::debug!(%error, "an end went away while the protocol was changed"),
-        }
-    });
-}
-
 /// Whom a request is for, with the port if one is named.
 fn host<B>(request: &Request<B>) -> Option<String> {
     if let Some(authority) = request.uri().authority() {
@@ -195,7 +171,7 @@ fn prepare<B>(request: &mut Request<B>, host: &str, from: From, upgrade: bool) -
     *request.uri_mut() = path;
     *request.version_mut() = Version::HTTP_11;
     let headers = request.headers_mut();
-    strip(headers, upgrade);
+    stream::strip(headers, upgrade);
     let value = |text: &str| HeaderValue::from_str(text).ok();
     headers.insert(header::HOST, value(host)?);
     let client = value(&from.client.to_string())?;
@@ -208,25 +184,6 @@ fn prepare<B>(request: &mut Request<B>, host: &str, from: From, upgrade: bool) -
     headers.insert(HeaderName::from_static("x-forwarded-proto"), proto);
     headers.remove(header::FORWARDED);
     Some(())
-}
-
-/// Takes out what concerns one connection only; what changes the protocol stays where that is wanted.
-fn strip(headers: &mut HeaderMap, upgrade: bool) {
-    let named: Vec<HeaderName> = headers
-        .get_all(header::CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|text| text.split(','))
-        .filter_map(|name| name.trim().parse().ok())
-        .collect();
-    let protocol = headers.get(header::UPGRADE).cloned().filter(|_| upgrade);
-    for name in HOP.map(HeaderName::from_static).into_iter().chain(named) {
-        headers.remove(name);
-    }
-    if let Some(protocol) = protocol {
-        headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
-        headers.insert(header::UPGRADE, protocol);
-    }
 }
 
 fn plain(code: StatusCode) -> Response<Body> {

@@ -12,15 +12,13 @@ use parking_lot::Mutex;
 use ring::digest::{SHA256, digest};
 use ring::rand::SecureRandom as _;
 use rustls::client::WebPkiServerVerifier;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{WebPkiSupportedAlgorithms, ring as provider};
-use rustls::crypto::{verify_tls12_signature, verify_tls13_signature};
+use rustls::client::danger::{ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::ring as provider;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject as _};
-use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore, SignatureScheme,
-};
+use rustls::{CertificateError, ClientConfig, Error as TlsError, RootCertStore};
 
 use crate::request::to_pem;
+use crate::tls::signatures;
 use crate::{Error, Showing};
 
 /// What joining tokens begin with, as those of k3s do.
@@ -173,14 +171,12 @@ impl FromStr for JoinToken {
 #[derive(Debug)]
 pub struct Pinned {
     authority: Fingerprint,
-    algorithms: WebPkiSupportedAlgorithms,
     found: Mutex<Option<CertificateDer<'static>>>,
 }
 
 impl Pinned {
     pub fn new(authority: Fingerprint) -> Arc<Pinned> {
-        let algorithms = provider::default_provider().signature_verification_algorithms;
-        Arc::new(Pinned { authority, algorithms, found: Mutex::default() })
+        Arc::new(Pinned { authority, found: Mutex::default() })
     }
 
     /// The authority in PEM, once a server has shown it.
@@ -223,27 +219,7 @@ impl ServerCertVerifier for Pinned {
         Ok(verified)
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        verify_tls12_signature(message, certificate, signature, &self.algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        verify_tls13_signature(message, certificate, signature, &self.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
-    }
+    signatures!();
 }
 
 #[cfg(test)]

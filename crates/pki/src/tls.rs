@@ -9,18 +9,50 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use parking_lot::RwLock;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::client::danger::{ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{WebPkiSupportedAlgorithms, ring};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject as _};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
-use rustls::{
-    CipherSuite, ClientConfig, DigitallySignedStruct, DistinguishedName, Error as TlsError, RootCertStore,
-    ServerConfig, SignatureScheme,
-};
+use rustls::{CipherSuite, ClientConfig, DistinguishedName, Error as TlsError, RootCertStore, ServerConfig};
 
 use crate::{Error, Issued};
+
+/// In a verifier: that whoever shows a certificate holds its key.
+macro_rules! signatures {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            message: &[u8],
+            certificate: &rustls::pki_types::CertificateDer<'_>,
+            signature: &rustls::DigitallySignedStruct,
+        ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+            let algorithms = crate::tls::algorithms();
+            rustls::crypto::verify_tls12_signature(message, certificate, signature, &algorithms)
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            certificate: &rustls::pki_types::CertificateDer<'_>,
+            signature: &rustls::DigitallySignedStruct,
+        ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+            let algorithms = crate::tls::algorithms();
+            rustls::crypto::verify_tls13_signature(message, certificate, signature, &algorithms)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+            crate::tls::algorithms().supported_schemes()
+        }
+    };
+}
+pub(crate) use signatures;
+
+/// Those by which certificates and handshakes may be signed.
+pub(crate) fn algorithms() -> WebPkiSupportedAlgorithms {
+    ring::default_provider().signature_verification_algorithms
+}
 
 /// The certificate a server shows. Connections made after a [`Serving::replace`] see the new one.
 #[derive(Debug)]
@@ -100,14 +132,12 @@ pub fn unverified() -> Result<Arc<ClientConfig>, Error> {
 
 /// Takes any certificate, for those who have configured that.
 pub fn anybody() -> Arc<dyn ServerCertVerifier> {
-    Arc::new(Anybody { algorithms: ring::default_provider().signature_verification_algorithms })
+    Arc::new(Anybody)
 }
 
 /// Checks that servers hold the key of the certificate they show, whatever it says.
 #[derive(Debug)]
-struct Anybody {
-    algorithms: WebPkiSupportedAlgorithms,
-}
+struct Anybody;
 
 impl ServerCertVerifier for Anybody {
     fn verify_server_cert(
@@ -121,27 +151,7 @@ impl ServerCertVerifier for Anybody {
         Ok(ServerCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        verify_tls12_signature(message, cert, dss, &self.algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        verify_tls13_signature(message, cert, dss, &self.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
-    }
+    signatures!();
 }
 
 impl ResolvesServerCert for Serving {
@@ -189,10 +199,7 @@ pub fn server_config(serving: Arc<Serving>, authorities: &[ClientAuthority]) -> 
     provider.cipher_suites.sort_by_key(|suite| cost(suite.suite(), has_aes()));
     let provider = Arc::new(provider);
     let hints = authorities.iter().flat_map(|authority| authority.verifier.root_hint_subjects());
-    let clients = Possession {
-        hints: hints.cloned().collect(),
-        algorithms: provider.signature_verification_algorithms,
-    };
+    let clients = Possession { hints: hints.cloned().collect() };
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|source| Error::Tls { source })?
@@ -227,7 +234,6 @@ fn has_aes() -> bool {
 #[derive(Debug)]
 struct Possession {
     hints: Vec<DistinguishedName>,
-    algorithms: WebPkiSupportedAlgorithms,
 }
 
 impl ClientCertVerifier for Possession {
@@ -248,27 +254,7 @@ impl ClientCertVerifier for Possession {
         Ok(ClientCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        verify_tls12_signature(message, certificate, signature, &self.algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        verify_tls13_signature(message, certificate, signature, &self.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
-    }
+    signatures!();
 }
 
 /// A certificate with its key, ready to be shown.

@@ -6,6 +6,7 @@
 //! to the other.
 
 pub mod carry;
+pub mod escapes;
 pub mod messages;
 pub mod spdy;
 pub mod tunnel;
@@ -14,7 +15,7 @@ pub mod websocket;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, HeaderMap, HeaderName, UPGRADE};
+use http::header::{CONNECTION, HeaderMap, HeaderName, HeaderValue, UPGRADE};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -37,6 +38,19 @@ const UPGRADE_HEADERS: [&str; 7] = [
     "origin",
 ];
 
+/// What is between two that are next to each other, and no further.
+const HOP_BY_HOP: [&str; 9] = [
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
 /// Why a request could not be handed on.
 #[derive(Debug, thiserror::Error)]
 #[error("the connection broke: {0}")]
@@ -54,10 +68,27 @@ pub struct Ask<'a> {
 
 /// Whether the client wants to go on in another protocol.
 pub fn wants_upgrade(headers: &HeaderMap) -> bool {
-    let connection = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
-    let named =
-        connection.flat_map(|text| text.split(',')).any(|word| word.trim().eq_ignore_ascii_case("upgrade"));
-    named && headers.contains_key(UPGRADE)
+    about_the_connection(headers).any(|word| word.eq_ignore_ascii_case("upgrade"))
+        && headers.contains_key(UPGRADE)
+}
+
+/// Takes out what concerns one connection only; what changes the protocol stays where that is wanted.
+pub fn strip(headers: &mut HeaderMap, upgrade: bool) {
+    let named: Vec<HeaderName> = about_the_connection(headers).filter_map(|name| name.parse().ok()).collect();
+    let protocol = headers.get(UPGRADE).cloned().filter(|_| upgrade);
+    for name in HOP_BY_HOP.map(HeaderName::from_static).into_iter().chain(named) {
+        headers.remove(name);
+    }
+    if let Some(protocol) = protocol {
+        headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+        headers.insert(UPGRADE, protocol);
+    }
+}
+
+/// The headers that are named as those of one connection.
+fn about_the_connection(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let texts = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    texts.flat_map(|text| text.split(',')).map(str::trim)
 }
 
 /// Asks over a fresh connection. Where the far end changes the protocol, `client` is tied to it as soon as the
@@ -115,19 +146,24 @@ where
     if response.status() == StatusCode::SWITCHING_PROTOCOLS
         && let Some(client) = client
     {
-        let far = hyper::upgrade::on(&mut response);
-        tokio::spawn(async move {
-            match tokio::try_join!(client, far) {
-                Ok((client, far)) => tie(client, far).await,
-                Err(error) => tracing::debug!(%error, "an end went away while the protocol was changed"),
-            }
-        });
+        tie_when_told(client, &mut response);
     }
     Ok(response)
 }
 
+/// Ties the client to the far end as soon as the client has been given the answer.
+pub fn tie_when_told(client: OnUpgrade, response: &mut Response<Incoming>) {
+    let far = hyper::upgrade::on(response);
+    tokio::spawn(async move {
+        match tokio::try_join!(client, far) {
+            Ok((client, far)) => tie(client, far).await,
+            Err(error) => tracing::debug!(%error, "an end went away while the protocol was changed"),
+        }
+    });
+}
+
 /// Carries bytes both ways until either end is done: then there is nobody left to talk to.
-pub async fn tie(client: Upgraded, far: Upgraded) {
+async fn tie(client: Upgraded, far: Upgraded) {
     let (mut from_client, mut to_client) = tokio::io::split(TokioIo::new(client));
     let (mut from_far, mut to_far) = tokio::io::split(TokioIo::new(far));
     let ended = tokio::select! {

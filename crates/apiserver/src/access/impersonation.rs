@@ -12,7 +12,6 @@ use http::HeaderMap;
 
 use super::{ANONYMOUS, AUTHENTICATED, Asks, MASTERS, UNAUTHENTICATED, User};
 use crate::rbac::{Ask, Rbac};
-use crate::request::percent_decode;
 
 /// The user that the headers name, where `user` may act as them to do what the request asks.
 pub async fn impersonate(
@@ -171,7 +170,7 @@ fn wanted(headers: &HeaderMap) -> User {
     let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for name in headers.keys() {
         if let Some(key) = name.as_str().strip_prefix("impersonate-extra-") {
-            extra.entry(percent_decode(key)).or_default().extend(texts(name.as_str()));
+            extra.entry(stream::escapes::decoded(key)).or_default().extend(texts(name.as_str()));
         }
     }
     let (name, uid) = (first("impersonate-user"), first("impersonate-uid"));

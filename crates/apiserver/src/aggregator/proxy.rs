@@ -25,18 +25,6 @@ use crate::server::{Call, Server};
 const DIAL: Duration = Duration::from_secs(30);
 /// What is read of what servers offer: their OpenAPI documents are the largest.
 const OFFER_LIMIT: usize = 32 << 20;
-/// What is between two that are next to each other, and no further.
-const HOP: [&str; 9] = [
-    "connection",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-];
 
 /// Answers a request with what the server behind an APIService says.
 pub async fn answer(server: &Arc<Server>, call: &Call, entry: &Entry) -> Result<Response<Body>, Status> {
@@ -78,23 +66,23 @@ pub async fn answer(server: &Arc<Server>, call: &Call, entry: &Entry) -> Result<
         return Ok(plain(StatusCode::BAD_GATEWAY, REDIRECT));
     }
     let (mut parts, body) = answer.into_parts();
-    for name in HOP.map(HeaderName::from_static) {
-        parts.headers.remove(name);
-    }
+    stream::strip(&mut parts.headers, false);
     Ok(Response::from_parts(parts, streamed(server, body)))
 }
 
 /// The headers of the request, without what is nobody else's business and with who asks.
 fn headers(call: &Call, host: &str, upgrade: bool) -> HeaderMap {
-    let mut out = HeaderMap::new();
-    for (name, value) in &call.headers {
-        let text = name.as_str();
-        let changes = upgrade && matches!(text, "connection" | "upgrade");
-        let hop = HOP.contains(&text) && !changes;
-        let ours = text.starts_with("x-remote-") || text.starts_with("impersonate-");
-        if !hop && !ours && !matches!(text, "host" | "content-length" | "authorization") {
-            out.append(name.clone(), value.clone());
-        }
+    let mut out = call.headers.clone();
+    stream::strip(&mut out, upgrade);
+    let ours = |name: &HeaderName| {
+        let name = name.as_str();
+        name.starts_with("x-remote-")
+            || name.starts_with("impersonate-")
+            || matches!(name, "content-length" | "authorization")
+    };
+    let names: Vec<HeaderName> = out.keys().filter(|name| ours(name)).cloned().collect();
+    for name in names {
+        out.remove(name);
     }
     let mut set = |name: &'static str, text: &str| {
         if let Ok(value) = HeaderValue::from_str(text) {

@@ -7,7 +7,6 @@ use http::{HeaderMap, HeaderName};
 
 use super::Error;
 use crate::access::User;
-use crate::request::percent_decode;
 
 /// `--requestheader-*`.
 #[derive(Clone, Debug, Default)]
@@ -68,7 +67,7 @@ impl FrontProxy {
             for (header, value) in headers.iter() {
                 let Some(key) = header.as_str().strip_prefix(&prefix) else { continue };
                 let text = String::from_utf8_lossy(value.as_bytes()).into_owned();
-                extra.entry(percent_decode(key)).or_default().push(text);
+                extra.entry(stream::escapes::decoded(key)).or_default().push(text);
                 used.push(header.clone());
             }
         }

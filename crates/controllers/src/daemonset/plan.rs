@@ -11,7 +11,7 @@ use reconcile::{Object as _, Severity};
 
 use super::pods::{Wish, is_updated, target, wish};
 use super::rollout;
-use crate::history::{History, POD_REVISION, surplus};
+use crate::history::{History, POD_REVISION, Revise, surplus};
 use crate::pod::{is_available, is_ready, is_terminal, next_available, node, phase};
 
 /// The most pods made, and the most deleted, at once.
@@ -52,19 +52,13 @@ pub struct Plan {
 pub enum Step {
     #[default]
     Rest,
-    /// The present template has no revision yet, or one of too low a number, or several.
-    Remember {
-        number: i64,
-    },
-    Renumber {
-        revision: Arc<ControllerRevision>,
-        number: i64,
-    },
+    /// The present template has several revisions.
     Merge {
         keep: Arc<ControllerRevision>,
         drop: Vec<Arc<ControllerRevision>>,
         relabel: Vec<Arc<Pod>>,
     },
+    Revise(Revise),
     Pods(Pods),
     Trim(Vec<Arc<ControllerRevision>>),
     Status(DaemonSetStatus),
@@ -86,12 +80,13 @@ pub fn plan(sight: &Sight<'_>, manage: bool) -> Plan {
     if sight.set.is_deleting() {
         return Plan::default();
     }
-    let Some(current) = sight.history.newest() else {
-        return Plan { step: Step::Remember { number: sight.history.number() }, recheck: None };
-    };
-    if let Some(step) = tidy_history(sight, current) {
+    if let Some(step) = merge(sight) {
         return Plan { step, recheck: None };
     }
+    let current = match sight.history.settled() {
+        Ok(current) => current,
+        Err(lacking) => return Plan { step: Step::Revise(lacking), recheck: None },
+    };
     let hash = current.label(POD_REVISION).unwrap_or_default();
     let places = Places::of(sight, hash);
     let mut plan = Plan { recheck: None, step: Step::Rest };
@@ -129,19 +124,15 @@ fn rolls(spec: &DaemonSetSpec) -> bool {
     strategy == Some("RollingUpdate")
 }
 
-fn tidy_history(sight: &Sight<'_>, current: &Arc<ControllerRevision>) -> Option<Step> {
-    let (_, drop) = sight.history.current.split_last()?;
-    if !drop.is_empty() {
-        let hash = current.label(POD_REVISION);
-        let dropped = |pod: &&Arc<Pod>| {
-            let label = pod.label(POD_REVISION);
-            label != hash && drop.iter().any(|revision| revision.label(POD_REVISION) == label)
-        };
-        let relabel = sight.pods.iter().filter(dropped).cloned().collect();
-        return Some(Step::Merge { keep: current.clone(), drop: drop.to_vec(), relabel });
-    }
-    let number = sight.history.number();
-    (current.revision < number).then(|| Step::Renumber { revision: current.clone(), number })
+fn merge(sight: &Sight<'_>) -> Option<Step> {
+    let (keep, drop) = sight.history.current.split_last().filter(|(_, drop)| !drop.is_empty())?;
+    let hash = keep.label(POD_REVISION);
+    let dropped = |pod: &&Arc<Pod>| {
+        let label = pod.label(POD_REVISION);
+        label != hash && drop.iter().any(|revision| revision.label(POD_REVISION) == label)
+    };
+    let relabel = sight.pods.iter().filter(dropped).cloned().collect();
+    Some(Step::Merge { keep: keep.clone(), drop: drop.to_vec(), relabel })
 }
 
 /// A DaemonSet's pods by the nodes they are on or meant for.

@@ -2,10 +2,12 @@
 
 use expect_test::{Expect, expect};
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::apps::v1::ControllerRevision;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::history::Revise;
 use crate::pod as pods_of;
 use crate::rig::{Rig, until};
 
@@ -83,8 +85,8 @@ fn told(plan: &Plan) -> String {
         |pods: &[Arc<Pod>]| pods.iter().map(|pod| pod.name().to_owned()).collect::<Vec<_>>().join(" ");
     let mut text = match &plan.step {
         Step::Rest => "rest\n".to_owned(),
-        Step::Remember { number } => format!("remember as {number}\n"),
-        Step::Renumber { number, .. } => format!("renumber to {number}\n"),
+        Step::Revise(Revise::Remember { number }) => format!("remember as {number}\n"),
+        Step::Revise(Revise::Renumber { number, .. }) => format!("renumber to {number}\n"),
         Step::Merge { drop, relabel, .. } => format!("merge {} relabel {}\n", drop.len(), names(relabel)),
         Step::Trim(old) => format!("trim {}\n", old.len()),
         Step::Status(status) => format!(
@@ -346,8 +348,8 @@ impl Model {
         let hash = history.newest().and_then(|revision| revision.label(POD_REVISION)).unwrap_or_default();
         match step {
             Step::Rest => return false,
-            Step::Remember { number } => self.revisions.push(revision(&self.set, number)),
-            Step::Renumber { revision, number } => {
+            Step::Revise(Revise::Remember { number }) => self.revisions.push(revision(&self.set, number)),
+            Step::Revise(Revise::Renumber { revision, number }) => {
                 self.revisions.retain(|known| known.name() != revision.name());
                 self.revisions.push(Arc::new(ControllerRevision { revision: number, ..(*revision).clone() }));
             }

@@ -17,7 +17,7 @@ use reconcile::Object as _;
 
 use super::claims::{claims, is_stale, owners};
 use super::pods::{self, is_labelled, is_stuck, ordinal, pod_name};
-use crate::history::{self, History, POD_REVISION};
+use crate::history::{self, History, POD_REVISION, Revise};
 use crate::percent;
 use crate::pod::{is_available, is_ready, is_terminal, next_available, phase};
 
@@ -44,14 +44,7 @@ pub struct Plan {
 pub enum Step {
     #[default]
     Rest,
-    /// The present template has no revision yet.
-    Remember {
-        number: i64,
-    },
-    Renumber {
-        revision: Arc<ControllerRevision>,
-        number: i64,
-    },
+    Revise(Revise),
     /// In this order; what fails keeps the rest from being done.
     Act(Vec<Action>),
     Trim(Vec<Arc<ControllerRevision>>),
@@ -82,13 +75,10 @@ pub enum Action {
 
 /// What to do next. `manage` is whether pods may be made and deleted.
 pub fn plan(sight: &Sight<'_>, manage: bool) -> Plan {
-    let Some(update) = sight.history.newest() else {
-        return Plan { step: Step::Remember { number: sight.history.number() }, recheck: None };
+    let update = match sight.history.settled() {
+        Ok(update) => update,
+        Err(lacking) => return Plan { step: Step::Revise(lacking), recheck: None },
     };
-    let number = sight.history.number();
-    if update.revision < number {
-        return Plan { step: Step::Renumber { revision: update.clone(), number }, recheck: None };
-    }
     let ranks = Ranks::of(sight, update);
     let pause = sight.spec.min_ready_seconds.unwrap_or(0);
     let mut plan = Plan { step: Step::Rest, recheck: next_available(sight.pods, pause, sight.now) };

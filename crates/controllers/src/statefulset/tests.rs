@@ -83,8 +83,8 @@ fn pod(text: &str, set: &StatefulSet, revisions: &[Arc<ControllerRevision>]) -> 
 fn told(plan: &Plan) -> String {
     let mut text = match &plan.step {
         Step::Rest => "rest\n".to_owned(),
-        Step::Remember { number } => format!("remember as {number}\n"),
-        Step::Renumber { number, .. } => format!("renumber to {number}\n"),
+        Step::Revise(Revise::Remember { number }) => format!("remember as {number}\n"),
+        Step::Revise(Revise::Renumber { number, .. }) => format!("renumber to {number}\n"),
         Step::Trim(old) => format!("trim {}\n", old.len()),
         Step::Status(status) => format!(
             "status {} of them {} ready {} available {} current {} updated{}\n",

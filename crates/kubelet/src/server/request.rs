@@ -78,8 +78,7 @@ pub struct Flags(Vec<(String, String)>);
 
 impl Flags {
     pub fn of(query: &str) -> Flags {
-        let pairs = query.split('&').filter(|pair| !pair.is_empty());
-        Flags(pairs.map(|pair| pair.split_once('=').unwrap_or((pair, ""))).map(unescaped).collect())
+        Flags(stream::escapes::pairs(query).collect())
     }
 
     pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
@@ -94,30 +93,6 @@ impl Flags {
     pub fn is_set(&self, name: &str) -> bool {
         matches!(self.get(name), "1" | "true")
     }
-}
-
-fn unescaped((name, value): (&str, &str)) -> (String, String) {
-    (decoded(name), decoded(value))
-}
-
-/// Undoes `%20` and `+`; what is not a valid escape stands for itself.
-fn decoded(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut i = 0;
-    while i < bytes.len() {
-        let escape = bytes.get(i + 1..i + 3).and_then(|pair| std::str::from_utf8(pair).ok());
-        match (bytes[i], escape.and_then(|pair| u8::from_str_radix(pair, 16).ok())) {
-            (b'%', Some(byte)) => {
-                out.push(byte);
-                i += 2;
-            }
-            (b'+', _) => out.push(b' '),
-            (byte, _) => out.push(byte),
-        }
-        i += 1;
-    }
-    String::from_utf8_lossy(&out).into_owned()
 }
 
 /// Which streams a client wants.

@@ -73,8 +73,8 @@ impl Model {
         match self.plan().step {
             Step::Rest => return false,
             _ if limit == 0 => {}
-            Step::Remember { number } => self.revisions.push(revision(&self.set, number)),
-            Step::Renumber { revision, number } => {
+            Step::Revise(Revise::Remember { number }) => self.revisions.push(revision(&self.set, number)),
+            Step::Revise(Revise::Renumber { revision, number }) => {
                 self.revisions.retain(|known| known.name() != revision.name());
                 self.revisions.push(Arc::new(ControllerRevision { revision: number, ..(*revision).clone() }));
             }
