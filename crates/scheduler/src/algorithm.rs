@@ -12,7 +12,7 @@ pub use diagnosis::{Diagnosis, FitError};
 pub use random::Random;
 
 use crate::framework::{
-    Attempt, Code, Cycle, Filters, Nominations, Prepared, Profile, Rescue, Scoring, Status,
+    Attempt, Chore, Code, Cycle, Filters, Nominations, Prepared, Profile, Rescue, Scoring, Status,
 };
 use crate::metrics::Metrics;
 use crate::metrics::stopwatch::Stopwatch;
@@ -108,13 +108,23 @@ pub struct Algorithm {
     /// Measures the plugins of the last attempt.
     pub watch: Stopwatch,
     attempts: u64,
+    /// What the post-filters of the last attempt would have done.
+    pub chores: Vec<Chore>,
 }
 
 impl Algorithm {
     /// A new start. The seed decides between equal nodes.
     pub fn new(percentage: i32, seed: u64) -> Algorithm {
         let (metrics, watch) = (Arc::default(), Stopwatch::default());
-        Algorithm { percentage, next_start: 0, random: Random::new(seed), metrics, watch, attempts: 0 }
+        Algorithm {
+            percentage,
+            next_start: 0,
+            random: Random::new(seed),
+            metrics,
+            watch,
+            attempts: 0,
+            chores: Vec::new(),
+        }
     }
 
     /// Finds a node for a pod. The state must be refreshed.
@@ -418,24 +428,28 @@ impl<'c> Search<'_, 'c> {
                 extenders: self.extenders,
             };
             let ask = || plugin.post_filter(&mut attempt);
-            match self.watch.time(name, "PostFilter", ask, Rescue::name) {
+            let status = match self.watch.time(name, "PostFilter", ask, Rescue::name) {
                 Rescue::Nominate { node, victims } => {
                     rescue = Some((node, victims));
                     reasons.clear();
                     break;
                 }
+                Rescue::Later { status, chore } => {
+                    algorithm.chores.push(chore);
+                    status
+                }
                 Rescue::Nothing { status, clear: hopeless } => {
                     clear |= hopeless;
-                    let last =
-                        status.code == Code::UnschedulableAndUnresolvable || status.code == Code::Error;
-                    if last {
-                        reasons.clear();
-                    }
-                    reasons.extend(status.by(name).reasons);
-                    if last {
-                        break;
-                    }
+                    status
                 }
+            };
+            let last = matches!(status.code, Code::UnschedulableAndUnresolvable | Code::Error);
+            if last {
+                reasons.clear();
+            }
+            reasons.extend(status.by(name).reasons);
+            if last {
+                break;
             }
         }
         self.diagnosis.post_filter_message = reasons.join(", ");

@@ -10,6 +10,7 @@ use k8s_openapi::api::resource::v1 as resource;
 use serde_json::Value;
 
 use crate::board::Board;
+use crate::metrics::Metrics;
 use crate::state::PodInfo;
 
 /// Why a call to the API failed.
@@ -51,6 +52,13 @@ pub trait Api: Send + Sync {
         &self,
         claim: &resource::ResourceClaim,
     ) -> Result<resource::ResourceClaim, ApiError>;
+    /// Makes a resource claim.
+    async fn create_resource_claim(
+        &self,
+        claim: &resource::ResourceClaim,
+    ) -> Result<resource::ResourceClaim, ApiError>;
+    /// Deletes a resource claim, if it is still this one.
+    async fn delete_resource_claim(&self, claim: &resource::ResourceClaim) -> Result<(), ApiError>;
     /// Writes a resource claim back.
     async fn update_resource_claim(
         &self,
@@ -66,6 +74,7 @@ pub struct BindContext {
     pub claims: Arc<Board<core::PersistentVolumeClaim>>,
     /// Resource claims as they are now.
     pub resource_claims: Arc<Board<resource::ResourceClaim>>,
+    pub metrics: Arc<Metrics>,
 }
 
 /// Something a pod waits for before it is bound, for so long.

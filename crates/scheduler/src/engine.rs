@@ -22,7 +22,7 @@ use crate::algorithm::{Algorithm, Diagnosis, Extenders, Failure, FitError};
 use crate::bind::Waiting;
 use crate::config::{Config, ConfigError};
 use crate::framework::registry::Row;
-use crate::framework::{Cycle, Permission, Profile, Status};
+use crate::framework::{Chore, Cycle, Permission, Profile, Status};
 use crate::metrics::Metrics;
 use crate::metrics::stopwatch::Stopwatch;
 use crate::queue::{Queue, QueuedPod};
@@ -37,6 +37,7 @@ pub enum Action {
     Note(Note),
     PatchStatus { namespace: Arc<str>, name: Arc<str>, patch: Value },
     Preempt(Preemption),
+    Chore(Chore),
 }
 
 /// A pod on its way to a node.
@@ -149,6 +150,7 @@ impl Engine {
         self.state.refresh();
         let cycle = Cycle { state: &self.state, pod: &pod.info, object: &pod.object };
         let found = self.algorithm.schedule(&profile, &cycle, &self.queue.nominator, &*self.extenders);
+        self.actions.extend(self.algorithm.chores.drain(..).map(Action::Chore));
         match found {
             Ok(placement) => self.placed(&profile, pod, &placement.node, now),
             Err(Failure::NoNodes) => {

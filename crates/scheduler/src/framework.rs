@@ -20,6 +20,7 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::api::resource::v1::ResourceClaim;
 
 pub use change::{Change, Pair};
 pub use filters::{Filters, MAX_SCORE, NoNominations, Nominations, normalized};
@@ -124,10 +125,20 @@ pub struct Attempt<'a, 'c> {
     pub extenders: &'a dyn Extenders,
 }
 
+/// Something to be done about a resource claim, so that a pod may be tried again.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Chore {
+    /// Nobody uses what it was given.
+    Release(Arc<ResourceClaim>),
+    Delete(Arc<ResourceClaim>),
+}
+
 /// What a post-filter has come up with.
 pub enum Rescue {
     /// The pod may fit a node once these pods are gone.
     Nominate { node: Arc<str>, victims: Vec<Arc<PodInfo>> },
+    /// Nothing now, but this may help later.
+    Later { status: Status, chore: Chore },
     /// Nothing to be done. With `clear`, a node nominated before is no hope any more.
     Nothing { status: Status, clear: bool },
 }
@@ -137,7 +148,7 @@ impl Rescue {
     pub fn name(&self) -> &'static str {
         match self {
             Rescue::Nominate { .. } => "Success",
-            Rescue::Nothing { status, .. } => status.code.name(),
+            Rescue::Later { status, .. } | Rescue::Nothing { status, .. } => status.code.name(),
         }
     }
 }

@@ -118,6 +118,12 @@ impl Metrics {
         self.series.add(&table::PREEMPTION_RUNS, words);
     }
 
+    /// A claim for extended resources was made, or could not be.
+    pub fn claim_made(&self, made: bool) {
+        let status = if made { "success" } else { "failure" };
+        self.series.add(&table::CLAIMS_MADE, [Fixed(status), NONE, NONE]);
+    }
+
     /// How long the choice of a node took.
     pub fn chose(&self, seconds: f64) {
         self.series.observe(&table::CHOICE_SECONDS, [NONE; 3], seconds);

@@ -52,9 +52,10 @@ pub async fn run(ctx: Ctx, config: Config, own: &[Row]) -> Result<(), ConfigErro
     let (claims, resource_claims): (Arc<Board<_>>, Arc<Board<_>>) = Default::default();
     subscribe::all(&ctx.caches, &events, (&claims, &resource_claims));
     ctx.caches.filled().await;
-    let bind = BindContext { api: Arc::new(api::Calls(ctx.client.clone())), claims, resource_claims };
-    let at_once = Arc::new(Semaphore::new(AT_ONCE));
     let metrics = engine.metrics.clone();
+    let api = Arc::new(api::Calls(ctx.client.clone()));
+    let bind = BindContext { api, claims, resource_claims, metrics: metrics.clone() };
+    let at_once = Arc::new(Semaphore::new(AT_ONCE));
     let hands = Hands { ctx: ctx.clone(), bind, extenders, at_once, metrics, events };
     let mut shutdown = ctx.shutdown.clone();
     let (mut tried, mut next_tick) = (0, Timestamp::MIN);

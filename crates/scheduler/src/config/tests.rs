@@ -43,12 +43,12 @@ fn the_defaults_are_upstreams() {
     check(
         "",
         expect![[r#"
-        default-scheduler
-        filter: NodeUnschedulable NodeName TaintToleration NodeAffinity NodePorts NodeResourcesFit VolumeRestrictions NodeVolumeLimits VolumeBinding VolumeZone PodTopologySpread InterPodAffinity DynamicResources NodeDeclaredFeatures
-        score: TaintToleration=3 NodeAffinity=2 NodeResourcesFit=1 PodTopologySpread=2 InterPodAffinity=2 NodeResourcesBalancedAllocation=1 ImageLocality=1
-        postFilter: DynamicResources DefaultPreemption
-        bind: DefaultBinder
-    "#]],
+            default-scheduler
+            filter: NodeUnschedulable NodeName TaintToleration NodeAffinity NodePorts NodeResourcesFit VolumeRestrictions NodeVolumeLimits VolumeBinding VolumeZone PodTopologySpread InterPodAffinity DynamicResources NodeDeclaredFeatures
+            score: TaintToleration=3 NodeAffinity=2 NodeResourcesFit=1 PodTopologySpread=2 InterPodAffinity=2 DynamicResources=2 NodeResourcesBalancedAllocation=1 ImageLocality=1
+            postFilter: DynamicResources DefaultPreemption
+            bind: DefaultBinder
+        "#]],
     );
 }
 
@@ -83,12 +83,12 @@ profiles:
         expect![[r#"
             default-scheduler
             filter: NodeUnschedulable NodeName TaintToleration NodeAffinity NodePorts NodeResourcesFit VolumeRestrictions NodeVolumeLimits VolumeBinding VolumeZone PodTopologySpread InterPodAffinity DynamicResources NodeDeclaredFeatures
-            score: TaintToleration=3 NodeAffinity=2 NodeResourcesFit=1 PodTopologySpread=2 InterPodAffinity=2 NodeResourcesBalancedAllocation=1 ImageLocality=1
+            score: TaintToleration=3 NodeAffinity=2 NodeResourcesFit=1 PodTopologySpread=2 InterPodAffinity=2 DynamicResources=2 NodeResourcesBalancedAllocation=1 ImageLocality=1
             postFilter: DynamicResources DefaultPreemption
             bind: DefaultBinder
             packed
             filter: NodeName
-            score: NodeResourcesFit=7 TaintToleration=3 NodeAffinity=2 InterPodAffinity=2 NodeResourcesBalancedAllocation=1
+            score: NodeResourcesFit=7 TaintToleration=3 NodeAffinity=2 InterPodAffinity=2 DynamicResources=2 NodeResourcesBalancedAllocation=1
             postFilter: DynamicResources DefaultPreemption
             bind: DefaultBinder
         "#]],

@@ -12,6 +12,7 @@ use k8s_openapi::api::storage::v1 as storage;
 
 use super::{Binding, Engine, Setback, UNSEEN};
 use crate::framework::{Change, Pair};
+use crate::plugins::dynamic_resources::extended;
 use crate::state::{NodeInfo, PodInfo};
 
 /// An object before and after.
@@ -106,6 +107,9 @@ impl Engine {
     fn gone(&mut self, uid: &str, now: Timestamp) {
         self.queue.remove(uid);
         if let Some(old) = self.state.remove_pod(uid) {
+            // A claim that was made for it and went with it may never have been seen.
+            let claim = extended::unnamed_key(&old.namespace, uid);
+            self.state.objects.resource_claims.remove(&claim);
             self.queue.wake(&Change::Pod(Pair { old: Some(&old), new: None }), &self.state, now);
         }
     }

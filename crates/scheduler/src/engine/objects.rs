@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{Delta, Engine, Event};
 use crate::framework::{Change, Pair};
+use crate::plugins::dynamic_resources::extended;
 use crate::state::objects::{ByKey, Workload};
 use crate::state::selection::{selector, selector_of_set};
 
@@ -49,7 +50,13 @@ impl Engine {
             Event::CsiDriver(delta) => table!(delta, csi_drivers, CsiDriver),
             Event::Capacity(delta) => table!(delta, capacities, Capacity),
             Event::Attachment(delta) => table!(delta, attachments, Attachment),
-            Event::ResourceClaim(delta) => table!(delta, resource_claims, ResourceClaim),
+            Event::ResourceClaim(delta) => {
+                // What it was known by before it was made is the same claim.
+                if let Some(before) = delta.after.as_deref().and_then(extended::known_by) {
+                    objects.resource_claims.remove(&before);
+                }
+                table!(delta, resource_claims, ResourceClaim);
+            }
             Event::DeviceClass(delta) => table!(delta, device_classes, DeviceClass),
             Event::ResourceSlice(delta) => table!(delta, resource_slices, ResourceSlice),
             Event::Namespace(delta) => {

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1 as core;
 use super::{Action, Binding, Delta, Engine, Event, Setback};
 use crate::algorithm::NoExtenders;
 use crate::config::Config;
+use crate::framework::Chore;
 use crate::framework::registry::BUILT_IN;
 use crate::testing::{node, pod};
 
@@ -55,6 +56,14 @@ impl Rig {
                     let condition = &patch["status"]["conditions"][0];
                     let promised = &patch["status"]["nominatedNodeName"];
                     writeln!(self.log, "patch {name} {} nominated {promised}", condition["reason"]).unwrap();
+                }
+                Action::Chore(chore) => {
+                    let (what, claim) = match chore {
+                        Chore::Release(claim) => ("release", claim),
+                        Chore::Delete(claim) => ("delete", claim),
+                    };
+                    writeln!(self.log, "{what} {}", claim.metadata.name.as_deref().unwrap_or_default())
+                        .unwrap();
                 }
                 Action::Preempt(preemption) => {
                     let victims: Vec<&str> = preemption.victims.iter().map(|pod| &*pod.name).collect();

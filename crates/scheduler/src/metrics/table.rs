@@ -60,6 +60,8 @@ metrics! {
         "Pods that came to a queue, by what brought them there.";
     PERMIT_SECONDS: "permit_wait_duration_seconds", doubling(0.001, 15), ["result"],
         "Time that pods were held back before they were bound.";
+    CLAIMS_MADE: "resourceclaim_creates_total", Kind::Counter, ["status"],
+        "Resource claims made for extended resources.";
     CACHE: "cache_size", Kind::Gauge, ["type"],
         "What the scheduler knows of, by type.";
     REJECTED: "unschedulable_pods", Kind::Gauge, ["plugin", "profile"],

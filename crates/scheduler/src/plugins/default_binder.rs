@@ -65,7 +65,12 @@ mod tests {
     fn attempt(pod: &str, code: u16, message: &'static str) -> (Vec<String>, String) {
         let connection = Arc::new(Answering(code, message, Mutex::default()));
         let api = Arc::new(Calls(Client::new(connection.clone(), "test")));
-        let context = BindContext { api, claims: Arc::default(), resource_claims: Arc::default() };
+        let context = BindContext {
+            api,
+            claims: Arc::default(),
+            resource_claims: Arc::default(),
+            metrics: Arc::default(),
+        };
         let plugin = make(&Value::Null).unwrap().bind.unwrap();
         let (info, _) = world("").info(pod);
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

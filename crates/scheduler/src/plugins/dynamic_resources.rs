@@ -2,50 +2,57 @@
 //!
 //! Devices are taken from the ResourceSlices a node reaches. What is chosen is marked in the state when the
 //! node is reserved, and written to the claim before the pod is bound; drivers that want to prepare a device first are
-//! waited for ([`conditions`]). Extended resources are not served from device classes.
+//! waited for ([`conditions`]). Extended resources may be served from device classes, too ([`extended`]).
 
 mod allocate;
+mod binding;
 mod capacity;
 mod conditions;
+pub(crate) mod extended;
 mod pools;
+mod rescue;
+mod score;
 mod search;
 mod selectors;
 #[cfg(test)]
 mod tests;
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use async_trait::async_trait;
-use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ContainerExtendedResourceRequest;
 use k8s_openapi::api::resource::v1 as resource;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::bind::{BindContext, PreBind};
-use crate::framework::{
-    Attempt, Change, Cycle, Plain, Plugin, PostFilter, PreFilter, Prepared, Requeue, Rescue, Reserve, Status,
-};
+use crate::framework::{Change, Cycle, Plain, Plugin, PreFilter, Prepared, Requeue, Reserve, Status};
 use crate::state::objects::{Objects, key};
 use crate::state::selection::NodeSelector;
 use crate::state::{NodeInfo, PodInfo, State};
 
+pub(crate) use binding::delete;
+
 pub const NAME: &str = "DynamicResources";
 
-/// Keeps an allocated claim from being deleted while it is in use.
-const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// So many pods may share a claim.
 const MOST_USERS: usize = 256;
 
 #[derive(Default)]
 struct DynamicResources {
-    /// What is chosen for pods on their way, by UID: each claim as it was and as it will be.
+    /// What is chosen for pods on their way, by UID.
     chosen: Mutex<HashMap<Arc<str>, Chosen>>,
 }
 
 type Claim = Arc<resource::ResourceClaim>;
-type Chosen = Vec<(Claim, Claim)>;
+
+#[derive(Clone, Default)]
+struct Chosen {
+    /// Each claim as it was and as it will be.
+    claims: Vec<(Claim, Claim)>,
+    /// Which requests are for which extended resources.
+    mappings: Vec<ContainerExtendedResourceRequest>,
+}
 
 /// Makes the plugin.
 pub fn make(_: &Value) -> Result<Plugin, String> {
@@ -53,6 +60,7 @@ pub fn make(_: &Value) -> Result<Plugin, String> {
     Ok(Plugin::new(NAME)
         .pre_filter(plugin.clone())
         .post_filter(plugin.clone())
+        .pre_score(plugin.clone())
         .reserve(plugin.clone())
         .pre_bind(plugin.clone())
         .requeue(plugin))
@@ -103,14 +111,14 @@ impl PreFilter for DynamicResources {
     fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> Prepared<'c> {
         let objects = &cycle.state.objects;
         let reject = |words: String| Prepared::Reject(Status::unresolvable(words));
-        if cycle.pod.claims.is_empty() {
-            return Prepared::Skip;
-        }
+        let devices = extended::backed(cycle.pod, objects);
         let claims = match claims_of(cycle.pod, objects) {
-            Ok(claims) if claims.is_empty() => return Prepared::Skip,
+            Ok(claims) if claims.is_empty() && devices.is_empty() => return Prepared::Skip,
             Ok(claims) => claims,
             Err(words) => return reject(words),
         };
+        let left_over = !devices.is_empty() && extended::left_over(cycle.pod, objects).is_some();
+        let none = claims.is_empty();
         let (mut places, mut open) = (Vec::new(), Vec::new());
         for claim in claims {
             match allocation(&claim) {
@@ -121,15 +129,22 @@ impl PreFilter for DynamicResources {
                 None => open.push(claim),
             }
         }
-        let plan = match allocate::Plan::new(&open, objects) {
-            Ok(plan) => plan,
+        let plans = match Plans::new(open, cycle) {
+            Ok(plans) => plans,
             Err(words) => return reject(words),
         };
         Prepared::Filter(Box::new(Plain(move |node: &NodeInfo| {
+            if left_over {
+                return Status::unresolvable("cannot schedule extended resource claim");
+            }
+            let wanted = extended::lacking(&devices, node);
+            if none && wanted.is_empty() {
+                return Status::success();
+            }
             if places.iter().any(|place| !place.matches(node)) {
                 return Status::unresolvable("resourceclaim not available on the node");
             }
-            match plan.fits(node) {
+            match plans.fits(&wanted, node) {
                 Ok(true) => Status::success(),
                 Ok(false) => Status::unresolvable("cannot allocate all claims"),
                 Err(words) => Status::unresolvable(words),
@@ -138,23 +153,62 @@ impl PreFilter for DynamicResources {
     }
 }
 
-impl PostFilter for DynamicResources {
-    fn post_filter(&self, attempt: &mut Attempt<'_, '_>) -> Rescue {
-        let none = attempt.cycle.pod.claims.is_empty();
-        let words = if none { "no new claims to deallocate" } else { "still not schedulable" };
-        Rescue::Nothing { status: Status::unschedulable(words), clear: false }
+type Made<'c> = Result<allocate::Plan<'c>, String>;
+
+/// What is to be allocated, which is not the same on nodes that have other extended resources themselves.
+struct Plans<'c> {
+    open: Vec<Claim>,
+    pod: &'c PodInfo,
+    objects: &'c Objects,
+    without: allocate::Plan<'c>,
+    /// By the resources that are lacking.
+    with: RefCell<HashMap<Vec<Arc<str>>, Made<'c>>>,
+}
+
+impl<'c> Plans<'c> {
+    fn new(open: Vec<Claim>, cycle: &Cycle<'c>) -> Result<Plans<'c>, String> {
+        let (pod, objects) = (&**cycle.pod, &cycle.state.objects);
+        Ok(Plans {
+            without: allocate::Plan::new(&open, objects)?,
+            open,
+            pod,
+            objects,
+            with: RefCell::default(),
+        })
+    }
+
+    fn fits(&self, wanted: &[&extended::Backed], node: &NodeInfo) -> Result<bool, String> {
+        if wanted.is_empty() {
+            return self.without.fits(node);
+        }
+        let names = wanted.iter().map(|(name, _)| name.clone()).collect();
+        let mut with = self.with.borrow_mut();
+        let plan = with.entry(names).or_insert_with(|| {
+            let mut open = self.open.clone();
+            open.push(extended::claim(self.pod, wanted).0);
+            allocate::Plan::new(&open, self.objects)
+        });
+        plan.as_ref().map_err(Clone::clone)?.fits(node)
     }
 }
 
 impl Reserve for DynamicResources {
     fn reserve(&self, state: &mut State, pod: &PodInfo, node: &Arc<str>) -> Status {
-        if pod.claims.is_empty() {
-            return Status::success();
-        }
-        let claims = match claims_of(pod, &state.objects) {
+        let mut claims = match claims_of(pod, &state.objects) {
             Ok(claims) => claims,
             Err(words) => return Status::unresolvable(words),
         };
+        let mut chosen = Chosen::default();
+        let devices = extended::backed(pod, &state.objects);
+        let wanted = state.node_named(node).map(|node| extended::lacking(&devices, node)).unwrap_or_default();
+        if !wanted.is_empty() {
+            let (claim, mappings) = extended::claim(pod, &wanted);
+            claims.push(claim);
+            chosen.mappings = mappings;
+        }
+        if claims.is_empty() {
+            return Status::success();
+        }
         let open: Vec<Claim> = claims.iter().filter(|claim| allocation(claim).is_none()).cloned().collect();
         let plan = match allocate::Plan::new(&open, &state.objects) {
             Ok(plan) => plan,
@@ -166,7 +220,6 @@ impl Reserve for DynamicResources {
             Ok(_) => return Status::unresolvable("cannot allocate all claims"),
             Err(words) => return Status::unresolvable(words),
         };
-        let mut chosen = Vec::new();
         for claim in claims.into_iter().filter(|claim| !is_reserved_for(claim, pod)) {
             let mut promised = (*claim).clone();
             let status = promised.status.get_or_insert_default();
@@ -181,21 +234,25 @@ impl Reserve for DynamicResources {
             });
             let promised = Arc::new(promised);
             state.objects.resource_claims.insert(claim_key(&claim), promised.clone());
-            chosen.push((claim, promised));
+            chosen.claims.push((claim, promised));
         }
-        if !chosen.is_empty() {
+        if !chosen.claims.is_empty() {
             self.chosen.lock().insert(pod.uid.clone(), chosen);
         }
         Status::success()
     }
 
     fn unreserve(&self, state: &mut State, pod: &PodInfo, _: &Arc<str>) {
-        for (was, promised) in self.chosen.lock().remove(&pod.uid).unwrap_or_default() {
-            if let Some(now) = state.objects.resource_claims.get_mut(&claim_key(&was))
+        let claims = &mut state.objects.resource_claims;
+        for (was, promised) in self.chosen.lock().remove(&pod.uid).unwrap_or_default().claims {
+            if let Some(now) = claims.get_mut(&claim_key(&was))
                 && Arc::ptr_eq(now, &promised)
             {
                 *now = was;
             }
+        }
+        if !pod.asking.is_empty() {
+            claims.remove(&extended::unnamed_key(&pod.namespace, &pod.uid));
         }
     }
 }
@@ -203,40 +260,6 @@ impl Reserve for DynamicResources {
 fn claim_key(claim: &resource::ResourceClaim) -> String {
     let meta = &claim.metadata;
     key(meta.namespace.as_deref().unwrap_or_default(), meta.name.as_deref().unwrap_or_default())
-}
-
-#[async_trait]
-impl PreBind for DynamicResources {
-    fn has_work(&self, pod: &PodInfo) -> bool {
-        !pod.claims.is_empty() && self.chosen.lock().contains_key(&pod.uid)
-    }
-
-    async fn pre_bind(&self, context: &BindContext, pod: &PodInfo, _: &str) -> Result<(), String> {
-        let chosen = self.chosen.lock().get(&pod.uid).cloned().unwrap_or_default();
-        for (was, promised) in &chosen {
-            let mut claim = (**promised).clone();
-            let finalizers = claim.metadata.finalizers.get_or_insert_default();
-            if !finalizers.iter().any(|known| known == FINALIZER) {
-                finalizers.push(FINALIZER.to_owned());
-                let marked = context.api.update_resource_claim(&claim).await;
-                let marked =
-                    marked.map_err(|error| format!("add finalizer to claim {}: {error}", claim_key(was)))?;
-                claim.metadata = marked.metadata;
-            }
-            if let Some(allocation) = claim.status.as_mut().and_then(|status| status.allocation.as_mut()) {
-                allocation.allocation_timestamp.get_or_insert_with(|| Time(Timestamp::now()));
-            }
-            let written = context.api.update_resource_claim_status(&claim).await;
-            written.map_err(|error| {
-                format!("add allocation and reservation to claim {}: {error}", claim_key(was))
-            })?;
-        }
-        for (was, promised) in &chosen {
-            conditions::met(context, &claim_key(was), promised).await?;
-        }
-        self.chosen.lock().remove(&pod.uid);
-        Ok(())
-    }
 }
 
 impl Requeue for DynamicResources {
@@ -250,7 +273,8 @@ impl Requeue for DynamicResources {
                 // A claim given back frees devices for all.
                 let freed = pair.old.is_some_and(|old| allocation(old).is_some())
                     && pair.new.is_none_or(|new| allocation(new).is_none());
-                freed || pair.new.is_some_and(own)
+                let made_way = pair.removed().is_some_and(|old| extended::is_of(old, pod));
+                freed || made_way || pair.new.is_some_and(own)
             }
             Change::Pod(pair) => {
                 pair.changed().is_some_and(|(old, new)| new.uid == pod.uid && old.claims != new.claims)

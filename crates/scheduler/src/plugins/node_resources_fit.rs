@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::arguments;
+use super::dynamic_resources::extended::{Backed, backed};
 use crate::framework::{
     Change, Code, Cycle, MAX_SCORE, Plain, Plugin, PreFilter, PreScore, Prepared, Requeue, Score, Scoring,
     Status,
@@ -131,13 +132,14 @@ fn read_shape(points: &[Point]) -> Result<Vec<(i64, i64)>, String> {
 impl PreFilter for Fit {
     fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> Prepared<'c> {
         let wanted = &cycle.pod.requests.exact;
-        Prepared::Filter(Box::new(Plain(move |node: &NodeInfo| self.fits(wanted, node))))
+        let devices = backed(cycle.pod, &cycle.state.objects);
+        Prepared::Filter(Box::new(Plain(move |node: &NodeInfo| self.fits(wanted, &devices, node))))
     }
 }
 
 impl Fit {
-    /// What the node lacks.
-    fn fits(&self, wanted: &Resources, node: &NodeInfo) -> Status {
+    /// What the node lacks, without what `devices` may stand for there.
+    fn fits(&self, wanted: &Resources, devices: &[Backed], node: &NodeInfo) -> Status {
         let mut short = Shortage::default();
         let (has, used) = (&node.allocatable, &node.requested);
         if node.pods.len() as i64 + 1 > has.pods {
@@ -161,6 +163,9 @@ impl Fit {
                 continue;
             }
             let (has, used) = (has.scalar(name), used.scalar(name));
+            if has == 0 && devices.iter().any(|(backed, _)| backed == name) {
+                continue;
+            }
             if lacks(*amount, has, used) {
                 short.add(format!("Insufficient {name}"), *amount > has);
             }
@@ -282,7 +287,7 @@ impl Score for Allocation<'_> {
 }
 
 impl Requeue for Fit {
-    fn helps(&self, pod: &PodInfo, change: &Change<'_>, _: &State) -> bool {
+    fn helps(&self, pod: &PodInfo, change: &Change<'_>, state: &State) -> bool {
         let wanted = &pod.requests.exact;
         match change {
             Change::Node(pair) => {
@@ -293,7 +298,7 @@ impl Requeue for Fit {
                     allocatable: new.allocatable.clone(),
                     ..NodeInfo::named(new.id, new.name.clone())
                 };
-                if !self.fits(wanted, &empty).is_success() {
+                if !self.fits(wanted, &backed(pod, &state.objects), &empty).is_success() {
                     return false;
                 }
                 pair.old.is_none_or(|old| grew(wanted, &old.allocatable, &new.allocatable))
@@ -304,6 +309,8 @@ impl Requeue for Fit {
                 (Some(old), Some(new)) => new.node_name.is_some() && shrank(wanted, old, new),
                 _ => false,
             },
+            // It may stand for something the pod wants.
+            Change::DeviceClass(pair) => pair.new.is_some() && !backed(pod, &state.objects).is_empty(),
             _ => false,
         }
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use reconcile::{Key, Severity, reference};
 use serde_json::json;
@@ -10,8 +11,9 @@ use serde_json::json;
 use super::Hands;
 use crate::bind::{ApiError, Bound};
 use crate::engine::{Action, Binding, Event, Note, Preemption, Setback};
-use crate::framework::{Profile, Status};
+use crate::framework::{Chore, Profile, Status};
 use crate::metrics::stopwatch::Stopwatch;
+use crate::plugins::dynamic_resources;
 use crate::state::PodInfo;
 
 /// How often a call that failed in passing is tried, and how long to wait in between at first.
@@ -24,6 +26,11 @@ impl Hands {
         match action {
             Action::Note(note) => self.tell(note),
             Action::Bind(binding) => self.spawn(|hands| hands.bind_or_return(binding)),
+            Action::Chore(chore) => self.spawn(|hands| async move {
+                if let Err(error) = hands.do_chore(&chore).await {
+                    tracing::warn!(%error, ?chore, "cannot free a resource claim");
+                }
+            }),
             Action::Preempt(preemption) => self.spawn(|hands| hands.preempt(preemption)),
             Action::PatchStatus { namespace, name, patch } => self.spawn(|hands| async move {
                 let patched = hands.retried(|| hands.bind.api.patch_pod_status(&namespace, &name, &patch)).await;
@@ -167,6 +174,17 @@ impl Hands {
             }
         }
         Err(Setback::Error("no bind plugin takes the pod".to_owned()))
+    }
+
+    async fn do_chore(&self, chore: &Chore) -> Result<(), ApiError> {
+        match chore {
+            Chore::Release(claim) => {
+                let status = Some(ResourceClaimStatus::default());
+                let claim = ResourceClaim { status, ..(**claim).clone() };
+                self.bind.api.update_resource_claim_status(&claim).await.map(drop)
+            }
+            Chore::Delete(claim) => dynamic_resources::delete(&*self.bind.api, claim).await,
+        }
     }
 
     /// Takes promises of lower pods back, then removes the victims, all but the last at once.

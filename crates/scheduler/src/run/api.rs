@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::resource::v1 as resource;
-use reconcile::{Client, Delete, Error, Key, Patch};
+use reconcile::{Client, Delete, Error, Key, Object as _, Patch};
 use serde_json::{Value, json};
 
 use crate::bind::{Api, ApiError};
@@ -67,6 +67,19 @@ impl Api for Calls {
         claim: &resource::ResourceClaim,
     ) -> Result<resource::ResourceClaim, ApiError> {
         Ok(self.0.replace_status(claim).await?)
+    }
+
+    async fn create_resource_claim(
+        &self,
+        claim: &resource::ResourceClaim,
+    ) -> Result<resource::ResourceClaim, ApiError> {
+        Ok(self.0.create(claim).await?)
+    }
+
+    async fn delete_resource_claim(&self, claim: &resource::ResourceClaim) -> Result<(), ApiError> {
+        let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+        self.0.delete::<resource::ResourceClaim>(&claim.key(), &Delete::uid(uid)).await?;
+        Ok(())
     }
 
     async fn update_resource_claim(

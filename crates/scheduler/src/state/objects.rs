@@ -55,12 +55,31 @@ pub struct Budget {
     pub disrupted: Vec<String>,
 }
 
+/// Begins the names of resources that mean a device class by its name.
+const BY_CLASS: &str = "deviceclass.resource.kubernetes.io/";
+
 /// `namespace/name`.
 pub fn key(namespace: &str, name: &str) -> String {
     format!("{namespace}/{name}")
 }
 
 impl Objects {
+    /// The device class that stands for an extended resource: the youngest, if several do.
+    pub fn class_for(&self, resource: &str) -> Option<&Arc<resource::DeviceClass>> {
+        if let Some(name) = resource.strip_prefix(BY_CLASS) {
+            return self.device_classes.get(name);
+        }
+        let named = |class: &&Arc<resource::DeviceClass>| {
+            class.spec.extended_resource_name.as_deref() == Some(resource)
+        };
+        let age =
+            |class: &resource::DeviceClass| class.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        self.device_classes
+            .values()
+            .filter(named)
+            .max_by(|a, b| age(a).cmp(&age(b)).then_with(|| b.metadata.name.cmp(&a.metadata.name)))
+    }
+
     /// A namespace came or changed (with labels) or went.
     pub fn set_namespace(&mut self, name: &str, labels: Option<Labels>) {
         match labels {

@@ -52,9 +52,21 @@ pub struct PodInfo {
     pub broken: Option<Box<str>>,
     pub volumes: Box<[Volume]>,
     pub claims: Box<[ResourceClaimRef]>,
+    /// What its containers ask for, init containers first; only of pods that ask for resources counted by name.
+    pub asking: Box<[Asking]>,
     pub gates: Box<[Arc<str>]>,
     /// The controller that owns the pod.
     pub owner: Option<Owner>,
+}
+
+/// What a container asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asking {
+    pub name: Arc<str>,
+    /// Ends before the next one begins.
+    pub brief: bool,
+    /// By name.
+    pub requests: Box<[(Arc<str>, i64)]>,
 }
 
 /// A port of the host that a pod takes.
@@ -197,6 +209,7 @@ impl PodInfo {
             Box::default()
         });
         let phase = status.and_then(|status| status.phase.as_deref());
+        let requests = Requests::of(pod, strings);
         PodInfo {
             uid: meta.uid.as_deref().unwrap_or_default().into(),
             name: meta.name.as_deref().unwrap_or_default().into(),
@@ -210,7 +223,8 @@ impl PodInfo {
             finished: matches!(phase, Some("Succeeded" | "Failed")),
             started: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
             preempted: is_preempted(status),
-            requests: Requests::of(pod, strings),
+            asking: if requests.exact.scalar.is_empty() { Box::default() } else { asking(spec, strings) },
+            requests,
             tolerations: spec.tolerations.iter().flatten().filter_map(Toleration::read).collect(),
             nodes: NodeSelection::of(spec),
             ports: ports(spec, strings),
@@ -441,6 +455,25 @@ fn claims(
         }
     };
     spec.resource_claims.iter().flatten().map(&mut read).collect()
+}
+
+fn asking(spec: &core::PodSpec, strings: &mut Strings) -> Box<[Asking]> {
+    let before = spec.init_containers.iter().flatten().map(|container| (container, true));
+    let all = before.chain(spec.containers.iter().map(|container| (container, false)));
+    all.map(|(container, init)| {
+        let requests = container.resources.as_ref().and_then(|resources| resources.requests.as_ref());
+        let amount = |text: &str| schema::quantity::Quantity::parse(text).map_or(0, |amount| amount.value());
+        Asking {
+            name: container.name.as_str().into(),
+            brief: init && container.restart_policy.as_deref() != Some("Always"),
+            requests: requests
+                .into_iter()
+                .flatten()
+                .map(|(name, text)| (strings.share(name), amount(&text.0)))
+                .collect(),
+        }
+    })
+    .collect()
 }
 
 fn owner(pod: &core::Pod, strings: &mut Strings) -> Option<Owner> {

@@ -1,9 +1,14 @@
 use std::sync::Arc;
 
+use bytes::Bytes;
+use client::{Client, Connection, Error, Feed};
 use expect_test::{Expect, expect};
+use http::{Request, Response};
 use k8s_openapi::api::resource::v1 as resource;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
+use crate::bind::BindContext;
 use crate::testing::{World, world};
 
 const CLUSTER: &str = r#"
@@ -285,4 +290,194 @@ fn drivers_are_told_what_classes_and_claims_say() {
         {"opaque":{"driver":"d","parameters":{"to":"all"}},"source":"FromClaim"}
         {"opaque":{"driver":"d","parameters":{"to":"t"}},"requests":["s/t"],"source":"FromClaim"}"#]]
     .assert_eq(&said.join("\n"));
+}
+
+/// A class that stands for a resource, devices for it on one node, and a node that has the resource itself.
+const BACKED: &str = r#"
+    node devices
+    node itself example.com/gpu=2
+    node neither
+    {"kind":"DeviceClass","metadata":{"name":"gpu"},"spec":{"extendedResourceName":"example.com/gpu"}}
+    {"kind":"ResourceSlice","metadata":{"name":"s1"},"spec":{"driver":"d","nodeName":"devices","pool":{"name":"a","generation":1,"resourceSliceCount":1},"devices":[{"name":"g0"},{"name":"g1"}]}}"#;
+
+#[test]
+fn classes_stand_for_extended_resources() {
+    let plugin = super::make(&Value::Null).unwrap();
+    let fit = crate::plugins::node_resources_fit::make(&Value::Null).unwrap();
+    // What the devices must do for is none of NodeResourcesFit's business, except where a node has the resource.
+    expect![[r#"
+        devices: ok
+        itself: never, Insufficient example.com/gpu
+        neither: ok
+    "#]]
+    .assert_eq(&world(BACKED).filter(&fit, "pod p example.com/gpu=3"));
+    expect![[r#"
+        devices: never, cannot allocate all claims
+        itself: ok
+        neither: never, cannot allocate all claims
+    "#]]
+    .assert_eq(&world(BACKED).filter(&plugin, "pod p example.com/gpu=3"));
+    expect![[r#"
+        devices: ok
+        itself: never, cannot allocate all claims
+        neither: never, cannot allocate all claims
+    "#]]
+    .assert_eq(&world(BACKED).filter(&plugin, "pod p deviceclass.resource.kubernetes.io/gpu=2"));
+    expect!["skip\n"].assert_eq(&world(BACKED).filter(&plugin, "pod p example.com/other=1"));
+}
+
+#[test]
+fn devices_for_extended_resources_are_given_once() {
+    let plugin = super::make(&Value::Null).unwrap();
+    let reserve = plugin.reserve.as_ref().unwrap();
+    let mut world = world(BACKED);
+    let node: Arc<str> = "devices".into();
+    let (first, _) = world.info("pod p example.com/gpu=2");
+    assert!(reserve.reserve(&mut world.state, &first, &node).is_success());
+    expect![[r#"
+        devices: never, cannot allocate all claims
+        itself: ok
+        neither: never, cannot allocate all claims
+    "#]]
+    .assert_eq(&world.filter(&plugin, "pod q example.com/gpu=1"));
+    reserve.unreserve(&mut world.state, &first, &node);
+    assert!(world.state.objects.resource_claims.is_empty());
+    // A claim that was made for the pod before it was turned away must go first.
+    world.add(
+        r#"{"kind":"ResourceClaim","metadata":{"name":"p-extended-resources-x","namespace":"default","annotations":{"resource.kubernetes.io/extended-resource-claim":"true"},"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"p","uid":"uid-p","controller":true}]},"spec":{}}"#,
+    );
+    expect![[r#"
+        devices: never, cannot schedule extended resource claim
+        itself: never, cannot schedule extended resource claim
+        neither: never, cannot schedule extended resource claim
+    "#]]
+    .assert_eq(&world.filter(&plugin, "pod p example.com/gpu=1"));
+    expect!["0/3 nodes are available: 3 cannot schedule extended resource claim. deletion of ResourceClaim completed, preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.\n"]
+        .assert_eq(&world.attempt(&crate::testing::default_profile(), "pod p example.com/gpu=1"));
+}
+
+/// Answers like a server that takes everything, and remembers what it was asked.
+struct Taking(Mutex<Vec<String>>);
+
+#[async_trait::async_trait]
+impl Connection for Taking {
+    async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Error> {
+        let mut body: Value = serde_json::from_slice(request.body()).expect("JSON");
+        let shown = match request.method().as_str() {
+            "PATCH" => body["status"]["extendedResourceClaimStatus"].clone(),
+            _ => json!([
+                body["metadata"]["name"],
+                body["metadata"]["generateName"],
+                body["metadata"]["finalizers"],
+                body["status"]["reservedFor"][0]["uid"],
+                body["status"]["allocation"]["devices"]["results"][0]["device"]
+            ]),
+        };
+        self.0.lock().push(format!("{} {} {shown}", request.method(), request.uri().path()));
+        if body["metadata"]["name"].is_null() {
+            body["metadata"]["name"] = "p-extended-resources-x7z9q".into();
+        }
+        Ok(Response::new(Bytes::from(body.to_string())))
+    }
+
+    async fn follow(&self, _: &str) -> Result<Box<dyn Feed>, Error> {
+        unreachable!("nothing is followed here")
+    }
+
+    fn acting_as(&self, _: &str) -> Option<Arc<dyn Connection>> {
+        None
+    }
+}
+
+#[test]
+fn the_claim_for_extended_resources_is_made_and_told() {
+    let plugin = super::make(&Value::Null).unwrap();
+    let mut world = world(BACKED);
+    let node: Arc<str> = "devices".into();
+    let (pod, _) = world.info("pod p example.com/gpu=1");
+    assert!(plugin.reserve.as_ref().unwrap().reserve(&mut world.state, &pod, &node).is_success());
+    let connection = Arc::new(Taking(Mutex::default()));
+    let api = Arc::new(crate::run::Calls(Client::new(connection.clone(), "test")));
+    let context =
+        BindContext { api, claims: Arc::default(), resource_claims: Arc::default(), metrics: Arc::default() };
+    let pre_bind = plugin.pre_bind.unwrap();
+    assert!(pre_bind.has_work(&pod));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(pre_bind.pre_bind(&context, &pod, "devices")).unwrap();
+    expect![[r#"
+        POST /apis/resource.k8s.io/v1/namespaces/default/resourceclaims [null,"p-extended-resources-",["resource.kubernetes.io/delete-protection"],null,null]
+        PUT /apis/resource.k8s.io/v1/namespaces/default/resourceclaims/p-extended-resources-x7z9q/status ["p-extended-resources-x7z9q","p-extended-resources-",["resource.kubernetes.io/delete-protection"],"uid-p","g0"]
+        PATCH /api/v1/namespaces/default/pods/p/status {"requestMappings":[{"containerName":"c","requestName":"container-0-request-0","resourceName":"example.com/gpu"}],"resourceClaimName":"p-extended-resources-x7z9q"}
+    "#]]
+    .assert_eq(&(connection.0.lock().join("\n") + "\n"));
+}
+
+/// One that ends early has the devices of those that begin later, and shares what it needs beyond with others like it.
+#[test]
+fn containers_share_devices_in_turn() {
+    let container = |name: &str, count: u32| json!({"name": name, "resources": {"requests": {"cpu": "1", "e.com/g": count.to_string()}}});
+    let mut sidecar = container("side", 1);
+    sidecar["restartPolicy"] = "Always".into();
+    let spec = json!({
+        "initContainers": [container("early", 5), sidecar, container("late", 3), container("least", 1)],
+        "containers": [container("main", 1), container("none", 0)],
+    });
+    let (info, _) = world("").info(&format!(r#"pod p {{"spec":{spec}}}"#));
+    let (claim, mappings) = super::extended::claim(&info, &[&("e.com/g".into(), "gpu".to_owned())]);
+    let requests = claim.spec.devices.as_ref().unwrap().requests.as_ref().unwrap();
+    let asked: Vec<(&str, Option<i64>)> =
+        requests.iter().map(|one| (&*one.name, one.exactly.as_ref().unwrap().count)).collect();
+    // The first lacks three beyond what the sidecar and the main container have; the other two are enough with that.
+    assert_eq!(
+        asked,
+        [
+            ("container-0-request-1", Some(3)),
+            ("container-1-request-1", Some(1)),
+            ("container-4-request-1", Some(1))
+        ]
+    );
+    let mapped: Vec<String> =
+        mappings.iter().map(|one| format!("{} {}", one.container_name, one.request_name)).collect();
+    assert_eq!(
+        mapped,
+        [
+            "side container-1-request-1",
+            "main container-4-request-1",
+            "early container-1-request-1",
+            "early container-4-request-1",
+            "early container-0-request-1",
+            "late container-4-request-1",
+            "late container-0-request-1",
+            "least container-4-request-1",
+        ]
+    );
+}
+
+#[test]
+fn what_is_rather_wanted_scores_higher() {
+    let plugin = super::make(&Value::Null).unwrap();
+    let wish = |name: &str, class: &str| json!({"name": name, "deviceClassName": class});
+    let claim = json!({"kind": "ResourceClaim", "metadata": {"name": "c", "namespace": "default"}, "spec": {"devices": {"requests": [
+        {"name": "r", "firstAvailable": [wish("big", "picky"), wish("any", "gpu")]},
+    ]}}});
+    let mut world = world(CLUSTER);
+    world.add(&claim.to_string());
+    // Only b has a big one; the second wish is worth seven of eight.
+    expect![[r#"
+        a: 7 -> 87
+        b: 8 -> 100
+    "#]]
+    .assert_eq(&world.score(&plugin, &pod("p", "c")));
+    expect!["skip\n"].assert_eq(&world.score(&plugin, &pod("p", "one")));
+}
+
+#[test]
+fn a_claim_nobody_uses_is_given_back() {
+    let profile = crate::testing::default_profile();
+    let mut world = world(CLUSTER);
+    world.add("pod full on=b cpu=4");
+    expect![[r#"
+        0/2 nodes are available: 1 Insufficient cpu, 1 resourceclaim not available on the node. deallocation of ResourceClaim completed, preemption: 0/2 nodes are available: 1 No preemption victims found for incoming pod, 1 Preemption is not helpful for scheduling.
+    "#]]
+    .assert_eq(&world.attempt(&profile, &pod("p", "has").replace("pod p", "pod p cpu=1")));
 }
