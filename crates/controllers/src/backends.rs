@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, Service, ServicePort, ServiceSpec};
+use k8s_openapi::api::core::v1::{ObjectReference, Pod, Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use parking_lot::Mutex;
 use reconcile::{Cache, Changed, Key, Object};
@@ -27,6 +27,18 @@ pub fn selects<'a>(service: &Service, label: impl Fn(&str) -> Option<&'a str>) -
     selecting(service)
         .and_then(|spec| spec.selector.as_ref())
         .is_some_and(|selector| selector.iter().all(|(name, value)| label(name) == Some(value)))
+}
+
+/// A pod as the objects that list it name it.
+pub fn reference(pod: &Pod) -> ObjectReference {
+    let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    ObjectReference {
+        kind: Some("Pod".into()),
+        namespace: some(pod.namespace()),
+        name: some(pod.name()),
+        uid: some(pod.uid()),
+        ..ObjectReference::default()
+    }
 }
 
 /// The Services a pod stands behind, before and after a change that concerns them.

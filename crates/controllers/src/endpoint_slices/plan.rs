@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod, Service, ServiceSpec};
+use k8s_openapi::api::core::v1::{Node, Pod, Service, ServiceSpec};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use reconcile::Object;
@@ -190,13 +190,7 @@ fn endpoint(
             serving: Some(serving),
             terminating: Some(terminating),
         }),
-        target_ref: Some(ObjectReference {
-            kind: Some("Pod".into()),
-            namespace: some(pod.namespace()),
-            name: some(pod.name()),
-            uid: some(pod.uid()),
-            ..ObjectReference::default()
-        }),
+        target_ref: Some(backends::reference(pod)),
         node_name: some(pod::node(pod)),
         zone: node.and_then(|node| node.label(ZONE)).and_then(some),
         hostname: backends::hostname(pod, service).cloned(),

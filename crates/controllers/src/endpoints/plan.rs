@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
-    EndpointAddress, EndpointPort, EndpointSubset, Endpoints, ObjectReference, Pod, Service, ServiceSpec,
+    EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Pod, Service, ServiceSpec,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use reconcile::Object;
@@ -106,13 +106,7 @@ fn address(service: &Service, spec: &ServiceSpec, pod: &Pod) -> Option<EndpointA
         ip: backends::addresses(pod, v6).into_iter().next()?,
         node_name: some(pod::node(pod)),
         hostname: backends::hostname(pod, service).cloned(),
-        target_ref: Some(ObjectReference {
-            kind: Some("Pod".into()),
-            namespace: some(pod.namespace()),
-            name: some(pod.name()),
-            uid: some(pod.uid()),
-            ..ObjectReference::default()
-        }),
+        target_ref: Some(backends::reference(pod)),
     })
 }
 

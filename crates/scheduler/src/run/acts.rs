@@ -11,8 +11,7 @@ use serde_json::json;
 use super::Hands;
 use crate::bind::{ApiError, Bound};
 use crate::engine::{Action, Binding, Event, Note, Preemption, Setback};
-use crate::framework::{Chore, Profile, Status};
-use crate::metrics::stopwatch::Stopwatch;
+use crate::framework::{Chore, Status};
 use crate::plugins::dynamic_resources;
 use crate::state::PodInfo;
 
@@ -123,48 +122,36 @@ impl Hands {
             self.metrics.waited(if allowed.is_ok() { "Success" } else { "Unschedulable" }, begun.elapsed());
             allowed.map_err(|words| Setback::Rejected(Status::unschedulable(words).by(plugin)))?;
         }
-        let (profile, watch) = (binding.profile.clone(), &binding.watch);
+        let profile = binding.profile.scheduler_name.clone();
         let timed = |point: &'static str, begun: Instant, done: Result<(), Setback>| {
             let status = if done.is_ok() { "Success" } else { "Error" };
-            self.metrics.ran(&profile.scheduler_name, (point, status, begun.elapsed()));
+            self.metrics.ran(&profile, (point, status, begun.elapsed()));
             done
         };
         let begun = Instant::now();
-        timed("PreBind", begun, self.pre_bind(&profile, &info, &node, watch).await)?;
+        timed("PreBind", begun, self.pre_bind(binding).await)?;
         let begun = Instant::now();
-        timed("Bind", begun, self.bind_by_plugin(&profile, &info, &node, watch).await)
+        timed("Bind", begun, self.bind_by_plugin(binding).await)
     }
 
-    async fn pre_bind(
-        &self,
-        profile: &Profile,
-        info: &PodInfo,
-        node: &str,
-        watch: &Stopwatch,
-    ) -> Result<(), Setback> {
-        for (name, plugin) in &profile.pre_bind {
+    async fn pre_bind(&self, binding: &mut Binding) -> Result<(), Setback> {
+        for (name, plugin) in &binding.profile.pre_bind {
             let begun = Instant::now();
-            let done = plugin.pre_bind(&self.bind, info, node).await;
-            watch.note(name, "PreBind", done.is_ok(), begun.elapsed());
+            let done = plugin.pre_bind(&self.bind, &binding.info, &binding.node).await;
+            binding.watch.note(name, "PreBind", done.is_ok(), begun.elapsed());
             done.map_err(|words| Setback::Error(format!("running PreBind plugin {name:?}: {words}")))?;
         }
         Ok(())
     }
 
-    async fn bind_by_plugin(
-        &self,
-        profile: &Profile,
-        info: &PodInfo,
-        node: &str,
-        watch: &Stopwatch,
-    ) -> Result<(), Setback> {
-        if let Some(bound) = self.extenders.bind(info, node).await {
+    async fn bind_by_plugin(&self, binding: &mut Binding) -> Result<(), Setback> {
+        if let Some(bound) = self.extenders.bind(&binding.info, &binding.node).await {
             return bound.map_err(Setback::Error);
         }
-        for (name, plugin) in &profile.bind {
+        for (name, plugin) in &binding.profile.bind {
             let begun = Instant::now();
-            let bound = plugin.bind(&self.bind, info, node).await;
-            watch.note(name, "Bind", !matches!(bound, Bound::Failed(_)), begun.elapsed());
+            let bound = plugin.bind(&self.bind, &binding.info, &binding.node).await;
+            binding.watch.note(name, "Bind", !matches!(bound, Bound::Failed(_)), begun.elapsed());
             match bound {
                 Bound::Yes => return Ok(()),
                 Bound::Skip => {}

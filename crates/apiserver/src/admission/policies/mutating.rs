@@ -112,14 +112,7 @@ fn gather<'a>(
         Err(why) => return wrong(None, &why),
     };
     for binding in &hook.bindings {
-        let concerned = match &binding.scope {
-            Some(scope) => matching::matched(server, scope, request, object).map(|row| row.is_some()),
-            None => Ok(true),
-        };
-        let found = concerned.and_then(|concerned| match concerned {
-            true => params::params(server, policy, binding, request),
-            false => Ok(Vec::new()),
-        });
+        let found = params::concerned(server, policy, binding, request, object);
         match found {
             Ok(found) => invocations.extend(found.into_iter().map(|params| Invocation {
                 policy,

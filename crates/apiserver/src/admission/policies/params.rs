@@ -4,14 +4,31 @@ use api::Resource;
 use serde_json::Value;
 
 use super::config::{Binding, Policy};
+use super::matching;
 use crate::admission::Request;
 use crate::codec;
 use crate::object::Object;
 use crate::request::Target;
 use crate::server::Server;
 
+/// Those of a binding that has something to say about the request; without any where it has not.
+pub fn concerned(
+    server: &Server,
+    policy: &Policy,
+    binding: &Binding,
+    request: &Request<'_>,
+    object: &Value,
+) -> Result<Vec<Value>, String> {
+    if let Some(scope) = &binding.scope
+        && matching::matched(server, scope, request, object)?.is_none()
+    {
+        return Ok(Vec::new());
+    }
+    params(server, policy, binding, request)
+}
+
 /// Once for each object found, or once without any where none is asked for.
-pub fn params(
+fn params(
     server: &Server,
     policy: &Policy,
     binding: &Binding,

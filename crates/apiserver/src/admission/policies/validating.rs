@@ -101,14 +101,7 @@ fn judge(
     };
     let mut annotations: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for binding in &hook.bindings {
-        let concerned = match &binding.scope {
-            Some(scope) => matching::matched(server, scope, request, object).map(|row| row.is_some()),
-            None => Ok(true),
-        };
-        let found = concerned.and_then(|concerned| match concerned {
-            true => params::params(server, policy, binding, request),
-            false => Ok(Vec::new()),
-        });
+        let found = params::concerned(server, policy, binding, request, object);
         let found = match found {
             Ok(found) => found,
             Err(why) => {
