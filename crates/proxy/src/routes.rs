@@ -1,6 +1,7 @@
 //! The way to pods on other nodes: their networks lie behind the nodes' addresses. Nodes that share a link with this one
 //! are sent packets as they are, the others inside packets of VXLAN ([`overlay`]).
 
+mod news;
 mod overlay;
 pub mod plan;
 pub mod trial;
@@ -17,6 +18,7 @@ use reconcile::{Ctx, Object as _};
 use sys::netlink::Netlink;
 use tokio::sync::Notify;
 
+pub use news::News;
 pub use overlay::LINKS as OVERLAYS;
 
 /// What our routes are known by, among those of others in the kernel's table.
@@ -38,6 +40,7 @@ pub async fn run(ctx: Ctx, node: String) {
     let mut shutdown = ctx.shutdown.clone();
     let work = async {
         ctx.caches.nodes().filled().await;
+        let kernel = News::open();
         loop {
             let nodes = ctx.caches.nodes().all();
             let wanted = plan::plan(nodes.iter().map(Arc::as_ref), &node);
@@ -46,10 +49,17 @@ pub async fn run(ctx: Ctx, node: String) {
             let addresses = own.map(|own| plan::addresses(own)).unwrap_or_default();
             let work = move || bring_about(&wanted, &nets, &addresses);
             let outcome = tokio::task::spawn_blocking(work).await;
-            if outcome.is_ok_and(|done| done) {
-                news.notified().await;
-            } else {
-                let _ = tokio::time::timeout(PAUSE, news.notified()).await;
+            let again = async {
+                match outcome.is_ok_and(|done| done) {
+                    true => std::future::pending().await,
+                    false => tokio::time::sleep(PAUSE).await,
+                }
+            };
+            // What we have just changed ourselves is heard as well, and found to be right.
+            tokio::select! {
+                () = news.notified() => {}
+                () = kernel.changed() => {}
+                () = again => {}
             }
         }
     };

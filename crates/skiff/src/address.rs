@@ -6,15 +6,13 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use sys::netlink::{self, Netlink};
-use tokio::net::UnixDatagram;
+use proxy::routes::News;
+use sys::netlink::Netlink;
 use tokio::sync::watch;
 
 /// Where this machine is reached; whoever has it is told of changes.
 pub type Address = watch::Receiver<Option<IpAddr>>;
 
-/// Addresses do not come alone: routes follow.
-const GATHER: Duration = Duration::from_millis(500);
 /// How long to wait until looking again where there is no address, or the kernel does not tell of them.
 const PAUSE: Duration = Duration::from_secs(10);
 /// Somewhere else in the world. Nothing is ever sent there.
@@ -58,12 +56,7 @@ pub fn follow<Finding: Future<Output = Option<IpAddr>> + Send>(
 ) -> Address {
     let (tell, address) = watch::channel(now);
     tokio::spawn(async move {
-        // A socket of datagrams like any other, as far as reading from it goes.
-        let news =
-            netlink::news().map(std::os::unix::net::UnixDatagram::from).and_then(UnixDatagram::from_std);
-        if let Err(error) = &news {
-            tracing::debug!(%error, "the kernel does not tell of addresses");
-        }
+        let news = News::open();
         loop {
             let before = *tell.borrow();
             if before.is_none_or(is_gone)
@@ -74,24 +67,15 @@ pub fn follow<Finding: Future<Output = Option<IpAddr>> + Send>(
                 tell.send_replace(Some(found));
             }
             // Nothing is looked at again without news, unless the kernel tells none or was asked a moment too early.
-            let again = news.is_err() || tell.borrow().is_none_or(is_gone);
+            let again = news.is_deaf() || tell.borrow().is_none_or(is_gone);
             tokio::select! {
-                () = wait(news.as_ref().ok()) => tokio::time::sleep(GATHER).await,
+                () = news.changed() => {}
                 () = tokio::time::sleep(PAUSE), if again => {}
                 () = tell.closed() => return,
             }
         }
     });
     address
-}
-
-/// Waits until the kernel tells of something; takes all of it.
-async fn wait(news: Option<&UnixDatagram>) {
-    let Some(news) = news else { return std::future::pending().await };
-    let mut buffer = [0; 8192];
-    // Too much for the socket to hold is news as well, and an error.
-    let _ = news.recv(&mut buffer).await;
-    while news.try_recv(&mut buffer).is_ok() {}
 }
 
 /// Whether this machine does not have an address any more.

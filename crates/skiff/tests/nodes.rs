@@ -443,6 +443,23 @@ fn cut_off(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     cluster.until("what was missed is caught up with", || {
         cluster.kubectl(&["get", "pod", "late", "-o", "jsonpath={.status.phase}"]).1 == "Running"
     });
+    // Somebody sets up the node's network anew, which takes all routes with it.
+    let processes = std::fs::read_to_string(cluster.data().join("processes")).expect("processes");
+    let third = processes.lines().nth(3).expect("the third node");
+    let script = "gateway=$(ip route show default | awk '{print $3}'); ip link set eth0 down; ip link set eth0 up; \
+                  ip route replace default via $gateway; ! ip route show | grep -q '^10[.]42.* via '";
+    let flapped = Command::new("nsenter")
+        .arg(format!("--net=/proc/{third}/ns/net"))
+        .args(["sh", "-ec", script])
+        .status();
+    assert!(flapped.is_ok_and(|status| status.success()), "routes were there all the time");
+    let (far, _) = &pods["node-3"];
+    for (node, (_, address)) in pods {
+        cluster.until("routes are back", || {
+            cluster.kubectl(&["exec", far, "--", "sh", "-c", &http(address, 8080).replace("-w 5", "-w 1")]).1
+                == format!("{node}\n")
+        });
+    }
 }
 
 /// A node is given another address: it tells the others, and its pods are reached there.
