@@ -62,8 +62,9 @@ use observed::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID};
 
 /// The reason of pods that are put out.
 const EVICTED: &str = "Evicted";
-/// Pods looked after at once; most of the time is spent waiting for the runtime.
-const WORKERS: usize = 32;
+/// Pods looked after at once. More than any node has: some take minutes to end or to get their images, and nobody else is
+/// to wait for that.
+const WORKERS: usize = 1024;
 /// Between two tries to do something with the runtime.
 const RELIST: Duration = Duration::from_secs(1);
 /// Changes seldom come alone; this is how long one waits for the next.
@@ -175,7 +176,8 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
     let at_work = node.clone();
     let reconcile = move |key: Key| {
         let node = at_work.clone();
-        async move { worker::reconcile(&node, &key).await }
+        // In a box, so that those who have nothing to do take no room.
+        async move { Box::pin(worker::reconcile(&node, &key)).await }
     };
     let ctx = node.ctx.clone();
     tokio::select! {

@@ -211,6 +211,36 @@ fn rollouts_outlive_the_server() {
     cluster.until("their cgroups are gone", || !uids.split_whitespace().any(left));
 }
 
+/// Pods that take their time to end, more than a machine has hands: others begin meanwhile.
+#[test]
+fn slow_ends_keep_nobody_waiting() {
+    let Some(cluster) = start() else { return };
+    let deployment = serde_json::json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "slow"},
+        "spec": {
+            "replicas": 40, "selector": {"matchLabels": {"app": "slow"}},
+            "template": {
+                "metadata": {"labels": {"app": "slow"}},
+                "spec": {
+                    "terminationGracePeriodSeconds": 600,
+                    "containers": [{"name": "main", "image": "busybox:1.36", "command": ["sleep", "1000000"]}],
+                },
+            },
+        },
+    });
+    cluster.server.kubectl_with(&["apply", "-f", "-"], &deployment.to_string()).ok();
+    cluster.server.kubectl(&["rollout", "status", "deployment/slow", "--timeout=180s"]).ok();
+    // As the first process of its container it does not hear of the signal.
+    cluster.server.kubectl(&["delete", "deployment", "slow"]).ok();
+    let ending = || cluster.server.kubectl(&["get", "pods"]).ok().matches("Terminating").count();
+    cluster.until("all are about to end", || ending() == 40);
+    cluster.run("next", "sleep 1000");
+    cluster.wait("next", "condition=Ready");
+    assert_eq!(ending(), 40);
+    cluster.server.kubectl(&["delete", "pods", "--all", "--force", "--grace-period=0"]).ok();
+    cluster.until("nothing is left", || cluster.traces().values().all(|count| *count == 0));
+}
+
 /// A disk for logs with no room left: what runs goes on, what ends ends as it did, and others can begin.
 #[test]
 fn a_full_disk_of_logs_stops_nobody() {
