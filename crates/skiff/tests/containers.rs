@@ -4,12 +4,10 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Stdio;
 
-use testkit::{Network, Server};
+use testkit::{Background, Network, Server};
 
-const DEADLINE: Duration = Duration::from_secs(60);
 const IMAGE: &str = "docker.io/library/busybox:1.36";
 
 struct Cluster {
@@ -19,9 +17,7 @@ struct Cluster {
 }
 
 fn start() -> Option<Cluster> {
-    let busybox = std::path::Path::new("/bin/busybox").exists();
-    if !testkit::has_kubectl() || !busybox || !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: needs root, kubectl and busybox-static");
+    if !testkit::can_have_pods(&["busybox"]) {
         return None;
     }
     let dir = tempfile::tempdir().expect("a directory");
@@ -36,57 +32,11 @@ fn start() -> Option<Cluster> {
     );
     let listed = cluster.server.skiff(&["image", "ls", "--data-dir", &data]).ok();
     assert!(listed.contains(IMAGE), "{listed}");
-    cluster.until("the default service account", || {
-        cluster.server.kubectl(&["get", "serviceaccount", "default"]).code == 0
-    });
+    cluster.server.until_pods_can_be_made();
     Some(cluster)
 }
 
 impl Cluster {
-    #[track_caller]
-    fn until(&self, what: &str, mut look: impl FnMut() -> bool) {
-        let begun = Instant::now();
-        while !look() {
-            if begun.elapsed() > DEADLINE {
-                let pods = self.server.kubectl(&["get", "pods,events,nodes", "-A", "-o", "wide"]).stdout;
-                panic!("not in time: {what}\n{pods}\n{}", self.server.log());
-            }
-            std::thread::yield_now();
-        }
-    }
-
-    #[track_caller]
-    fn run(&self, name: &str, script: &str) {
-        let pod = serde_json::json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
-            "spec": {
-                "restartPolicy": "Never", "terminationGracePeriodSeconds": 1,
-                "containers": [{"name": "main", "image": "busybox:1.36", "stdin": name == "reader", "command": ["sh", "-c", script]}]
-            }
-        });
-        self.server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
-    }
-
-    #[track_caller]
-    fn wait(&self, name: &str, condition: &str) {
-        let waited = self.server.kubectl(&[
-            "wait",
-            &format!("pod/{name}"),
-            &format!("--for={condition}"),
-            "--timeout=60s",
-        ]);
-        if waited.code != 0 {
-            let described = self.server.kubectl(&["describe", "pod", name]).stdout;
-            panic!("{}\n{described}\n{}", waited.stderr, self.server.log());
-        }
-    }
-
-    fn background(&self, arguments: &[&str]) -> Background {
-        let mut command = self.server.command("kubectl");
-        command.args(arguments).env("KUBECONFIG", self.server.kubeconfig()).env("HOME", self.dir.path());
-        Background(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("kubectl"))
-    }
-
     /// The processes pods live in, with their command lines.
     fn supervisors(&self) -> impl Iterator<Item = (u32, String)> {
         let mark = format!(" supervise {}", self.server.data_dir().display());
@@ -111,35 +61,20 @@ impl Cluster {
     }
 }
 
-struct Background(Child);
-
-impl Background {
-    fn lines(&mut self) -> impl Iterator<Item = String> + use<> {
-        BufReader::new(self.0.stdout.take().expect("a pipe")).lines().map_while(Result::ok)
-    }
-}
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn pods_live_and_die_by_kubectl_alone() {
     let Some(mut cluster) = start() else { return };
-    cluster.run("talker", "echo one; echo two; exit 3");
-    cluster.run("web", "exec nc -ll -p 8080 -e echo hello from web");
-    cluster.run("ticker", "while true; do echo tick; sleep 0.1; done");
-    cluster.run("reader", "while read line; do echo read $line; done");
-    cluster.wait("talker", "jsonpath={.status.phase}=Failed");
+    cluster.server.run_pod("talker", "echo one; echo two; exit 3", "Never");
+    cluster.server.run_pod("web", "exec nc -ll -p 8080 -e echo hello from web", "Never");
+    cluster.server.run_pod("ticker", "while true; do echo tick; sleep 0.1; done", "Never");
+    cluster.server.run_pod("reader", "while read line; do echo read $line; done", "Never");
+    cluster.server.wait_for_pod("talker", "jsonpath={.status.phase}=Failed");
     let server = &cluster.server;
     assert_eq!(server.kubectl(&["logs", "talker"]).ok(), "one\ntwo\n");
     let code = "jsonpath={.status.containerStatuses[0].state.terminated.exitCode}";
     assert_eq!(server.kubectl(&["get", "pod", "talker", "-o", code]).ok(), "3");
     for name in ["web", "ticker", "reader"] {
-        cluster.wait(name, "condition=Ready");
+        cluster.server.wait_for_pod(name, "condition=Ready");
     }
     exec(&cluster);
     exec_with_a_terminal(&cluster);
@@ -153,15 +88,15 @@ fn pods_live_and_die_by_kubectl_alone() {
     images(&cluster);
     restart(&mut cluster);
     cluster.server.kubectl(&["delete", "pods", "--all", "--wait"]).ok();
-    cluster.until("nothing is left", || cluster.traces().values().all(|count| *count == 0));
+    cluster.server.until("nothing is left", || cluster.traces().values().all(|count| *count == 0));
 }
 
 /// A server that is killed in the middle of one rollout after the other: no container notices, and nothing is left.
 #[test]
 fn rollouts_outlive_the_server() {
     let Some(mut cluster) = start() else { return };
-    cluster.run("bystander", "sleep 1000000");
-    cluster.wait("bystander", "condition=Ready");
+    cluster.server.run_pod("bystander", "sleep 1000000", "Never");
+    cluster.server.wait_for_pod("bystander", "condition=Ready");
     let id = ["get", "pod", "bystander", "-o", "jsonpath={.status.containerStatuses[0].containerID}"];
     let before = cluster.server.kubectl(&id).ok();
     let pods = ["get", "pods", "-l", "app=many", "--no-headers"];
@@ -185,7 +120,7 @@ fn rollouts_outlive_the_server() {
         cluster.server.kubectl_with(&["apply", "-f", "-"], &deployment.to_string()).ok();
         if round > 0 {
             let is_under_way = || cluster.server.kubectl(&pods).ok().contains("Terminating");
-            cluster.until("the rollout is under way", is_under_way);
+            cluster.server.until("the rollout is under way", is_under_way);
             cluster.server.kill9();
             cluster.server.restart();
         }
@@ -203,12 +138,12 @@ fn rollouts_outlive_the_server() {
     assert!(counts.split_whitespace().all(|count| count == "0"), "{counts}");
     cluster.server.kubectl(&["delete", "deployment", "many"]).ok();
     cluster.server.kubectl(&["delete", "pods", "--all", "--wait"]).ok();
-    cluster.until("nothing is left", || cluster.traces().values().all(|count| *count == 0));
+    cluster.server.until("nothing is left", || cluster.traces().values().all(|count| *count == 0));
     let roots = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup/pids", "/sys/fs/cgroup"];
     let left = |uid: &str| {
         roots.iter().any(|root| std::fs::exists(format!("{root}/skiff/pod{uid}")).unwrap_or(false))
     };
-    cluster.until("their cgroups are gone", || !uids.split_whitespace().any(left));
+    cluster.server.until("their cgroups are gone", || !uids.split_whitespace().any(left));
 }
 
 /// Pods that take their time to end, more than a machine has hands: others begin meanwhile.
@@ -246,15 +181,19 @@ fn slow_ends_keep_nobody_waiting() {
 fn a_full_disk_of_logs_stops_nobody() {
     let Some(cluster) = start() else { return };
     let logs = FullDisk::at(cluster.server.data_dir().join("agent/logs"));
-    cluster.run("talker", "while true; do echo a line that takes what room there is left; done");
-    cluster.wait("talker", "condition=Ready");
-    cluster.until("the disk is full", || logs.is_full());
-    cluster.run("brief", "echo hello; exit 3");
-    cluster.wait("brief", "jsonpath={.status.phase}=Failed");
+    cluster.server.run_pod(
+        "talker",
+        "while true; do echo a line that takes what room there is left; done",
+        "Never",
+    );
+    cluster.server.wait_for_pod("talker", "condition=Ready");
+    cluster.server.until("the disk is full", || logs.is_full());
+    cluster.server.run_pod("brief", "echo hello; exit 3", "Never");
+    cluster.server.wait_for_pod("brief", "jsonpath={.status.phase}=Failed");
     let code = "jsonpath={.status.containerStatuses[0].state.terminated.exitCode}";
     assert_eq!(cluster.server.kubectl(&["get", "pod", "brief", "-o", code]).ok(), "3");
-    cluster.run("later", "sleep 1000");
-    cluster.wait("later", "condition=Ready");
+    cluster.server.run_pod("later", "sleep 1000", "Never");
+    cluster.server.wait_for_pod("later", "condition=Ready");
     let state = "jsonpath={.status.phase} {.status.containerStatuses[0].restartCount}";
     assert_eq!(cluster.server.kubectl(&["get", "pod", "talker", "-o", state]).ok(), "Running 0");
     assert_eq!(cluster.server.kubectl(&["exec", "talker", "--", "echo", "here"]).ok(), "here\n");
@@ -299,8 +238,8 @@ fn images(cluster: &Cluster) {
     // What containers run from stays.
     assert_eq!(cluster.server.kubectl(&["exec", "web", "--", "echo", "here"]).ok(), "here\n");
     assert_eq!(image(&["import", &archive]).ok(), format!("{IMAGE}\n"));
-    cluster.run("imported", "exit 0");
-    cluster.wait("imported", "jsonpath={.status.phase}=Succeeded");
+    cluster.server.run_pod("imported", "exit 0", "Never");
+    cluster.server.wait_for_pod("imported", "jsonpath={.status.phase}=Succeeded");
 }
 
 /// What a pod costs besides its own programs: there is one such process for each. Without the pages of files that only this
@@ -336,13 +275,11 @@ fn exec(cluster: &Cluster) {
         missing.stderr
     );
     // The older protocol.
-    let mut old = server.command("kubectl");
-    old.args(["exec", "web", "--", "sh", "-c", "echo spdy; exit 4"])
-        .env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "false");
-    let old =
-        old.env("KUBECONFIG", server.kubeconfig()).env("HOME", cluster.dir.path()).output().expect("kubectl");
+    let mut old = server.kubectl_command();
+    old.args(["exec", "web", "--", "sh", "-c", "echo spdy; exit 4"]);
+    let old = old.env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "false").output().expect("kubectl");
     assert_eq!((String::from_utf8_lossy(&old.stdout).as_ref(), old.status.code()), ("spdy\n", Some(4)));
-    let echo = |i: usize| cluster.background(&["exec", "web", "--", "echo", &i.to_string()]);
+    let echo = |i: usize| cluster.server.background(&["exec", "web", "--", "echo", &i.to_string()]);
     for (i, mut one) in (0..5).map(echo).collect::<Vec<_>>().into_iter().enumerate() {
         let mut said = String::new();
         one.0.stdout.take().expect("a pipe").read_to_string(&mut said).expect("text");
@@ -388,9 +325,8 @@ fn copy(cluster: &Cluster) {
 
 fn port_forward(cluster: &Cluster) {
     for websockets in ["true", "false"] {
-        let mut command = cluster.server.command("kubectl");
+        let mut command = cluster.server.kubectl_command();
         command.args(["port-forward", "pod/web", ":8080"]).env("KUBECTL_PORT_FORWARD_WEBSOCKETS", websockets);
-        command.env("KUBECONFIG", cluster.server.kubeconfig()).env("HOME", cluster.dir.path());
         let mut forwarding =
             Background(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("kubectl"));
         let mut lines = forwarding.lines();
@@ -410,15 +346,11 @@ fn port_forward(cluster: &Cluster) {
 }
 
 fn attach(cluster: &Cluster) {
-    let mut attached = cluster.background(&["attach", "ticker"]);
+    let mut attached = cluster.server.background(&["attach", "ticker"]);
     assert_eq!(attached.lines().next().as_deref(), Some("tick"));
     drop(attached);
-    let server = &cluster.server;
-    let mut attached = cluster.server.command("kubectl");
-    attached
-        .args(["attach", "-i", "reader"])
-        .env("KUBECONFIG", server.kubeconfig())
-        .env("HOME", cluster.dir.path());
+    let mut attached = cluster.server.kubectl_command();
+    attached.args(["attach", "-i", "reader"]);
     let mut attached = attached.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("kubectl");
     let mut stdin = attached.stdin.take().expect("a pipe");
     std::io::Write::write_all(&mut stdin, b"these words\n").expect("written");
@@ -452,7 +384,7 @@ fn own_users_and_images(cluster: &Cluster) {
         }
     });
     server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
-    cluster.wait("nobody", "condition=Ready");
+    cluster.server.wait_for_pod("nobody", "condition=Ready");
     let look = "id -u; tr -s ' ' </proc/self/uid_map; touch /data/x && stat -c %u /data/x /etc/hosts /image/busybox; touch /image/x 2>&1; true";
     let said = server.kubectl(&["exec", "nobody", "--", "sh", "-c", look]).ok();
     assert_eq!(said, "0\n 0 65536 65536\n0\n0\n0\ntouch: /image/x: Read-only file system\n");
@@ -473,7 +405,7 @@ fn confined(cluster: &Cluster) {
         }
     });
     server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
-    cluster.wait("confined", "jsonpath={.status.phase}=Failed");
+    cluster.server.wait_for_pod("confined", "jsonpath={.status.phase}=Failed");
     let why = server
         .kubectl(&["get", "pod", "confined", "-o", "jsonpath={.status.reason}: {.status.message}"])
         .ok();
@@ -490,12 +422,12 @@ fn restart(cluster: &mut Cluster) {
     cluster.server.kubectl(&["exec", "web", "--", "touch", "/tmp/kept"]).ok();
     cluster.server.kill9();
     cluster.server.restart();
-    cluster.until("the node is back", || {
+    cluster.server.until("the node is back", || {
         cluster.server.kubectl(&["exec", "web", "--", "ls", "/tmp/kept"]).code == 0
     });
     assert_eq!(cluster.server.kubectl(&["get", "pod", "web", "-o", started]).ok(), before);
-    let mut follower = cluster.background(&["logs", "-f", "--tail=1", "ticker"]);
+    let mut follower = cluster.server.background(&["logs", "-f", "--tail=1", "ticker"]);
     assert_eq!(follower.lines().nth(3).as_deref(), Some("tick"));
-    cluster.run("later", "sleep 1000");
-    cluster.wait("later", "condition=Ready");
+    cluster.server.run_pod("later", "sleep 1000", "Never");
+    cluster.server.wait_for_pod("later", "condition=Ready");
 }

@@ -2,13 +2,9 @@
 //!
 //! Needs root, containerd and kubectl; says so and passes where these are missing.
 
-use std::io::{BufRead as _, BufReader, Read as _};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::io::Read as _;
 
 use testkit::{Containerd, Server};
-
-const DEADLINE: Duration = Duration::from_secs(60);
 
 struct Cluster {
     server: Server,
@@ -17,54 +13,18 @@ struct Cluster {
 }
 
 fn start() -> Option<Cluster> {
-    let has = |program: &str| Command::new(program).arg("--version").output().is_ok();
-    if !testkit::has_kubectl() || !has("containerd") || !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: needs root, containerd and kubectl");
+    if !testkit::can_have_pods(&["containerd"]) {
         return None;
     }
     let dir = tempfile::tempdir().expect("a directory");
     let containerd = Containerd::start(&dir.path().join("containerd")).expect("a containerd");
     let server = Server::start_with_node(&containerd, &["--controllers=*", "--node-name=here"]);
     let cluster = Cluster { server, containerd, dir };
-    cluster.until("the default service account", || {
-        cluster.server.kubectl(&["get", "serviceaccount", "default"]).code == 0
-    });
+    cluster.server.until_pods_can_be_made();
     Some(cluster)
 }
 
 impl Cluster {
-    #[track_caller]
-    fn until(&self, what: &str, mut look: impl FnMut() -> bool) {
-        let begun = Instant::now();
-        while !look() {
-            if begun.elapsed() > DEADLINE {
-                let pods = self.server.kubectl(&["get", "pods,events", "-A", "-o", "wide"]).stdout;
-                panic!("not in time: {what}\n{pods}\n{}", self.server.log());
-            }
-            std::thread::yield_now();
-        }
-    }
-
-    /// A pod with one container that runs this script.
-    #[track_caller]
-    fn run(&self, name: &str, script: &str, restart: &str) {
-        let pod = serde_json::json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
-            "spec": {
-                "restartPolicy": restart, "terminationGracePeriodSeconds": 1,
-                "containers": [{"name": "main", "image": "busybox:1.36", "command": ["sh", "-c", script]}]
-            }
-        });
-        self.server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
-    }
-
-    #[track_caller]
-    fn wait(&self, name: &str, condition: &str) {
-        let wait = ["wait", &format!("pod/{name}"), &format!("--for={condition}"), "--timeout=60s"];
-        let waited = self.server.kubectl(&wait);
-        assert_eq!(waited.code, 0, "{}\n{}", waited.stderr, self.server.log());
-    }
-
     #[track_caller]
     fn logs(&self, arguments: &[&str]) -> String {
         self.server.kubectl(&[&["logs"], arguments].concat()).ok()
@@ -86,15 +46,7 @@ impl Cluster {
         let left = |uid: &str| {
             roots.iter().any(|root| std::path::Path::new(root).join(format!("skiff/pod{uid}")).exists())
         };
-        self.until("their cgroups are gone", || !uids.split_whitespace().any(left));
-    }
-
-    /// A kubectl that goes on by itself.
-    fn background(&self, arguments: &[&str]) -> Background {
-        let mut command = self.server.command("kubectl");
-        command.args(arguments).env("KUBECONFIG", self.server.kubeconfig()).env("HOME", self.dir.path());
-        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("kubectl");
-        Background(child)
+        self.server.until("their cgroups are gone", || !uids.split_whitespace().any(left));
     }
 
     /// Connections that are open in the node's network.
@@ -105,35 +57,19 @@ impl Cluster {
     }
 }
 
-/// Ends when it is dropped.
-struct Background(Child);
-
-impl Background {
-    fn lines(&mut self) -> impl Iterator<Item = String> + use<> {
-        BufReader::new(self.0.stdout.take().expect("a pipe")).lines().map_while(Result::ok)
-    }
-}
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn logs_exec_cp_attach_and_port_forward() {
     let Some(cluster) = start() else { return };
     let talk = "echo one; echo two; echo three; while ! test -e /go; do sleep 0.1; done; echo four";
-    cluster.run("talker", talk, "Never");
-    cluster.run("web", "sleep 1000000", "Always");
-    cluster.run("ticker", "while true; do echo tick; sleep 0.1; done", "Always");
+    cluster.server.run_pod("talker", talk, "Never");
+    cluster.server.run_pod("web", "sleep 1000000", "Always");
+    cluster.server.run_pod("ticker", "while true; do echo tick; sleep 0.1; done", "Always");
     let page = r#"mkdir /www; echo '<a href="/there">' > /www/index.html; busybox httpd -f -p 80 -h /www"#;
-    cluster.run("site", page, "Always");
-    cluster.run("crasher", "echo run; test -e /x || exit 3", "Always");
-    cluster.wait("talker", "condition=Ready");
+    cluster.server.run_pod("site", page, "Always");
+    cluster.server.run_pod("crasher", "echo run; test -e /x || exit 3", "Always");
+    cluster.server.wait_for_pod("talker", "condition=Ready");
     logs(&cluster);
-    cluster.wait("web", "condition=Ready");
+    cluster.server.wait_for_pod("web", "condition=Ready");
     exec(&cluster);
     terminal(&cluster);
     copy(&cluster);
@@ -148,15 +84,15 @@ fn logs_exec_cp_attach_and_port_forward() {
 /// What is behind pods, services and nodes can be had through the API server.
 fn proxies(cluster: &Cluster) {
     let server = &cluster.server;
-    cluster.wait("site", "condition=Ready");
+    cluster.server.wait_for_pod("site", "condition=Ready");
     server.kubectl(&["label", "pod", "site", "app=site"]).ok();
     server.kubectl(&["expose", "pod", "site", "--port=8080", "--target-port=80"]).ok();
     let get = |path: &str| server.kubectl(&["get", "--raw", path]);
     let pods = "/api/v1/namespaces/default/pods";
     let through = format!("<a href=\"{pods}/site:80/proxy/there\">\n");
-    cluster.until("the site answers", || get(&format!("{pods}/site:80/proxy/")).stdout == through);
+    cluster.server.until("the site answers", || get(&format!("{pods}/site:80/proxy/")).stdout == through);
     let services = "/api/v1/namespaces/default/services";
-    cluster.until("its service has an endpoint", || {
+    cluster.server.until("its service has an endpoint", || {
         let expected = format!("<a href=\"{services}/site:8080/proxy/there\">\n");
         get(&format!("{services}/site:8080/proxy/")).stdout == expected
     });
@@ -181,7 +117,7 @@ fn leaves_nothing(cluster: &Cluster) {
 }
 
 fn logs(cluster: &Cluster) {
-    cluster.until("the first lines", || cluster.logs(&["talker"]) == "one\ntwo\nthree\n");
+    cluster.server.until("the first lines", || cluster.logs(&["talker"]) == "one\ntwo\nthree\n");
     assert_eq!(cluster.logs(&["talker", "--tail=1"]), "three\n");
     assert_eq!(cluster.logs(&["talker", "--limit-bytes=6"]), "one\ntw");
     assert_eq!(cluster.logs(&["talker", "--since=1h", "-c", "main"]), "one\ntwo\nthree\n");
@@ -197,13 +133,13 @@ fn logs(cluster: &Cluster) {
 
     // One that goes away leaves nothing open.
     let before = cluster.connections();
-    let mut gone = cluster.background(&["logs", "-f", "talker"]);
+    let mut gone = cluster.server.background(&["logs", "-f", "talker"]);
     assert_eq!(gone.lines().next().as_deref(), Some("one"));
     drop(gone);
-    cluster.until("the connections are closed", || cluster.connections() <= before);
+    cluster.server.until("the connections are closed", || cluster.connections() <= before);
 
     // One that stays hears everything, and ends with the container.
-    let mut follower = cluster.background(&["logs", "-f", "talker", "--tail=2"]);
+    let mut follower = cluster.server.background(&["logs", "-f", "talker", "--tail=2"]);
     let mut lines = follower.lines();
     assert_eq!((lines.next().as_deref(), lines.next().as_deref()), (Some("two"), Some("three")));
     cluster.server.kubectl(&["exec", "talker", "--", "touch", "/go"]).ok();
@@ -226,11 +162,11 @@ fn exec(cluster: &Cluster) {
     );
 
     let before = cluster.connections();
-    let mut gone = cluster.background(&["exec", "web", "--", "sh", "-c", "echo on; sleep 1000"]);
+    let mut gone = cluster.server.background(&["exec", "web", "--", "sh", "-c", "echo on; sleep 1000"]);
     assert_eq!(gone.lines().next().as_deref(), Some("on"));
     drop(gone);
-    cluster.until("the connections are closed", || cluster.connections() <= before);
-    let echo = |i: usize| cluster.background(&["exec", "web", "--", "echo", &i.to_string()]);
+    cluster.server.until("the connections are closed", || cluster.connections() <= before);
+    let echo = |i: usize| cluster.server.background(&["exec", "web", "--", "echo", &i.to_string()]);
     let many: Vec<_> = (0..10).map(echo).collect();
     for (i, mut one) in many.into_iter().enumerate() {
         let mut said = String::new();
@@ -243,9 +179,8 @@ fn exec(cluster: &Cluster) {
 /// A terminal in a container has the size of the one it is seen in, also when that changes.
 fn terminal(cluster: &Cluster) {
     for websockets in ["true", "false"] {
-        let mut command = cluster.server.command("kubectl");
+        let mut command = cluster.server.kubectl_command();
         command.args(["exec", "-it", "web", "--", "sh"]).env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", websockets);
-        command.env("KUBECONFIG", cluster.server.kubeconfig()).env("HOME", cluster.dir.path());
         let mut terminal = testkit::Terminal::start(&mut command, (33, 111)).expect("kubectl");
         let seen = terminal.type_until("stty size", "33 111");
         seen.and_then(|()| terminal.resize((44, 122)))
@@ -266,10 +201,10 @@ fn copy(cluster: &Cluster) {
 }
 
 fn port_forward(cluster: &Cluster) {
-    cluster.wait("site", "condition=Ready");
+    cluster.server.wait_for_pod("site", "condition=Ready");
     let page = || cluster.server.kubectl(&["exec", "site", "--", "wget", "-qO-", "http://127.0.0.1/"]).code;
-    cluster.until("the site listens", || page() == 0);
-    let mut forwarding = cluster.background(&["port-forward", "pod/site", ":80"]);
+    cluster.server.until("the site listens", || page() == 0);
+    let mut forwarding = cluster.server.background(&["port-forward", "pod/site", ":80"]);
     let mut lines = forwarding.lines();
     let line = lines.next().expect("a port");
     let port = line.split_once("127.0.0.1:").and_then(|(_, rest)| rest.split_whitespace().next());
@@ -282,12 +217,12 @@ fn port_forward(cluster: &Cluster) {
 }
 
 fn attach(cluster: &Cluster) {
-    cluster.wait("ticker", "condition=Ready");
+    cluster.server.wait_for_pod("ticker", "condition=Ready");
     let before = cluster.connections();
-    let mut attached = cluster.background(&["attach", "ticker"]);
+    let mut attached = cluster.server.background(&["attach", "ticker"]);
     assert_eq!(attached.lines().next().as_deref(), Some("tick"));
     drop(attached);
-    cluster.until("the connections are closed", || cluster.connections() <= before);
+    cluster.server.until("the connections are closed", || cluster.connections() <= before);
 }
 
 /// Only the API server and administrators may ask the node, whatever they ask for.
@@ -316,7 +251,7 @@ fn strangers_are_refused(cluster: &Cluster) {
 }
 
 fn previous_logs(cluster: &Cluster) {
-    cluster.until("a second run", || {
+    cluster.server.until("a second run", || {
         let path = "jsonpath={.status.containerStatuses[0].restartCount}";
         cluster.server.kubectl(&["get", "pod", "crasher", "-o", path]).stdout.parse().unwrap_or(0) >= 1
     });
@@ -327,8 +262,8 @@ fn previous_logs(cluster: &Cluster) {
 #[test]
 fn pods_outlive_the_server_and_the_runtime() {
     let Some(mut cluster) = start() else { return };
-    cluster.run("bystander", "sleep 1000000", "Always");
-    cluster.wait("bystander", "condition=Ready");
+    cluster.server.run_pod("bystander", "sleep 1000000", "Always");
+    cluster.server.wait_for_pod("bystander", "condition=Ready");
     let id = ["get", "pod", "bystander", "-o", "jsonpath={.status.containerStatuses[0].containerID}"];
     let before = cluster.server.kubectl(&id).ok();
     let deployment = |value: &str| {
@@ -353,7 +288,7 @@ fn pods_outlive_the_server_and_the_runtime() {
     let roll_out = |cluster: &Cluster, value: &str| {
         cluster.server.kubectl_with(&["apply", "-f", "-"], &deployment(value)).ok();
         let is_under_way = || cluster.server.kubectl(&pods).ok().contains("Terminating");
-        cluster.until("the rollout is under way", is_under_way);
+        cluster.server.until("the rollout is under way", is_under_way);
     };
     let check = |cluster: &Cluster| {
         cluster.server.kubectl(&rolled_out).ok();
@@ -365,7 +300,7 @@ fn pods_outlive_the_server_and_the_runtime() {
     };
     let delete = |cluster: &Cluster| {
         cluster.server.kubectl(&["delete", "deployment", "many"]).ok();
-        cluster.until("its pods are gone", || cluster.server.kubectl(&pods).stdout.is_empty());
+        cluster.server.until("its pods are gone", || cluster.server.kubectl(&pods).stdout.is_empty());
     };
     cluster.server.kubectl_with(&["apply", "-f", "-"], &deployment("first")).ok();
     let mut uids = check(&cluster);
@@ -380,7 +315,7 @@ fn pods_outlive_the_server_and_the_runtime() {
         let mut traces = cluster.containerd.traces();
         traces.remove("shims") >= Some(1) && traces.values().all(|count| *count == 1)
     };
-    cluster.until("nothing but the bystander is left", is_one);
+    cluster.server.until("nothing but the bystander is left", is_one);
     cluster.server.kubectl_with(&["apply", "-f", "-"], &deployment("third")).ok();
     uids += &check(&cluster);
     roll_out(&cluster, "fourth");

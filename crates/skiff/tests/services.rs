@@ -3,11 +3,9 @@
 //! Needs root, containerd and kubectl; says so and passes where these are missing.
 
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use testkit::{Containerd, Server};
 
-const DEADLINE: Duration = Duration::from_secs(60);
 /// The pods' network of the test's containerd, and an address for the node that holds them.
 const PODS: &str = "10.88.0.0/16";
 const NODE: &str = "192.0.2.1";
@@ -21,9 +19,7 @@ struct Cluster {
 }
 
 fn start() -> Option<Cluster> {
-    let has = |program: &str| Command::new(program).arg("--version").output().is_ok();
-    if !testkit::has_kubectl() || !has("containerd") || !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: needs root, containerd and kubectl");
+    if !testkit::can_have_pods(&["containerd"]) {
         return None;
     }
     let dir = tempfile::tempdir().expect("a directory");
@@ -43,9 +39,7 @@ fn start() -> Option<Cluster> {
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let server = Server::start_with_node(&containerd, &flags);
     let cluster = Cluster { server, containerd, _dir: dir };
-    cluster.until("the default service account", || {
-        cluster.server.kubectl(&["get", "serviceaccount", "default"]).code == 0
-    });
+    cluster.server.until_pods_can_be_made();
     Some(cluster)
 }
 
@@ -59,19 +53,6 @@ fn inside(containerd: &Containerd, script: &str) -> String {
 }
 
 impl Cluster {
-    #[track_caller]
-    fn until(&self, what: &str, mut look: impl FnMut() -> bool) {
-        let begun = Instant::now();
-        while !look() {
-            if begun.elapsed() > DEADLINE {
-                let seen =
-                    self.server.kubectl(&["get", "pods,services,endpointslices,events", "-A", "-o", "wide"]);
-                panic!("not in time: {what}\n{}\n{}", seen.stdout, self.server.log());
-            }
-            std::thread::yield_now();
-        }
-    }
-
     fn apply(&self, object: &serde_json::Value) {
         self.server.kubectl_with(&["apply", "-f", "-"], &object.to_string()).ok();
     }
@@ -121,13 +102,13 @@ fn pods_reach_services_and_know_names() {
     for at in ["10.43.7.1 80", "192.0.2.1 30080"] {
         let ask = ASK.replace("$AT", at);
         let mut seen = std::collections::BTreeSet::new();
-        cluster.until("both pods answer", || {
+        cluster.server.until("both pods answer", || {
             seen.insert(cluster.client(&ask).trim().to_owned());
             seen.contains("one") && seen.contains("two")
         });
     }
     let ask = ASK.replace("$AT", "10.43.7.1 80");
-    cluster.until("the node reaches the Service", || {
+    cluster.server.until("the node reaches the Service", || {
         let words = inside(&cluster.containerd, &ask);
         words.trim() == "one" || words.trim() == "two"
     });
@@ -142,7 +123,7 @@ fn pods_reach_services_and_know_names() {
         }]},
     }));
     let ask_port = ASK.replace("$AT", "192.0.2.1 8090");
-    cluster.until("the port leads to its pod", || cluster.client(&ask_port).trim() == "held");
+    cluster.server.until("the port leads to its pod", || cluster.client(&ask_port).trim() == "held");
     let others = inside(&cluster.containerd, "iptables -t nat -S 2>/dev/null || true");
     assert!(!others.contains("8090"), "{others}");
 
@@ -158,17 +139,19 @@ fn pods_reach_services_and_know_names() {
         let ask = ASK.replace("\\r\\n\\r\\n", &format!("\\r\\nHost: {host}\\r\\n\\r\\n"));
         inside(&cluster.containerd, &ask.replace("$AT", "192.0.2.1 80")).trim().to_owned()
     };
-    cluster.until("the Ingress leads to the pods", || ["one", "two"].contains(&&*by_host("web.example")));
-    cluster.until("nobody answers for others", || by_host("other.example") == "404 page not found");
-    cluster.until("its status says where", || {
+    cluster
+        .server
+        .until("the Ingress leads to the pods", || ["one", "two"].contains(&&*by_host("web.example")));
+    cluster.server.until("nobody answers for others", || by_host("other.example") == "404 page not found");
+    cluster.server.until("its status says where", || {
         let seen = cluster.server.kubectl(&["get", "ingress", "web", "--no-headers"]).stdout;
         seen.split_whitespace().take(4).eq(["web", "skiff", "web.example", NODE])
     });
     cluster.server.kubectl(&["delete", "ingress", "web"]).ok();
-    cluster.until("what is deleted is gone", || by_host("web.example") == "404 page not found");
+    cluster.server.until("what is deleted is gone", || by_host("web.example") == "404 page not found");
 
     // Names: with and without the search list, several addresses, backwards, and none.
-    cluster.until("a name is known", || {
+    cluster.server.until("a name is known", || {
         cluster.client("busybox nslookup web.default.svc.cluster.local").contains("10.43.7.1")
     });
     let config = cluster.client("cat /etc/resolv.conf");

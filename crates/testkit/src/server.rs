@@ -143,10 +143,16 @@ impl Server {
     /// kubectl with this on its standard input, for `-f -`.
     #[track_caller]
     pub fn kubectl_with(&self, args: &[&str], stdin: &str) -> Output {
+        output(self.kubectl_command().args(args), stdin)
+            .unwrap_or_else(|error| panic!("kubectl {}: {error:#}", args.join(" ")))
+    }
+
+    /// kubectl without arguments yet.
+    pub fn kubectl_command(&self) -> Command {
         let mut command = self.command("kubectl");
         // A home of its own, so that no cache or configuration of the user's plays in.
-        command.args(args).env("KUBECONFIG", self.kubeconfig()).env("HOME", self.dir.path());
-        output(&mut command, stdin).unwrap_or_else(|error| panic!("kubectl {}: {error:#}", args.join(" ")))
+        command.env("KUBECONFIG", self.kubeconfig()).env("HOME", self.dir.path());
+        command
     }
 
     /// A command where the server is.

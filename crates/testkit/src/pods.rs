@@ -1,0 +1,98 @@
+//! Pods of a server under test: whether there can be any, and how to wait for what becomes of them.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::{Server, has_kubectl};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Whether there can be pods: for root, with kubectl and these programs. Says so where there cannot.
+pub fn can_have_pods(programs: &[&str]) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let there =
+        |program: &&str| std::env::split_paths(&path).any(|dir| Path::new(&dir).join(program).exists());
+    let can = rustix::process::geteuid().is_root() && has_kubectl() && programs.iter().all(there);
+    if !can {
+        eprintln!("skipped: needs root, kubectl and {}", programs.join(" and "));
+    }
+    can
+}
+
+impl Server {
+    /// Waits until something holds.
+    #[track_caller]
+    pub fn until(&self, what: &str, mut look: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !look() {
+            if begun.elapsed() > DEADLINE {
+                let kinds = "pods,services,endpointslices,events,nodes";
+                let seen = self.kubectl(&["get", kinds, "-A", "-o", "wide"]).stdout;
+                panic!("not in time: {what}\n{seen}\n{}", self.log());
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Waits until pods may be made in the default namespace.
+    #[track_caller]
+    pub fn until_pods_can_be_made(&self) {
+        self.until("the default service account", || {
+            self.kubectl(&["get", "serviceaccount", "default"]).code == 0
+        });
+    }
+
+    /// Makes a pod with one container that runs this script.
+    #[track_caller]
+    pub fn run_pod(&self, name: &str, script: &str, restart: &str) {
+        let command = json!(["sh", "-c", script]);
+        let container =
+            json!({"name": "main", "image": "busybox:1.36", "stdin": name == "reader", "command": command});
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+            "spec": {
+                "restartPolicy": restart, "terminationGracePeriodSeconds": 1, "containers": [container],
+            }
+        });
+        self.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
+    }
+
+    /// Waits until `kubectl wait` says so of a pod.
+    #[track_caller]
+    pub fn wait_for_pod(&self, name: &str, condition: &str) {
+        let wait = ["wait", &format!("pod/{name}"), &format!("--for={condition}"), "--timeout=60s"];
+        let waited = self.kubectl(&wait);
+        if waited.code != 0 {
+            let described = self.kubectl(&["describe", "pod", name]).stdout;
+            panic!("{}\n{described}\n{}", waited.stderr, self.log());
+        }
+    }
+
+    /// A kubectl that goes on by itself.
+    pub fn background(&self, arguments: &[&str]) -> Background {
+        let mut command = self.kubectl_command();
+        let child = command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+        Background(child.expect("kubectl"))
+    }
+}
+
+/// Ends when it is dropped.
+pub struct Background(pub Child);
+
+impl Background {
+    /// What it says, as it says it.
+    pub fn lines(&mut self) -> impl Iterator<Item = String> + use<> {
+        BufReader::new(self.0.stdout.take().expect("a pipe")).lines().map_while(Result::ok)
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
