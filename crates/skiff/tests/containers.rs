@@ -168,12 +168,12 @@ fn slow_ends_keep_nobody_waiting() {
     // As the first process of its container it does not hear of the signal.
     cluster.server.kubectl(&["delete", "deployment", "slow"]).ok();
     let ending = || cluster.server.kubectl(&["get", "pods"]).ok().matches("Terminating").count();
-    cluster.until("all are about to end", || ending() == 40);
-    cluster.run("next", "sleep 1000");
-    cluster.wait("next", "condition=Ready");
+    cluster.server.until("all are about to end", || ending() == 40);
+    cluster.server.run_pod("next", "sleep 1000", "Always");
+    cluster.server.wait_for_pod("next", "condition=Ready");
     assert_eq!(ending(), 40);
     cluster.server.kubectl(&["delete", "pods", "--all", "--force", "--grace-period=0"]).ok();
-    cluster.until("nothing is left", || cluster.traces().values().all(|count| *count == 0));
+    cluster.server.until("nothing is left", || cluster.traces().values().all(|count| *count == 0));
 }
 
 /// A disk for logs with no room left: what runs goes on, what ends ends as it did, and others can begin.
