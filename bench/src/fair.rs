@@ -19,6 +19,8 @@ use crate::wire::{Sizes, collection};
 /// Connections that list, each as fast as it is answered.
 const FLOOD: usize = 32;
 const PATIENCE: Duration = Duration::from_secs(10);
+/// As many as a flood has: one that reads, two that serve it.
+const BUSY: usize = 3;
 const ALONE: &str = "fairness/write-alone";
 
 pub async fn run(report: &mut Report, server: &Server, clients: &[Client], sizes: Sizes) -> Result<()> {
@@ -35,6 +37,9 @@ pub async fn run(report: &mut Report, server: &Server, clients: &[Client], sizes
         ensure!(begun.elapsed() < PATIENCE, "the writer may not write: {error:#}");
     }
     writes(report, server, &writer, sizes, ALONE).await?;
+    let busy = Busy::start(BUSY);
+    writes(report, server, &writer, sizes, &format!("fairness/write-beside-{BUSY}-busy-threads")).await?;
+    busy.stop()?;
     for (user, name) in [("flooder", "flood"), ("", "exempt-flood")] {
         let begun = Instant::now();
         let flood = Flood::start(server.target.clone(), user);
@@ -66,6 +71,32 @@ async fn writes(
     report.add_against(format!("{name}/p50"), Unit::Millis, load.p50, &format!("{ALONE}/p50"));
     report.add_against(format!("{name}/p99"), Unit::Millis, load.p99, &format!("{ALONE}/p99"));
     Ok(())
+}
+
+/// Threads that do nothing at all, as fast as they can: what a flood does to others merely by keeping processors busy.
+struct Busy {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Busy {
+    fn start(threads: usize) -> Busy {
+        let stop = Arc::new(AtomicBool::new(false));
+        let spin = |stop: Arc<AtomicBool>| {
+            move || {
+                while !stop.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            }
+        };
+        let threads = (0..threads).map(|_| std::thread::spawn(spin(stop.clone()))).collect();
+        Busy { stop, threads }
+    }
+
+    fn stop(self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| anyhow!("a thread broke")))
+    }
 }
 
 /// Lists in a thread of its own, so that reading them does not delay the writer on this side of the wire.

@@ -96,6 +96,8 @@ fn a_quick_run_prints_every_figure() {
         create/configmap-1KiB-64-clients/cpu
         fairness/write-alone/p50
         fairness/write-alone/p99
+        fairness/write-beside-3-busy-threads/p50
+        fairness/write-beside-3-busy-threads/p99
         fairness/write-in-flood/p50
         fairness/write-in-flood/p99
         fairness/flood/lists
