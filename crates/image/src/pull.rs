@@ -71,7 +71,7 @@ impl Puller {
         credentials: Option<&Credentials>,
     ) -> Result<Image, PullError> {
         let mut last = PullError::NotFound { name: name.to_string() };
-        for place in self.settings.places(&name.registry) {
+        for place in self.settings.places(&name.registry, &name.repository) {
             let own = self.settings.credentials(&place.host);
             let registry = Registry::new(place, name, credentials.cloned().or(own))?;
             match self.pull_from(Arc::new(registry), name).await {

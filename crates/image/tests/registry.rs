@@ -34,6 +34,11 @@ struct Registry {
 
 impl Registry {
     fn start() -> Option<Registry> {
+        Registry::start_with("")
+    }
+
+    /// The same with more to say about whom it lets in, and who they are: `client`, with a certificate of its authority.
+    fn start_with(tls: &str) -> Option<Registry> {
         let has = |program: &str| Command::new(program).arg("--version").output().is_ok();
         let can = has("docker-registry") && has("curl") && Path::new("/bin/busybox").exists();
         if !can || !rustix::process::geteuid().is_root() {
@@ -52,14 +57,17 @@ impl Registry {
             lifetime: Duration::from_secs(86_400),
         };
         pki::load_or_issue(&at("tls"), "registry", &authority, &leaf, Timestamp::now()).unwrap();
+        let client = Leaf { common_name: "client".to_owned(), usage: Usage::Client, ips: Vec::new(), ..leaf };
+        pki::load_or_issue(&at("tls"), "client", &authority, &client, Timestamp::now()).unwrap();
         std::fs::write(at("ca.pem"), authority.pem()).unwrap();
         std::fs::write(at("htpasswd"), PASSWORD).unwrap();
         let config = format!(
             "version: 0.1\nstorage: {{filesystem: {{rootdirectory: {data}}}}}\n\
-             http:\n  addr: 127.0.0.1:0\n  tls: {{certificate: {tls}/registry.crt, key: {tls}/registry.key}}\n\
+             http:\n  addr: 127.0.0.1:0\n  tls: {{certificate: {tls}/registry.crt, key: {tls}/registry.key{more}}}\n\
              auth: {{htpasswd: {{realm: test, path: {passwords}}}}}\n",
             data = at("data").display(),
             tls = at("tls").display(),
+            more = tls.replace("DIR", &dir.path().display().to_string()),
             passwords = at("htpasswd").display(),
         );
         std::fs::write(at("config.yml"), config).unwrap();
@@ -85,6 +93,8 @@ impl Registry {
         let mut command = Command::new("curl");
         command.args(["--silent", "--show-error", "--fail-with-body", "--user", "me:secret", "--cacert"]);
         command.arg(self.ca()).args(["-D", "-", "-X", method, url]);
+        let own = |name: &str| self.dir.path().join("tls").join(name);
+        command.arg("--cert").arg(own("client.crt")).arg("--key").arg(own("client.key"));
         if let Some((kind, bytes)) = content {
             let file = self.dir.path().join("content");
             std::fs::write(&file, bytes).unwrap();
@@ -151,11 +161,7 @@ impl Registry {
         let settings = self.settings(host, &format!("ca_file: {}", self.ca().display()));
         let puller = Puller::new(store.clone(), settings);
         let reference = Reference::parse(&format!("{host}/{name}")).unwrap();
-        let key = key.map(|password| Credentials {
-            username: "me".to_owned(),
-            password: password.to_owned(),
-            token: String::new(),
-        });
+        let key = key.map(credentials);
         let pulled = puller.pull(&reference, key.as_ref()).await;
         if pulled.is_err() {
             assert_eq!(store.images().unwrap(), []);
@@ -163,6 +169,10 @@ impl Registry {
         }
         pulled
     }
+}
+
+fn credentials(password: &str) -> Credentials {
+    Credentials { username: "me".to_owned(), password: password.to_owned(), ..Credentials::default() }
 }
 
 /// Passes everything on to the registry, and cuts connections after so many bytes from it.
@@ -260,7 +270,7 @@ async fn over_tls_with_a_password() {
     // Unless the administrator does not mind.
     let store = Store::open(&dir.path().join("careless")).unwrap();
     let careless = Puller::new(store, registry.settings(&host, "insecure_skip_verify: true"));
-    let key = Credentials { username: "me".to_owned(), password: "secret".to_owned(), token: String::new() };
+    let key = credentials("secret");
     let pulled = careless.pull(&Reference::parse(&name("team/app:v1")).unwrap(), Some(&key)).await.unwrap();
     assert_eq!(pulled.tags.iter().next().unwrap(), &name("team/app:v1"));
 }
@@ -290,7 +300,7 @@ async fn pulls_until_killed() {
     let [dir, host, settings] = told.split(' ').collect::<Vec<_>>()[..] else { panic!("{told}") };
     let puller =
         Puller::new(Store::open(Path::new(dir)).unwrap(), Settings::read(Path::new(settings)).unwrap());
-    let key = Credentials { username: "me".to_owned(), password: "secret".to_owned(), token: String::new() };
+    let key = credentials("secret");
     let reference = Reference::parse(&format!("{host}/team/app:v1")).unwrap();
     let pulled = puller.pull(&reference, Some(&key)).await;
     panic!("it came to its end: {pulled:?}");
@@ -353,4 +363,54 @@ async fn a_full_disk_is_named() {
     let cause = std::error::Error::source(&failed).map(ToString::to_string).unwrap_or_default();
     assert!(cause.contains("No space left on device"), "{failed}: {cause}");
     assert!(failed.to_string().contains(&at.display().to_string()), "{failed}");
+}
+
+/// All that a file for registries may say: a mirror of another name, for repositories of other names, that wants to see
+/// a certificate and a password.
+#[tokio::test(flavor = "multi_thread")]
+async fn as_the_administrator_says() {
+    let Some(registry) = Registry::start_with(", clientcas: [DIR/ca.pem]") else { return };
+    let (host, at) = (&registry.host, |name: &str| registry.dir.path().join(name).display().to_string());
+    let dir = tempfile::tempdir().unwrap();
+    let tries = std::cell::Cell::new(0);
+    let pull = async |mirror: &str, tls: &str, auth: &str| {
+        tries.set(tries.get() + 1);
+        let text = format!(
+            "mirrors:\n  registry.invalid:\n    endpoint: ['{mirror}']\n    rewrite: {{'^other/(.*)$': 'team/$1'}}\n\
+             configs:\n  '{host}':\n    tls: {{{tls}}}\n    auth: {{{auth}}}\n"
+        );
+        let path = dir.path().join("registries.yaml");
+        std::fs::write(&path, text).unwrap();
+        let store = Store::open(&dir.path().join(tries.get().to_string())).unwrap();
+        let puller = Puller::new(store, Settings::read(&path).unwrap());
+        puller.pull(&Reference::parse("registry.invalid/other/app:v1").unwrap(), None).await
+    };
+    let known = format!("ca_file: {}", at("ca.pem"));
+    let shown = format!("cert_file: {}, key_file: {}", at("tls/client.crt"), at("tls/client.key"));
+    let both = format!("{known}, {shown}");
+    let password = "username: me, password: secret";
+    for (tls, auth) in [
+        (&both, password),
+        (&both, "auth: bWU6c2VjcmV0"),
+        (&format!("insecure_skip_verify: true, {shown}"), password),
+    ] {
+        let pulled = pull(&format!("https://{host}"), tls, auth).await.unwrap();
+        assert_eq!(pulled.tags.iter().next().unwrap(), "registry.invalid/other/app:v1");
+    }
+    // All of the path may be said; without, the mirror is not asked where it has nothing.
+    assert!(pull(&format!("https://{host}/v2/"), &both, password).await.is_ok());
+    let place = |path: &str| format!("https://{host}{path}");
+    for (mirror, tls, auth) in [
+        (place(""), &known, password),
+        (place(""), &both, "username: me, password: wrong"),
+        (place(""), &shown, password),
+        (place("/elsewhere"), &both, password),
+    ] {
+        // The registry itself is the last that is asked, and there is none.
+        let failed = pull(&mirror, tls, auth).await.unwrap_err().to_string();
+        assert!(failed.contains("https://registry.invalid/v2/other/app/manifests/v1"), "{failed}");
+    }
+    let missing = format!("{known}, cert_file: {}, key_file: /no/such", at("tls/client.crt"));
+    let failed = pull(&place(""), &missing, password).await.unwrap_err();
+    assert!(failed.to_string().contains("/no/such"), "{failed}");
 }

@@ -9,6 +9,8 @@ pub struct Credentials {
     pub password: String,
     /// A bearer token that needs no asking for.
     pub token: String,
+    /// What a bearer token is given for, instead of a password.
+    pub identity_token: String,
 }
 
 impl Credentials {
@@ -18,7 +20,7 @@ impl Credentials {
         let text = String::from_utf8(bytes).ok()?;
         let (username, password) = text.split_once(':')?;
         let password = password.trim_end_matches('\0').to_owned();
-        Some(Credentials { username: username.to_owned(), password, token: String::new() })
+        Some(Credentials { username: username.to_owned(), password, ..Credentials::default() })
     }
 
     pub(super) fn basic(&self) -> Option<String> {

@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, Uri, header};
-use http_body_util::{BodyExt as _, Empty, Limited};
+use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
 use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde::Deserialize;
 use tokio::sync::Mutex;
 
-use super::settings::Place;
+use super::settings::{Place, Tls};
 use super::{Credentials, PullError};
 use crate::{Digest, Error, Reference, on};
 
@@ -56,7 +56,7 @@ impl Ask {
 
 /// A repository of a registry.
 pub struct Registry {
-    http: Client<HttpsConnector<HttpConnector>, Empty<Bytes>>,
+    http: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     place: Place,
     name: Reference,
     credentials: Option<Credentials>,
@@ -81,11 +81,14 @@ impl Registry {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let unusable =
             |error: rustls::Error| Error::Unusable { what: place.host.clone(), why: error.to_string() };
-        let mut tls = rustls::ClientConfig::builder_with_provider(provider)
+        let tls = rustls::ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(unusable)?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+            .with_root_certificates(roots);
+        let mut tls = match identity(&place.tls)? {
+            Some((chain, key)) => tls.with_client_auth_cert(chain, key).map_err(unusable)?,
+            None => tls.with_no_client_auth(),
+        };
         if place.tls.insecure_skip_verify {
             tls.dangerous().set_certificate_verifier(pki::anybody());
         }
@@ -110,8 +113,8 @@ impl Registry {
 
     /// Asks, shows who we are where that is wanted, and follows where it is sent.
     pub async fn get(&self, ask: &Ask) -> Result<(String, Response<Incoming>), PullError> {
-        let url =
-            format!("{}://{}/v2/{}/{}", self.place.scheme, self.place.host, self.name.repository, ask.path);
+        let Place { scheme, host, path, repository, .. } = &self.place;
+        let url = format!("{scheme}://{host}{path}/{repository}/{}", ask.path);
         let mut key = self.key.lock().await.clone();
         for is_first in [true, false] {
             let response = self.follow(&url, ask, key.clone()).await?;
@@ -154,7 +157,7 @@ impl Registry {
             if let Some(key) = &key {
                 request = request.header(header::AUTHORIZATION, sensitive(key)?);
             }
-            let response = self.send(&url, request).await?;
+            let response = self.send(&url, request, Bytes::new()).await?;
             let location = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
             let Some(location) = location.filter(|_| response.status().is_redirection()) else {
                 return Ok(response);
@@ -173,9 +176,11 @@ impl Registry {
         &self,
         url: &str,
         request: http::request::Builder,
+        body: Bytes,
     ) -> Result<Response<Incoming>, PullError> {
-        let failed = |why: String| PullError::Unreachable { method: "GET", url: url.to_owned(), why };
-        let request = request.body(Empty::new()).map_err(|error| failed(error.to_string()))?;
+        let method = if body.is_empty() { "GET" } else { "POST" };
+        let failed = |why: String| PullError::Unreachable { method, url: url.to_owned(), why };
+        let request = request.body(Full::new(body)).map_err(|error| failed(error.to_string()))?;
         match tokio::time::timeout(PATIENCE, self.http.request(request)).await {
             Ok(Ok(response)) => Ok(response),
             Ok(Err(error)) => Err(failed(causes(&error))),
@@ -196,16 +201,29 @@ impl Registry {
         }
         let field = |name: &str| parameter(rest, name);
         let realm = field("realm").ok_or_else(|| denied("authorization failed"))?;
-        let scope = field("scope").unwrap_or_else(|| format!("repository:{}:pull", self.name.repository));
-        let mut url = format!("{realm}?scope={}", escaped(&scope));
+        let scope = field("scope").unwrap_or_else(|| format!("repository:{}:pull", self.place.repository));
+        let mut asked = format!("scope={}", escaped(&scope));
         if let Some(service) = field("service") {
-            url += &format!("&service={}", escaped(&service));
+            asked += &format!("&service={}", escaped(&service));
         }
-        let mut request = Request::get(&url).header(header::USER_AGENT, "skiff");
-        if let Some(basic) = &basic {
-            request = request.header(header::AUTHORIZATION, sensitive(basic)?);
+        let identity = self.credentials.as_ref().map_or("", |known| known.identity_token.as_str());
+        let (url, response);
+        if identity.is_empty() {
+            url = format!("{realm}?{asked}");
+            let mut request = Request::get(&url).header(header::USER_AGENT, "skiff");
+            if let Some(basic) = &basic {
+                request = request.header(header::AUTHORIZATION, sensitive(basic)?);
+            }
+            response = self.send(&url, request, Bytes::new()).await?;
+        } else {
+            url = realm;
+            let form = "application/x-www-form-urlencoded";
+            let request =
+                Request::post(&url).header(header::USER_AGENT, "skiff").header(header::CONTENT_TYPE, form);
+            let grant = "grant_type=refresh_token&client_id=skiff&refresh_token=";
+            let body = format!("{asked}&{grant}{}", escaped(identity));
+            response = self.send(&url, request, body.into()).await?;
         }
-        let response = self.send(&url, request).await?;
         if !response.status().is_success() {
             return Err(denied("authorization failed"));
         }
@@ -221,6 +239,23 @@ impl Registry {
         let token = if token.token.is_empty() { token.access_token } else { token.token };
         Ok(Some(format!("Bearer {token}")))
     }
+}
+
+/// What we show of ourselves, where a registry wants that.
+fn identity(tls: &Tls) -> Result<Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>, Error> {
+    let (Some(certificate), Some(key)) = (&tls.cert_file, &tls.key_file) else { return Ok(None) };
+    let read = |path: &Path| std::fs::read(path).map_err(on("read", path));
+    let unusable = |path: &Path, what: &str| Error::Unusable {
+        what: path.display().to_string(),
+        why: format!("it has no {what}"),
+    };
+    let pem = read(certificate)?;
+    let chain: Vec<_> = CertificateDer::pem_slice_iter(&pem).flatten().collect();
+    if chain.is_empty() {
+        return Err(unusable(certificate, "certificate"));
+    }
+    let key_der = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|_| unusable(key, "private key"))?;
+    Ok(Some((chain, key_der)))
 }
 
 async fn read(url: String, response: Response<Incoming>, limit: usize) -> Result<Bytes, PullError> {

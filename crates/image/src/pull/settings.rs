@@ -3,23 +3,33 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use regex::Regex;
 use serde::Deserialize;
 
 use super::Credentials;
+
+/// What stands for all registries that are not named.
+const ALL: &str = "*";
+const DOCKER: &str = "docker.io";
+/// Where that one is.
+const DOCKER_HOST: &str = "registry-1.docker.io";
 
 /// What the administrator says about registries.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Settings {
-    mirrors: BTreeMap<String, Mirror>,
-    configs: BTreeMap<String, Config>,
+    // Names alone are as good as ones that say nothing.
+    mirrors: Option<BTreeMap<String, Option<Mirror>>>,
+    configs: Option<BTreeMap<String, Option<Config>>>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct Mirror {
     /// URLs, tried in their order before the registry itself.
-    endpoint: Vec<String>,
+    endpoint: Option<Vec<String>>,
+    /// Regular expressions, and what repositories that match are called there.
+    rewrite: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -34,6 +44,9 @@ struct Config {
 struct Auth {
     username: String,
     password: String,
+    /// Both, as docker writes them.
+    auth: String,
+    identity_token: String,
     token: String,
 }
 
@@ -43,23 +56,29 @@ impl std::fmt::Debug for Auth {
     }
 }
 
-/// How a registry is known for the one it should be.
+/// How a registry and we know each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Tls {
     /// Who vouches for it, besides those the system trusts.
     pub ca_file: Option<PathBuf>,
-    /// Not at all.
+    /// What we show of ourselves, and the key to it.
+    pub cert_file: Option<PathBuf>,
+    pub key_file: Option<PathBuf>,
+    /// It is not known at all.
     pub insecure_skip_verify: bool,
 }
 
-/// Where a registry is.
+/// Where a repository is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// `https` or `http`.
     pub scheme: &'static str,
     /// With its port.
     pub host: String,
+    /// In front of all repositories, as in `/v2`.
+    pub path: String,
+    pub repository: String,
     pub tls: Tls,
 }
 
@@ -74,39 +93,95 @@ impl Settings {
         if text.trim().is_empty() {
             return Ok(Settings::default());
         }
-        schema::yaml::read(&text).map_err(|error| format!("cannot understand {}: {error}", path.display()))
-    }
-
-    /// The places to try for a registry.
-    pub fn places(&self, registry: &str) -> Vec<Place> {
-        let mut places: Vec<Place> = Vec::new();
-        let mirror = self.mirrors.get(registry).or_else(|| self.mirrors.get("*"));
-        for url in mirror.iter().flat_map(|mirror| &mirror.endpoint) {
-            let (scheme, rest) = match url.split_once("://") {
-                Some(("http", rest)) => ("http", rest),
-                Some((_, rest)) => ("https", rest),
-                None => ("https", url.as_str()),
-            };
-            let host = rest.split('/').next().unwrap_or(rest);
-            places.push(self.place(scheme, host));
+        let bad = |why: String| format!("cannot understand {}: {why}", path.display());
+        let settings: Settings = schema::yaml::read(&text).map_err(|error| bad(error.to_string()))?;
+        let mirrors = settings.mirrors.iter().flat_map(BTreeMap::values).flatten();
+        let mut patterns = mirrors.flat_map(|mirror| mirror.rewrite.iter().flatten());
+        match patterns.find_map(|(pattern, _)| Some((pattern, Regex::new(pattern).err()?))) {
+            Some((pattern, error)) => Err(bad(format!("the rewrite {pattern:?}: {error}"))),
+            None => Ok(settings),
         }
-        let host = if registry == "docker.io" { "registry-1.docker.io" } else { registry };
-        let is_local = ["localhost", "127.0.0.1", "[::1]"]
-            .contains(&host.rsplit_once(':').map_or(host, |(host, _)| host));
+    }
+
+    /// The places to try for a repository.
+    pub fn places(&self, registry: &str, repository: &str) -> Vec<Place> {
+        let mirror = [registry, ALL].into_iter().find_map(|name| {
+            let mirror = self.mirrors.as_ref()?.get(name)?.as_ref();
+            mirror.filter(|mirror| mirror.endpoint.iter().flatten().next().is_some())
+        });
+        let endpoints = mirror.iter().flat_map(|mirror| mirror.endpoint.iter().flatten());
+        let mut places: Vec<Place> = endpoints
+            .map(|url| {
+                let (scheme, rest) = match url.split_once("://") {
+                    Some((scheme, rest)) => (Some(scheme), rest),
+                    None => (None, url.as_str()),
+                };
+                let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+                let named = mirror.map_or(repository.to_owned(), |mirror| mirror.named(repository));
+                self.place(scheme, host, path, named)
+            })
+            .collect();
+        // What is named twice is not asked twice.
+        places.push(self.place(None, registry, "", repository.to_owned()));
+        let mut seen: Vec<Place> = Vec::new();
+        places.into_iter().for_each(|place| {
+            if !seen.contains(&place) {
+                seen.push(place)
+            }
+        });
+        seen
+    }
+
+    fn place(&self, scheme: Option<&str>, host: &str, path: &str, repository: String) -> Place {
+        let config = self.config(host);
+        let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+        let is_local = ["localhost", "127.0.0.1", "[::1]"].contains(&name) && !host.ends_with(":443");
         // A registry on this machine is as safe without; one with a certificate says so by its settings.
-        let has_tls = self.configs.get(host).is_some_and(|config| config.tls.is_some());
-        places.push(self.place(if is_local && !has_tls { "http" } else { "https" }, host));
-        places
+        let has_tls = config.is_some_and(|config| config.tls.is_some());
+        let scheme = match scheme {
+            Some("http") => "http",
+            None if is_local && !has_tls => "http",
+            _ => "https",
+        };
+        // A path of its own is all of it; the usual one need not be said.
+        let path = match path.trim_matches('/') {
+            "" => "/v2".to_owned(),
+            path => format!("/{path}"),
+        };
+        let host = if host == DOCKER { DOCKER_HOST } else { host };
+        let tls = config.and_then(|config| config.tls.clone()).unwrap_or_default();
+        Place { scheme, host: host.to_owned(), path, repository, tls }
     }
 
-    fn place(&self, scheme: &'static str, host: &str) -> Place {
-        let tls = self.configs.get(host).and_then(|config| config.tls.clone());
-        Place { scheme, host: host.to_owned(), tls: tls.unwrap_or_default() }
+    /// What is said of a registry, by its name or by where it is.
+    fn config(&self, host: &str) -> Option<&Config> {
+        let other = match host {
+            DOCKER => DOCKER_HOST,
+            DOCKER_HOST => DOCKER,
+            host => host,
+        };
+        [other, host, ALL].into_iter().find_map(|name| self.configs.as_ref()?.get(name)?.as_ref())
     }
 
+    /// What a registry is shown.
     pub fn credentials(&self, host: &str) -> Option<Credentials> {
-        let auth = self.configs.get(host)?.auth.clone()?;
-        Some(Credentials { username: auth.username, password: auth.password, token: auth.token })
+        let auth = self.config(host)?.auth.clone()?;
+        if auth.username.is_empty() && !auth.auth.is_empty() {
+            return Credentials::from_auth(&auth.auth);
+        }
+        let Auth { username, password, identity_token, token, .. } = auth;
+        Some(Credentials { username, password, token, identity_token })
+    }
+}
+
+impl Mirror {
+    /// What a repository is called there: as the first expression has it that changes anything.
+    fn named(&self, repository: &str) -> String {
+        let rewritten = self.rewrite.iter().flatten().find_map(|(pattern, with)| {
+            let name = Regex::new(pattern).ok()?.replace_all(repository, with.as_str()).into_owned();
+            (name != repository).then_some(name)
+        });
+        rewritten.unwrap_or_else(|| repository.to_owned())
     }
 }
 
@@ -114,24 +189,104 @@ impl Settings {
 mod tests {
     use super::*;
 
+    const TEXT: &str = r#"
+mirrors:
+  docker.io:
+    endpoint: ["http://mirror:5000", "https://other/v2", "harbor:8443/v2/proxy", "https://docker.io"]
+    rewrite:
+      "^rancher/(.*)": "mirrorproject/rancher-images/$1"
+      "^library/": ""
+  quiet.example:
+  "*":
+    endpoint: ["127.0.0.1:5001", "localhost:443"]
+configs:
+  mirror:5000: {auth: {username: me, password: secret}}
+  safe:443: {tls: {ca_file: /ca, cert_file: /cert, key_file: /key, insecure_skip_verify: true}}
+  docker.io: {auth: {auth: bWU6c2VjcmV0}}
+  token: {auth: {identity_token: secret}}
+  "*": {tls: {ca_file: /all}}
+"#;
+
+    #[track_caller]
+    fn check(registry: &str, repository: &str, expected: &[&str]) {
+        let settings: Settings = schema::yaml::read(TEXT).unwrap();
+        let places = settings.places(registry, repository);
+        let url =
+            |place: &Place| format!("{}://{}{}/{}", place.scheme, place.host, place.path, place.repository);
+        assert_eq!(places.iter().map(url).collect::<Vec<_>>(), expected);
+    }
+
     #[test]
     fn the_form_of_k3s() {
-        let text = "mirrors:\n  docker.io:\n    endpoint: [\"http://mirror:5000\", \"https://other/v2\"]\n\
-            configs:\n  mirror:5000:\n    auth: {username: me, password: secret}\n  safe:443:\n    tls: {ca_file: /ca}\n";
-        let settings: Settings = schema::yaml::read(text).unwrap();
-        let shown = |registry: &str| {
-            let places = settings.places(registry);
-            places
-                .iter()
-                .map(|place| format!("{}://{}", place.scheme, place.host))
-                .collect::<Vec<_>>()
-                .join(" ")
+        check(
+            "docker.io",
+            "rancher/coredns",
+            &[
+                "http://mirror:5000/v2/mirrorproject/rancher-images/coredns",
+                "https://other/v2/mirrorproject/rancher-images/coredns",
+                "https://harbor:8443/v2/proxy/mirrorproject/rancher-images/coredns",
+                "https://registry-1.docker.io/v2/mirrorproject/rancher-images/coredns",
+                "https://registry-1.docker.io/v2/rancher/coredns",
+            ],
+        );
+        check(
+            "docker.io",
+            "library/busybox",
+            &[
+                "http://mirror:5000/v2/busybox",
+                "https://other/v2/busybox",
+                "https://harbor:8443/v2/proxy/busybox",
+                "https://registry-1.docker.io/v2/busybox",
+                "https://registry-1.docker.io/v2/library/busybox",
+            ],
+        );
+        check(
+            "quiet.example",
+            "a",
+            &["https://127.0.0.1:5001/v2/a", "https://localhost:443/v2/a", "https://quiet.example/v2/a"],
+        );
+        // With a certificate to be known by, so with TLS; all are said to have one here.
+        check(
+            "quay.io",
+            "a",
+            &["https://127.0.0.1:5001/v2/a", "https://localhost:443/v2/a", "https://quay.io/v2/a"],
+        );
+        let without: Settings = schema::yaml::read("mirrors:\nconfigs:\n").unwrap();
+        assert_eq!(without.places("127.0.0.1:5000", "a")[0].scheme, "http");
+    }
+
+    #[test]
+    fn what_is_shown_to_whom() {
+        let settings: Settings = schema::yaml::read(TEXT).unwrap();
+        let shown = |host: &str| settings.credentials(host).unwrap();
+        assert_eq!(shown("mirror:5000").password, "secret");
+        assert_eq!(
+            (shown("docker.io"), shown("registry-1.docker.io").username.as_str()),
+            (shown(DOCKER_HOST), "me")
+        );
+        assert_eq!(shown("token").identity_token, "secret");
+        assert!(settings.credentials("elsewhere").is_none());
+        let tls = Tls {
+            ca_file: Some("/ca".into()),
+            cert_file: Some("/cert".into()),
+            key_file: Some("/key".into()),
+            insecure_skip_verify: true,
         };
-        assert_eq!(shown("docker.io"), "http://mirror:5000 https://other https://registry-1.docker.io");
-        assert_eq!(shown("quay.io"), "https://quay.io");
-        assert_eq!(shown("127.0.0.1:5000"), "http://127.0.0.1:5000");
-        assert_eq!(settings.places("safe:443")[0].tls.ca_file, Some("/ca".into()));
-        assert_eq!(settings.credentials("mirror:5000").unwrap().password, "secret");
+        assert_eq!(settings.places("safe:443", "a").last().unwrap().tls, tls);
+        assert_eq!(settings.places("elsewhere", "a").last().unwrap().tls.ca_file, Some("/all".into()));
         assert!(!format!("{settings:?}").contains("secret"));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("registries.yaml");
+        std::fs::write(&path, "mirrors: {a: {rewrite: {'(': b}}}").unwrap();
+        let error = Settings::read(&path).unwrap_err();
+        assert!(error.contains("the rewrite \"(\"") && error.contains("registries.yaml"), "{error}");
+        std::fs::write(&path, "mirrors: [").unwrap();
+        assert!(Settings::read(&path).unwrap_err().starts_with("cannot understand "));
+        std::fs::write(&path, "\n").unwrap();
+        assert!(Settings::read(&path).is_ok() && Settings::read(&dir.path().join("none")).is_ok());
     }
 }

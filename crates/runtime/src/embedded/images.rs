@@ -144,9 +144,13 @@ fn credentials(auth: &AuthConfig) -> Option<image::pull::Credentials> {
     if !auth.registry_token.is_empty() {
         return Some(image::pull::Credentials { token: auth.registry_token.clone(), ..Default::default() });
     }
+    if !auth.identity_token.is_empty() {
+        let identity_token = auth.identity_token.clone();
+        return Some(image::pull::Credentials { identity_token, ..Default::default() });
+    }
     if auth.username.is_empty() {
         return image::pull::Credentials::from_auth(&auth.auth);
     }
     let (username, password) = (auth.username.clone(), auth.password.clone());
-    Some(image::pull::Credentials { username, password, token: String::new() })
+    Some(image::pull::Credentials { username, password, ..Default::default() })
 }
