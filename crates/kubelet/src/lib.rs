@@ -14,6 +14,7 @@ mod csi;
 mod env;
 mod health;
 mod hooks;
+mod huge_pages;
 mod identity;
 mod keeping;
 mod last_words;

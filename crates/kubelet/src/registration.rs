@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Owne
 use reconcile::{Error, Key, Object as _, Patch};
 use serde_json::json;
 
-use crate::{Node, look_at_all, network};
+use crate::{Node, huge_pages, look_at_all, network};
 
 const LEASE_SECONDS: i32 = 40;
 /// The status is looked at with each beat of the node; it is written when it has changed, or after so many seconds.
@@ -291,22 +291,30 @@ fn resources(node: &Node) -> BTreeMap<String, Quantity> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let disk =
         rustix::fs::statvfs(&node.settings.pods).map_or(0, |stat| stat.f_blocks * stat.f_frsize / 1024);
-    [
+    let own = [
         ("cpu", cpus.to_string()),
         ("ephemeral-storage", format!("{disk}Ki")),
-        ("hugepages-1Gi", "0".to_owned()),
-        ("hugepages-2Mi", "0".to_owned()),
         ("memory", format!("{}Ki", node.settings.memory / 1024)),
         ("pods", node.presentation.max_pods.to_string()),
-    ]
-    .map(|(name, amount)| (name.to_owned(), Quantity(amount)))
-    .into()
+    ];
+    let huge_pages = huge_pages::pools().into_iter().map(|pool| {
+        let (name, amount) = pool.resource();
+        (name, Quantity(amount))
+    });
+    own.map(|(name, amount)| (name.to_owned(), Quantity(amount))).into_iter().chain(huge_pages).collect()
 }
 
 /// What is there for pods: all but what is reserved, and what must always be left.
 fn allocatable(node: &Node, mut resources: BTreeMap<String, Quantity>) -> BTreeMap<String, Quantity> {
     let limits = &node.settings.keeping.limits;
     let reserved = |name: &str| node.presentation.reserved.get(name).copied().unwrap_or(0);
+    // Memory that is nothing else any more.
+    let huge: i64 = resources
+        .iter()
+        .filter(|(name, _)| name.starts_with("hugepages-"))
+        .filter_map(|(_, amount)| schema::quantity::Quantity::parse(&amount.0).ok())
+        .map(|amount| amount.value())
+        .sum();
     for (name, amount) in &mut resources {
         let Ok(capacity) = schema::quantity::Quantity::parse(&amount.0) else { continue };
         match name.as_str() {
@@ -314,7 +322,8 @@ fn allocatable(node: &Node, mut resources: BTreeMap<String, Quantity>) -> BTreeM
                 amount.0 = format!("{}m", (capacity.milli() - reserved("cpu")).max(0));
             }
             "memory" => {
-                let left = capacity.value() - reserved("memory") - i64::try_from(limits.memory).unwrap_or(0);
+                let kept = reserved("memory") + i64::try_from(limits.memory).unwrap_or(0) + huge;
+                let left = capacity.value() - kept;
                 amount.0 = format!("{}Ki", left.max(0) / 1024);
             }
             "ephemeral-storage" => {

@@ -21,6 +21,7 @@ use serde_json::json;
 use crate::config::Settings;
 use crate::csi::{self, volume::Trouble};
 use crate::env::{Addresses, Sources, expand, field_value, resource_value};
+use crate::huge_pages;
 use crate::payload::{self, File, Payload};
 
 /// Why a volume is not there, in upstream's words.
@@ -130,12 +131,17 @@ async fn one(pod: &Pod, volume: &Volume, materials: &Materials<'_>) -> Result<Pa
     if let Some(empty) = &volume.empty_dir {
         let dir = dir("kubernetes.io~empty-dir");
         let fresh = !dir.exists();
+        let medium = empty.medium.as_deref().unwrap_or_default();
+        let pages = huge_pages::is_medium(medium).then(|| huge_pages::page_size(medium, pod)).transpose()?;
         fs::create_dir_all(&dir).map_err(|error| error.to_string())?;
-        if empty.medium.as_deref() == Some("Memory") && fresh {
+        if let (Some(size), true) = (pages, fresh) {
+            mount(&dir, "hugetlbfs", &format!("pagesize={size}"))?;
+        }
+        if medium == "Memory" && fresh {
             let size =
                 empty.size_limit.as_ref().and_then(|size| schema::quantity::Quantity::parse(&size.0).ok());
             let options = size.map(|size| format!("size={}", size.value())).unwrap_or_default();
-            mount_memory(&dir, &options)?;
+            mount(&dir, "tmpfs", &options)?;
         }
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).map_err(|error| error.to_string())?;
         own(&dir, pod, 0o2777)?;
@@ -228,11 +234,11 @@ fn host_path(path: &str, kind: &str) -> Result<PathBuf, String> {
     Ok(place)
 }
 
-fn mount_memory(dir: &Path, options: &str) -> Result<(), String> {
+fn mount(dir: &Path, kind: &str, options: &str) -> Result<(), String> {
     let flags = rustix::mount::MountFlags::empty();
     let options = std::ffi::CString::new(options).unwrap_or_default();
-    rustix::mount::mount("tmpfs", dir, "tmpfs", flags, options.as_c_str())
-        .map_err(|error| format!("cannot mount tmpfs at {}: {error}", dir.display()))
+    rustix::mount::mount(kind, dir, kind, flags, options.as_c_str())
+        .map_err(|error| format!("cannot mount {kind} at {}: {error}", dir.display()))
 }
 
 fn mode_of(mode: Option<i32>, default: i32) -> u32 {

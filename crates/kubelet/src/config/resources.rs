@@ -27,6 +27,7 @@ pub fn of(pod: &Pod, container: &Container, node_memory: i64) -> LinuxContainerR
             .map_or(LEAST_SHARES, |milli| (milli * 1024 / 1000).clamp(LEAST_SHARES, MOST_SHARES)),
         memory_limit_in_bytes: memory,
         oom_score_adj: oom_score(pod, asked, node_memory),
+        hugepage_limits: crate::huge_pages::limits(pod, container),
         ..LinuxContainerResources::default()
     }
 }

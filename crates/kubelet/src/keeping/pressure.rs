@@ -257,7 +257,7 @@ pub fn over_limits(
     let empty_dirs = || {
         spec.volumes.iter().flatten().filter_map(|volume| {
             let empty = volume.empty_dir.as_ref()?;
-            (empty.medium.as_deref() != Some("Memory")).then_some((volume, empty))
+            empty.medium.as_deref().unwrap_or_default().is_empty().then_some((volume, empty))
         })
     };
     for (found, empty) in empty_dirs() {

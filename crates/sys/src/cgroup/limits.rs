@@ -93,7 +93,13 @@ impl Cgroups {
             set("pids", "pids.max", &limits.pids)?;
         }
         for (size, bytes) in &limits.huge_pages {
-            set("hugetlb", &format!("hugetlb.{size}.limit_in_bytes"), bytes)?;
+            // What may be used, and what may be set aside for later use, where the kernel counts that.
+            for kind in ["", "rsvd."] {
+                let file = format!("hugetlb.{size}.{kind}limit_in_bytes");
+                if self.directory("hugetlb", group).is_some_and(|place| place.join(&file).exists()) {
+                    set("hugetlb", &file, bytes)?;
+                }
+            }
         }
         Ok(())
     }
@@ -130,7 +136,12 @@ fn limit_v2(directory: &Path, limits: &Limits) -> io::Result<()> {
         set("pids.max", limits.pids.to_string())?;
     }
     for (size, bytes) in &limits.huge_pages {
-        set(&format!("hugetlb.{size}.max"), bytes.to_string())?;
+        for file in [format!("hugetlb.{size}.max"), format!("hugetlb.{size}.rsvd.max")] {
+            // Without the controller nothing is limited, as on any such host.
+            if directory.join(&file).exists() {
+                set(&file, bytes.to_string())?;
+            }
+        }
     }
     for (file, value) in &limits.unified {
         if file.contains('/') {
