@@ -103,7 +103,7 @@ pub fn container(
         layers_dir: parts.layers_dir,
         layers: parts.layers,
         args: arguments(config, parts.image)?,
-        env: environment(config, parts.image),
+        env: environment(config, pod, parts.image),
         cwd: first([&config.working_dir, &parts.image.working_dir]),
         user: user(&security, parts.image),
         read_only: security.readonly_rootfs,
@@ -144,8 +144,14 @@ fn arguments(config: &ContainerConfig, image: &Process) -> Result<Vec<String>, S
     if args.is_empty() { Err("no command specified".to_owned()) } else { Ok(args) }
 }
 
-fn environment(config: &ContainerConfig, image: &Process) -> Vec<String> {
+fn environment(config: &ContainerConfig, pod: &PodSandboxConfig, image: &Process) -> Vec<String> {
     let mut env: Vec<String> = image.env.clone().unwrap_or_default();
+    if !env.iter().any(|pair| pair.starts_with("HOSTNAME=")) {
+        // In the host's network it is the host's.
+        let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let name = if pod.hostname.is_empty() { host() } else { pod.hostname.clone() };
+        env.insert(0, format!("HOSTNAME={name}"));
+    }
     if !env.iter().any(|pair| pair.starts_with("PATH=")) {
         env.insert(0, PATH.to_owned());
     }

@@ -141,6 +141,30 @@ pub async fn all_of_root_is_not_enough(node: &Node) {
     assert_eq!(said, "own mounts\nother\n");
 }
 
+/// `procMount: Unmasked`: containers within a pod may have a `/proc` of their own, which the kernel allows to those who
+/// see all of theirs.
+pub async fn an_unmasked_proc_can_be_mounted_again(node: &Node) {
+    let pod = pod(node, "unmasked", |_| {}).await;
+    let script = "unshare -m -p -f sh -c 'mount -t proc proc /tmp && readlink /tmp/self' 2>/dev/null || echo no; \
+        (echo 1 >/proc/sys/kernel/panic) 2>/dev/null || echo not the host; \
+        grep -c ' /proc/' /proc/self/mountinfo";
+    let unmasked = LinuxContainerSecurityContext {
+        masked_paths: Vec::new(),
+        readonly_paths: Vec::new(),
+        privileged: false,
+        ..strong()
+    };
+    let masked = LinuxContainerSecurityContext {
+        masked_paths: security().masked_paths,
+        readonly_paths: security().readonly_paths,
+        ..unmasked.clone()
+    };
+    let (_, said) = pod.finish(&with(unmasked, script)).await;
+    assert_eq!(said, "1\nnot the host\n0\n");
+    let (_, said) = pod.finish(&with(masked, script)).await;
+    assert!(said.starts_with("no\nnot the host\n") && !said.ends_with("\n0\n"), "{said}");
+}
+
 pub async fn what_cannot_be_mapped_says_why(node: &Node) {
     let pod = pod(node, "why", |_| {}).await;
     let mut config = script("true");

@@ -30,9 +30,10 @@ const LINKS: [(&str, &str); 6] = [
     ("stdin", "/proc/self/fd/0"),
     ("stdout", "/proc/self/fd/1"),
     ("stderr", "/proc/self/fd/2"),
-    ("core", "/proc/kcore"),
+    ("core", CORE),
     ("ptmx", "pts/ptmx"),
 ];
+const CORE: &str = "/proc/kcore";
 /// Of the host's `/dev`, what a privileged container has of its own.
 const NOT_SHARED: [&str; 7] = ["pts", "shm", "fd", "mqueue", "console", "ptmx", "tty"];
 /// The group that terminals belong to.
@@ -262,7 +263,8 @@ impl Root<'_> {
         };
         let (uid, gid) = (root.0.as_raw().to_string(), root.1.as_raw().to_string());
         let dev = [("mode", "755"), ("size", "65536k"), ("uid", &uid), ("gid", &gid)];
-        self.mount("/dev", fresh("tmpfs", &dev, MountAttrFlags::MOUNT_ATTR_NOSUID))?;
+        let strict = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_STRICTATIME;
+        self.mount("/dev", fresh("tmpfs", &dev, strict))?;
         let gid = terminals.1.as_raw().to_string();
         let pts = [("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620"), ("gid", &gid)];
         let no_suid = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
@@ -314,6 +316,10 @@ impl Root<'_> {
                 .map_err(Failure::during(format!("make /dev/{name}")))?;
         }
         for (name, target) in LINKS {
+            // Not every kernel shows its memory.
+            if target == CORE && self.open(Path::new(CORE)).is_err() {
+                continue;
+            }
             rustix::fs::symlinkat(target, &dev, name)
                 .and_then(|()| self.own(&dev, name.as_ref()))
                 .map_err(Failure::during(format!("make /dev/{name}")))?;

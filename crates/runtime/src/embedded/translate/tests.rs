@@ -50,7 +50,10 @@ fn the_environment_of_the_pod_wins() {
     let pair = |key: &str, value: &str| KeyValue { key: key.into(), value: value.into() };
     let config =
         ContainerConfig { envs: vec![pair("A", "3"), pair("C", "4")], tty: true, ..Default::default() };
-    assert_eq!(made(&config, &image).unwrap().env, ["PATH=/bin", "B=2", "TERM=xterm", "A=3", "C=4"]);
+    let expected = ["HOSTNAME=web", "PATH=/bin", "B=2", "TERM=xterm", "A=3", "C=4"];
+    assert_eq!(made(&config, &image).unwrap().env, expected);
+    let named = ContainerConfig { envs: vec![pair("HOSTNAME", "mine")], ..Default::default() };
+    assert_eq!(made(&named, &image).unwrap().env, ["PATH=/bin", "A=1", "B=2", "HOSTNAME=mine"]);
 }
 
 #[test]
