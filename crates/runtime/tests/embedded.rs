@@ -1,7 +1,8 @@
 //! The embedded runtime against the real kernel: pods that live and die, and what is left of them.
 //!
 //! Needs root and busybox; says so and passes where these are missing. All of it is in a network of its own. A program
-//! without the usual harness, since a pod is supervised by the program that runs it: this one.
+//! without the usual harness, since a pod is supervised by the program that runs it: this one, or a skiff named by
+//! `SKIFF_BIN`.
 
 #[path = "embedded/breakout.rs"]
 mod breakout;

@@ -81,6 +81,7 @@ fn pods_live_and_die_by_kubectl_alone() {
     copy(&cluster);
     port_forward(&cluster);
     attach(&cluster);
+    attach_once(&cluster);
     reach_each_other(&cluster);
     own_users_and_images(&cluster);
     confined(&cluster);
@@ -356,6 +357,48 @@ fn attach(cluster: &Cluster) {
     std::io::Write::write_all(&mut stdin, b"these words\n").expect("written");
     let mut attached = Background(attached);
     assert_eq!(attached.lines().next().as_deref(), Some("read these words"));
+}
+
+/// What the first who types leaves is the end, where a container says so; elsewhere the next may type on.
+fn attach_once(cluster: &Cluster) {
+    let server = &cluster.server;
+    let pod = |name: &str, once: bool| {
+        let main = serde_json::json!({
+            "name": "main", "image": "busybox:1.36", "stdin": true, "stdinOnce": once,
+            "command": ["sh", "-c", "while read line; do echo read $line; done; echo the end"],
+        });
+        let pod = serde_json::json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+            "spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [main]},
+        });
+        server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
+        server.wait_for_pod(name, "condition=Ready");
+    };
+    let logs = |name: &str| server.kubectl(&["logs", name]).ok();
+    pod("once", true);
+    let said = server.kubectl_with(&["attach", "-i", "once"], "one\ntwo\n").ok();
+    assert_eq!(said, "read one\nread two\nthe end\n");
+    server.wait_for_pod("once", "jsonpath={.status.phase}=Succeeded");
+    // One who hangs up in the middle ends it just the same.
+    pod("cut", true);
+    let mut attached = server.kubectl_command();
+    attached.args(["attach", "-i", "cut"]);
+    let mut attached = attached.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("kubectl");
+    let mut stdin = attached.stdin.take().expect("a pipe");
+    std::io::Write::write_all(&mut stdin, b"one\n").expect("written");
+    let mut attached = Background(attached);
+    assert_eq!(attached.lines().next().as_deref(), Some("read one"));
+    drop((attached, stdin));
+    server.wait_for_pod("cut", "jsonpath={.status.phase}=Succeeded");
+    assert_eq!(logs("cut"), "read one\nthe end\n");
+    // Without, whoever has typed all there is leaves, and the container goes on.
+    pod("often", false);
+    for word in ["one", "two"] {
+        server.kubectl_with(&["attach", "-i", "often"], &format!("{word}\n")).ok();
+        server.until("it was read", || logs("often").ends_with(&format!("read {word}\n")));
+    }
+    assert_eq!(logs("often"), "read one\nread two\n");
+    server.kubectl(&["delete", "pod", "once", "cut", "often", "--wait"]).ok();
 }
 
 fn reach_each_other(cluster: &Cluster) {

@@ -12,6 +12,7 @@ pub mod memory;
 pub mod mounts;
 pub mod netlink;
 pub mod process;
+pub mod removal;
 pub mod seccomp;
 
 /// The lines of one of the kernel's files, one after the other: some are long, and who reads them may want to stay small.

@@ -108,7 +108,11 @@ impl Embedded {
             record.is_stopped = true;
             record.clone()
         };
-        record::write(&pod.directory, &changed).map_err(io("StopPodSandbox", "write the pod down"))
+        match record::write(&pod.directory, &changed) {
+            // Somebody has taken the pod away already.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            other => other.map_err(io("StopPodSandbox", "write the pod down")),
+        }
     }
 
     /// Removes a cgroup as soon as nobody is in it.

@@ -12,6 +12,7 @@ mod launch;
 mod layers;
 mod log;
 mod news;
+mod orphan;
 mod root;
 mod setup;
 mod spawn;
@@ -30,6 +31,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use sys::cgroup::Cgroups;
 use sys::memory::Program;
 use sys::process::Child;
+use sys::removal::Removals;
 
 use super::protocol::{Answer, Request, Status, Streams};
 use super::spec::Pids;
@@ -68,8 +70,12 @@ struct Supervisor {
     connections: Vec<Connection>,
     containers: BTreeMap<String, Running>,
     commands: Vec<Command>,
+    /// What is taken away of the pod's directory.
+    removals: Option<Removals>,
     next: u64,
     stops: bool,
+    /// The pod's directory was removed: nobody knows of it any more.
+    is_orphan: bool,
     /// Of which nothing is needed while nothing happens.
     program: Program,
 }
@@ -105,6 +111,9 @@ impl Supervisor {
     fn wait(&self) -> io::Result<Vec<News>> {
         let mut watched = Watched { news: Vec::new(), fds: Vec::new() };
         watched.add(News::Caller, &self.listener, PollFlags::IN);
+        if let Some(removals) = &self.removals {
+            watched.add(News::Removal, removals, PollFlags::IN);
+        }
         for connection in &self.connections {
             let flags = if connection.has_more() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
             watched.add(News::Connection(connection.id), &connection.stream, flags);
@@ -146,8 +155,9 @@ impl Supervisor {
                 }
             }
             News::ListenerIn(id, at) => {
-                if let Some(running) = self.containers.get_mut(&id) {
-                    running.hear_listener(at);
+                let running = self.containers.get_mut(&id);
+                if let Some(left) = running.and_then(|running| running.hear_listener(at)) {
+                    self.say(left, &Answer::Done, true);
                 }
             }
             News::ListenerOut(id, at, stream) => {
@@ -158,6 +168,10 @@ impl Supervisor {
             }
             News::Ended(id) => self.ended(&id),
             News::Command(connection) => self.command(connection),
+            News::Removal => {
+                self.removals.iter().for_each(Removals::heard);
+                self.look_around();
+            }
         }
     }
 
@@ -250,7 +264,9 @@ impl Supervisor {
         let answer = told(id, &running.status);
         // Also where a skiff finds it that comes when this process is gone.
         let written = serde_json::to_vec(&running.status).expect("a status has only numbers and strings");
-        let _ = setup::write_file(&self.directory.join(id).join("status.json"), &written);
+        if !self.is_orphan {
+            let _ = setup::write_file(&self.directory.join(id).join("status.json"), &written);
+        }
         for connection in self.connections.iter_mut().filter(|connection| connection.watches) {
             connection.say(&answer);
         }
@@ -362,6 +378,7 @@ impl Supervisor {
         for listener in std::mem::take(&mut running.listeners) {
             self.say(listener.connection, &Answer::Done, true);
         }
+        self.look_around();
         self.announce(id);
     }
 
@@ -472,7 +489,7 @@ impl Supervisor {
             let _ = command.child.signal(9);
         }
         for running in self.containers.values_mut() {
-            running.listeners.retain(|listener| !gone.contains(&listener.connection));
+            running.leave(|listener| gone.contains(&listener.connection));
         }
     }
 
@@ -495,6 +512,9 @@ impl Supervisor {
         }
         if let Some((host, link)) = &mut self.network {
             let _ = host.delete_link(link);
+        }
+        if self.is_orphan {
+            self.remove_cgroups();
         }
         let _ = std::fs::remove_file(self.directory.join(super::protocol::SOCKET));
     }

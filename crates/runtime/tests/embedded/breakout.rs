@@ -24,7 +24,7 @@ async fn attempts(pod: &Pod<'_>, security: LinuxContainerSecurityContext, list: 
 pub async fn the_program_cannot_be_overwritten(node: &Node) {
     let pod = node.pod("program").await;
     // Neither by whom a command is run for, nor by everything root may do.
-    let own = std::env::current_exe().unwrap();
+    let own = crate::kit::program();
     let before = std::fs::metadata(&own).unwrap().modified().unwrap();
     let id = pod.start(&with(strong(), "i=0; while [ $i -lt 3000 ]; do for p in /proc/[0-9]*; do (echo x >>$p/exe) 2>/dev/null && readlink $p/exe; done; i=$((i+1)); done; sleep 1000")).await;
     for _ in 0..20 {

@@ -62,6 +62,7 @@ pub async fn run(only: Option<&str>, unified: bool) {
         life::a_later_skiff_finds_its_pods,
         life::another_program_takes_over,
         life::a_killed_supervisor_leaves_nothing,
+        life::a_pod_whose_directory_is_removed_ends,
         life::users_and_directories,
         life::volumes_and_propagation,
         life::a_supervisor_is_small,
@@ -77,6 +78,7 @@ pub async fn run(only: Option<&str>, unified: bool) {
         users::root_is_nobody_outside,
         users::commands_stay_inside,
         users::all_of_root_is_not_enough,
+        users::an_unmasked_proc_can_be_mounted_again,
         users::what_cannot_be_mapped_says_why,
         volumes::an_image_is_a_volume,
         volumes::mounts_within_volumes,
@@ -224,7 +226,13 @@ pub fn supervisors(dir: &Path) -> Vec<rustix::process::Pid> {
 }
 
 pub async fn open(dir: &Path) -> Embedded {
-    open_with(dir, std::env::current_exe().expect("this program")).await
+    open_with(dir, program()).await
+}
+
+/// What pods are supervised by: `SKIFF_BIN`, such as a release, or else this program.
+pub fn program() -> PathBuf {
+    let named = std::env::var_os("SKIFF_BIN").map(PathBuf::from);
+    named.unwrap_or_else(|| std::env::current_exe().expect("this program"))
 }
 
 /// The same with pods supervised by a program at another place.

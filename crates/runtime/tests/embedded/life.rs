@@ -211,7 +211,7 @@ pub async fn another_program_takes_over(node: &Node) {
     let program = node.dir.path().join("program");
     let install = || {
         let new = program.with_extension("new");
-        std::fs::copy(std::env::current_exe().unwrap(), &new).unwrap();
+        std::fs::copy(crate::kit::program(), &new).unwrap();
         std::fs::rename(new, &program).unwrap();
     };
     let runs = |pid: &rustix::process::Pid| {
@@ -338,4 +338,47 @@ pub async fn a_supervisor_is_small(node: &Node) {
     }
     println!("a supervisor has {own} kB for itself");
     assert!(own > 0 && own < LARGEST, "{own} kB\n{smaps}");
+}
+
+/// Whoever takes all of skiff's data away at once, skiff running or not, ends the pods with it.
+pub async fn a_pod_whose_directory_is_removed_ends(node: &Node) {
+    let until = async |what: &str, done: &dyn Fn() -> bool| {
+        let begun = std::time::Instant::now();
+        while !done() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "not in time: {what}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let pods = node.dir.path().join("runtime/pods");
+    let group = |pod: &str| format!("/skiff-test-{}/pod{pod}", std::process::id());
+    let groups = sys::cgroup::Cgroups::of_host().unwrap();
+    let is_there = |group: &str| groups.directories(group).iter().any(|place| place.exists());
+    let links = || podnet::links("skp").unwrap().len();
+    for (name, shared) in [("orphan", false), ("orphans", true)] {
+        let mut config = node.pod_config(name);
+        let options = NamespaceOption {
+            pid: if shared { NamespaceMode::Pod } else { NamespaceMode::Container }.into(),
+            ..NamespaceOption::default()
+        };
+        let linux = config.linux.as_mut().unwrap();
+        linux.security_context.as_mut().unwrap().namespace_options = Some(options.clone());
+        let pod = node.pod_with(config).await;
+        let own = LinuxContainerSecurityContext { namespace_options: Some(options), ..security() };
+        let id = pod.start(&with(own, "trap '' TERM; sleep 1000 & sleep 1000 & wait")).await;
+        assert_eq!((supervisors(node.dir.path()).is_empty(), links()), (false, 1));
+        std::fs::remove_dir_all(pods.join(&pod.id)).unwrap();
+        until("the supervisor is gone", &|| supervisors(node.dir.path()).is_empty()).await;
+        assert_eq!(links(), 0);
+        assert!(!is_there(&group(name)), "the groups of the pod are gone");
+        // Skiff has noticed, and makes nothing of it.
+        assert_eq!(ended(&node.runtime, &id).await.exit_code, 137);
+        node.runtime.remove_sandbox(&pod.id).await.unwrap();
+    }
+    // A container whose directory is gone ends alone.
+    let pod = node.pod("half").await;
+    let [first, second] = [pod.start(&script("sleep 1000")).await, pod.start(&script("sleep 1000")).await];
+    std::fs::remove_dir_all(pods.join(&pod.id).join(&first)).unwrap();
+    assert_eq!(ended(&node.runtime, &first).await.exit_code, 137);
+    assert_eq!(node.runtime.container_status(&second).await.unwrap().state(), ContainerState::Running);
+    assert_eq!(pod.exec(&second, "echo still here").await.1, "still here\n");
 }

@@ -81,26 +81,43 @@ impl Running {
         None
     }
 
-    /// Passes on what one of the listeners types.
-    pub fn hear_listener(&mut self, at: usize) {
+    /// Passes on what one of the listeners types. One who has typed all there is leaves, and its connection is
+    /// answered; unless the container hears of that end, too, and may have more to say because of it.
+    pub fn hear_listener(&mut self, at: usize) -> Option<u64> {
         let mut buffer = [0; PIECE];
-        let Some(stdin) = self.listeners.get_mut(at).and_then(|listener| listener.stdin.as_mut()) else {
-            return;
-        };
-        match stdin.read(&mut buffer) {
+        match self.listeners.get_mut(at)?.stdin.as_mut()?.read(&mut buffer) {
             Ok(count) if count > 0 => {
                 self.to_stdin.extend_from_slice(&buffer[..count]);
                 self.feed();
+                None
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            _ => {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+            _ if self.is_for_one() => {
                 self.listeners[at].stdin = None;
-                if self.spec.stdin_once {
-                    self.stdin_ends = true;
-                    self.feed();
-                }
+                self.end_stdin();
+                None
             }
+            _ => Some(self.listeners.remove(at).connection),
         }
+    }
+
+    /// Lets listeners go who have hung up.
+    pub fn leave(&mut self, gone: impl Fn(&Listener) -> bool) {
+        let typed = self.listeners.iter().any(|listener| listener.stdin.is_some() && gone(listener));
+        self.listeners.retain(|listener| !gone(listener));
+        if typed && self.is_for_one() {
+            self.end_stdin();
+        }
+    }
+
+    /// Whether the first who types is the only one. A terminal has no end that could be passed on.
+    fn is_for_one(&self) -> bool {
+        self.spec.stdin_once && !self.spec.tty
+    }
+
+    fn end_stdin(&mut self) {
+        self.stdin_ends = true;
+        self.feed();
     }
 
     /// Writes to the container what it takes.

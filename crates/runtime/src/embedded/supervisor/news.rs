@@ -19,6 +19,8 @@ pub enum News {
     ListenerOut(String, usize, Stream),
     Ended(String),
     Command(u64),
+    /// Something in the pod's directory is gone.
+    Removal,
 }
 
 /// What to wait for.

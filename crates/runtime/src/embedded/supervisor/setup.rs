@@ -15,6 +15,7 @@ use sys::cgroup::Cgroups;
 use sys::memory::Program;
 use sys::netlink::Netlink;
 use sys::process::New;
+use sys::removal::Removals;
 
 use super::users::Users;
 use super::{Failure, Supervisor, launch, spawn};
@@ -104,6 +105,8 @@ fn prepare(directory: &Path) -> Result<Supervisor, Failure> {
     listener.set_nonblocking(true).map_err(Failure::during("make the pod's socket"))?;
     // Whoever took the directory away meanwhile will never call.
     std::fs::metadata(directory.join(SOCKET)).map_err(Failure::during("find the pod's socket"))?;
+    // Without, it is noticed with the next thing that happens.
+    let removals = Removals::watch(directory).ok();
     let directory = directory.to_owned();
     let (connections, containers, commands) = Default::default();
     Ok(Supervisor {
@@ -117,8 +120,10 @@ fn prepare(directory: &Path) -> Result<Supervisor, Failure> {
         connections,
         containers,
         commands,
+        removals,
         next: 0,
         stops: false,
+        is_orphan: false,
         program: Program::of_process().unwrap_or_default(),
     })
 }

@@ -1,0 +1,56 @@
+//! A pod whose directory is taken away under it, as by a user who removes all of skiff's data at once. Nobody will ever
+//! call it again, so it ends by itself, and takes away what skiff would have.
+
+use std::io;
+use std::path::Path;
+
+use rustix::event::Timespec;
+
+use super::Supervisor;
+
+/// How often a group is tried whose processes are on their way out.
+const TRIES: usize = 2000;
+const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+
+fn is_gone(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+impl Supervisor {
+    /// Whether the pod is still known, and its containers.
+    pub(super) fn look_around(&mut self) {
+        if is_gone(&self.directory.join("spec.json")) {
+            self.is_orphan = true;
+            self.stops = true;
+            return;
+        }
+        for (id, running) in &self.containers {
+            let Some(child) = &running.child else { continue };
+            if is_gone(&self.directory.join(id)) {
+                let _ = child.signal(9);
+            }
+        }
+    }
+
+    /// Removes the groups of containers, and the pod's if that was all.
+    pub(super) fn remove_cgroups(&self) {
+        let groups = self.containers.values().map(|running| running.spec.cgroup.as_str());
+        for group in groups.clone() {
+            for _ in 0..TRIES {
+                let _ = self.cgroups.kill(group);
+                if self.cgroups.remove(group).is_ok() {
+                    break;
+                }
+                let _ = rustix::event::poll(&mut [], Some(&PAUSE));
+            }
+        }
+        if let Some((parent, _)) = groups.clone().next().and_then(|group| group.rsplit_once('/'))
+            && parent.trim_matches('/').contains('/')
+        {
+            for directory in self.cgroups.directories(parent) {
+                // Not the others inside, which somebody else may be about to join.
+                let _ = std::fs::remove_dir(directory);
+            }
+        }
+    }
+}
