@@ -59,7 +59,7 @@ fn a_policy_that_is_none_keeps_the_server_from_starting() {
     let dir = tempfile::tempdir().unwrap();
     let policy = dir.path().join("policy.yaml");
     std::fs::write(&policy, "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: []\n").unwrap();
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_skiff"))
+    let output = std::process::Command::new(testkit::binary().expect("a program"))
         .args(["server", "--disable-agent", "--bind-address", "127.0.0.1", "--https-listen-port", "0"])
         .arg("--data-dir")
         .arg(dir.path().join("data"))

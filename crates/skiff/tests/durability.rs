@@ -161,7 +161,7 @@ fn a_flipped_byte_is_named() {
     bytes[middle] ^= 0x10;
     std::fs::write(log, bytes).unwrap();
     let start = ["server", "--disable-agent", "--bind-address=127.0.0.1", "--https-listen-port=0"];
-    let mut command = Command::new(env!("CARGO_BIN_EXE_skiff"));
+    let mut command = Command::new(testkit::binary().expect("a program"));
     command.args(start).arg("--data-dir").arg(server.data_dir());
     let mut process = Process::spawn(&mut command).unwrap();
     let words = process.wait_until(Duration::from_secs(30), || None::<()>).unwrap_err().to_string();
@@ -224,7 +224,7 @@ fn version(object: &Value) -> u64 {
 }
 
 fn skiff(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_skiff")).args(args).output().unwrap()
+    Command::new(testkit::binary().expect("a program")).args(args).output().unwrap()
 }
 
 fn text(output: &Output) -> String {

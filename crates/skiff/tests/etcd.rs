@@ -109,7 +109,7 @@ fn etcd_over_tls_wants_the_right_certificates() {
         [(flags, "cannot reach etcd"), (etcd.flags()[..2].to_vec(), "needs --datastore-cafile")]
     {
         let data = tempfile::tempdir().unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_skiff"));
+        let mut command = Command::new(testkit::binary().expect("a program"));
         command.args(["server", "--disable-agent", "--https-listen-port", "0", "--data-dir"]);
         let output = command.arg(data.path()).args(&flags).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);

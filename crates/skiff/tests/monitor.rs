@@ -29,7 +29,7 @@ fn starts(server: &Server, role: &str, group: &str, counted: &str) {
     };
     let issued = pki::load_or_issue(dir.path(), "serving", &authority, &leaf, Timestamp::now()).unwrap();
     let port = free_port();
-    let mut command: Command = server.command(env!("CARGO_BIN_EXE_skiff"));
+    let mut command: Command = server.command(testkit::binary().expect("a program"));
     command.args([role, "--bind-address=127.0.0.1", &format!("--secure-port={port}")]);
     command.arg(format!("--kubeconfig={}", server.kubeconfig().display()));
     for (flag, file) in [("tls-cert-file", "serving.crt"), ("tls-private-key-file", "serving.key")] {

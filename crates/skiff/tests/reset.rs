@@ -92,7 +92,7 @@ fn a_host_is_as_it_was() {
     }
 
     let reset = |server: &Server, more: &[&str]| {
-        let mut command = server.command(env!("CARGO_BIN_EXE_skiff"));
+        let mut command = server.command(testkit::binary().expect("a program"));
         let output = command.args(["reset", "--data-dir", &data]).args(more).output().expect("skiff");
         let (said, complaint) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

@@ -303,9 +303,9 @@ fn free_port() -> Result<u16> {
     Ok(listener.local_addr()?.port())
 }
 
-/// The `skiff` that was built with this test: what cargo names, or the one beside the test in the target
-/// directory.
-fn binary() -> Result<PathBuf> {
+/// The `skiff` to be tested: what `SKIFF_BIN` says, such as a release, or the one built with this test: what cargo
+/// names, or the one beside the test in the target directory.
+pub fn binary() -> Result<PathBuf> {
     for name in ["SKIFF_BIN", "NEXTEST_BIN_EXE_skiff", "CARGO_BIN_EXE_skiff"] {
         if let Some(path) = std::env::var_os(name) {
             return Ok(path.into());
