@@ -296,6 +296,15 @@ impl Started {
         self.server.tunnels.seen.subscribe()
     }
 
+    /// Reaches nodes elsewhere and their pods as this server does: through the tunnels they have left.
+    pub fn dial(&self) -> stream::Dial {
+        let server = self.server.clone();
+        Arc::new(move |to| {
+            let server = server.clone();
+            Box::pin(async move { tunnels::connect(&server, &to.ip().to_string(), to.port()).await })
+        })
+    }
+
     /// A connection for roles in this process.
     pub fn local(&self) -> Arc<Local> {
         Local::new(self.server.clone())

@@ -14,8 +14,8 @@ use http::header::{CONNECTION, HeaderValue, UPGRADE};
 use http::{Response, StatusCode};
 use parking_lot::Mutex;
 use serde_json::Value;
+pub use stream::Wire;
 use stream::tunnel::{PROTOCOL, Tunnel};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
@@ -23,11 +23,6 @@ use crate::body::Body;
 use crate::nodes::node_of;
 use crate::request::Target;
 use crate::server::{Call, Server};
-
-/// A connection, whichever way it goes.
-pub trait Wire: AsyncRead + AsyncWrite + Unpin + Send {}
-
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Wire for T {}
 
 /// The tunnels that are there, by the names of their nodes.
 #[derive(Default)]

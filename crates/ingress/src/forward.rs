@@ -12,7 +12,8 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 
 use crate::Shared;
-use crate::table::{Backend, Place};
+use crate::pool::Sender;
+use crate::table::{Backend, Place, Speech};
 
 /// How long a pod may take to begin its answer.
 const ANSWER: Duration = Duration::from_secs(300);
@@ -56,9 +57,10 @@ async fn handed_on(
     if backend.redirect && !from.tls && secure != 0 {
         return redirect(&host, secure, request.uri()).ok_or(StatusCode::BAD_REQUEST);
     }
-    let upgrade = (request.version() < Version::HTTP_2 && stream::wants_upgrade(request.headers()))
-        .then(|| hyper::upgrade::on(&mut request));
-    prepare(&mut request, &host, from, upgrade.is_some()).ok_or(StatusCode::BAD_REQUEST)?;
+    let both = request.version() < Version::HTTP_2 && !backend.speech.http2;
+    let upgrade =
+        (both && stream::wants_upgrade(request.headers())).then(|| hyper::upgrade::on(&mut request));
+    prepare(&mut request, &host, from, upgrade.is_some(), backend.speech).ok_or(StatusCode::BAD_REQUEST)?;
     let mut response = ask(shared, backend, request).await?;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let upgrade = upgrade.ok_or(StatusCode::BAD_GATEWAY)?;
@@ -81,11 +83,12 @@ async fn ask(
     for place in backend.in_turn().take(TRIES) {
         let address = place.address;
         // Those that were kept may have been closed at the other end meanwhile; a new one is not.
-        while let Some(kept) = shared.pool.kept(place) {
+        if let Some(kept) = shared.pool.kept(place) {
             match send(shared, backend, place, kept, request).await? {
                 Ok(response) => return Ok(response),
                 Err(unsent) => request = *unsent,
             }
+            shared.pool.forget(place);
         }
         match shared.pool.dial(place).await {
             Ok(new) => match send(shared, backend, place, new, request).await? {
@@ -106,10 +109,10 @@ async fn send(
     shared: &Shared,
     backend: &Backend,
     place: Place,
-    mut sender: hyper::client::conn::http1::SendRequest<Incoming>,
+    mut sender: Sender,
     request: Request<Incoming>,
 ) -> Result<Result<Response<Incoming>, Box<Request<Incoming>>>, StatusCode> {
-    let sent = tokio::time::timeout(ANSWER, sender.try_send_request(request)).await;
+    let sent = tokio::time::timeout(ANSWER, sender.send(request)).await;
     match sent {
         Err(_) => Err(StatusCode::GATEWAY_TIMEOUT),
         Ok(Ok(response)) => {
@@ -164,16 +167,28 @@ fn redirect(host: &str, port: u16, uri: &Uri) -> Option<Response<Body>> {
     Some(response)
 }
 
-/// Makes of a request to us one to a pod: in HTTP/1.1, for the same host, and saying for whom it is.
-fn prepare<B>(request: &mut Request<B>, host: &str, from: From, upgrade: bool) -> Option<()> {
+/// Makes of a request to us one to a pod: as it expects it, for the same host, and saying for whom it is.
+fn prepare<B>(request: &mut Request<B>, host: &str, from: From, upgrade: bool, to: Speech) -> Option<()> {
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
-    let path = if path.starts_with('/') { path.parse::<Uri>().ok()? } else { Uri::from_static("/") };
-    *request.uri_mut() = path;
-    *request.version_mut() = Version::HTTP_11;
+    let path = if path.starts_with('/') { path } else { "/" };
+    let (uri, version) = match to {
+        Speech { http2: false, .. } => (path.parse::<Uri>().ok()?, Version::HTTP_11),
+        // There the host is a part of the address.
+        Speech { tls: true, .. } => (format!("https://{host}{path}").parse().ok()?, Version::HTTP_2),
+        Speech { tls: false, .. } => (format!("http://{host}{path}").parse().ok()?, Version::HTTP_2),
+    };
+    *request.uri_mut() = uri;
+    *request.version_mut() = version;
     let headers = request.headers_mut();
+    // gRPC wants to hear that its answers may end with more headers.
+    let trailers = headers.get(header::TE).cloned().filter(|te| to.http2 && te == "trailers");
     stream::strip(headers, upgrade);
+    headers.extend(trailers.map(|te| (header::TE, te)));
     let value = |text: &str| HeaderValue::from_str(text).ok();
-    headers.insert(header::HOST, value(host)?);
+    match to.http2 {
+        true => _ = headers.remove(header::HOST),
+        false => _ = headers.insert(header::HOST, value(host)?),
+    }
     let client = value(&from.client.to_string())?;
     // What clients say themselves is not to be believed.
     headers.insert(HeaderName::from_static("x-forwarded-for"), client.clone());
@@ -209,14 +224,19 @@ mod tests {
 
     #[track_caller]
     fn check(headers: &[(&str, &str)], upgrade: bool, expected: &str) {
+        check_speech(headers, upgrade, Speech::default(), "/x?y=1", expected);
+    }
+
+    #[track_caller]
+    fn check_speech(headers: &[(&str, &str)], upgrade: bool, to: Speech, uri: &str, expected: &str) {
         let mut request = Request::get("https://a.io:8443/x?y=1");
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
         let mut request = request.body(()).unwrap();
         let host = host(&request).unwrap();
-        prepare(&mut request, &host, FROM, upgrade).unwrap();
-        assert_eq!(request.uri(), "/x?y=1");
+        prepare(&mut request, &host, FROM, upgrade, to).unwrap();
+        assert_eq!(request.uri(), uri);
         let own = |name: &str| name.starts_with("x-forwarded") || name == "x-real-ip" || name == "host";
         let mut told: Vec<String> = request
             .headers()
@@ -229,7 +249,9 @@ mod tests {
         let header = |name: &str| request.headers()[name].to_str().unwrap().to_owned();
         assert_eq!(header("x-forwarded-for"), "192.0.2.7");
         assert_eq!(header("x-forwarded-proto"), "https");
-        assert_eq!((header("host"), header("x-forwarded-host")), ("a.io:8443".into(), "a.io:8443".into()));
+        assert_eq!(header("x-forwarded-host"), "a.io:8443");
+        let told = request.headers().get("host").and_then(|host| host.to_str().ok());
+        assert_eq!(told, (!to.http2).then_some("a.io:8443"));
     }
 
     #[test]
@@ -242,6 +264,10 @@ mod tests {
             true,
             "connection=Upgrade sec-websocket-key=k upgrade=websocket",
         );
+        let te = [("te", "trailers"), ("connection", "te"), ("host", "a.io:8443")];
+        for (tls, uri) in [(false, "http://a.io:8443/x?y=1"), (true, "https://a.io:8443/x?y=1")] {
+            check_speech(&te, false, Speech { tls, http2: true }, uri, "te=trailers");
+        }
     }
 
     #[test]

@@ -31,6 +31,8 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const HEADERS: Duration = Duration::from_secs(60);
 /// How much these may be.
 const MOST_HEADERS: u32 = 64 << 10;
+/// How HTTP/2 begins, and no request of HTTP/1.1 does.
+const PREFACE: &[u8; 4] = b"PRI ";
 /// Streams on one connection of HTTP/2.
 const MOST_STREAMS: u32 = 250;
 /// Connections open at a time; more wait to be accepted.
@@ -50,7 +52,7 @@ impl Ingress {
         let shared = Arc::new(Shared {
             table: RwLock::default(),
             certificates: Certificates::new(Timestamp::now())?,
-            pool: Pool::new()?,
+            pool: Pool::new(config.dial.clone())?,
             https_port: AtomicU16::new(0),
             metrics: Arc::default(),
         });
@@ -133,7 +135,14 @@ async fn connection(
     let _ = sockopt::set_socket_keepalive(&stream, true);
     let _ = sockopt::set_tcp_keepidle(&stream, HEADERS);
     let from = From { client: client.ip().to_canonical(), port, tls: tls.is_some() };
-    let Some(acceptor) = tls else { return speak(shared, from, stream, false).await };
+    let Some(acceptor) = tls else {
+        // The first bytes tell which version it is; a client without any has said nothing yet.
+        let mut first = [0; PREFACE.len()];
+        if let Ok(Ok(_)) = tokio::time::timeout(HEADERS, stream.peek(&mut first)).await {
+            speak(shared, from, stream, first == *PREFACE).await;
+        }
+        return;
+    };
     let stream = match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake failed"),

@@ -27,6 +27,8 @@ pub struct Config {
     pub client: Client,
     /// Where this node is reached, which may change.
     pub address: watch::Receiver<Option<IpAddr>>,
+    /// How pods are reached.
+    pub dial: stream::Dial,
 }
 
 /// What the plan of the moment depends on.

@@ -17,11 +17,19 @@ pub enum PathType {
     Prefix,
 }
 
+/// How pods expect to be spoken to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Speech {
+    pub tls: bool,
+    /// HTTP/2 from the first byte, as gRPC needs it; otherwise HTTP/1.1.
+    pub http2: bool,
+}
+
 /// Where a connection leads, and how it is spoken over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
     pub address: SocketAddr,
-    pub tls: bool,
+    pub speech: Speech,
 }
 
 /// Those who answer.
@@ -30,8 +38,7 @@ pub struct Backend {
     /// As it is named in logs.
     pub name: String,
     pub addresses: Vec<SocketAddr>,
-    /// Whether they expect TLS.
-    pub tls: bool,
+    pub speech: Speech,
     /// Whether who comes without TLS is sent away to come with it.
     pub redirect: bool,
     next: AtomicUsize,
@@ -47,7 +54,7 @@ impl Backend {
         let start = self.next.fetch_add(1, Ordering::Relaxed);
         let count = self.addresses.len();
         let at = move |index| self.addresses[start.wrapping_add(index) % count];
-        (0..count).map(move |index| Place { address: at(index), tls: self.tls })
+        (0..count).map(move |index| Place { address: at(index), speech: self.speech })
     }
 }
 
@@ -114,7 +121,7 @@ impl Table {
         let backends = sites
             .flat_map(|site| site.rules.iter().map(|(_, rule)| &rule.backend).chain(site.default.as_ref()));
         backends.flat_map(|backend| {
-            backend.addresses.iter().map(|address| Place { address: *address, tls: backend.tls })
+            backend.addresses.iter().map(|address| Place { address: *address, speech: backend.speech })
         })
     }
 

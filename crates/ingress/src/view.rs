@@ -9,7 +9,7 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use k8s_openapi::api::networking::v1::{Ingress, IngressBackend, IngressClass, ServiceBackendPort};
 use reconcile::{Key, Object as _};
 
-use crate::table::{Backend, PathType, Rule, Table};
+use crate::table::{Backend, PathType, Rule, Speech, Table};
 use crate::{CONTROLLER, DEFAULT};
 
 /// From before classes had objects.
@@ -17,8 +17,17 @@ const ANNOTATION: &str = "kubernetes.io/ingress.class";
 
 /// On an Ingress that is to be had over TLS only: `"true"`.
 const REDIRECT: &str = "skiff.dev/ssl-redirect";
-/// What a port of a Service says as its protocol where pods expect TLS.
-const TLS: [&str; 2] = ["https", "kubernetes.io/wss"];
+/// What a port of a Service says as its protocol where pods expect something else than plain HTTP/1.1. Those without
+/// a prefix besides `https` are what others have come to understand.
+const SPEECHES: [(&str, Speech); 7] = [
+    ("https", Speech { tls: true, http2: false }),
+    ("kubernetes.io/wss", Speech { tls: true, http2: false }),
+    ("kubernetes.io/h2c", Speech { tls: false, http2: true }),
+    ("h2c", Speech { tls: false, http2: true }),
+    ("http2", Speech { tls: false, http2: true }),
+    ("grpc", Speech { tls: false, http2: true }),
+    ("grpcs", Speech { tls: true, http2: true }),
+];
 
 /// What is seen of the cluster.
 pub trait View {
@@ -64,9 +73,9 @@ pub fn plan(view: &dyn View) -> Plan {
             let name = port.name.clone().unwrap_or_else(|| port.number.unwrap_or_default().to_string());
             let made = || {
                 let found = view.service(&key).map(|service| answering(view, &service, &port));
-                let (addresses, tls) = found.unwrap_or_default();
+                let (addresses, speech) = found.unwrap_or_default();
                 let mut backend = Backend::new(format!("{key}:{name}"), addresses);
-                (backend.tls, backend.redirect) = (tls, redirect);
+                (backend.speech, backend.redirect) = (speech, redirect);
                 Arc::new(backend)
             };
             backends.entry((key.clone(), name.clone(), redirect)).or_insert_with(made).clone()
@@ -134,9 +143,9 @@ fn served(view: &dyn View) -> Vec<Arc<Ingress>> {
     served
 }
 
-/// Where the pods behind a port of a Service listen: those that are ready, or else those that still serve. And whether
-/// they expect TLS.
-fn answering(view: &dyn View, service: &Service, wanted: &ServiceBackendPort) -> (Vec<SocketAddr>, bool) {
+/// Where the pods behind a port of a Service listen: those that are ready, or else those that still serve. And how they
+/// expect to be spoken to.
+fn answering(view: &dyn View, service: &Service, wanted: &ServiceBackendPort) -> (Vec<SocketAddr>, Speech) {
     let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_deref()).unwrap_or_default();
     let port = ports.iter().find(|port| match &wanted.name {
         Some(name) => port.name.as_deref() == Some(name),
@@ -144,7 +153,8 @@ fn answering(view: &dyn View, service: &Service, wanted: &ServiceBackendPort) ->
     });
     let Some(port) = port else { return Default::default() };
     let protocol = port.app_protocol.as_deref().unwrap_or_default();
-    let tls = TLS.iter().any(|known| protocol.eq_ignore_ascii_case(known));
+    let known = SPEECHES.iter().find(|(name, _)| protocol.eq_ignore_ascii_case(name));
+    let speech = known.map(|(_, speech)| *speech).unwrap_or_default();
     let (mut ready, mut serving) = (BTreeSet::new(), BTreeSet::new());
     for slice in view.slices(&service.key()) {
         let name = |name: &Option<String>| name.clone().unwrap_or_default();
@@ -160,7 +170,7 @@ fn answering(view: &dyn View, service: &Service, wanted: &ServiceBackendPort) ->
             }
         }
     }
-    ((if ready.is_empty() { serving } else { ready }).into_iter().collect(), tls)
+    ((if ready.is_empty() { serving } else { ready }).into_iter().collect(), speech)
 }
 
 /// Whether an endpoint is ready, and whether it still serves.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Empty, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
@@ -59,7 +59,7 @@ impl World {
         let ctx = Ctx::new(client.clone(), Clock::default(), stop.subscribe());
         client.create(&ingress::class()).await.unwrap();
         let address = watch::channel(Some("192.0.2.1".parse().unwrap())).1;
-        let config = Config { client: client.clone(), address };
+        let config = Config { client: client.clone(), address, dial: stream::directly() };
         let ingress = Ingress::start(&ctx, config).unwrap();
         let listen = async || TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (plain, tls) = (listen().await, listen().await);
@@ -396,6 +396,76 @@ async fn pods_may_expect_tls_and_so_may_an_ingress() {
     tokio::time::timeout(LONG, stream.read_to_string(&mut heard)).await.unwrap().unwrap();
     let there = format!("location: https://a.io:{}/x?y=1\r\n", world.https.port());
     assert!(heard.contains(&there), "{heard}");
+}
+
+/// A pod that speaks HTTP/2 only, without TLS, as servers of gRPC do: sends back what it is sent, and then says how it
+/// went.
+async fn grpc_pod() -> u16 {
+    let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let echo = async |request: Request<Incoming>| {
+        let te = request.headers().get("te").cloned();
+        let told = HeaderMap::from_iter([
+            (HeaderName::from_static("grpc-status"), HeaderValue::from_static("0")),
+            (HeaderName::from_static("te-was"), te.unwrap_or(HeaderValue::from_static("none"))),
+            (
+                HeaderName::from_static("host-was"),
+                request.uri().authority().unwrap().as_str().parse().unwrap(),
+            ),
+        ]);
+        let body = request.into_body().map_err(|_| unreachable!("it is whole"));
+        let body: Body = body.with_trailers(std::future::ready(Some(Ok(told)))).boxed_unsync();
+        Ok::<_, Infallible>(Response::new(body))
+    };
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let serving = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+            tokio::spawn(serving.serve_connection(TokioIo::new(stream), service_fn(echo)));
+        }
+    });
+    port
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_may_speak_http2_as_grpc_does() {
+    let Some(world) = World::start().await else { return };
+    world.service("calls", &[grpc_pod().await]).await;
+    world.ingress("calls", "a.io", "calls", json!([])).await;
+    world.becomes("a.io", "/", (502, "502 Bad Gateway\n")).await;
+    let said = json!({"spec": {"ports": [{"port": 80, "name": "http", "appProtocol": "kubernetes.io/h2c"}]}});
+    let key = Key::new("default", "calls");
+    world.client.patch::<Service>(&key, &reconcile::Patch::Merge(said)).await.unwrap();
+    // Whoever comes with HTTP/1.1 is served, too.
+    world.becomes("a.io", "/", (200, "")).await;
+    let stream = TcpStream::connect(world.http).await.unwrap();
+    let (sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    // Several calls at once over one connection, each with parts that go to and fro.
+    let calls = (0..3).map(|number| {
+        let mut sender = sender.clone();
+        async move {
+            let (parts, waiting) = mpsc::channel::<Bytes>(1);
+            let body = StreamBody::new(futures_util::stream::unfold(waiting, async |mut waiting| {
+                let part = waiting.recv().await?;
+                Some((Ok::<_, Infallible>(Frame::data(part)), waiting))
+            }));
+            let request = Request::post("http://a.io/service/Call").header("te", "trailers");
+            let request = request.header("content-type", "application/grpc").body(body.boxed_unsync());
+            let answer = sender.send_request(request.unwrap()).await.unwrap();
+            assert_eq!(answer.status(), StatusCode::OK);
+            let mut body = answer.into_body();
+            for part in [format!("one {number}"), format!("two {number}")] {
+                parts.send(Bytes::from(part.clone())).await.unwrap();
+                assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), part);
+            }
+            drop(parts);
+            let trailers = body.frame().await.unwrap().unwrap().into_trailers().unwrap();
+            let told = ["grpc-status", "te-was", "host-was"].map(|name| trailers[name].to_str().unwrap());
+            assert_eq!(told, ["0", "trailers", "a.io"]);
+        }
+    });
+    tokio::time::timeout(LONG, futures_util::future::join_all(calls)).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
