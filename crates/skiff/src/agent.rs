@@ -16,9 +16,10 @@ use tokio::sync::watch;
 use crate::address;
 use crate::flags::AgentFlags;
 use crate::join::{self, Joining};
+use crate::names::{Names, Tell};
 use crate::node;
 use crate::reset;
-use crate::server::{private_dir, told_to_stop};
+use crate::server::{Farewell, private_dir, stop_when_told};
 use crate::services;
 use crate::tunnel;
 
@@ -33,12 +34,8 @@ async fn serve(flags: AgentFlags) -> anyhow::Result<()> {
     let place = place(&flags.server)?;
     let token = token(&flags)?;
     let (stop, shutdown) = watch::channel(false);
-    tokio::spawn(async move {
-        told_to_stop().await;
-        stop.send_replace(true);
-        told_to_stop().await;
-        std::process::exit(1);
-    });
+    let farewell = Farewell::default();
+    tokio::spawn(stop_when_told(stop, farewell.clone()));
     let mut stopped = shutdown.clone();
     let joining = async {
         let address = match flags.node_ip {
@@ -77,6 +74,11 @@ async fn serve(flags: AgentFlags) -> anyhow::Result<()> {
     let config = kubelet::Config { referred: Some(referred.clone()), ..config };
     if !flags.node.disable_kube_proxy {
         services::route(&ctx, Client::new(referred, services::PROXY), &flags.node, &joined.facts)?;
+    }
+    if joined.facts.own_dns {
+        let tell = Tell::Node(ctx.client.clone());
+        let names = Names::start(&ctx, tell, joining.name.clone(), &joined.facts, address.clone())?;
+        let _ = farewell.set(names);
     }
     services::relay_ingress(&ctx, &ctx.client, &flags, &place, &joined.facts);
     let (pinned, showing) = (joined.pinned.clone(), credentials.showing.clone());

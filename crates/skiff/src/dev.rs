@@ -106,13 +106,15 @@ impl Cluster {
         let client = Remote::new(&Kubeconfig::read(&kubeconfig)?)?;
         let client = Client::new(std::sync::Arc::new(client), "skiff-dev");
         let deadline = Instant::now() + UP;
-        while ready_nodes(&client).await < usize::from(flags.nodes) {
+        let apart = flags.server_arg.iter().any(|argument| argument == "--disable-agent");
+        let nodes = flags.nodes - u8::from(apart);
+        while ready_nodes(&client).await < usize::from(nodes) {
             self.check_processes()?;
             anyhow::ensure!(Instant::now() < deadline, "the nodes are not ready in time");
             tokio::time::sleep(LOOK).await;
         }
         let seconds = begun.elapsed().as_secs_f32();
-        println!("{} nodes are ready after {seconds:.1} s", flags.nodes);
+        println!("{nodes} nodes are ready after {seconds:.1} s");
         println!("export KUBECONFIG={}", kubeconfig.display());
         println!("Ctrl-C removes everything");
         Ok(())

@@ -18,6 +18,8 @@ pub struct Facts {
     /// Where pods ask for names.
     pub cluster_dns: Vec<IpAddr>,
     pub cluster_domain: String,
+    /// Whether nodes answer for names there themselves.
+    pub own_dns: bool,
     /// Who vouches for clients of nodes, in PEM.
     pub client_ca: String,
     /// The ports at which the server serves Ingresses, over HTTP and HTTPS; zero for those at which it does not.
@@ -32,7 +34,8 @@ impl Facts {
             cluster_dns: services::dns_addresses(flags)?,
             cluster_domain: flags.cluster_domain.clone(),
             client_ca: client_ca.to_owned(),
-            ingress_ports: match flags.disable_agent || services::is_disabled(flags, "ingress") {
+            own_dns: !services::is_disabled(flags, "dns"),
+            ingress_ports: match services::is_disabled(flags, "ingress") {
                 true => [0, 0],
                 false => [flags.ingress_http_port, flags.ingress_https_port],
             },
@@ -46,7 +49,7 @@ impl Facts {
         json!({
             "ingress-ports": format!("{http},{https}"),
             "cluster-cidr": self.cluster_cidr.join(","), "service-cidr": self.service_cidr.join(","),
-            "cluster-dns": dns.join(","), "cluster-domain": self.cluster_domain, "client-ca": self.client_ca,
+            "own-dns": self.own_dns.to_string(), "cluster-dns": dns.join(","), "cluster-domain": self.cluster_domain, "client-ca": self.client_ca,
         })
     }
 
@@ -64,6 +67,7 @@ impl Facts {
             list("ingress-ports").unwrap_or_default().iter().filter_map(|port| port.parse().ok()).collect();
         Ok(Facts {
             ingress_ports: ports.try_into().unwrap_or_default(),
+            own_dns: text("own-dns").is_ok_and(|value| value == "true"),
             cluster_cidr: list("cluster-cidr")?,
             service_cidr: list("service-cidr")?,
             cluster_dns: dns.context("the cluster's cluster-dns is no list of addresses")?,
@@ -84,14 +88,15 @@ mod tests {
             service_cidr: vec!["10.43.0.0/16".into()],
             cluster_dns: vec!["10.43.0.10".parse().unwrap()],
             cluster_domain: "cluster.local".into(),
+            own_dns: true,
             client_ca: "PEM\n".into(),
             ingress_ports: [80, 443],
         };
         assert_eq!(Facts::read(&facts.data()).unwrap(), facts);
-        let none = Facts { cluster_dns: Vec::new(), ingress_ports: [0, 0], ..facts };
+        let none = Facts { cluster_dns: Vec::new(), own_dns: false, ingress_ports: [0, 0], ..facts };
         assert_eq!(Facts::read(&none.data()).unwrap(), none);
         let mut old = none.data();
-        old.as_object_mut().unwrap().remove("ingress-ports");
+        old.as_object_mut().unwrap().retain(|name, _| !["ingress-ports", "own-dns"].contains(&name.as_str()));
         assert_eq!(Facts::read(&old).unwrap(), none);
         let error = Facts::read(&json!({"cluster-cidr": ""})).unwrap_err();
         assert_eq!(error.to_string(), "the cluster does not tell its cluster-dns");

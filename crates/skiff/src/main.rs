@@ -14,6 +14,7 @@ mod image;
 mod join;
 mod kubelet_config;
 mod monitor;
+mod names;
 mod node;
 mod reset;
 mod roles;

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use anyhow::Context as _;
 use client::Client;
@@ -15,11 +15,12 @@ use store::etcd::EtcdStore;
 use store::log::LogStore;
 use tokio::sync::watch;
 
-use crate::address;
+use crate::address::{self, Address};
 use crate::arguments::Arguments;
 use crate::certificates::{Certificates, Kubeconfig};
 use crate::facts::Facts;
 use crate::flags::{BackupFlags, ServerFlags};
+use crate::names::{Names, Tell};
 use crate::node;
 use crate::reset;
 use crate::roles::{CONTROLLER_MANAGER, SCHEDULER, scheduler_config};
@@ -92,13 +93,8 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         authority: certificates.client_authority()?,
     };
     tokio::spawn(certificates.keep_renewed(Timestamp::now));
-    tokio::spawn(async move {
-        told_to_stop().await;
-        stop.send_replace(true);
-        // A second signal is for the impatient.
-        told_to_stop().await;
-        std::process::exit(1);
-    });
+    let farewell = Farewell::default();
+    tokio::spawn(stop_when_told(stop, farewell.clone()));
     let chosen = controllers::Chosen::parse(&flags.controllers)?;
     let config_file = flags.scheduler_config.as_deref();
     let scheduling = (!flags.disable_scheduler).then(|| scheduler_config(config_file)).transpose()?;
@@ -138,13 +134,16 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
             services::route(&ctx, client, &flags.node, &facts)?;
         }
         if !services::is_disabled(&flags, "dns") {
-            let admin = Client::new(started.local(), "dns");
-            let counted = services::names(&ctx, admin, &flags, advertise.clone())?;
+            let tell = Tell::Service(Client::new(started.local(), "dns"));
+            let names = Names::start(&ctx, tell, node::name(&flags.node), &facts, advertise.clone())?;
+            let counted = names.metrics();
             started.also_count(move |out| counted.write(out));
+            let _ = farewell.set(names);
         }
         if !services::is_disabled(&flags, "ingress") {
             let admin = Client::new(started.local(), "skiff-ingress");
-            let counted = services::ingress(&ctx, admin, &flags, advertise.clone()).await?;
+            let dial = stream::directly();
+            let counted = services::ingress(&ctx, admin, &flags, advertise.clone(), dial).await?;
             started.also_count(move |out| counted.write(out));
         }
         let ctx = Ctx { client, ..ctx.clone() };
@@ -156,9 +155,9 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
             }
         });
     }
-    if flags.disable_agent && !services::is_disabled(&flags, "dns") {
-        let admin = Client::new(started.local(), "dns");
-        tokio::spawn(services::names_once(started.tunnels(), ctx.clone(), admin, flags.clone(), advertise));
+    if flags.disable_agent {
+        let apart = Apart { ctx: ctx.clone(), flags: flags.clone(), facts, address: advertise };
+        tokio::spawn(apart.once(started.tunnels(), started.local(), started.dial()));
     }
     let mut is_ready = started.ready();
     tokio::spawn(async move {
@@ -169,6 +168,36 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     started.serve(listener, serving).await?;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// What a server does for nodes elsewhere although it is none itself.
+struct Apart {
+    ctx: Ctx,
+    flags: ServerFlags,
+    facts: Facts,
+    address: Address,
+}
+
+impl Apart {
+    /// As soon as a node has come, since without any nobody asks. Pods are reached through the tunnels of their nodes.
+    async fn once(self, mut nodes: watch::Receiver<u64>, local: Arc<apiserver::Local>, dial: stream::Dial) {
+        if nodes.wait_for(|seen| *seen > 0).await.is_err() {
+            return;
+        }
+        let Apart { ctx, flags, facts, address } = self;
+        if !services::is_disabled(&flags, "dns") {
+            let tell = Tell::Service(Client::new(local.clone(), "dns"));
+            if let Err(error) = Names::start(&ctx, tell, node::name(&flags.node), &facts, address.clone()) {
+                tracing::error!("nobody answers for names: {error:#}");
+            }
+        }
+        if !services::is_disabled(&flags, "ingress") {
+            let admin = Client::new(local, "skiff-ingress");
+            if let Err(error) = services::ingress(&ctx, admin, &flags, address, dial).await {
+                tracing::error!("Ingresses are not served: {error:#}");
+            }
+        }
+    }
 }
 
 /// Where volumes of the built-in storage class are kept; nowhere, if there is to be no such class.
@@ -262,6 +291,23 @@ fn local(bind: IpAddr) -> IpAddr {
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
         ip => ip,
     }
+}
+
+/// Who wants to do something before everything stops.
+pub type Farewell = Arc<OnceLock<Arc<Names>>>;
+
+/// Waits for the signal to stop and passes it on. A second signal is for the impatient.
+pub async fn stop_when_told(stop: watch::Sender<bool>, farewell: Farewell) {
+    told_to_stop().await;
+    if let Some(names) = farewell.get() {
+        tokio::select! {
+            () = names.leave() => {}
+            () = told_to_stop() => {}
+        }
+    }
+    stop.send_replace(true);
+    told_to_stop().await;
+    std::process::exit(1);
 }
 
 pub async fn told_to_stop() {

@@ -1,6 +1,6 @@
-//! Services on this node: the proxy's rules, and names.
+//! Services on this node: the proxy's rules, and the way in for Ingresses.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use nft::Net;
 use proxy::Firewall as _;
 use reconcile::{Ctx, Severity};
 use serde_json::{Value, json};
+use stream::Dial;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
 
 use crate::address::Address;
 use crate::facts::Facts;
@@ -23,7 +23,7 @@ use crate::node;
 pub const PROXY: &str = "kube-proxy";
 /// Which address of the Services' networks names are asked at. Upstream's habit.
 const DNS_NUMBER: u8 = 10;
-/// How long to wait until trying again to tell where names are asked.
+/// How long to wait until trying again to tell that Ingresses are passed on.
 const PAUSE: Duration = Duration::from_secs(1);
 /// How long to wait until trying again to get a port that somebody else has.
 const PORT_PAUSE: Duration = Duration::from_secs(30);
@@ -38,7 +38,7 @@ pub fn proxy_config(node: String, pods: &[String], services: &[String]) -> anyho
     })
 }
 
-fn networks(texts: &[String]) -> anyhow::Result<Vec<Net>> {
+pub fn networks(texts: &[String]) -> anyhow::Result<Vec<Net>> {
     let parse = |text: &String| text.parse::<Net>().with_context(|| format!("{text:?}"));
     texts.iter().map(parse).collect()
 }
@@ -77,94 +77,13 @@ pub fn is_disabled(flags: &ServerFlags, part: &str) -> bool {
     flags.disable.iter().any(|name| name == part)
 }
 
-/// Answers for names at the node's address, as an endpoint of the Service that pods ask. Returns what it counts.
-pub fn names(
-    ctx: &Ctx,
-    admin: Client,
-    flags: &ServerFlags,
-    address: Address,
-) -> anyhow::Result<Arc<dns::Metrics>> {
-    let metrics = Arc::new(dns::Metrics::default());
-    let cluster_ips = dns_addresses(flags)?;
-    let pods = networks(&flags.cluster_cidr)?;
-    let naming = Naming {
-        ctx: ctx.clone(),
-        admin,
-        node: node::name(&flags.node),
-        domain: flags.cluster_domain.clone(),
-        cluster_ips,
-        pods,
-        metrics: metrics.clone(),
-    };
-    tokio::spawn(naming.run(address));
-    Ok(metrics)
-}
-
-/// What is needed to answer for names, wherever this node is reached.
-struct Naming {
-    ctx: Ctx,
-    admin: Client,
-    node: String,
-    domain: String,
-    cluster_ips: Vec<IpAddr>,
-    pods: Vec<Net>,
-    metrics: Arc<dns::Metrics>,
-}
-
-impl Naming {
-    /// Until told to stop; answers must come from the address that was asked, so that another one means to begin again.
-    async fn run(self, mut address: Address) {
-        let mut shutdown = self.ctx.shutdown.clone();
-        loop {
-            let now = *address.borrow_and_update();
-            let answering = async {
-                match now {
-                    Some(ip) => self.answer(ip).await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                () = answering => {}
-                Ok(()) = address.changed() => {}
-                _ = shutdown.wait_for(|stop| *stop) => return,
-            }
-        }
-    }
-
-    async fn answer(&self, address: IpAddr) {
-        let bound = async {
-            let server = dns::Server::bind(SocketAddr::new(address, 0)).await?;
-            let (udp, tcp) = (server.udp_address()?, server.tcp_address()?);
-            std::io::Result::Ok((server, dns::announce::Place { node: self.node.clone(), udp, tcp }))
-        };
-        let (server, place) = match bound.await {
-            Ok(bound) => bound,
-            Err(error) => {
-                tracing::error!(%error, %address, "nobody answers for names: cannot listen");
-                return tokio::time::sleep(PORT_PAUSE).await;
-            }
-        };
-        let config = dns::Config {
-            domain: self.domain.clone(),
-            upstream: upstream(&self.cluster_ips),
-            allowed: allowed(&self.ctx, self.pods.clone(), address),
-        };
-        let telling = async {
-            while let Err(error) = dns::announce::announce(&self.admin, &self.cluster_ips, &place).await {
-                tracing::warn!(%error, "cannot make the Service kube-dns, trying again");
-                tokio::time::sleep(PAUSE).await;
-            }
-        };
-        tokio::join!(server.run(self.ctx.clone(), config, self.metrics.clone()), telling);
-    }
-}
-
-/// Serves Ingresses at the node's address. Returns what it counts.
+/// Serves Ingresses at the node's address, reaching pods as `dial` does. Returns what it counts.
 pub async fn ingress(
     ctx: &Ctx,
     admin: Client,
     flags: &ServerFlags,
     address: Address,
+    dial: Dial,
 ) -> anyhow::Result<Arc<ingress::Metrics>> {
     match admin.create(&ingress::class()).await {
         Err(error) if !error.is_already_exists() => {
@@ -172,7 +91,7 @@ pub async fn ingress(
         }
         _ => {}
     }
-    let ingress = ingress::Ingress::start(ctx, ingress::Config { client: admin, address })?;
+    let ingress = ingress::Ingress::start(ctx, ingress::Config { client: admin, address, dial })?;
     let metrics = ingress.metrics();
     for (port, tls) in [(flags.ingress_http_port, false), (flags.ingress_https_port, true)] {
         if port != 0 {
@@ -253,41 +172,4 @@ async fn listen(port: u16) -> std::io::Result<TcpListener> {
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Err(error),
         Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await,
     }
-}
-
-/// Answers for names as soon as a node elsewhere has come, since without any nobody asks.
-pub async fn names_once(
-    mut nodes: watch::Receiver<u64>,
-    ctx: Ctx,
-    admin: Client,
-    flags: ServerFlags,
-    address: Address,
-) {
-    if nodes.wait_for(|seen| *seen > 0).await.is_ok()
-        && let Err(error) = names(&ctx, admin, &flags, address)
-    {
-        tracing::error!("nobody answers for names: {error:#}");
-    }
-}
-
-/// Who knows all other names: whom this host asks, unless that is us.
-fn upstream(own: &[IpAddr]) -> Vec<SocketAddr> {
-    let servers = kubelet::host_dns().servers;
-    let servers = servers.iter().filter_map(|text| text.parse::<IpAddr>().ok());
-    servers.filter(|server| !own.contains(server)).map(|server| SocketAddr::new(server, 53)).collect()
-}
-
-/// Pods and nodes are answered, the rest of the world is not.
-fn allowed(ctx: &Ctx, pods: Vec<Net>, own: IpAddr) -> dns::Allowed {
-    let nodes = ctx.caches.nodes().clone();
-    Arc::new(move |address| {
-        let is_node = || {
-            let text = address.to_string();
-            nodes.all().iter().any(|node| {
-                let status = node.status.as_ref().and_then(|status| status.addresses.as_ref());
-                status.into_iter().flatten().any(|found| found.address == text)
-            })
-        };
-        address.is_loopback() || address == own || pods.iter().any(|net| net.contains(address)) || is_node()
-    })
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::net::UdpSocket;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -75,14 +75,16 @@ impl Cluster {
         let dir = tempfile::Builder::new().prefix("skiff-dev-").tempdir().expect("a directory");
         let network = Network::new().expect("a network");
         let image = testkit::busybox_image(dir.path(), IMAGE).expect("an image");
-        let mut command = within(&network, env!("CARGO_BIN_EXE_skiff"));
+        let mut command = within(&network, testkit::binary().expect("a program"));
         command.args(["dev", "--nodes", &nodes.to_string(), "--data-dir"]).arg(dir.path().join("cluster"));
         command.arg("--image").arg(image).args(flags).arg("--").args(ROOM);
+        let begun = Instant::now();
         let mut process = Process::spawn(&mut command).expect("a process");
         let ready = |log: &str| log.contains("Ctrl-C removes everything").then_some(());
         if let Err(error) = process.wait_until_log(2 * DEADLINE, ready) {
             panic!("{error:#}");
         }
+        eprintln!("{nodes} nodes after {:.1?}", begun.elapsed());
         Some(Cluster { process, network, dir })
     }
 
@@ -163,6 +165,13 @@ impl Cluster {
         File::open(found.expect("a process of the pod").join("ns/net")).expect("a network")
     }
 
+    /// The process of a node.
+    fn process_of(&self, node: usize) -> rustix::process::Pid {
+        let processes = std::fs::read_to_string(self.data().join("processes")).expect("processes");
+        let number = processes.lines().nth(node).and_then(|line| line.parse().ok());
+        number.and_then(rustix::process::Pid::from_raw).expect("the process of a node")
+    }
+
     fn cluster_ip(&self, service: &str) -> String {
         self.ok(&["get", "service", service, "-o", "jsonpath={.spec.clusterIP}"])
     }
@@ -178,13 +187,13 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         if self.data().exists() {
             self.process.kill();
-            let mut command = within(&self.network, env!("CARGO_BIN_EXE_skiff"));
+            let mut command = within(&self.network, testkit::binary().expect("a program"));
             let _ = command.args(["dev", "--remove", "--data-dir"]).arg(self.data()).status();
         }
     }
 }
 
-fn within(network: &Network, program: &str) -> Command {
+fn within(network: &Network, program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("nsenter");
     command.arg(format!("--net={}", network.path().display())).arg("--").arg(program);
     command
@@ -228,15 +237,19 @@ fn three_nodes_are_one_cluster() {
     assert_eq!(pods.keys().collect::<Vec<_>>(), ["node-1", "node-2", "node-3"]);
     everywhere(&cluster, &pods);
     names(&cluster, &pods);
+    names_without_the_server(&cluster, &pods);
     fairness(&cluster, &pods);
-    from_outside(&cluster, &pods);
+    from_outside(&cluster, &pods, &[]);
     cut_off(&cluster, &pods);
     move_away(&cluster, &pods);
     update_under_load(&cluster, &pods);
+    names_of_a_node_that_stops(&cluster, &pods);
     let events = cluster.ok(&["get", "events", "-A"]);
     assert!(!events.contains("PodNetworkBroken"), "{events}");
     // Nothing stays.
+    let begun = Instant::now();
     let ended = cluster.process.terminate(DEADLINE).expect("an end");
+    eprintln!("removed after {:.1?}", begun.elapsed());
     assert!(ended.success(), "{}", cluster.process.log());
     let left = cluster.traces();
     assert!(left.iter().all(|line| line.contains("lo: ") || line.contains("dev lo")), "{left:#?}");
@@ -330,6 +343,55 @@ fn names(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     }
 }
 
+/// Whether a pod is told a Service's address, without the API server's help.
+fn is_told(place: &File, service: &str) -> bool {
+    let network = format!("--net=/proc/{}/fd/{}", std::process::id(), place.as_raw_fd());
+    let dns = "10.43.0.10";
+    let output = Command::new("nsenter")
+        .args([network.as_str(), "busybox", "nslookup", "-type=a", "web.default.svc.cluster.local", dns])
+        .output()
+        .expect("nsenter");
+    let said = String::from_utf8_lossy(&output.stdout);
+    said.contains(&format!("Address: {service}"))
+}
+
+/// Pods ask their own node, so that names are known while the server is away.
+fn names_without_the_server(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+    let (service, place) = (cluster.cluster_ip("web"), cluster.network_of(&pods["node-2"].0));
+    let server = cluster.process_of(1);
+    let signal = |signal| rustix::process::kill_process(server, signal).expect("a signal");
+    // Rules may still have to follow, which they cannot do meanwhile.
+    cluster.until("names are known while the server is away", || {
+        signal(rustix::process::Signal::STOP);
+        let told = is_told(&place, &service);
+        signal(rustix::process::Signal::CONT);
+        told
+    });
+}
+
+/// Skiff stops on a node, and pods there ask other nodes from then on.
+fn names_of_a_node_that_stops(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+    let (service, place) = (cluster.cluster_ip("web"), cluster.network_of(&pods["node-3"].0));
+    let asked = || {
+        let format = "jsonpath={range .items[*].endpoints[?(@.conditions.ready==true)]}{.nodeName} {end}";
+        let label = "kubernetes.io/service-name=kube-dns";
+        let said = cluster.ok(&["get", "endpointslices", "-n", "kube-system", "-l", label, "-o", format]);
+        let mut nodes: Vec<String> = said.split_whitespace().map(str::to_owned).collect();
+        nodes.sort();
+        nodes.join(" ")
+    };
+    cluster.until("every node answers for names", || asked() == "node-1 node-2 node-3");
+    let node = cluster.process_of(3);
+    rustix::process::kill_process(node, rustix::process::Signal::TERM).expect("a signal");
+    cluster.until("it has stopped", || {
+        let stat =
+            std::fs::read_to_string(format!("/proc/{}/stat", node.as_raw_nonzero())).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
+    });
+    assert_eq!(asked(), "node-1 node-2");
+    assert!(is_told(&place, &service), "others are asked at once");
+}
+
 /// The same client gets the same pod where that was asked for; otherwise all get their share.
 fn fairness(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     let (sticky, web) = (cluster.cluster_ip("sticky"), cluster.cluster_ip("web"));
@@ -354,11 +416,13 @@ fn fairness(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
         .map(|count| (count - expected).powi(2) / expected)
         .sum();
     // With two degrees of freedom this is passed by chance once in a million times.
+    eprintln!("spread {counts:?}, chi-square {chi_square:.2}");
     assert!(chi_square < 27.6, "{counts:?}: {chi_square}");
 }
 
 /// Node ports, load balancers and Ingresses are reached at every node, whichever pods are there.
-fn from_outside(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+/// Ingresses are served by `servers` that are no nodes, too.
+fn from_outside(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>, servers: &[&str]) {
     cluster.apply(
         r#"
 apiVersion: v1
@@ -399,6 +463,8 @@ spec:
                 .until("a Service is reached at a node", || pods.contains_key(&asked(&http(address, port))));
         }
         cluster.until("only the node's own pod answers", || asked(&http(address, 30089)) == *node);
+    }
+    for address in nodes.iter().map(|(_, address)| address).chain(servers) {
         let by_host = http(address, 80).replace("\\r\\n\\r\\n", "\\r\\nHost: web.test\\r\\n\\r\\n");
         cluster.until("an Ingress is served at a node", || pods.contains_key(&asked(&by_host)));
     }
@@ -410,9 +476,10 @@ spec:
             told.sort();
             told
         };
-        cluster.until("its status names all nodes", || {
-            told() == nodes.iter().map(|(_, ip)| *ip).collect::<Vec<_>>()
-        });
+        let servers = if what == "ingress" { servers } else { &[] };
+        let mut all: Vec<&str> = nodes.iter().map(|(_, ip)| ip).chain(servers).copied().collect();
+        all.sort_unstable();
+        cluster.until("its status names all nodes", || told() == all);
     }
     // What is deleted is not served any more.
     cluster.ok(&["delete", "service/outside", "service/near", "ingress/outside"]);
@@ -439,7 +506,9 @@ fn cut_off(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: late}}\nspec:\n  nodeName: node-3\n  terminationGracePeriodSeconds: 0\n  containers: [{{name: c, image: \"{IMAGE}\"}}]\n"
     ));
     link("up");
+    let begun = Instant::now();
     cluster.until("the node is reached again", reaches);
+    eprintln!("healed after {:.1?}", begun.elapsed());
     cluster.until("what was missed is caught up with", || {
         cluster.kubectl(&["get", "pod", "late", "-o", "jsonpath={.status.phase}"]).1 == "Running"
     });
@@ -543,7 +612,9 @@ spec:
         cluster.until("the asking ends", || answers(pod).ends_with("done\n"));
         let answers = answers(pod);
         let failed = answers.lines().filter(|line| !matches!(*line, "got 1" | "got 2" | "done")).count();
-        assert_eq!(failed, 0, "of {} requests: {answers}", answers.lines().count());
+        let asked = answers.lines().count() - 1;
+        eprintln!("{failed} of {asked} requests of {pod} failed");
+        assert_eq!(failed, 0, "of {asked} requests: {answers}");
         assert!(answers.contains("got 2\n"), "{answers}");
     }
 }
@@ -618,6 +689,25 @@ fn two_families_over_nodes_of_one() {
     assert!(cluster.process.terminate(DEADLINE).expect("an end").success());
 }
 
+/// A server that is no node itself and has no way to pods but the tunnels that nodes leave: names, load balancers and
+/// Ingresses are there all the same.
+#[test]
+fn a_server_apart_serves_nodes_elsewhere() {
+    let Some(mut cluster) = Cluster::start(3, &["--server-arg=--disable-agent"]) else { return };
+    cluster.apply(PODS);
+    cluster.until("all pods run", || {
+        let format = "jsonpath={.status.numberReady} {.status.desiredNumberScheduled}";
+        cluster.kubectl(&["get", "daemonset", "web", "-o", format]).1 == "2 2"
+    });
+    let pods = cluster.pods("app=web");
+    assert_eq!(pods.keys().collect::<Vec<_>>(), ["node-2", "node-3"]);
+    names(&cluster, &pods);
+    let server = cluster.ok(&["config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"]);
+    let server = server.trim_start_matches("https://").rsplit_once(':').expect("a port").0;
+    from_outside(&cluster, &pods, &[server]);
+    assert!(cluster.process.terminate(DEADLINE).expect("an end").success());
+}
+
 /// A node is killed, believed to be gone, and its pods run elsewhere once they do not tolerate that any more.
 #[test]
 fn pods_move_away_from_a_node_that_is_gone() {
@@ -645,13 +735,7 @@ spec:
     let available =
         || cluster.kubectl(&["get", "deployment", "moving", "-o", "jsonpath={.status.availableReplicas}"]).1;
     cluster.until("all run", || available() == "6");
-    let processes = std::fs::read_to_string(cluster.data().join("processes")).expect("processes");
-    let third: i32 = processes.lines().nth(3).and_then(|line| line.parse().ok()).expect("the third node");
-    rustix::process::kill_process(
-        rustix::process::Pid::from_raw(third).expect("a process"),
-        rustix::process::Signal::KILL,
-    )
-    .expect("killed");
+    rustix::process::kill_process(cluster.process_of(3), rustix::process::Signal::KILL).expect("killed");
     let begun = Instant::now();
     while !cluster.kubectl(&["get", "node", "node-3"]).1.contains("NotReady") {
         assert!(begun.elapsed() < 2 * DEADLINE, "{}", cluster.logs());

@@ -1,0 +1,193 @@
+//! Names on this node: where they are asked, who is told of that, and how a node that stops leaves them to others.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::{Client, Key, Patch};
+use dns::announce::{self, Place};
+use k8s_openapi::api::core::v1::Node;
+use nft::Net;
+use reconcile::Ctx;
+use serde_json::json;
+use tokio::sync::{Notify, watch};
+
+use crate::address::Address;
+use crate::facts::Facts;
+use crate::services::networks;
+
+/// How long to wait until trying again to tell where names are asked.
+const PAUSE: Duration = Duration::from_secs(1);
+/// How long to wait until trying again to listen.
+const LISTEN_PAUSE: Duration = Duration::from_secs(30);
+/// How long others may take to hear that this node stops.
+const GOODBYE: Duration = Duration::from_secs(3);
+/// How long the rules of this node may take to follow.
+const FOLLOW: Duration = Duration::from_millis(200);
+
+/// Who is told where this node answers.
+pub enum Tell {
+    /// The Service itself, by who may write endpoints.
+    Service(Client),
+    /// The node's object, by the node: a server makes it an endpoint.
+    Node(Client),
+}
+
+/// Answering for names at the node's address, wherever that is, as an endpoint of the Service that pods ask.
+pub struct Names {
+    ctx: Ctx,
+    tell: Tell,
+    node: String,
+    domain: String,
+    cluster_ips: Vec<IpAddr>,
+    pods: Vec<Net>,
+    metrics: Arc<dns::Metrics>,
+    /// Where, once that was told.
+    told: watch::Sender<Option<Place>>,
+}
+
+impl Names {
+    /// Begins to answer; ends with the context.
+    pub fn start(
+        ctx: &Ctx,
+        tell: Tell,
+        node: String,
+        facts: &Facts,
+        address: Address,
+    ) -> anyhow::Result<Arc<Names>> {
+        let names = Arc::new(Names {
+            ctx: ctx.clone(),
+            tell,
+            node,
+            domain: facts.cluster_domain.clone(),
+            cluster_ips: facts.cluster_dns.clone(),
+            pods: networks(&facts.cluster_cidr)?,
+            metrics: Arc::default(),
+            told: watch::Sender::new(None),
+        });
+        if let Tell::Service(admin) = &names.tell {
+            tokio::spawn(dns::nodes::follow(ctx.clone(), admin.clone()));
+        }
+        tokio::spawn(names.clone().run(address));
+        Ok(names)
+    }
+
+    pub fn metrics(&self) -> Arc<dns::Metrics> {
+        self.metrics.clone()
+    }
+
+    /// Until told to stop; answers must come from the address that was asked, so that another one means to begin again.
+    async fn run(self: Arc<Names>, mut address: Address) {
+        let mut shutdown = self.ctx.shutdown.clone();
+        loop {
+            let now = *address.borrow_and_update();
+            let answering = async {
+                match now {
+                    Some(ip) => self.answer(ip).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = answering => {}
+                Ok(()) = address.changed() => {}
+                _ = shutdown.wait_for(|stop| *stop) => return,
+            }
+        }
+    }
+
+    async fn answer(&self, address: IpAddr) {
+        let bound = async {
+            let server = dns::Server::bind(SocketAddr::new(address, 0)).await?;
+            let (udp, tcp) = (server.udp_address()?, server.tcp_address()?);
+            std::io::Result::Ok((server, Place { node: self.node.clone(), udp, tcp, ready: true }))
+        };
+        let (server, place) = match bound.await {
+            Ok(bound) => bound,
+            Err(error) => {
+                tracing::error!(%error, %address, "nobody answers for names: cannot listen");
+                return tokio::time::sleep(LISTEN_PAUSE).await;
+            }
+        };
+        let config = dns::Config {
+            domain: self.domain.clone(),
+            upstream: upstream(&self.cluster_ips),
+            allowed: allowed(&self.ctx, self.pods.clone(), address),
+        };
+        let telling = async {
+            // Nobody is to ask before there are answers.
+            self.ctx.caches.filled().await;
+            while let Err(error) = self.tell(&place).await {
+                tracing::debug!(%error, "cannot tell yet where names are asked");
+                tokio::time::sleep(PAUSE).await;
+            }
+            self.told.send_replace(Some(place));
+        };
+        tokio::join!(server.run(self.ctx.clone(), config, self.metrics.clone()), telling);
+    }
+
+    async fn tell(&self, place: &Place) -> Result<(), client::Error> {
+        match &self.tell {
+            Tell::Service(admin) => announce::announce(admin, &self.cluster_ips, place).await,
+            Tell::Node(client) => {
+                let ports = place.ready.then(|| format!("{},{}", place.udp.port(), place.tcp.port()));
+                let patch = Patch::Merge(json!({"metadata": {"annotations": {announce::ANSWERS: ports}}}));
+                client.patch::<Node>(&Key::new("", &self.node), &patch).await.map(drop)
+            }
+        }
+    }
+
+    /// Leaves names to other nodes before this one stops, if there are others: pods here are to ask them meanwhile.
+    pub async fn leave(&self) {
+        let Some(place) = self.told.borrow().clone() else { return };
+        if !self.asked().iter().any(|node| *node != self.node) {
+            return;
+        }
+        let heard = Arc::new(Notify::new());
+        let wake = heard.clone();
+        self.ctx.caches.endpoint_slices().listen(move |_| wake.notify_one());
+        let leaving = async {
+            self.tell(&Place { ready: false, ..place }).await?;
+            while self.asked().contains(&self.node) {
+                heard.notified().await;
+            }
+            tokio::time::sleep(FOLLOW).await;
+            Ok::<_, client::Error>(())
+        };
+        match tokio::time::timeout(GOODBYE, leaving).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "cannot tell that names are not to be asked here"),
+            Err(_) => tracing::debug!("nobody has heard yet that names are not to be asked here"),
+        }
+    }
+
+    /// The nodes that are asked for names.
+    fn asked(&self) -> Vec<String> {
+        let slices = self.ctx.caches.endpoint_slices().indexed("service", announce::SERVICE);
+        let endpoints = slices.iter().flat_map(|slice| slice.endpoints.iter().flatten());
+        let ready = endpoints
+            .filter(|one| one.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true));
+        ready.filter_map(|one| one.node_name.clone()).collect()
+    }
+}
+
+/// Who knows all other names: whom this host asks, unless that is us.
+fn upstream(own: &[IpAddr]) -> Vec<SocketAddr> {
+    let servers = kubelet::host_dns().servers;
+    let servers = servers.iter().filter_map(|text| text.parse::<IpAddr>().ok());
+    servers.filter(|server| !own.contains(server)).map(|server| SocketAddr::new(server, 53)).collect()
+}
+
+/// Pods and nodes are answered, the rest of the world is not.
+fn allowed(ctx: &Ctx, pods: Vec<Net>, own: IpAddr) -> dns::Allowed {
+    let nodes = ctx.caches.nodes().clone();
+    Arc::new(move |address| {
+        let is_node = || {
+            let text = address.to_string();
+            nodes.all().iter().any(|node| {
+                let status = node.status.as_ref().and_then(|status| status.addresses.as_ref());
+                status.into_iter().flatten().any(|found| found.address == text)
+            })
+        };
+        address.is_loopback() || address == own || pods.iter().any(|net| net.contains(address)) || is_node()
+    })
+}
