@@ -21,6 +21,8 @@ pub struct Settings {
     pub node_name: String,
     /// Where this node is reached, which may change; nothing on a machine without a network.
     pub node_ip: watch::Receiver<Option<IpAddr>>,
+    /// And over the other family of addresses, if somebody has said so.
+    pub second_ip: Option<IpAddr>,
     /// Where pods' directories are: volumes, hosts files, termination messages.
     pub pods: PathBuf,
     /// Where plugins are looked for and storage drivers put volumes; theirs expect `/var/lib/kubelet`.
@@ -45,9 +47,10 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Where this node is reached now.
-    pub fn node_ip(&self) -> String {
-        self.node_ip.borrow().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)).to_string()
+    /// Where this node is reached now: its own address first.
+    pub fn node_ips(&self) -> Vec<String> {
+        let first = self.node_ip.borrow().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        [Some(first), self.second_ip].into_iter().flatten().map(|ip| ip.to_string()).collect()
     }
 
     /// The pod's directory.

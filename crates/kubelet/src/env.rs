@@ -27,7 +27,7 @@ pub struct Missing(pub String);
 
 /// What a pod knows of itself only once it is about to run.
 pub struct Addresses<'a> {
-    pub host_ip: &'a str,
+    pub host_ips: &'a [String],
     pub pod_ips: &'a [String],
 }
 
@@ -172,7 +172,8 @@ pub fn field_value(
         "spec.serviceAccountName" => {
             spec.and_then(|spec| spec.service_account_name.clone()).unwrap_or_default()
         }
-        "status.hostIP" | "status.hostIPs" => addresses.host_ip.to_owned(),
+        "status.hostIP" => addresses.host_ips.first().cloned().unwrap_or_default(),
+        "status.hostIPs" => addresses.host_ips.join(","),
         "status.podIP" => addresses.pod_ips.first().cloned().unwrap_or_default(),
         "status.podIPs" => addresses.pod_ips.join(","),
         _ => return Err(Missing(format!("unsupported fieldPath: {path}"))),

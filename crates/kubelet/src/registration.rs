@@ -244,13 +244,12 @@ async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
     };
     let address =
         |type_: &str, address: &str| NodeAddress { type_: type_.to_owned(), address: address.to_owned() };
+    let mut addresses: Vec<_> = node.settings.node_ips().iter().map(|ip| address("InternalIP", ip)).collect();
+    addresses.push(address("Hostname", &node.settings.node_name));
     NodeStatus {
         capacity: Some(resources.clone()),
         allocatable: Some(allocatable(node, resources)),
-        addresses: Some(vec![
-            address("InternalIP", &node.settings.node_ip()),
-            address("Hostname", &node.settings.node_name),
-        ]),
+        addresses: Some(addresses),
         conditions: Some(beside_others(
             before.conditions.clone().unwrap_or_default(),
             [

@@ -41,8 +41,8 @@ pub async fn start(
     };
     let image = image(node, pod, &needed).await?;
     let images = image_volumes(node, pod, spec).await?;
-    let node_ip = node.settings.node_ip();
-    let addresses = || Addresses { host_ip: &node_ip, pod_ips: &sandbox.ips };
+    let node_ips = node.settings.node_ips();
+    let addresses = || Addresses { host_ips: &node_ips, pod_ips: &sandbox.ips };
     let sources = node.sources();
     let unusable = |why: String| {
         note(node, pod, &spec.name, Severity::Warning, "Failed", format!("Error: {why}"));

@@ -237,8 +237,8 @@ fn tell_of_pauses(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
 async fn tell(node: &Node, pod: &Pod, seen: &Observed) -> Result<(), Error> {
     let Some(current) = node.ctx.caches.pods().get_exactly(&pod.key(), pod.uid()) else { return Ok(()) };
     let memory = node.remember(pod, |memory| memory.clone());
-    let node_ip = node.settings.node_ip();
-    let host = Host { ip: &node_ip, runtime: &node.runtime_name };
+    let node_ips = node.settings.node_ips();
+    let host = Host { ips: &node_ips, runtime: &node.runtime_name };
     let status = status(&current, seen, &memory, &host, node.ctx.clock.now());
     if current.status.as_ref() == Some(&status) {
         return Ok(());
@@ -255,8 +255,8 @@ async fn tell(node: &Node, pod: &Pod, seen: &Observed) -> Result<(), Error> {
 async fn refresh(node: &Node, pod: &Pod, seen: &Observed) -> Option<Timestamp> {
     let sandbox = seen.sandbox().filter(|_| seen.running().next().is_some())?;
     let sources = node.sources();
-    let node_ip = node.settings.node_ip();
-    let addresses = Addresses { host_ip: &node_ip, pod_ips: &sandbox.ips };
+    let node_ips = node.settings.node_ips();
+    let addresses = Addresses { host_ips: &node_ips, pod_ips: &sandbox.ips };
     let materials =
         Materials { ctx: &node.ctx, sources: &sources, settings: &node.settings, csi: &node.csi, addresses };
     if let Err(error) = volumes::set_up(pod, &materials).await {

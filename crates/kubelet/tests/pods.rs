@@ -77,6 +77,7 @@ impl Cluster {
             settings: kubelet::Settings {
                 node_name: "here".into(),
                 node_ip: tokio::sync::watch::channel(None).1,
+                second_ip: None,
                 pods: self.path("pods"),
                 root: self.path("root"),
                 logs: self.path("logs"),

@@ -33,18 +33,19 @@ async fn serve(flags: AgentFlags) -> anyhow::Result<()> {
     let _lock = reset::lock(&flags.node.data_dir)?;
     let place = place(&flags.server)?;
     let token = token(&flags)?;
+    let own = node::node_ips(&flags.node)?;
     let (stop, shutdown) = watch::channel(false);
     let farewell = Farewell::default();
     tokio::spawn(stop_when_told(stop, farewell.clone()));
     let mut stopped = shutdown.clone();
     let joining = async {
-        let address = match flags.node_ip {
+        let address = match own.0 {
             Some(address) => address,
             None => way_to(&place).await,
         };
         let dir = flags.node.data_dir.join("agent/tls");
         let server = flags.server.clone();
-        let joining = Joining { dir, server, token, name: node::name(&flags.node), address };
+        let joining = Joining { dir, server, token, name: node::name(&flags.node), address, second: own.1 };
         let joined = joining.join().await?;
         anyhow::Ok((joining, joined))
     };
@@ -60,8 +61,8 @@ async fn serve(flags: AgentFlags) -> anyhow::Result<()> {
         serving: credentials.serving.clone(),
         authority: pki::ClientAuthority::new(&joined.facts.client_ca, "the cluster's authority for clients")?,
     };
-    let address = match flags.node_ip {
-        Some(_) => address::fixed(flags.node_ip),
+    let address = match own.0 {
+        Some(_) => address::fixed(own.0),
         None => {
             let place = place.clone();
             address::follow(Some(joining.address), move || {

@@ -243,7 +243,8 @@ fn server_leaf(flags: &ServerFlags) -> Leaf {
 /// The node of this process as a server.
 fn kubelet_leaf(flags: &ServerFlags) -> Leaf {
     let name = node::name(&flags.node);
-    let ips = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+    let mut ips = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+    ips.extend(&flags.node.node_ip);
     Leaf {
         common_name: format!("system:node:{name}"),
         organizations: vec!["system:nodes".into()],

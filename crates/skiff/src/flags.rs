@@ -57,6 +57,9 @@ pub struct NodeFlags {
     /// Where everything is kept
     #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = DATA_DIR)]
     pub data_dir: PathBuf,
+    /// The address other nodes reach this one at, or one of each family [default: the one that leads to the server]
+    #[arg(long, short = 'i', value_delimiter = ',')]
+    pub node_ip: Vec<IpAddr>,
     /// Do not hold pods of this node to NetworkPolicies; something else does
     #[arg(long)]
     pub disable_network_policy: bool,
@@ -207,9 +210,6 @@ pub struct AgentFlags {
     /// A file with the token
     #[arg(long, env = "SKIFF_TOKEN_FILE", conflicts_with = "token")]
     pub token_file: Option<PathBuf>,
-    /// The address other nodes reach this one at [default: the one that leads to the server]
-    #[arg(long, short = 'i')]
-    pub node_ip: Option<IpAddr>,
     /// The port of this node for Ingresses over HTTP, which are passed on to the server; 0 for none
     #[arg(long, default_value_t = 80)]
     pub ingress_http_port: u16,

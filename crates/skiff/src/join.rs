@@ -38,6 +38,8 @@ pub struct Joining {
     pub token: Option<JoinToken>,
     pub name: String,
     pub address: IpAddr,
+    /// Its address of the other family, if it was given one.
+    pub second: Option<IpAddr>,
 }
 
 /// A node that has joined.
@@ -197,7 +199,7 @@ impl Joining {
             common_name: format!("system:node:{}", self.name),
             organizations: vec!["system:nodes".into()],
             dns_names: vec![self.name.clone()],
-            ips: vec![self.address],
+            ips: [Some(self.address), self.second].into_iter().flatten().collect(),
             usage: Usage::Server,
             // The signer decides.
             lifetime: Duration::ZERO,

@@ -202,6 +202,7 @@ mod tests {
             settings: kubelet::Settings {
                 node_name: "here".into(),
                 node_ip: crate::address::fixed(None),
+                second_ip: None,
                 pods: PathBuf::new(),
                 root: PathBuf::new(),
                 logs: PathBuf::new(),

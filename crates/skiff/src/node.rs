@@ -1,6 +1,6 @@
 //! How the node of this process presents itself and where it keeps what.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -104,6 +104,16 @@ pub fn name(flags: &NodeFlags) -> String {
     }
 }
 
+/// The addresses of this node as they were given: the first, and one of the other family.
+pub fn node_ips(flags: &NodeFlags) -> anyhow::Result<(Option<IpAddr>, Option<IpAddr>)> {
+    match flags.node_ip[..] {
+        [] => Ok((None, None)),
+        [one] => Ok((Some(one), None)),
+        [one, other] if one.is_ipv4() != other.is_ipv4() => Ok((Some(one), Some(other))),
+        _ => anyhow::bail!("--node-ip must be one address, or one of each family"),
+    }
+}
+
 pub fn config(
     flags: &NodeFlags,
     facts: &Facts,
@@ -128,6 +138,7 @@ pub fn config(
         settings: Settings {
             node_name: name(flags),
             node_ip: address,
+            second_ip: node_ips(flags)?.1,
             pods,
             root: kubelet_root(&flags.data_dir),
             logs,

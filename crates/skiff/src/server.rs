@@ -46,11 +46,13 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         store = encrypted.store();
         encryption = arguments.follows_encryption()?.then_some(encrypted);
     }
-    let told = flags.advertise_address.or_else(|| reachable(flags.bind_address));
+    let (node_ip, _) = node::node_ips(&flags.node)?;
+    let told = flags.advertise_address.or(node_ip).or_else(|| reachable(flags.bind_address));
     let advertise = match told {
         Some(_) => address::fixed(told),
         None => address::follow(address::own(), || std::future::ready(address::own())),
     };
+    let node_at = node_ip.map_or_else(|| advertise.clone(), |ip| address::fixed(Some(ip)));
     let kubeconfig = Kubeconfig {
         path: flags.write_kubeconfig.clone().unwrap_or_else(|| flags.node.data_dir.join("admin.kubeconfig")),
         mode: flags.write_kubeconfig_mode,
@@ -126,7 +128,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         && (flags.simulate == 0 || flags.node.container_runtime_endpoint.is_some())
         && node::can_run_pods(&flags.node)
     {
-        let config = node::config(&flags.node, &facts, advertise.clone(), credentials)?;
+        let config = node::config(&flags.node, &facts, node_at.clone(), credentials)?;
         let name = format!("system:node:{}", config.settings.node_name);
         let client = Client::new(started.local(), "kubelet").acting_as(&name);
         if !flags.node.disable_kube_proxy {
@@ -135,7 +137,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         }
         if !services::is_disabled(&flags, "dns") {
             let tell = Tell::Service(Client::new(started.local(), "dns"));
-            let names = Names::start(&ctx, tell, node::name(&flags.node), &facts, advertise.clone())?;
+            let names = Names::start(&ctx, tell, node::name(&flags.node), &facts, node_at.clone())?;
             let counted = names.metrics();
             started.also_count(move |out| counted.write(out));
             let _ = farewell.set(names);
@@ -143,7 +145,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         if !services::is_disabled(&flags, "ingress") {
             let admin = Client::new(started.local(), "skiff-ingress");
             let dial = stream::directly();
-            let counted = services::ingress(&ctx, admin, &flags, advertise.clone(), dial).await?;
+            let counted = services::ingress(&ctx, admin, &flags, node_at.clone(), dial).await?;
             started.also_count(move |out| counted.write(out));
         }
         let ctx = Ctx { client, ..ctx.clone() };
@@ -156,7 +158,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         });
     }
     if flags.disable_agent {
-        let apart = Apart { ctx: ctx.clone(), flags: flags.clone(), facts, address: advertise };
+        let apart = Apart { ctx: ctx.clone(), flags: flags.clone(), facts, address: node_at };
         tokio::spawn(apart.once(started.tunnels(), started.local(), started.dial()));
     }
     let mut is_ready = started.ready();

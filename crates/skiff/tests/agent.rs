@@ -38,7 +38,7 @@ impl Place {
         command
             .arg(format!("--net={}", self.network.path().display()))
             .arg("--")
-            .arg(env!("CARGO_BIN_EXE_skiff"));
+            .arg(testkit::binary().expect("a program"));
         command.args([
             "agent",
             "--server",
@@ -46,7 +46,7 @@ impl Place {
             "--node-name",
             "joined",
             "--node-ip",
-            "192.0.2.7",
+            "192.0.2.7,2001:db8::7",
         ]);
         command.args(["--kubelet-port", "0", "--data-dir"]).arg(dir);
         if let Some(token) = token {
@@ -118,11 +118,13 @@ fn a_node_joins_by_a_token_and_is_known_afterwards() {
     let requests = |place: &Place| place.get(&["csr"])["items"].as_array().map_or(0, Vec::len);
     assert_eq!(requests(&place), 2, "one for each end of connections");
     let node = place.get(&["node", "joined"]);
-    assert_eq!(node["status"]["addresses"][0], json!({"type": "InternalIP", "address": "192.0.2.7"}));
+    for (at, address) in ["192.0.2.7", "2001:db8::7"].iter().enumerate() {
+        assert_eq!(node["status"]["addresses"][at], json!({"type": "InternalIP", "address": address}));
+    }
 
     // Another token, which is not the server's own and ends.
     let tokens = |words: &[&str]| {
-        let mut command = place.server.command(env!("CARGO_BIN_EXE_skiff"));
+        let mut command = place.server.command(testkit::binary().expect("a program"));
         command.arg("token").args(words).arg("--kubeconfig").arg(place.server.kubeconfig());
         let output = command.output().expect("skiff");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -216,7 +218,7 @@ fn certificates_of_a_node_are_renewed_while_it_runs() {
     };
     let serving = pki::Leaf {
         dns_names: vec!["joined".to_owned()],
-        ips: vec![[192, 0, 2, 7].into()],
+        ips: ["192.0.2.7", "2001:db8::7"].map(|ip| ip.parse().expect("an address")).to_vec(),
         usage: pki::Usage::Server,
         ..client.clone()
     };

@@ -209,6 +209,7 @@ impl Rig {
         let settings = Settings {
             node_name: "here".into(),
             node_ip: tokio::sync::watch::channel(None).1,
+            second_ip: None,
             pods: root.join("own"),
             root: root.clone(),
             logs: root.join("logs"),
@@ -262,7 +263,7 @@ impl Rig {
             sources,
             settings: &self.settings,
             csi: &self.drivers,
-            addresses: Addresses { host_ip: "", pod_ips: &[] },
+            addresses: Addresses { host_ips: &[], pod_ips: &[] },
         }
     }
 

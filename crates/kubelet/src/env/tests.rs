@@ -43,7 +43,8 @@ fn pod(container: serde_json::Value) -> Pod {
 fn of(container: serde_json::Value) -> Result<BTreeMap<String, String>, Missing> {
     let pod = pod(container);
     let container = &pod.spec.as_ref().expect("a spec").containers[0];
-    let addresses = Addresses { host_ip: "192.0.2.1", pod_ips: &["10.42.0.7".to_owned()] };
+    let host_ips = ["192.0.2.1", "2001:db8::1"].map(str::to_owned);
+    let addresses = Addresses { host_ips: &host_ips, pod_ips: &["10.42.0.7".to_owned()] };
     environment(&pod, container, &Given, &addresses).map(|list| list.into_iter().collect())
 }
 
@@ -69,6 +70,7 @@ fn values_come_from_where_they_are_said_to() {
     check(field("metadata.labels['app']"), Ok("web"));
     check(field("status.podIP"), Ok("10.42.0.7"));
     check(field("status.hostIP"), Ok("192.0.2.1"));
+    check(field("status.hostIPs"), Ok("192.0.2.1,2001:db8::1"));
     check(field("spec.serviceAccountName"), Ok("robot"));
     check(from(json!({"configMapKeyRef": {"name": "settings", "key": "color"}})), Ok("blue"));
     check(from(json!({"secretKeyRef": {"name": "login", "key": "password"}})), Ok("sesame"));

@@ -15,7 +15,8 @@ use crate::observed::{Observed, Ran, State};
 
 /// What the node adds to what the pod is.
 pub struct Host<'a> {
-    pub ip: &'a str,
+    /// The first is the node's own; there may be one of the other family.
+    pub ips: &'a [String],
     /// The runtime's name, as in `containerd://id`.
     pub runtime: &'a str,
 }
@@ -40,7 +41,7 @@ pub fn status(pod: &Pod, seen: &Observed, memory: &Memory, host: &Host<'_>, now:
     let uninitialized = (!initialized).then(|| look.uninitialized());
     let conditions = PodConditions { before: &before, now, generation: pod.metadata.generation };
     let ips = if spec.host_network == Some(true) {
-        vec![host.ip.to_owned()]
+        host.ips.to_vec()
     } else {
         seen.sandbox().map(|sandbox| sandbox.ips.clone()).unwrap_or_default()
     };
@@ -62,8 +63,8 @@ pub fn status(pod: &Pod, seen: &Observed, memory: &Memory, host: &Host<'_>, now:
         reason: reason.or(before.reason.clone()),
         message: message.or(before.message.clone()),
         start_time: before.start_time.clone().or(Some(Time(now))),
-        host_ip: Some(host.ip.to_owned()),
-        host_ips: Some(vec![HostIP { ip: host.ip.to_owned() }]),
+        host_ip: host.ips.first().cloned(),
+        host_ips: Some(host.ips.iter().map(|ip| HostIP { ip: ip.clone() }).collect()),
         pod_ip: ips.first().cloned(),
         pod_ips: (!ips.is_empty()).then(|| ips.into_iter().map(|ip| PodIP { ip }).collect()),
         init_container_statuses: (!inits.is_empty()).then_some(inits),
