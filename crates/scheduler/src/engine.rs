@@ -131,7 +131,7 @@ impl Engine {
 
     /// Moves what time has moved.
     pub fn tick(&mut self, now: Timestamp) {
-        self.queue.tick(now);
+        self.queue.tick(&self.state, now);
         self.state.expire(now);
     }
 

@@ -43,8 +43,8 @@ pub struct Cycle<'c> {
 
 /// Keeps a pod out of the queue until it is ready.
 pub trait PreEnqueue: Send + Sync {
-    /// Whether the pod may be scheduled yet.
-    fn pre_enqueue(&self, pod: &PodInfo) -> Status;
+    /// Whether the pod may be scheduled yet. What keeps it out also says what lets it in ([`Requeue`]).
+    fn pre_enqueue(&self, pod: &PodInfo, state: &State) -> Status;
 }
 
 /// Which of two pods goes first.

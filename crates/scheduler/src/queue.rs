@@ -193,11 +193,11 @@ impl Queue {
     }
 
     /// A pod without a node came.
-    pub fn add(&mut self, info: Arc<PodInfo>, object: Arc<core::Pod>, now: Timestamp) {
+    pub fn add(&mut self, info: Arc<PodInfo>, object: Arc<core::Pod>, state: &State, now: Timestamp) {
         let pod = QueuedPod::new(info, object, now);
         self.nominator.add(&pod.info, None);
         self.tally.cause = "UnschedulablePodAdd";
-        self.activate(pod, now);
+        self.activate(pod, state, now);
     }
 
     /// A pod without a node changed. One that is being tried is not in the queue and left alone.
@@ -215,7 +215,7 @@ impl Queue {
             Place::Unschedulable => {
                 let change = Change::Pod(Pair { old: Some(&old), new: Some(&pod.info) });
                 let hint = self.hint(&pod, &change, state);
-                self.requeue(pod, hint, now);
+                self.requeue(pod, hint, state, now);
             }
         }
     }
@@ -263,7 +263,7 @@ impl Queue {
     }
 
     /// No node was found for a pod, or something went wrong if nobody turned it away.
-    pub fn failed(&mut self, mut pod: QueuedPod, now: Timestamp) {
+    pub fn failed(&mut self, mut pod: QueuedPod, state: &State, now: Timestamp) {
         if pod.rejected_by.is_empty() && pod.pending_on.is_empty() {
             pod.errors += 1;
         } else {
@@ -276,7 +276,7 @@ impl Queue {
         pod.flushed_at = None;
         let error = pod.rejected_by.is_empty() && pod.pending_on.is_empty();
         self.tally.cause = "ScheduleAttemptFailure";
-        self.requeue(pod, if error { Hint::AfterBackoff } else { Hint::Skip }, now);
+        self.requeue(pod, if error { Hint::AfterBackoff } else { Hint::Skip }, state, now);
     }
 
     /// Something changed: pods it may help are tried again.
@@ -296,21 +296,21 @@ impl Queue {
         self.tally.cause = change.label();
         for (uid, hint) in helped {
             if let Some(pod) = self.take(&uid) {
-                self.requeue(pod, hint, now);
+                self.requeue(pod, hint, state, now);
             }
         }
     }
 
     /// Tries a pod again at once, wherever it waits.
-    pub fn activate_by_uid(&mut self, uid: &str, now: Timestamp) {
+    pub fn activate_by_uid(&mut self, uid: &str, state: &State, now: Timestamp) {
         self.tally.cause = "ForceActivate";
         if let Some(pod) = self.take(uid) {
-            self.activate(pod, now);
+            self.activate(pod, state, now);
         }
     }
 
     /// Moves pods whose time has come. To be called again at [`Queue::next_deadline`].
-    pub fn tick(&mut self, now: Timestamp) {
+    pub fn tick(&mut self, state: &State, now: Timestamp) {
         self.tally.cause = "BackoffComplete";
         for errors in [false, true] {
             while let Some((until, _, uid)) = self.backoff_set(errors).first().cloned() {
@@ -335,7 +335,7 @@ impl Queue {
             if let Some(mut pod) = self.take(&uid) {
                 pod.flushed = true;
                 pod.flushed_at = Some(now);
-                self.requeue(pod, Hint::AfterBackoff, now);
+                self.requeue(pod, Hint::AfterBackoff, state, now);
             }
         }
     }
@@ -404,17 +404,17 @@ impl Queue {
     }
 
     /// To the active pods, unless a gate is closed.
-    fn activate(&mut self, mut pod: QueuedPod, now: Timestamp) {
-        if self.is_gated(&mut pod) {
+    fn activate(&mut self, mut pod: QueuedPod, state: &State, now: Timestamp) {
+        if self.is_gated(&mut pod, state) {
             self.put(pod, Place::Unschedulable);
         } else {
             self.make_ready(pod, now);
         }
     }
 
-    fn is_gated(&self, pod: &mut QueuedPod) -> bool {
+    fn is_gated(&self, pod: &mut QueuedPod, state: &State) -> bool {
         let gates = self.rules.get(&*pod.info.scheduler_name).map_or(&[][..], |rules| &rules.gates);
-        let closed = gates.iter().find(|(_, gate)| !gate.pre_enqueue(&pod.info).is_success());
+        let closed = gates.iter().find(|(_, gate)| !gate.pre_enqueue(&pod.info, state).is_success());
         pod.gated_by = closed.map(|(name, _)| *name);
         if let Some(name) = pod.gated_by {
             pod.rejected_by.insert(name);
@@ -423,16 +423,16 @@ impl Queue {
         pod.gated_by.is_some()
     }
 
-    fn requeue(&mut self, mut pod: QueuedPod, hint: Hint, now: Timestamp) {
+    fn requeue(&mut self, mut pod: QueuedPod, hint: Hint, state: &State, now: Timestamp) {
         if hint == Hint::Skip {
             return self.put(pod, Place::Unschedulable);
         }
         let until = self.backoff_until(&mut pod);
         if hint == Hint::AfterBackoff && until.is_some_and(|until| until >= whole_second(now)) {
-            let place = if self.is_gated(&mut pod) { Place::Unschedulable } else { Place::Backoff };
+            let place = if self.is_gated(&mut pod, state) { Place::Unschedulable } else { Place::Backoff };
             return self.put(pod, place);
         }
-        self.activate(pod, now);
+        self.activate(pod, state, now);
     }
 
     /// When the pod has waited long enough; doubles with every failure.

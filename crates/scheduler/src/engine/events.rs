@@ -72,7 +72,7 @@ impl Engine {
             Event::Node(delta) => self.node(delta, now),
             Event::Bound(binding) => self.bound(&binding, now),
             Event::Unbound { binding, setback, current } => self.unbound(*binding, setback, current, now),
-            Event::PreemptionFailed(uid) => self.queue.activate_by_uid(&uid, now),
+            Event::PreemptionFailed(uid) => self.queue.activate_by_uid(&uid, &self.state, now),
             other => self.object(other, now),
         }
     }
@@ -99,7 +99,7 @@ impl Engine {
             if self.queue.place(&info.uid).is_some() {
                 self.queue.update(info, object.clone(), &self.state, now);
             } else {
-                self.queue.add(info, object.clone(), now);
+                self.queue.add(info, object.clone(), &self.state, now);
             }
         }
     }

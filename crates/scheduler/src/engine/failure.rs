@@ -75,7 +75,7 @@ impl Engine {
             self.actions.push(Action::PatchStatus { namespace, name, patch });
         }
         let (info, object) = (pod.info.clone(), pod.object.clone());
-        self.queue.failed(pod, now);
+        self.queue.failed(pod, &self.state, now);
         match rescue {
             Some((node, victims)) => {
                 let promised = self.queue.nominator.on_node(&node).iter();

@@ -199,3 +199,45 @@ fn others_pods_and_deleted_pods_are_left_alone() {
     rig.pod(None, Some(r#"pod r {"status":{"phase":"Failed"}}"#));
     rig.check(expect!["FailedScheduling skip schedule deleting pod: default/q\n"]);
 }
+
+#[test]
+fn a_pod_is_not_tried_without_its_claims() {
+    use k8s_openapi::api::resource::v1 as resource;
+    let mut rig = rig();
+    rig.node("node a");
+    let line = |status: &str| {
+        let claims =
+            r#"[{"name":"c","resourceClaimTemplateName":"t"},{"name":"d","resourceClaimName":"shared"}]"#;
+        format!(r#"pod p {{"spec":{{"resourceClaims":{claims}}},"status":{{{status}}}}}"#)
+    };
+    let (early, named) =
+        (line(""), line(r#""resourceClaimStatuses":[{"name":"c","resourceClaimName":"made"}]"#));
+    let claim = |name: &str, owner: &str| -> Arc<resource::ResourceClaim> {
+        let owner = serde_json::json!([
+            {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": owner, "controller": true},
+        ]);
+        let results = serde_json::json!([{"request": "r", "driver": "d", "pool": "a", "device": name}]);
+        let value = serde_json::json!({
+            "metadata": {"name": name, "namespace": "default", "uid": name, "ownerReferences": owner},
+            "spec": {}, "status": {"allocation": {"devices": {"results": results}}},
+        });
+        Arc::new(serde_json::from_value(value).unwrap())
+    };
+    let gated = |rig: &Rig| rig.engine.queue.lengths()[3];
+    let change = |rig: &mut Rig, before: Option<Arc<resource::ResourceClaim>>, after| {
+        rig.engine.handle(Event::ResourceClaim(Delta { before, after }), rig.now);
+    };
+    rig.pod(None, Some(&early));
+    rig.check(expect![""]);
+    assert_eq!(gated(&rig), 1);
+    // Its name is not enough, nor is one of its claims, nor that of somebody else.
+    rig.pod(Some(&early), Some(&named));
+    change(&mut rig, None, Some(claim("shared", "x")));
+    change(&mut rig, None, Some(claim("made", "another")));
+    rig.node("node b");
+    rig.check(expect![""]);
+    assert_eq!(gated(&rig), 1);
+    change(&mut rig, Some(claim("made", "another")), None);
+    change(&mut rig, None, Some(claim("made", "uid-p")));
+    rig.check(expect!["bind p to a\n"]);
+}

@@ -26,7 +26,9 @@ use k8s_openapi::api::resource::v1 as resource;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::framework::{Change, Cycle, Plain, Plugin, PreFilter, Prepared, Requeue, Reserve, Status};
+use crate::framework::{
+    Change, Cycle, Plain, Plugin, PreEnqueue, PreFilter, Prepared, Requeue, Reserve, Status,
+};
 use crate::state::objects::{Objects, key};
 use crate::state::selection::NodeSelector;
 use crate::state::{NodeInfo, PodInfo, State};
@@ -58,6 +60,7 @@ struct Chosen {
 pub fn make(_: &Value) -> Result<Plugin, String> {
     let plugin = Arc::new(DynamicResources::default());
     Ok(Plugin::new(NAME)
+        .pre_enqueue(plugin.clone())
         .pre_filter(plugin.clone())
         .post_filter(plugin.clone())
         .pre_score(plugin.clone())
@@ -86,7 +89,7 @@ fn claims_of(pod: &PodInfo, objects: &Objects) -> Result<Vec<Claim>, String> {
         {
             let claim = key(&pod.namespace, name);
             return Err(format!(
-                "ResourceClaim {claim} was not created for pod {} (pod is not owner)",
+                "ResourceClaim {claim} was not created for Pod {} (Pod is not owner)",
                 pod.key()
             ));
         }
@@ -105,6 +108,15 @@ fn users(claim: &resource::ResourceClaim) -> &[resource::ResourceClaimConsumerRe
 
 fn is_reserved_for(claim: &resource::ResourceClaim, pod: &PodInfo) -> bool {
     users(claim).iter().any(|user| user.uid == *pod.uid)
+}
+
+impl PreEnqueue for DynamicResources {
+    fn pre_enqueue(&self, pod: &PodInfo, state: &State) -> Status {
+        match claims_of(pod, &state.objects) {
+            Ok(_) => Status::success(),
+            Err(words) => Status::unresolvable(words),
+        }
+    }
 }
 
 impl PreFilter for DynamicResources {
@@ -263,7 +275,12 @@ fn claim_key(claim: &resource::ResourceClaim) -> String {
 }
 
 impl Requeue for DynamicResources {
-    fn helps(&self, pod: &PodInfo, change: &Change<'_>, _: &State) -> bool {
+    fn helps(&self, pod: &PodInfo, change: &Change<'_>, state: &State) -> bool {
+        let objects = &state.objects;
+        // Without its claims nothing else helps; those of a pod that has changed are looked for below.
+        if !matches!(change, Change::Pod(_)) && claims_of(pod, objects).is_err() {
+            return false;
+        }
         match change {
             Change::ResourceClaim(pair) => {
                 let own = |claim: &resource::ResourceClaim| {
@@ -274,11 +291,12 @@ impl Requeue for DynamicResources {
                 let freed = pair.old.is_some_and(|old| allocation(old).is_some())
                     && pair.new.is_none_or(|new| allocation(new).is_none());
                 let made_way = pair.removed().is_some_and(|old| extended::is_of(old, pod));
-                freed || made_way || pair.new.is_some_and(own)
+                let news = pair.old.is_none_or(|old| pair.new.is_some_and(|new| old.status != new.status));
+                freed || made_way || news && pair.new.is_some_and(own)
             }
-            Change::Pod(pair) => {
-                pair.changed().is_some_and(|(old, new)| new.uid == pod.uid && old.claims != new.claims)
-            }
+            Change::Pod(pair) => pair.changed().is_some_and(|(old, new)| {
+                new.uid == pod.uid && old.claims != new.claims && claims_of(new, objects).is_ok()
+            }),
             Change::Node(pair) => {
                 pair.new.is_some_and(|new| pair.old.is_none_or(|old| old.labels != new.labels))
             }

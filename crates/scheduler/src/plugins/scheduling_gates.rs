@@ -18,7 +18,7 @@ pub fn make(_: &Value) -> Result<Plugin, String> {
 }
 
 impl PreEnqueue for SchedulingGates {
-    fn pre_enqueue(&self, pod: &PodInfo) -> Status {
+    fn pre_enqueue(&self, pod: &PodInfo, _: &State) -> Status {
         if pod.gates.is_empty() {
             return Status::success();
         }
@@ -44,10 +44,11 @@ mod tests {
     fn gates_are_named() {
         let plugin = super::make(&serde_json::Value::Null).unwrap();
         let gate = plugin.pre_enqueue.unwrap();
-        let mut world = world("");
+        let (mut world, state) = (world(""), crate::state::State::default());
         let (free, _) = world.info("pod p");
-        expect!["ok"].assert_eq(&say(&gate.pre_enqueue(&free)));
+        expect!["ok"].assert_eq(&say(&gate.pre_enqueue(&free, &state)));
         let (gated, _) = world.info(r#"pod p {"spec":{"schedulingGates":[{"name":"a"},{"name":"b"}]}}"#);
-        expect!["never, waiting for scheduling gates: [a b]"].assert_eq(&say(&gate.pre_enqueue(&gated)));
+        expect!["never, waiting for scheduling gates: [a b]"]
+            .assert_eq(&say(&gate.pre_enqueue(&gated, &state)));
     }
 }

@@ -27,12 +27,12 @@ impl Rig {
 
     fn add(&mut self, line: &str) {
         let info = self.info(line);
-        self.queue.add(info, Arc::new(pod(line)), self.now);
+        self.queue.add(info, Arc::new(pod(line)), &self.state, self.now);
     }
 
     fn pass(&mut self, millis: i64) {
         self.now += SignedDuration::from_millis(millis);
-        self.queue.tick(self.now);
+        self.queue.tick(&self.state, self.now);
     }
 
     fn pop(&mut self) -> Option<String> {
@@ -41,7 +41,7 @@ impl Rig {
 
     fn fail(&mut self, mut pod: QueuedPod, plugins: &[&'static str]) {
         pod.rejected_by = plugins.iter().copied().collect();
-        self.queue.failed(pod, self.now);
+        self.queue.failed(pod, &self.state, self.now);
     }
 
     fn place(&self, name: &str) -> Option<Place> {
@@ -95,7 +95,7 @@ fn backoff_doubles() {
         let tried = rig.queue.pop().unwrap();
         assert_eq!((&*busy.info.name, &*tried.info.name), ("busy", "a"));
         rig.fail(tried, &["NodeName"]);
-        rig.queue.add(busy.info, busy.object, rig.now);
+        rig.queue.add(busy.info, busy.object, &rig.state, rig.now);
         rig.node_added("node n");
         assert_eq!(rig.place("a"), Some(Place::Backoff));
         rig.pass(seconds * 1000 - 1);
