@@ -7,6 +7,7 @@
 mod caller;
 mod calls;
 mod capability;
+mod cdi;
 mod exec;
 mod images;
 mod labels;

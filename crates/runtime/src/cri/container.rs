@@ -162,6 +162,15 @@ pub struct ContainerConfig {
     pub tty: bool,
     #[prost(message, optional, tag = 15)]
     pub linux: Option<LinuxContainerConfig>,
+    #[prost(message, repeated, tag = 17)]
+    pub cdi_devices: Vec<CdiDevice>,
+}
+
+/// A device by the name it has in the files of its vendor (CDI), such as `example.com/gpu=0`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct CdiDevice {
+    #[prost(string, tag = 1)]
+    pub name: String,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -12,7 +12,7 @@ use super::network::Chosen;
 use super::pods::{Container as Known, Pod};
 use super::protocol::Request;
 use super::record::{self, ContainerRecord, PodRecord};
-use super::{Embedded, caller, launch, link, not_found, now, refused, translate, view};
+use super::{Embedded, caller, cdi, launch, link, not_found, now, refused, translate, view};
 use crate::cri::*;
 use crate::{Code, Error, Result, Runtime};
 
@@ -328,8 +328,17 @@ impl Runtime for Embedded {
             volumes: &volumes,
             modules: &Modules::of_host(),
         };
-        let spec =
-            translate::container(config, &pod_config, parts).map_err(|message| refused(CALL, message))?;
+        let edits = cdi::find(&cdi::DIRECTORIES.map(Path::new), &config.cdi_devices).map_err(|why| {
+            refused(
+                CALL,
+                format!("failed to create containerd container: CDI device injection failed: {why}"),
+            )
+        })?;
+        let mut edited = config.clone();
+        edits.apply(&mut edited);
+        let mut spec =
+            translate::container(&edited, &pod_config, parts).map_err(|message| refused(CALL, message))?;
+        edits.add_devices(&mut spec);
         for volume in spec.mounts.iter().filter_map(|mount| mount.image.as_ref()) {
             self.check_part(volume).map_err(|message| refused(CALL, message))?;
         }

@@ -175,6 +175,19 @@ pub struct Device {
     pub target: String,
     /// Some of `rwm`.
     pub access: String,
+    /// How it is made, where that is not as the host has it.
+    #[serde(default)]
+    pub made: Option<Made>,
+}
+
+/// What is said of a device beside where it is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Made {
+    /// Whether it is a block device, its major and its minor number; those of the source where nothing is said.
+    pub numbers: Option<(bool, u32, u32)>,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

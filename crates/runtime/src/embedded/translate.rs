@@ -257,6 +257,7 @@ fn devices(config: &ContainerConfig) -> Vec<spec::Device> {
         source: device.host_path.clone().into(),
         target: device.container_path.clone(),
         access: if device.permissions.is_empty() { "rwm".to_owned() } else { device.permissions.clone() },
+        made: None,
     };
     config.devices.iter().map(device).collect()
 }

@@ -20,7 +20,7 @@ use super::Failure;
 use super::layers;
 use super::spawn::Surroundings;
 use super::users::Users;
-use crate::embedded::spec::{Container, Mount, Propagation};
+use crate::embedded::spec::{Container, Device, Mount, Propagation};
 
 /// The devices every container has: name, major and minor number.
 const DEVICES: [(&str, u32, u32); 6] =
@@ -328,7 +328,7 @@ impl Root<'_> {
             self.copy_devices(Path::new("/dev"), 0);
         }
         for device in &spec.devices {
-            self.copy_device(&device.source, &device.target)
+            self.make_device(device)
                 .map_err(Failure::during(format!("make the device {:?}", device.target)))?;
         }
         Ok(())
@@ -365,6 +365,34 @@ impl Root<'_> {
             Err(rustix::io::Errno::EXIST) => Ok(()),
             other => Ok(other?),
         }
+    }
+
+    fn make_device(&self, device: &Device) -> io::Result<()> {
+        let Some(made) = &device.made else { return self.copy_device(&device.source, &device.target) };
+        let (kind, number) = match made.numbers {
+            Some((is_block, major, minor)) => {
+                let kind = if is_block { FileType::BlockDevice } else { FileType::CharacterDevice };
+                (kind, rustix::fs::makedev(major, minor))
+            }
+            None => {
+                let found = rustix::fs::stat(&device.source)?;
+                (FileType::from_raw_mode(found.st_mode), found.st_rdev)
+            }
+        };
+        if !kind.is_char_device() && !kind.is_block_device() {
+            return Err(io::Error::other(format!("{} is not a device", device.source.display())));
+        }
+        let (parent, name) = device.target.rsplit_once('/').ok_or(io::ErrorKind::InvalidInput)?;
+        let parent = self.place(parent, true)?;
+        match rustix::fs::mknodat(&parent, name, kind, Mode::from_raw_mode(made.mode), number) {
+            Err(rustix::io::Errno::EXIST) => return Ok(()),
+            other => other?,
+        }
+        if (made.uid, made.gid) != (0, 0) {
+            let (uid, gid) = (rustix::fs::Uid::from_raw(made.uid), rustix::fs::Gid::from_raw(made.gid));
+            rustix::fs::chownat(&parent, name, Some(uid), Some(gid), rustix::fs::AtFlags::SYMLINK_NOFOLLOW)?;
+        }
+        Ok(())
     }
 
     /// Hides what would tell too much and protects what would do too much.

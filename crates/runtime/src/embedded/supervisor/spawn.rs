@@ -223,12 +223,20 @@ fn device_rules(spec: &Container) -> Vec<DeviceRule> {
     }
     let mut rules: Vec<DeviceRule> = ALWAYS.iter().filter_map(|rule| rule.parse().ok()).collect();
     for device in &spec.devices {
-        let Ok(found) = std::fs::metadata(&device.source) else { continue };
-        let is_block = found.file_type().is_block_device();
+        let of_source = || {
+            let found = std::fs::metadata(&device.source).ok()?;
+            let (major, minor) = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
+            Some((found.file_type().is_block_device(), major, minor))
+        };
+        let Some((is_block, major, minor)) =
+            device.made.as_ref().and_then(|made| made.numbers).or_else(of_source)
+        else {
+            continue;
+        };
         rules.push(DeviceRule {
             kind: Some(if is_block { DeviceKind::Block } else { DeviceKind::Character }),
-            major: Some(rustix::fs::major(found.rdev())),
-            minor: Some(rustix::fs::minor(found.rdev())),
+            major: Some(major),
+            minor: Some(minor),
             read: device.access.contains('r'),
             write: device.access.contains('w'),
             make: device.access.contains('m'),
