@@ -9,15 +9,15 @@ mod node_object;
 mod record;
 pub mod registry;
 #[cfg(test)]
-mod tests;
+pub mod tests;
 pub mod volume;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::busy::Busy;
 use driver::Driver;
 pub use messages::{BYTES, INODES};
 
@@ -26,7 +26,7 @@ pub use messages::{BYTES, INODES};
 pub struct Drivers {
     drivers: Mutex<BTreeMap<String, Driver>>,
     /// Held while something is done to a volume, by its driver and handle: drivers expect one call at a time.
-    busy: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    busy: Busy,
     /// When volumes were last published, by pod and name.
     published: Mutex<HashMap<(String, String), jiff::Timestamp>>,
     /// Those that must not be detached, as statuses of nodes name them.
@@ -44,7 +44,7 @@ impl Drivers {
         drivers
     }
 
-    fn names(&self) -> Vec<(String, String)> {
+    pub fn names(&self) -> Vec<(String, String)> {
         self.drivers.lock().values().map(|driver| (driver.name.clone(), driver.node_id.clone())).collect()
     }
 
@@ -52,11 +52,11 @@ impl Drivers {
         self.drivers.lock().values().cloned().collect()
     }
 
-    fn know(&self, driver: Driver) {
+    pub fn know(&self, driver: Driver) {
         self.drivers.lock().insert(driver.name.clone(), driver);
     }
 
-    fn forget(&self, name: &str) {
+    pub fn forget(&self, name: &str) {
         self.drivers.lock().remove(name);
     }
 
@@ -76,15 +76,5 @@ impl Drivers {
         if changed {
             self.news.notify_one();
         }
-    }
-
-    /// Waits until nobody else does anything to a volume.
-    async fn alone(&self, volume: &str) -> tokio::sync::OwnedMutexGuard<()> {
-        let lock = {
-            let mut busy = self.busy.lock();
-            busy.retain(|_, lock| Arc::strong_count(lock) > 1);
-            busy.entry(volume.to_owned()).or_default().clone()
-        };
-        lock.lock_owned().await
     }
 }

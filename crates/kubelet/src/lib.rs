@@ -7,10 +7,12 @@
 mod admission;
 mod apparmor;
 mod ask;
+mod busy;
 mod cgroups;
 mod changes;
 pub mod config;
 mod csi;
+mod dra;
 mod env;
 mod health;
 mod hooks;
@@ -23,6 +25,7 @@ mod memory;
 pub mod network;
 mod observed;
 mod payload;
+mod plugins;
 mod pod;
 mod pull_secrets;
 mod pulse;
@@ -102,6 +105,7 @@ struct Node {
     keeping: keeping::Known,
     pulse: pulse::Pulse,
     csi: csi::Drivers,
+    dra: dra::Dra,
     /// The machine is about to be switched off.
     is_going_down: watch::Sender<bool>,
     /// Counts the times when the runtime was seen to have changed.
@@ -136,6 +140,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         runtime_name: version.runtime_name,
         users: users::Users::open(&config.settings.pods),
         csi: csi::Drivers::open(&config.settings.root),
+        dra: dra::Dra::open(&config.settings.root),
         is_going_down: watch::Sender::new(false),
         settings: config.settings,
         presentation: config.presentation,
@@ -188,7 +193,9 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         () = keeping::run(&node) => {}
         () = manifests::run(&node) => {}
         () = shutdown::run(&node) => {}
-        () = csi::registry::run(&node.ctx, &node.settings, &node.csi, || look_at_all(&node)) => {}
+        () = find_plugins(&node) => {}
+        () = dra::run(&node.ctx, &node.settings.node_name, &node.dra.drivers, || look_at_all(&node)) => {}
+        () = node.dra.give_back_lost(&node.ctx, &node.settings.node_name) => {}
         () = server::run(&node, config.api) => {}
         _ = shutdown.wait_for(|stop| *stop) => {}
     }
@@ -210,6 +217,19 @@ fn refresh_volumes(node: &Arc<Node>, controller: &Controller) {
     controller.on(node.ctx.caches.secrets(), move |changed, enqueue| {
         again(changed.newest().namespace(), enqueue);
     });
+}
+
+/// Looks for plugins. Pods may have been waiting for one.
+async fn find_plugins(node: &Node) {
+    let news = || {
+        node.dra.news.notify_one();
+        for memory in node.memories.lock().values_mut() {
+            memory.sandbox_failure.take_if(|failure| failure.reason == dra::UNPREPARED);
+        }
+        look_at_all(node);
+    };
+    let hosts = plugins::Hosts { csi: &node.csi, dra: &node.dra.drivers };
+    plugins::run(&node.ctx, &node.settings, hosts, news).await;
 }
 
 /// Pods may have been waiting for something that is there now.

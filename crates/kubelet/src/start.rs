@@ -76,6 +76,7 @@ pub async fn start(
     let mut sandbox_config = config::sandbox(pod, sandbox.attempt, &node.settings);
     let mut config = config::container(pod, spec, attempt, &image, &env, mounts, &node.settings);
     config.devices.extend(volumes::devices(spec, &places).map_err(|why| unusable(why.to_string()))?);
+    config.cdi_devices = node.dra.devices(pod, spec).map_err(unusable)?;
     if users::are_own(pod) {
         let own = node.users.of(pod.uid()).map_err(creating)?;
         users::into_sandbox(&mut sandbox_config, &own);

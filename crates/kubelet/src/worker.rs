@@ -16,7 +16,7 @@ use crate::env::Addresses;
 use crate::memory::{Failure, Memory};
 use crate::observed::{Observed, POD_UID};
 use crate::pod::container as find;
-use crate::pod::plan::{Action, Why, deadline, plan, restart_at};
+use crate::pod::plan::{Action, Why, deadline, is_finished, plan, restart_at};
 use crate::pod::status::{Host, status};
 use crate::sources::Cluster;
 use crate::volumes::{self, Materials};
@@ -28,6 +28,8 @@ const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(300);
 /// How long something is left alone that others have to do something for first.
 const SOON: SignedDuration = SignedDuration::from_secs(1);
+/// How long drivers that do not take back their devices are left alone.
+const UNGIVEN: Duration = Duration::from_secs(5);
 /// How often that is tried before it is said that something is wrong.
 const PATIENT: u32 = 30;
 
@@ -57,6 +59,9 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
         refuse(node, &pod, &seen, now);
         tell_of_pauses(node, &pod, &seen, now);
         let memory = node.remember(&pod, |memory| memory.clone());
+        if (pod.is_deleting() || is_finished(&pod, &seen, &memory)) && !give_back(node, &pod, &seen).await {
+            return Ok(Next::After(UNGIVEN));
+        }
         let actions = plan(&pod, &seen, &memory, now);
         let rechecks = actions.iter().filter_map(|action| match action {
             Action::Recheck(at) => Some(*at),
@@ -200,6 +205,19 @@ fn misplaced(node: &Node, pod: &Pod) -> Option<Refusal> {
     refusal
 }
 
+/// Gives back what the pod was given by claims once nothing of it runs any more, and before anybody is told that it is
+/// over: others are given it then. `false` where that has to be tried again.
+async fn give_back(node: &Node, pod: &Pod, seen: &Observed) -> bool {
+    if seen.running().next().is_some() || !node.dra.holds(pod.uid()) {
+        return true;
+    }
+    let given_back = node.dra.unprepare(pod.uid()).await;
+    if let Err(error) = &given_back {
+        tracing::warn!(error, pod = %pod.key(), "devices are not given back yet");
+    }
+    given_back.is_ok()
+}
+
 /// Tells once of each run and of each failure that nothing is tried for a while.
 fn tell_of_pauses(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
     if pod.is_deleting() {
@@ -239,7 +257,9 @@ async fn tell(node: &Node, pod: &Pod, seen: &Observed) -> Result<(), Error> {
     let memory = node.remember(pod, |memory| memory.clone());
     let node_ips = node.settings.node_ips();
     let host = Host { ips: &node_ips, runtime: &node.runtime_name };
-    let status = status(&current, seen, &memory, &host, node.ctx.clock.now());
+    let now = node.ctx.clock.now();
+    let mut status = status(&current, seen, &memory, &host, now);
+    node.dra.tell(&current, status.container_statuses.as_deref_mut().unwrap_or_default(), now);
     if current.status.as_ref() == Some(&status) {
         return Ok(());
     }
@@ -273,7 +293,10 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
                 let message = "Pod sandbox changed, it will be killed and re-created.";
                 node.ctx.events.normal(pod, "SandboxChanged", message);
             }
-            let result = make_sandbox(node, pod, attempt).await;
+            let result = match node.dra.prepare(&node.ctx, pod).await {
+                Ok(()) => make_sandbox(node, pod, attempt).await,
+                Err(why) => return unprepared(node, pod, why),
+            };
             let before = node.remember(pod, |memory| memory.sandbox_failure.take());
             let tries = before.as_ref().map_or(0, |before| before.times);
             // A skiff before this one has asked for it and gone; the runtime has yet to notice.
@@ -329,6 +352,17 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
         }
         Action::Clear | Action::Recheck(_) => {}
     }
+}
+
+/// The pod's devices are not ready, so that it cannot begin.
+fn unprepared(node: &Node, pod: &Pod, why: String) {
+    let reason = crate::dra::UNPREPARED;
+    node.ctx.events.warning(pod, reason, format!("Failed to prepare dynamic resources: {why}"));
+    let now = node.ctx.clock.now();
+    node.remember(pod, |memory| {
+        let before = memory.sandbox_failure.take();
+        memory.sandbox_failure = Some(again(before.as_ref(), reason, why, now));
+    });
 }
 
 /// Whether something has run in the sandboxes there were.
@@ -409,6 +443,10 @@ async fn let_go(node: &Node, pod: &Pod, seen: &Observed) -> Result<Next, Error> 
 
 /// A pod that is over keeps its containers, for their logs, but no sandbox.
 async fn tidy_up(node: &Node, pod: &Pod) -> Next {
+    if let Err(error) = node.dra.unprepare(pod.uid()).await {
+        tracing::warn!(error, pod = %pod.key(), "devices are not given back yet");
+        return Next::After(UNGIVEN);
+    }
     for sandbox in node.runtime.sandboxes(&[(POD_UID, pod.uid())]).await.unwrap_or_default() {
         if sandbox.state() == runtime::cri::PodSandboxState::Ready
             && node.runtime.stop_sandbox(&sandbox.id).await.is_err()
@@ -444,6 +482,7 @@ pub async fn remove_all(node: &Node, uid: &str) -> bool {
 /// Removes a pod's volumes and all else it has on this host beside containers.
 pub async fn clear(node: &Node, uid: &str) -> Result<(), String> {
     crate::cgroups::clear(uid).map_err(|error| error.to_string())?;
+    node.dra.unprepare(uid).await?;
     crate::csi::volume::let_go(&node.csi, &node.settings, uid).await?;
     volumes::clear(uid, &node.settings).map_err(|error| error.to_string())?;
     node.users.release(uid);

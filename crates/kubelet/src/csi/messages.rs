@@ -1,33 +1,9 @@
-//! The messages of CSI v1, as far as a node needs them, and those by which plugins introduce themselves: names and
-//! numbers are the protocols' own.
+//! The messages of CSI v1, as far as a node needs them: names and numbers are the protocol's own.
 
 use std::collections::BTreeMap;
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Empty {}
-
-/// Who is behind a socket.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct PluginInfo {
-    /// Such as `CSIPlugin`.
-    #[prost(string, tag = 1)]
-    pub kind: String,
-    #[prost(string, tag = 2)]
-    pub name: String,
-    /// The socket it serves at; its own where empty.
-    #[prost(string, tag = 3)]
-    pub endpoint: String,
-    #[prost(string, repeated, tag = 4)]
-    pub supported_versions: Vec<String>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct RegistrationStatus {
-    #[prost(bool, tag = 1)]
-    pub plugin_registered: bool,
-    #[prost(string, tag = 2)]
-    pub error: String,
-}
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NodeGetInfoResponse {

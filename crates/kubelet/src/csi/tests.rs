@@ -26,9 +26,10 @@ use tokio::sync::watch;
 
 use super::messages::*;
 use super::volume::{Trouble, Wanted};
-use super::{Drivers, record, registry, volume};
+use super::{Drivers, record, volume};
 use crate::config::Settings;
 use crate::env::Addresses;
+use crate::plugins::{self, Info, Registered};
 use crate::sources::Cluster;
 use crate::volumes::Materials;
 
@@ -114,7 +115,7 @@ fn answer(call: &str, bytes: Bytes) -> (String, Result<Vec<u8>, ()>) {
     let done = |line: String| (line, Ok(Vec::new()));
     match call {
         "GetInfo" => {
-            let info = PluginInfo {
+            let info = Info {
                 kind: "CSIPlugin".into(),
                 name: "disk.example.com".into(),
                 endpoint: String::new(),
@@ -123,7 +124,7 @@ fn answer(call: &str, bytes: Bytes) -> (String, Result<Vec<u8>, ()>) {
             ("who are you".into(), Ok(info.encode_to_vec()))
         }
         "NotifyRegistrationStatus" => {
-            let status: RegistrationStatus = read(bytes);
+            let status: Registered = read(bytes);
             done(format!("registered {}{}", status.plugin_registered, status.error))
         }
         "NodeGetInfo" => {
@@ -187,10 +188,10 @@ fn answer(call: &str, bytes: Bytes) -> (String, Result<Vec<u8>, ()>) {
 }
 
 /// A cluster with one node, and what that node knows of drivers.
-struct Rig {
-    client: Client,
-    ctx: Ctx,
-    settings: Settings,
+pub struct Rig {
+    pub client: Client,
+    pub ctx: Ctx,
+    pub settings: Settings,
     drivers: Drivers,
     _server: apiserver::Started,
     _stop: watch::Sender<bool>,
@@ -198,7 +199,7 @@ struct Rig {
 }
 
 impl Rig {
-    async fn start() -> Rig {
+    pub async fn start() -> Rig {
         let dir = tempfile::tempdir().expect("a directory");
         let (stop, shutdown) = watch::channel(false);
         let server =
@@ -230,7 +231,7 @@ impl Rig {
         self.dir.path().join("kubelet")
     }
 
-    async fn create<T: reconcile::Object>(&self, value: Value) -> T {
+    pub async fn create<T: reconcile::Object>(&self, value: Value) -> T {
         let object: T = serde_json::from_value(value).expect("an object");
         self.client.create(&object).await.expect("created")
     }
@@ -245,9 +246,11 @@ impl Rig {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
+        let dra = crate::dra::Drivers::default();
+        let hosts = plugins::Hosts { csi: &self.drivers, dra: &dra };
         tokio::select! {
             found = checking => found,
-            () = registry::run(&self.ctx, &self.settings, &self.drivers, || {}) => unreachable!("it goes on"),
+            () = plugins::run(&self.ctx, &self.settings, hosts, || {}) => unreachable!("it goes on"),
             () = tokio::time::sleep(DEADLINE) => panic!("never came: {what}"),
         }
     }

@@ -160,7 +160,7 @@ pub async fn set_up(materials: &Materials<'_>, pod: &Pod, wanted: &Wanted) -> Re
     let drivers = materials.csi;
     let root = &materials.settings.root;
     let name = record::unique_name(&wanted.driver, &wanted.handle);
-    let _alone = drivers.alone(&name).await;
+    let _alone = drivers.busy.alone(&name).await;
     let object = driver_object(materials, &wanted.driver).await;
     check_mode(wanted, object.as_ref()).map_err(|why| failed(SET_UP, why))?;
     let driver = drivers.find(&wanted.driver).map_err(|why| {
@@ -385,7 +385,7 @@ pub async fn expand(
     const OPERATION: &str = "MountVolume.NodeExpandVolume";
     let Some((size, bytes)) = grown(volume, claim) else { return Ok(false) };
     let Ok(driver) = materials.csi.find(&wanted.driver) else { return Ok(false) };
-    let _alone = materials.csi.alone(&record::unique_name(&wanted.driver, &wanted.handle)).await;
+    let _alone = materials.csi.busy.alone(&record::unique_name(&wanted.driver, &wanted.handle)).await;
     let root = &materials.settings.root;
     if driver.expands() {
         let staging = record::staged_dir(root, &wanted.driver, &wanted.handle).join("globalmount");
@@ -428,7 +428,7 @@ fn grown(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<(St
 pub async fn let_go(drivers: &super::Drivers, settings: &Settings, pod: &str) -> Result<(), String> {
     let root = &settings.root;
     for published in record::published(root, pod) {
-        let _alone = drivers.alone(&published.unique_name()).await;
+        let _alone = drivers.busy.alone(&published.unique_name()).await;
         let driver = drivers.find(&published.driver)?;
         let at = VolumeAt { volume_id: published.handle.clone(), path: shown(&published.place()) };
         driver.unpublish(&at).await.map_err(|refusal| refusal.to_string())?;

@@ -66,6 +66,11 @@ pub async fn own(node: &Node) -> String {
         let count = containers.iter().filter(|one| one.state() == state).count();
         page.line("kubelet_running_containers", &[("container_state", shown)], count, None);
     }
+    let help = "The number of ResourceClaims that are currently in use on the node, by driver name (driver_name label value) and across all drivers (special value <any> for driver_name). Note that the sum of all by-driver counts is not the total number of in-use ResourceClaims because the same ResourceClaim might use devices from different drivers. Instead, use the count for the <any> driver_name.";
+    page.about("dra_resource_claims_in_use", "gauge", help);
+    for (driver, count) in node.dra.in_use() {
+        page.line("dra_resource_claims_in_use", &[("driver_name", &driver)], count, None);
+    }
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: Vec<u64> = statm.split(' ').filter_map(|text| text.parse().ok()).collect();
     page.about("process_resident_memory_bytes", "gauge", "Resident memory size in bytes.");

@@ -1,0 +1,101 @@
+//! Which claims a pod has, whether it may use them, and what of them a container gets. Pure.
+
+use k8s_openapi::api::core::v1::{Container, Pod, PodResourceClaim};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use reconcile::Object as _;
+
+/// A claim of a pod.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Named {
+    pub name: String,
+    /// It was made for the pod alone, which must then be its owner.
+    pub is_own: bool,
+}
+
+/// The claims that are to be ready before the pod begins.
+pub fn of(pod: &Pod) -> Result<Vec<Named>, String> {
+    let wanted = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
+    let named = wanted.filter_map(|claim| named(pod, claim).transpose());
+    let extended = pod.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref());
+    let extended = extended.map(|known| Ok(Named { name: known.resource_claim_name.clone(), is_own: false }));
+    named.chain(extended).collect()
+}
+
+/// The claim behind a name of the pod's; `None` where the pod turned out to need none.
+fn named(pod: &Pod, claim: &PodResourceClaim) -> Result<Option<Named>, String> {
+    let whole = || format!("pod \"{}/{}\"", pod.namespace(), pod.name());
+    if let Some(name) = &claim.resource_claim_name {
+        return Ok(Some(Named { name: name.clone(), is_own: false }));
+    }
+    if claim.resource_claim_template_name.is_none() {
+        let problem = "none of the supported fields are set";
+        return Err(format!("{}, spec.resourceClaim {:?}: {problem}", whole(), claim.name));
+    }
+    let made = pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
+    match made.into_iter().find(|made| made.name == claim.name) {
+        Some(made) => Ok(made.resource_claim_name.clone().map(|name| Named { name, is_own: true })),
+        None => Err(format!("{}: ResourceClaim not created yet", whole())),
+    }
+}
+
+/// Whether the pod may use a claim.
+pub fn judge(pod: &Pod, claim: &ResourceClaim, named: &Named) -> Result<(), String> {
+    let owns = claim.controller().is_some_and(|owner| owner.uid == pod.uid());
+    if named.is_own && !owns {
+        return Err(format!(
+            "ResourceClaim {}/{} was not created for Pod {}/{} (Pod is not owner)",
+            claim.namespace(),
+            claim.name(),
+            pod.namespace(),
+            pod.name()
+        ));
+    }
+    let mut reserved = claim.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
+    if !reserved.any(|consumer| consumer.uid == pod.uid()) {
+        return Err(format!(
+            "pod {} ({}) is not allowed to use ResourceClaim {} ({})",
+            pod.name(),
+            pod.uid(),
+            claim.name(),
+            claim.uid()
+        ));
+    }
+    Ok(())
+}
+
+/// What a container uses of the pod's claims: the claim, what the pod calls it, and which of its requests; `""` for all.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Use {
+    pub claim: String,
+    pub request: String,
+    /// What the pod calls it; nothing for the claim behind extended resources.
+    pub called: Option<String>,
+}
+
+pub fn used_by(pod: &Pod, container: &Container) -> Result<Vec<Use>, String> {
+    let wanted = container.resources.iter().flat_map(|resources| resources.claims.iter().flatten());
+    let mut uses = Vec::new();
+    for want in wanted {
+        let claims = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
+        let Some(claim) = claims.into_iter().find(|claim| claim.name == want.name) else { continue };
+        if let Some(named) = named(pod, claim)? {
+            let request = want.request.clone().unwrap_or_default();
+            uses.push(Use { claim: named.name, request, called: Some(want.name.clone()) });
+        }
+    }
+    let Some(extended) =
+        pod.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref())
+    else {
+        return Ok(uses);
+    };
+    let requests = container.resources.as_ref().and_then(|resources| resources.requests.as_ref());
+    let is_asked = |name: &str| requests.and_then(|all| all.get(name)).is_some_and(|asked| asked.0 != "0");
+    let mapped = extended.request_mappings.iter();
+    let mapped = mapped.filter(|one| one.container_name == container.name && is_asked(&one.resource_name));
+    uses.extend(mapped.map(|one| Use {
+        claim: extended.resource_claim_name.clone(),
+        request: one.request_name.clone(),
+        called: None,
+    }));
+    Ok(uses)
+}

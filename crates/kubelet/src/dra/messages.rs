@@ -1,0 +1,94 @@
+//! The messages by which drivers of devices are asked to make claims ready (`dra`, v1 and v1beta1 alike) and tell how their
+//! devices are (`dra-health`, v1alpha1). Names and numbers are the protocols' own.
+
+use std::collections::BTreeMap;
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Empty {}
+
+/// Claims that are to be made ready, or given back.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Request {
+    #[prost(message, repeated, tag = 1)]
+    pub claims: Vec<Claim>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Claim {
+    #[prost(string, tag = 1)]
+    pub namespace: String,
+    #[prost(string, tag = 2)]
+    pub uid: String,
+    #[prost(string, tag = 3)]
+    pub name: String,
+}
+
+/// By the uid of the claim.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Prepared {
+    #[prost(btree_map = "string, message", tag = 1)]
+    pub claims: BTreeMap<String, PreparedClaim>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PreparedClaim {
+    #[prost(message, repeated, tag = 1)]
+    pub devices: Vec<Device>,
+    #[prost(string, tag = 2)]
+    pub error: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Device {
+    #[prost(string, repeated, tag = 1)]
+    pub request_names: Vec<String>,
+    #[prost(string, tag = 2)]
+    pub pool_name: String,
+    #[prost(string, tag = 3)]
+    pub device_name: String,
+    #[prost(string, repeated, tag = 4)]
+    pub cdi_device_ids: Vec<String>,
+    #[prost(string, optional, tag = 5)]
+    pub share_id: Option<String>,
+}
+
+/// By the uid of the claim.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Unprepared {
+    #[prost(btree_map = "string, message", tag = 1)]
+    pub claims: BTreeMap<String, UnpreparedClaim>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct UnpreparedClaim {
+    #[prost(string, tag = 1)]
+    pub error: String,
+}
+
+/// All devices of a driver, each time one of them changes.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Healths {
+    #[prost(message, repeated, tag = 1)]
+    pub devices: Vec<DeviceHealth>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct DeviceHealth {
+    #[prost(message, optional, tag = 1)]
+    pub device: Option<DeviceName>,
+    /// 1 for healthy, 2 for unhealthy.
+    #[prost(int32, tag = 2)]
+    pub health: i32,
+    #[prost(int64, tag = 4)]
+    pub timeout_seconds: i64,
+    #[prost(string, tag = 5)]
+    pub message: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct DeviceName {
+    #[prost(string, tag = 1)]
+    pub pool: String,
+    #[prost(string, tag = 2)]
+    pub name: String,
+}

@@ -1,0 +1,190 @@
+//! What is written down of claims that are, or may be, ready on this node: in upstream's file and form, so that whoever is
+//! started next gives them back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use reconcile::Object as _;
+use serde_json::{Value, json};
+
+use super::messages;
+
+const FILE: &str = "dra_manager_state";
+
+/// A claim that drivers on this node were asked to make ready.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Claim {
+    pub uid: String,
+    pub name: String,
+    pub namespace: String,
+    /// The uids of the pods that use it.
+    pub pods: BTreeSet<String>,
+    /// What each driver gives; nothing while it has not been asked.
+    pub drivers: BTreeMap<String, Vec<messages::Device>>,
+    /// All drivers have said that it is ready. Not written down: it does no harm to ask them again.
+    pub is_ready: bool,
+}
+
+impl Claim {
+    /// `None` for one that nothing was given to.
+    pub fn new(claim: &ResourceClaim) -> Option<Claim> {
+        let given = claim.status.as_ref()?.allocation.as_ref()?;
+        let results = given.devices.iter().flat_map(|devices| devices.results.iter().flatten());
+        Some(Claim {
+            uid: claim.uid().to_owned(),
+            name: claim.name().to_owned(),
+            namespace: claim.namespace().to_owned(),
+            drivers: results.map(|result| (result.driver.clone(), Vec::new())).collect(),
+            ..Claim::default()
+        })
+    }
+
+    /// As drivers are told of it.
+    pub fn message(&self) -> messages::Claim {
+        messages::Claim { namespace: self.namespace.clone(), uid: self.uid.clone(), name: self.name.clone() }
+    }
+
+    /// The devices for one of its requests, or for all, with the drivers they are of.
+    pub fn devices<'a>(&'a self, request: &'a str) -> impl Iterator<Item = (&'a str, &'a messages::Device)> {
+        let all = self.drivers.iter();
+        let all =
+            all.flat_map(|(driver, devices)| devices.iter().map(move |device| (driver.as_str(), device)));
+        all.filter(move |(_, device)| {
+            let names = &device.request_names;
+            request.is_empty() || names.is_empty() || names.iter().any(|name| name == request)
+        })
+    }
+
+    fn to_value(&self) -> Value {
+        let device = |device: &messages::Device| {
+            json!({
+                "PoolName": device.pool_name,
+                "DeviceName": device.device_name,
+                "ShareID": device.share_id,
+                "RequestNames": device.request_names,
+                "CDIDeviceIDs": device.cdi_device_ids,
+            })
+        };
+        let drivers = self.drivers.iter().map(|(driver, devices)| {
+            (driver.clone(), json!({"Devices": devices.iter().map(device).collect::<Vec<_>>()}))
+        });
+        json!({
+            "ClaimUID": self.uid,
+            "ClaimName": self.name,
+            "Namespace": self.namespace,
+            "PodUIDs": self.pods.iter().map(|uid| (uid.clone(), json!({}))).collect::<serde_json::Map<_, _>>(),
+            "DriverState": drivers.collect::<serde_json::Map<_, _>>(),
+        })
+    }
+
+    fn from_value(value: &Value) -> Claim {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let texts = |value: &Value| value.as_array().into_iter().flatten().map(text).collect::<Vec<String>>();
+        let device = |device: &Value| messages::Device {
+            pool_name: text(&device["PoolName"]),
+            device_name: text(&device["DeviceName"]),
+            share_id: device["ShareID"].as_str().map(str::to_owned),
+            request_names: texts(&device["RequestNames"]),
+            cdi_device_ids: texts(&device["CDIDeviceIDs"]),
+        };
+        let drivers = value["DriverState"].as_object().into_iter().flatten();
+        let drivers = drivers.map(|(driver, state)| {
+            (driver.clone(), state["Devices"].as_array().into_iter().flatten().map(device).collect())
+        });
+        Claim {
+            uid: text(&value["ClaimUID"]),
+            name: text(&value["ClaimName"]),
+            namespace: text(&value["Namespace"]),
+            pods: value["PodUIDs"].as_object().into_iter().flatten().map(|(uid, _)| uid.clone()).collect(),
+            drivers: drivers.collect(),
+            is_ready: false,
+        }
+    }
+}
+
+/// The claims of a node by namespace and name.
+#[derive(Debug, Default)]
+pub struct Book {
+    dir: PathBuf,
+    claims: BTreeMap<(String, String), Claim>,
+}
+
+impl Book {
+    /// As it was left. One that cannot be read is put aside: whoever looks after the node may still want to know.
+    pub fn open(dir: &Path) -> Book {
+        let file = dir.join(FILE);
+        let claims = match std::fs::read(&file) {
+            Ok(text) => read(&text).unwrap_or_else(|why| {
+                tracing::error!(file = %file.display(), why, "it is not known which claims are to be given back");
+                let _ = std::fs::rename(&file, dir.join(format!("{FILE}.unreadable")));
+                Vec::new()
+            }),
+            Err(_) => Vec::new(),
+        };
+        let key = |claim: &Claim| (claim.namespace.clone(), claim.name.clone());
+        Book { dir: dir.to_owned(), claims: claims.into_iter().map(|claim| (key(&claim), claim)).collect() }
+    }
+
+    pub fn get(&self, namespace: &str, name: &str) -> Option<&Claim> {
+        self.claims.get(&(namespace.to_owned(), name.to_owned()))
+    }
+
+    pub fn get_mut(&mut self, namespace: &str, name: &str) -> Option<&mut Claim> {
+        self.claims.get_mut(&(namespace.to_owned(), name.to_owned()))
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = &Claim> {
+        self.claims.values()
+    }
+
+    /// Those that a pod uses.
+    pub fn of(&self, pod: &str) -> impl Iterator<Item = &Claim> {
+        self.claims.values().filter(move |claim| claim.pods.contains(pod))
+    }
+
+    /// The one there is, or this one.
+    pub fn take(&mut self, claim: &Claim) -> &mut Claim {
+        let key = (claim.namespace.clone(), claim.name.clone());
+        self.claims.entry(key).or_insert_with(|| claim.clone())
+    }
+
+    pub fn remove(&mut self, claim: &messages::Claim) {
+        self.claims.remove(&(claim.namespace.clone(), claim.name.clone()));
+    }
+
+    /// Writes it down, whole or not at all.
+    pub fn keep(&self) -> io::Result<()> {
+        let claims: Vec<Value> = self.claims.values().map(Claim::to_value).collect();
+        let data = json!({
+            "kind": "DRACheckpoint",
+            "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1",
+            "ClaimInfoStateList": claims,
+        });
+        let data = data.to_string();
+        let text = json!({"Data": data, "Checksum": checksum(&data)}).to_string();
+        std::fs::create_dir_all(&self.dir)?;
+        let fresh = self.dir.join(format!(".{FILE}"));
+        let mut file = std::fs::File::create(&fresh)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(fresh, self.dir.join(FILE))
+    }
+}
+
+fn read(text: &[u8]) -> Result<Vec<Claim>, String> {
+    let whole: Value = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    let data = whole["Data"].as_str().unwrap_or_default();
+    if whole["Checksum"] != checksum(data) {
+        return Err("checkpoint is corrupted".to_owned());
+    }
+    let data: Value = serde_json::from_str(data).map_err(|error| error.to_string())?;
+    Ok(data["ClaimInfoStateList"].as_array().into_iter().flatten().map(Claim::from_value).collect())
+}
+
+fn checksum(data: &str) -> u32 {
+    let mut crc = flate2::Crc::new();
+    crc.update(data.as_bytes());
+    crc.sum()
+}

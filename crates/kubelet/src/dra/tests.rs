@@ -1,0 +1,454 @@
+//! A driver in this process that gives devices, and what is asked of it.
+
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use expect_test::{Expect, expect};
+use futures_util::StreamExt as _;
+use http::{HeaderMap, HeaderValue, Request, Response};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use prost::Message;
+use serde_json::{Value, json};
+use tokio::net::UnixListener;
+
+use super::messages::{
+    Device, DeviceHealth, DeviceName, Healths, Prepared, PreparedClaim, Unprepared, UnpreparedClaim,
+};
+use super::*;
+use crate::csi::tests::Rig;
+use crate::plugins::{self, Hosts, Info, Registered};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+const DRIVER: &str = "gpu.example.com";
+
+type Body = http_body_util::combinators::BoxBody<Bytes, Infallible>;
+
+/// What was asked, a line each.
+type Asked = Arc<Mutex<Vec<String>>>;
+
+/// A driver at a socket in the directory of plugins, until it is dropped.
+struct Fake {
+    task: tokio::task::JoinHandle<()>,
+    socket: PathBuf,
+    asked: Asked,
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        self.task.abort();
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+impl Fake {
+    fn start(root: &Path, versions: &[&str]) -> Fake {
+        let dir = root.join("plugins_registry");
+        std::fs::create_dir_all(&dir).expect("a directory");
+        let socket = dir.join(format!("{DRIVER}-reg.sock"));
+        let listener = UnixListener::bind(&socket).expect("a socket");
+        let asked = Asked::default();
+        let heard = asked.clone();
+        let info = Info {
+            kind: "DRAPlugin".into(),
+            name: DRIVER.into(),
+            endpoint: String::new(),
+            supported_versions: versions.iter().map(|version| (*version).to_owned()).collect(),
+        };
+        let task = tokio::spawn(async move {
+            let mut connections = tokio::task::JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                let (heard, info) = (heard.clone(), info.clone());
+                let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+                    let (heard, info) = (heard.clone(), info.clone());
+                    async move { Ok::<_, Infallible>(serve(request, &heard, &info).await) }
+                });
+                let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+                    .serve_connection(TokioIo::new(stream), service);
+                connections.spawn(connection);
+            }
+        });
+        Fake { task, socket, asked }
+    }
+
+    /// What was asked since the last time.
+    #[track_caller]
+    fn check(&self, expected: Expect) {
+        let asked: Vec<String> = std::mem::take(&mut self.asked.lock());
+        expected.assert_eq(&asked.join("\n"));
+    }
+}
+
+async fn serve(request: Request<Incoming>, heard: &Asked, info: &Info) -> Response<Body> {
+    let path = request.uri().path().to_owned();
+    let bytes = request.into_body().collect().await.expect("a whole request").to_bytes().slice(5..);
+    let (line, answer) = answer(&path, bytes, info);
+    heard.lock().extend(line);
+    let status = if answer.is_some() { "0" } else { "12" };
+    let mut trailers = HeaderMap::new();
+    trailers.insert("grpc-status", HeaderValue::from_static(status));
+    let mut frames = Vec::new();
+    if let Some(message) = answer {
+        let mut framed = vec![0];
+        framed.extend(u32::try_from(message.len()).expect("short").to_be_bytes());
+        framed.extend(message);
+        frames.push(Ok(Frame::data(Bytes::from(framed))));
+    }
+    let frames = futures_util::stream::iter(frames);
+    let rest = futures_util::stream::iter([Ok(Frame::trailers(trailers))]);
+    let body = match path.ends_with("NodeWatchResources") {
+        true => BodyExt::boxed(StreamBody::new(frames.chain(futures_util::stream::pending()))),
+        false => BodyExt::boxed(StreamBody::new(frames.chain(rest))),
+    };
+    let mut response = Response::new(body);
+    response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
+    response
+}
+
+/// A line about what was asked, and the answer.
+fn answer(path: &str, bytes: Bytes, info: &Info) -> (Option<String>, Option<Vec<u8>>) {
+    let asked = |bytes: Bytes| super::messages::Request::decode(bytes).expect("a message").claims;
+    let names = |claims: &[messages::Claim]| {
+        claims.iter().map(|claim| format!(" {}/{}", claim.namespace, claim.name)).collect::<String>()
+    };
+    let version = if path.contains(".v1.") { "v1" } else { "v1beta1" };
+    match path.rsplit('/').next().unwrap_or_default() {
+        "GetInfo" => (None, Some(info.encode_to_vec())),
+        "NotifyRegistrationStatus" => {
+            let told = Registered::decode(bytes).expect("a message");
+            (Some(format!("registered {} {}", told.plugin_registered, told.error)), Some(Vec::new()))
+        }
+        "NodePrepareResources" => {
+            let claims = asked(bytes);
+            let prepared = |claim: &messages::Claim| {
+                let device = Device {
+                    request_names: vec!["one".into()],
+                    pool_name: "here".into(),
+                    device_name: format!("gpu-{}", claim.name),
+                    cdi_device_ids: vec![format!("example.com/gpu={}", claim.name)],
+                    share_id: None,
+                };
+                let error = if claim.name == "broken" { "it is broken" } else { "" };
+                (claim.uid.clone(), PreparedClaim { devices: vec![device], error: error.into() })
+            };
+            let answer = Prepared { claims: claims.iter().map(prepared).collect() };
+            (Some(format!("prepare {version}{}", names(&claims))), Some(answer.encode_to_vec()))
+        }
+        "NodeUnprepareResources" => {
+            let claims = asked(bytes);
+            let done = claims.iter().map(|claim| (claim.uid.clone(), UnpreparedClaim::default()));
+            let answer = Unprepared { claims: done.collect() };
+            (Some(format!("unprepare {version}{}", names(&claims))), Some(answer.encode_to_vec()))
+        }
+        "NodeWatchResources" => {
+            let device = DeviceName { pool: "here".into(), name: "gpu-mine".into() };
+            let sick = DeviceHealth {
+                device: Some(device),
+                health: 2,
+                timeout_seconds: 600,
+                message: "too hot".into(),
+            };
+            (None, Some(Healths { devices: vec![sick] }.encode_to_vec()))
+        }
+        _ => (None, None),
+    }
+}
+
+/// A pod with a claim that others may use and one of its own.
+fn pod(name: &str, shared: &str) -> Pod {
+    let own = format!("{name}-own");
+    let value = json!({
+        "metadata": {"name": name, "namespace": "default", "uid": format!("uid-{name}")},
+        "spec": {
+            "resourceClaims": [
+                {"name": "shared", "resourceClaimName": shared},
+                {"name": "own", "resourceClaimTemplateName": "template"},
+                {"name": "none", "resourceClaimTemplateName": "template"},
+            ],
+            "containers": [
+                {"name": "a", "resources": {"claims": [{"name": "shared", "request": "one"}, {"name": "own"}]}},
+                {"name": "b", "resources": {"claims": [{"name": "shared", "request": "two"}]}},
+                {"name": "c"},
+            ],
+        },
+        "status": {"resourceClaimStatuses": [{"name": "own", "resourceClaimName": own}, {"name": "none"}]},
+    });
+    serde_json::from_value(value).expect("a pod")
+}
+
+impl Rig {
+    /// A claim to which a device was given, for these pods.
+    async fn claim(&self, name: &str, pods: &[&str], owner: Option<&str>) {
+        let owner = owner.map(|pod| {
+            json!([{"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": format!("uid-{pod}"), "controller": true}])
+        });
+        let request = json!({"name": "one", "exactly": {"deviceClassName": "gpu"}});
+        let claim: ResourceClaim = self
+            .create(json!({
+                "metadata": {"name": name, "namespace": "default", "ownerReferences": owner},
+                "spec": {"devices": {"requests": [request]}},
+            }))
+            .await;
+        let reserved =
+            pods.iter().map(|pod| json!({"resource": "pods", "name": pod, "uid": format!("uid-{pod}")}));
+        let result = json!({"request": "one", "driver": DRIVER, "pool": "here", "device": "gpu-1"});
+        let status = json!({
+            "allocation": {"devices": {"results": [result]}},
+            "reservedFor": reserved.collect::<Vec<Value>>(),
+        });
+        let status = Some(serde_json::from_value(status).expect("a status"));
+        self.client.replace_status(&ResourceClaim { status, ..claim }).await.expect("given");
+    }
+
+    /// Looks after plugins until something is the case.
+    async fn with_plugins<T>(&self, dra: &Dra, what: &str, check: impl AsyncFn() -> Option<T>) -> T {
+        let checking = async {
+            loop {
+                if let Some(found) = check().await {
+                    return found;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let csi = crate::csi::Drivers::default();
+        let hosts = Hosts { csi: &csi, dra: &dra.drivers };
+        tokio::select! {
+            found = checking => found,
+            () = plugins::run(&self.ctx, &self.settings, hosts, || {}) => unreachable!("it goes on"),
+            () = run(&self.ctx, "here", &dra.drivers, || {}) => unreachable!("it goes on"),
+            () = tokio::time::sleep(DEADLINE) => panic!("never came: {what}"),
+        }
+    }
+
+    /// As after a start, with the driver known.
+    async fn meet_devices(&self) -> Dra {
+        let dra = Dra::open(&self.settings.root);
+        self.with_plugins(&dra, "the driver is known", async || dra.drivers.find(DRIVER).ok()).await;
+        dra
+    }
+}
+
+fn devices(dra: &Dra, pod: &Pod) -> String {
+    let containers = &pod.spec.as_ref().expect("a spec").containers;
+    let of = |container: &Container| {
+        let devices = dra.devices(pod, container).expect("devices");
+        let names: Vec<String> = devices.into_iter().map(|device| device.name).collect();
+        format!("{}: {}", container.name, names.join(" "))
+    };
+    containers.iter().map(of).collect::<Vec<_>>().join("\n")
+}
+
+#[tokio::test]
+async fn claims_are_ready_before_a_pod_begins_and_are_given_back() {
+    let rig = Rig::start().await;
+    let fake = Fake::start(&rig.settings.root, &["v1.DRAPlugin", "v1beta1.DRAPlugin"]);
+    let dra = rig.meet_devices().await;
+    rig.claim("mine", &["web", "db"], None).await;
+    rig.claim("web-own", &["web"], Some("web")).await;
+    rig.claim("db-own", &["db"], Some("db")).await;
+    let (web, db) = (pod("web", "mine"), pod("db", "mine"));
+    dra.prepare(&rig.ctx, &web).await.expect("ready");
+    // Asked again, nothing is done again.
+    dra.prepare(&rig.ctx, &web).await.expect("ready");
+    fake.check(expect![[r#"
+        registered true 
+        prepare v1 default/mine default/web-own"#]]);
+    expect![[r#"
+        a: example.com/gpu=mine example.com/gpu=web-own
+        b: 
+        c: "#]]
+    .assert_eq(&devices(&dra, &web));
+    dra.prepare(&rig.ctx, &db).await.expect("ready");
+    fake.check(expect!["prepare v1 default/db-own"]);
+    expect![[r#"{"<any>": 3, "gpu.example.com": 3}"#]].assert_eq(&format!("{:?}", dra.in_use()));
+    // Somebody else uses what is shared.
+    dra.unprepare("uid-web").await.expect("given back");
+    fake.check(expect!["unprepare v1 default/web-own"]);
+    assert!(!dra.holds("uid-web") && dra.holds("uid-db"));
+    // Whoever is started next knows what is left, and the containers' devices.
+    let again = Dra::open(&rig.settings.root);
+    expect![[r#"
+        a: example.com/gpu=mine example.com/gpu=db-own
+        b: 
+        c: "#]]
+    .assert_eq(&devices(&again, &db));
+    let refused = again.unprepare("uid-db").await.expect_err("nobody is there");
+    expect!["unprepare dynamic resources: DRA driver gpu.example.com is not registered"].assert_eq(&refused);
+    drop((dra, again));
+    let dra = rig.meet_devices().await;
+    fake.check(expect!["registered true "]);
+    // Nobody knows the pod any more.
+    tokio::select! {
+        () = dra.give_back_lost(&rig.ctx, "here") => unreachable!("it goes on"),
+        () = async { while dra.holds("uid-db") { tokio::task::yield_now().await } } => {}
+    }
+    fake.check(expect!["unprepare v1 default/db-own default/mine"]);
+    assert!(Book::open(&rig.settings.root).all().next().is_none());
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_said_in_upstreams_words() {
+    let rig = Rig::start().await;
+    let dra = Dra::open(&rig.settings.root);
+    let check = async |dra: &Dra, pod: &Pod, expected: Expect| {
+        let refused = dra.prepare(&rig.ctx, pod).await.expect_err("something is wrong");
+        expected.assert_eq(&refused);
+    };
+    let web = pod("web", "mine");
+    check(&dra, &web, expect![[r#"prepare dynamic resources: fetch ResourceClaim mine: resourceclaims.resource.k8s.io "mine" not found"#]]).await;
+    rig.claim("mine", &["web"], None).await;
+    check(&dra, &web, expect!["prepare dynamic resources: DRA driver gpu.example.com is not registered"])
+        .await;
+    assert!(!dra.holds("uid-web"), "nothing is to be given back that was never asked for");
+    let mut early = web.clone();
+    early.status = None;
+    check(
+        &dra,
+        &early,
+        expect![[r#"prepare dynamic resources: pod "default/web": ResourceClaim not created yet"#]],
+    )
+    .await;
+    rig.claim("web-own", &["web"], Some("db")).await;
+    rig.claim("broken", &["bad"], None).await;
+    rig.claim("bad-own", &["bad"], Some("bad")).await;
+    let fake = Fake::start(&rig.settings.root, &["v9.DRAPlugin", "v1beta1.DRAPlugin"]);
+    let dra = rig.meet_devices().await;
+    check(&dra, &web, expect!["prepare dynamic resources: ResourceClaim default/web-own was not created for Pod default/web (Pod is not owner)"]).await;
+    let bad = pod("bad", "broken");
+    check(
+        &dra,
+        &bad,
+        expect![
+            "prepare dynamic resources: NodePrepareResources failed for ResourceClaim broken: it is broken"
+        ],
+    )
+    .await;
+    assert!(dra.holds("uid-bad"), "who knows what the driver has done");
+    dra.unprepare("uid-bad").await.expect("given back");
+    fake.check(expect![[r#"
+        registered true 
+        prepare v1beta1 default/broken default/bad-own
+        unprepare v1beta1 default/bad-own default/broken"#]]);
+    let db = pod("db", "mine");
+    let claim: ResourceClaim = rig.client.get(&Key::new("default", "mine")).await.expect("a claim");
+    let refused = dra.prepare(&rig.ctx, &db).await.expect_err("not its own");
+    let expected = format!(
+        "prepare dynamic resources: pod db (uid-db) is not allowed to use ResourceClaim mine ({})",
+        claim.uid()
+    );
+    assert_eq!(refused, expected);
+}
+
+#[tokio::test]
+async fn a_driver_of_another_age_is_told_so() {
+    let rig = Rig::start().await;
+    let fake = Fake::start(&rig.settings.root, &["v1alpha4.Node"]);
+    let dra = Dra::open(&rig.settings.root);
+    rig.with_plugins(&dra, "it is told", async || (!fake.asked.lock().is_empty()).then_some(())).await;
+    let told = fake.asked.lock().join("\n").replace(&rig.settings.root.display().to_string(), "");
+    expect![[r#"registered false invalid supported gRPC versions of DRA driver plugin gpu.example.com at endpoint /plugins_registry/gpu.example.com-reg.sock: none of services supported by the plugin (["v1alpha4.Node"]) are supported by the kubelet (["v1.DRAPlugin" "v1beta1.DRAPlugin"])"#]].assert_eq(&told);
+}
+
+#[tokio::test]
+async fn what_a_driver_offers_goes_with_it() {
+    let rig = Rig::start().await;
+    rig.ctx.caches.nodes().filled().await;
+    rig.create::<Node>(json!({"metadata": {"name": "here"}})).await;
+    let slice = |name: &str, node: &str| {
+        let pool = json!({"name": node, "generation": 1, "resourceSliceCount": 1});
+        let spec = json!({"driver": DRIVER, "nodeName": node, "pool": pool, "devices": [{"name": "gpu-1"}]});
+        json!({"metadata": {"name": name}, "spec": spec})
+    };
+    rig.create::<ResourceSlice>(slice("left-behind", "here")).await;
+    rig.create::<ResourceSlice>(slice("elsewhere", "there")).await;
+    let slices = async || {
+        let slices: Vec<ResourceSlice> = rig.client.list("").await.expect("slices");
+        slices.iter().map(|slice| slice.name().to_owned()).collect::<Vec<_>>().join(" ")
+    };
+    let mut dra = Dra::open(&rig.settings.root);
+    dra.drivers.absence = Duration::from_millis(200);
+    // Nobody knows at the start whether the driver is still there.
+    rig.with_plugins(&dra, "what was there is gone", async || (slices().await == "elsewhere").then_some(()))
+        .await;
+    let fake = Fake::start(&rig.settings.root, &["v1.DRAPlugin"]);
+    let mut fake = Some(fake);
+    let step = std::cell::Cell::new(0);
+    let fake = Mutex::new(&mut fake);
+    rig.with_plugins(&dra, "what it offered is gone", async || {
+        match step.get() {
+            0 if dra.drivers.find(DRIVER).is_ok() && slices().await == "elsewhere" => {
+                rig.create::<ResourceSlice>(slice("offered", "here")).await;
+                step.set(1);
+            }
+            1 => {
+                fake.lock().take();
+                step.set(2);
+            }
+            2 if slices().await == "elsewhere" => return Some(()),
+            _ => {}
+        }
+        None
+    })
+    .await;
+    assert!(dra.drivers.find(DRIVER).is_err());
+}
+
+#[tokio::test]
+async fn a_pod_says_how_its_devices_are() {
+    let rig = Rig::start().await;
+    let _fake = Fake::start(&rig.settings.root, &["v1.DRAPlugin"]);
+    let dra = Dra::open(&rig.settings.root);
+    rig.claim("mine", &["web"], None).await;
+    rig.claim("web-own", &["web"], Some("web")).await;
+    let web = pod("web", "mine");
+    let told = || {
+        let status = |name: &str| ContainerStatus { name: name.to_owned(), ..ContainerStatus::default() };
+        let mut statuses = ["a", "b", "c"].map(status);
+        dra.tell(&web, &mut statuses, rig.ctx.clock.now());
+        statuses.map(|status| json!(status.allocated_resources_status).to_string()).join("\n")
+    };
+    let hot = async || {
+        dra.prepare(&rig.ctx, &web).await.ok()?;
+        Some(told()).filter(|told| told.contains("hot"))
+    };
+    let told = rig.with_plugins(&dra, "the driver tells", hot).await;
+    expect![[r#"
+        [{"name":"claim:shared/one","resources":[{"health":"Unhealthy","message":"too hot","resourceID":"example.com/gpu=mine"}]},{"name":"claim:own","resources":[{"health":"Unknown","resourceID":"example.com/gpu=web-own"}]}]
+        null
+        null"#]]
+    .assert_eq(&told);
+}
+
+#[test]
+fn what_is_written_down_is_as_upstream_writes_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut book = Book::open(dir.path());
+    let device = Device {
+        request_names: vec!["one".into()],
+        pool_name: "pool".into(),
+        device_name: "gpu-1".into(),
+        cdi_device_ids: vec!["example.com/gpu=1".into()],
+        share_id: None,
+    };
+    let claim = record::Claim {
+        uid: "1".into(),
+        name: "mine".into(),
+        namespace: "default".into(),
+        pods: ["a".to_owned()].into(),
+        drivers: [(DRIVER.to_owned(), vec![device])].into(),
+        is_ready: false,
+    };
+    book.take(&claim);
+    book.keep().expect("written");
+    let file = dir.path().join("dra_manager_state");
+    let text = std::fs::read_to_string(&file).expect("text");
+    expect![[r#"{"Checksum":2019359365,"Data":"{\"ClaimInfoStateList\":[{\"ClaimName\":\"mine\",\"ClaimUID\":\"1\",\"DriverState\":{\"gpu.example.com\":{\"Devices\":[{\"CDIDeviceIDs\":[\"example.com/gpu=1\"],\"DeviceName\":\"gpu-1\",\"PoolName\":\"pool\",\"RequestNames\":[\"one\"],\"ShareID\":null}]}},\"Namespace\":\"default\",\"PodUIDs\":{\"a\":{}}}],\"apiVersion\":\"checkpoint.dra.kubelet.k8s.io/v1\",\"kind\":\"DRACheckpoint\"}"}"#]].assert_eq(&text);
+    assert_eq!(Book::open(dir.path()).all().collect::<Vec<_>>(), [&claim]);
+    std::fs::write(&file, text.replace("gpu-1", "gpu-2")).expect("written");
+    assert_eq!(Book::open(dir.path()).all().count(), 0, "one that somebody has changed is not believed");
+}
