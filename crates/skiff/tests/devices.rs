@@ -1,0 +1,249 @@
+//! Devices by claims (dynamic resource allocation), as users and drivers see them: a driver of devices behind its socket,
+//! the real kubectl, a real container.
+//!
+//! Needs root, kubectl and busybox; says so and passes where these are missing.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, Response};
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use parking_lot::Mutex;
+use prost::Message;
+use serde_json::json;
+use testkit::{Network, Server};
+use tokio::net::UnixListener;
+
+const IMAGE: &str = "docker.io/library/busybox:1.36";
+
+/// Messages of the protocols, as far as a driver needs them.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Info {
+    #[prost(string, tag = 1)]
+    kind: String,
+    #[prost(string, tag = 2)]
+    name: String,
+    #[prost(string, repeated, tag = 4)]
+    versions: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Claims {
+    #[prost(message, repeated, tag = 1)]
+    claims: Vec<Claim>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Claim {
+    #[prost(string, tag = 2)]
+    uid: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Answers {
+    #[prost(btree_map = "string, message", tag = 1)]
+    claims: BTreeMap<String, Answer>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Answer {
+    #[prost(message, repeated, tag = 1)]
+    devices: Vec<Device>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Device {
+    #[prost(string, tag = 2)]
+    pool: String,
+    #[prost(string, tag = 3)]
+    name: String,
+    #[prost(string, repeated, tag = 4)]
+    cdi: Vec<String>,
+}
+
+/// A driver whose devices are a variable and `/dev/null` by another name.
+struct Driver {
+    name: String,
+    /// What was asked for, a word each.
+    asked: Mutex<Vec<&'static str>>,
+}
+
+impl Driver {
+    /// Where containers are told what a device is.
+    fn file(&self) -> PathBuf {
+        Path::new("/var/run/cdi").join(format!("{}.json", self.name))
+    }
+
+    fn asked(&self) -> String {
+        self.asked.lock().join(" ")
+    }
+
+    fn prepare(&self, claim: &Claim) -> Answer {
+        let edits = json!({
+            "env": [format!("DEVICE={}", self.name)],
+            "deviceNodes": [{"path": "/dev/nothing", "hostPath": "/dev/null"}],
+        });
+        let devices = json!([{"name": claim.uid, "containerEdits": edits}]);
+        let kind = format!("{}/device", self.name);
+        let file = json!({"cdiVersion": "0.6.0", "kind": kind, "devices": devices});
+        std::fs::create_dir_all("/var/run/cdi").expect("a directory");
+        std::fs::write(self.file(), file.to_string()).expect("written");
+        let cdi = vec![format!("{kind}={}", claim.uid)];
+        Answer { devices: vec![Device { pool: "here".into(), name: "nothing".into(), cdi }] }
+    }
+
+    /// `None` for what it has never heard of.
+    fn answer(&self, path: &str, bytes: Bytes) -> Option<Vec<u8>> {
+        let claims = |bytes| Claims::decode(bytes).expect("a message").claims;
+        Some(match path.rsplit('/').next()? {
+            "GetInfo" => {
+                let versions = vec!["v1.DRAPlugin".to_owned()];
+                Info { kind: "DRAPlugin".into(), name: self.name.clone(), versions }.encode_to_vec()
+            }
+            "NotifyRegistrationStatus" => {
+                self.asked.lock().push("registered");
+                Vec::new()
+            }
+            "NodePrepareResources" => {
+                self.asked.lock().push("prepare");
+                let answers =
+                    claims(bytes).into_iter().map(|claim| (claim.uid.clone(), self.prepare(&claim)));
+                Answers { claims: answers.collect() }.encode_to_vec()
+            }
+            "NodeUnprepareResources" => {
+                self.asked.lock().push("unprepare");
+                let _ = std::fs::remove_file(self.file());
+                let answers = claims(bytes).into_iter().map(|claim| (claim.uid, Answer::default()));
+                Answers { claims: answers.collect() }.encode_to_vec()
+            }
+            _ => return None,
+        })
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.file());
+    }
+}
+
+/// Serves calls of gRPC at a socket for as long as the test runs.
+async fn serve(driver: Arc<Driver>, socket: PathBuf) {
+    let listener = UnixListener::bind(socket).expect("a socket");
+    while let Ok((stream, _)) = listener.accept().await {
+        let driver = driver.clone();
+        let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+            let driver = driver.clone();
+            async move {
+                let path = request.uri().path().to_owned();
+                let bytes = request.into_body().collect().await.expect("a whole request").to_bytes();
+                let answer = driver.answer(&path, bytes.slice(5..));
+                let status = if answer.is_some() { "0" } else { "12" };
+                let mut trailers = HeaderMap::new();
+                trailers.insert("grpc-status", HeaderValue::from_static(status));
+                let framed = answer.map(|message| {
+                    let mut framed = vec![0];
+                    framed.extend(u32::try_from(message.len()).expect("short").to_be_bytes());
+                    framed.extend(message);
+                    Frame::data(Bytes::from(framed))
+                });
+                let frames: Vec<Result<_, Infallible>> =
+                    framed.into_iter().chain([Frame::trailers(trailers)]).map(Ok).collect();
+                let mut response = Response::new(StreamBody::new(futures_util::stream::iter(frames)));
+                let kind = HeaderValue::from_static("application/grpc");
+                response.headers_mut().insert("content-type", kind);
+                Ok::<_, Infallible>(response)
+            }
+        });
+        let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+            .serve_connection(TokioIo::new(stream), service);
+        tokio::spawn(connection);
+    }
+}
+
+#[test]
+fn a_pod_gets_its_device_and_gives_it_back() {
+    if !testkit::can_have_pods(&["busybox"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let network = Network::new().expect("a network");
+    let mut server = Server::start_with_pods(&network, &["--controllers=*", "--node-name=here"]);
+    let archive = testkit::busybox_image(dir.path(), IMAGE).expect("an image").display().to_string();
+    let data = server.data_dir().display().to_string();
+    server.skiff(&["image", "import", "--data-dir", &data, &archive]).ok();
+    server.until_pods_can_be_made();
+    // Other tests on this machine have drivers of their own.
+    let name = format!("d{}.example.com", std::process::id());
+    let driver = Arc::new(Driver { name: name.clone(), asked: Mutex::default() });
+    let sockets = server.data_dir().join("agent/kubelet/plugins_registry");
+    std::fs::create_dir_all(&sockets).expect("a directory");
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    // The pod comes first, and waits for all else.
+    let request = json!({"name": "one", "exactly": {"deviceClassName": "device"}});
+    let template = json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": "device"},
+        "spec": {"spec": {"devices": {"requests": [request]}}},
+    });
+    let script = "echo $DEVICE; cat /dev/nothing && echo gone > /dev/nothing && stat -c %F /dev/nothing; exec sleep 100000";
+    let main = json!({
+        "name": "main", "image": "busybox:1.36", "command": ["sh", "-c", script],
+        "resources": {"claims": [{"name": "device"}]},
+    });
+    let other = json!({"name": "other", "image": "busybox:1.36", "command": ["sh", "-c", "echo ${DEVICE:-nothing}; exec sleep 100000"]});
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "user"},
+        "spec": {
+            "terminationGracePeriodSeconds": 1, "containers": [main, other],
+            "resourceClaims": [{"name": "device", "resourceClaimTemplateName": "device"}],
+        },
+    });
+    server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
+    server.kubectl_with(&["create", "-f", "-"], &template.to_string()).ok();
+    let class = json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "device"},
+        "spec": {"selectors": [{"cel": {"expression": format!("device.driver == '{name}'")}}]},
+    });
+    server.kubectl_with(&["create", "-f", "-"], &class.to_string()).ok();
+    runtime.spawn(serve(driver.clone(), sockets.join("device-reg.sock")));
+    server.until("the driver is known", || driver.asked() == "registered");
+    let slice = json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "here-device"},
+        "spec": {
+            "driver": name, "nodeName": "here", "devices": [{"name": "nothing"}],
+            "pool": {"name": "here", "generation": 1, "resourceSliceCount": 1},
+        },
+    });
+    // Drivers say again what they have when the node takes it back, as it does when it begins.
+    server.until("the pod has a node", || {
+        server.kubectl_with(&["apply", "-f", "-"], &slice.to_string());
+        server.kubectl(&["get", "pod", "user", "-o", "jsonpath={.spec.nodeName}"]).ok() == "here"
+    });
+    server.wait_for_pod("user", "condition=Ready");
+    assert_eq!(driver.asked(), "registered prepare");
+    let expected = format!("{name}\ncharacter special file\n");
+    server.until("the container has its device", || {
+        server.kubectl(&["logs", "user", "-c", "main"]).ok() == expected
+    });
+    assert_eq!(server.kubectl(&["logs", "user", "-c", "other"]).ok(), "nothing\n");
+    let health = "jsonpath={.status.containerStatuses[0].allocatedResourcesStatus[0].name}";
+    assert_eq!(server.kubectl(&["get", "pod", "user", "-o", health]).ok(), "claim:device");
+    // Somebody else gives it back.
+    server.kill9();
+    server.restart();
+    server.until("the driver is known again", || driver.asked() == "registered prepare registered");
+    server.kubectl(&["delete", "pod", "user", "--wait"]).ok();
+    assert_eq!(driver.asked(), "registered prepare registered unprepare");
+    assert!(!driver.file().exists());
+    server.until("the claim is gone", || {
+        server.kubectl(&["get", "resourceclaims", "-o", "name"]).ok().is_empty()
+    });
+    let slices = ["get", "resourceslices", "-o", "name"];
+    server.until("what was offered is taken back", || server.kubectl(&slices).ok().is_empty());
+}
