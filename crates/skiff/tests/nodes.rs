@@ -238,6 +238,7 @@ fn three_nodes_are_one_cluster() {
     everywhere(&cluster, &pods);
     names(&cluster, &pods);
     names_without_the_server(&cluster, &pods);
+    names_behind_a_policy(&cluster, &pods);
     fairness(&cluster, &pods);
     from_outside(&cluster, &pods, &[]);
     cut_off(&cluster, &pods);
@@ -369,6 +370,30 @@ fn names_without_the_server(cluster: &Cluster, pods: &BTreeMap<String, (String, 
     });
 }
 
+/// A pod that may reach nobody still reaches its own node, which knows names.
+fn names_behind_a_policy(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+    let ((pod, _), (_, far)) = (&pods["node-2"], &pods["node-1"]);
+    cluster.apply(
+        r#"
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: alone}
+spec: {podSelector: {matchLabels: {app: web}}, policyTypes: [Egress]}
+"#,
+    );
+    let ask = format!("{} || true", http(far, 8080).replace("-w 5", "-w 1"));
+    cluster.until("the policy holds", || cluster.sh(pod, &ask).is_empty());
+    let said = cluster.sh(pod, "busybox nslookup web.default.svc.cluster.local");
+    assert!(said.contains(&format!("Address: {}", cluster.cluster_ip("web"))), "{said}");
+    let counted = cluster.ok(&["get", "--raw", "/api/v1/nodes/node-2/proxy/metrics"]);
+    assert!(
+        counted.contains("coredns_dns_requests_total{proto=\"udp\",type=\"A\"}"),
+        "names are counted there"
+    );
+    cluster.ok(&["delete", "networkpolicy", "alone"]);
+    cluster.until("nothing holds any more", || cluster.sh(pod, &ask) == "node-1\n");
+}
+
 /// Skiff stops on a node, and pods there ask other nodes from then on.
 fn names_of_a_node_that_stops(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     let (service, place) = (cluster.cluster_ip("web"), cluster.network_of(&pods["node-3"].0));
@@ -464,9 +489,10 @@ spec:
         }
         cluster.until("only the node's own pod answers", || asked(&http(address, 30089)) == *node);
     }
+    let by_host =
+        |address: &str| http(address, 80).replace("\\r\\n\\r\\n", "\\r\\nHost: web.test\\r\\n\\r\\n");
     for address in nodes.iter().map(|(_, address)| address).chain(servers) {
-        let by_host = http(address, 80).replace("\\r\\n\\r\\n", "\\r\\nHost: web.test\\r\\n\\r\\n");
-        cluster.until("an Ingress is served at a node", || pods.contains_key(&asked(&by_host)));
+        cluster.until("an Ingress is served at a node", || pods.contains_key(&asked(&by_host(address))));
     }
     for what in ["service", "ingress"] {
         let told = || {
@@ -483,11 +509,14 @@ spec:
     }
     // What is deleted is not served any more.
     cluster.ok(&["delete", "service/outside", "service/near", "ingress/outside"]);
+    let begun = Instant::now();
     for (_, address) in &nodes {
         cluster.until("nobody answers any more", || {
             [30088, 8088, 30089].iter().all(|port| !pods.contains_key(&asked(&http(address, *port))))
+                && !pods.contains_key(&asked(&by_host(address)))
         });
     }
+    eprintln!("nothing that was deleted is served after {:.0?}", begun.elapsed());
 }
 
 /// A node without a link, and with it again: what was decided meanwhile is caught up with.

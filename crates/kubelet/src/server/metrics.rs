@@ -75,6 +75,10 @@ pub async fn own(node: &Node) -> String {
     let pages: Vec<u64> = statm.split(' ').filter_map(|text| text.parse().ok()).collect();
     page.about("process_resident_memory_bytes", "gauge", "Resident memory size in bytes.");
     page.line("process_resident_memory_bytes", &[], pages.get(1).unwrap_or(&0) * 4096, None);
+    // Beside an API server, that one tells of the rest of the process.
+    if node.referred.is_some() {
+        node.ctx.metrics.write(&mut page.0);
+    }
     page.0
 }
 
