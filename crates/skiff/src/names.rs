@@ -7,6 +7,7 @@ use std::time::Duration;
 use client::{Client, Key, Patch};
 use dns::announce::{self, Place};
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use nft::Net;
 use reconcile::Ctx;
 use serde_json::json;
@@ -65,6 +66,7 @@ impl Names {
             metrics: Arc::default(),
             told: watch::Sender::new(None),
         });
+        ctx.caches.endpoint_slices();
         if let Tell::Service(admin) = &names.tell {
             tokio::spawn(dns::nodes::follow(ctx.clone(), admin.clone()));
         }
@@ -96,8 +98,18 @@ impl Names {
     }
 
     async fn answer(&self, address: IpAddr) {
+        // Nobody is to ask before there are answers.
+        self.ctx.caches.filled().await;
         let bound = async {
-            let server = dns::Server::bind(SocketAddr::new(address, 0)).await?;
+            // Where pods ask already if this process was killed: their rules need not change then.
+            let server = match self.port_before() {
+                Some(port) => dns::Server::bind(SocketAddr::new(address, port)).await.ok(),
+                None => None,
+            };
+            let server = match server {
+                Some(server) => server,
+                None => dns::Server::bind(SocketAddr::new(address, 0)).await?,
+            };
             let (udp, tcp) = (server.udp_address()?, server.tcp_address()?);
             std::io::Result::Ok((server, Place { node: self.node.clone(), udp, tcp, ready: true }))
         };
@@ -114,8 +126,6 @@ impl Names {
             allowed: allowed(&self.ctx, self.pods.clone(), address),
         };
         let telling = async {
-            // Nobody is to ask before there are answers.
-            self.ctx.caches.filled().await;
             while let Err(error) = self.tell(&place).await {
                 tracing::debug!(%error, "cannot tell yet where names are asked");
                 tokio::time::sleep(PAUSE).await;
@@ -123,6 +133,14 @@ impl Names {
             self.told.send_replace(Some(place));
         };
         tokio::join!(server.run(self.ctx.clone(), config, self.metrics.clone()), telling);
+    }
+
+    /// The port at which this node was asked last.
+    fn port_before(&self) -> Option<u16> {
+        let slices = self.slices();
+        let own = slices.iter().find(|slice| nodes(slice).any(|(node, _)| node == self.node))?;
+        let ports = own.ports.iter().flatten();
+        ports.filter_map(|port| u16::try_from(port.port?).ok()).find(|port| *port != 0)
     }
 
     async fn tell(&self, place: &Place) -> Result<(), client::Error> {
@@ -162,12 +180,22 @@ impl Names {
 
     /// The nodes that are asked for names.
     fn asked(&self) -> Vec<String> {
-        let slices = self.ctx.caches.endpoint_slices().indexed("service", announce::SERVICE);
-        let endpoints = slices.iter().flat_map(|slice| slice.endpoints.iter().flatten());
-        let ready = endpoints
-            .filter(|one| one.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true));
-        ready.filter_map(|one| one.node_name.clone()).collect()
+        let slices = self.slices();
+        let ready = slices.iter().flat_map(|slice| nodes(slice)).filter(|(_, ready)| *ready);
+        ready.map(|(node, _)| node.to_owned()).collect()
     }
+
+    fn slices(&self) -> Vec<Arc<EndpointSlice>> {
+        self.ctx.caches.endpoint_slices().indexed("service", announce::SERVICE)
+    }
+}
+
+/// The nodes of endpoints, and whether they are ready.
+fn nodes(slice: &EndpointSlice) -> impl Iterator<Item = (&str, bool)> {
+    slice.endpoints.iter().flatten().filter_map(|one| {
+        let ready = one.conditions.as_ref().and_then(|conditions| conditions.ready);
+        Some((one.node_name.as_deref()?, ready.unwrap_or(true)))
+    })
 }
 
 /// Who knows all other names: whom this host asks, unless that is us.

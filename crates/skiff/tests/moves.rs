@@ -55,6 +55,9 @@ fn connections_of_pods_outlast_a_server_that_is_killed() {
         return;
     }
     let network = Network::new().expect("a network");
+    let link = "ip link add uplink type veth peer name far; ip link set uplink up; ip link set far up; \
+                ip addr add 198.51.100.7/24 dev uplink; ip route add default via 198.51.100.1";
+    assert!(inside(&network, link).0);
     let mut server = start(&network);
     // Takes one connection and no other.
     let echo = "exec busybox nc -l -p 9000 -e cat";
@@ -84,10 +87,20 @@ fn connections_of_pods_outlast_a_server_that_is_killed() {
         said.lines().count()
     };
     until(&server, "words come back", || answers(&server) > 2);
-    let before = answers(&server);
+    let asked = |server: &Server| {
+        let (label, format) = ("kubernetes.io/service-name=kube-dns", "jsonpath={.items[*].ports[*].port}");
+        server.kubectl(&["get", "endpointslices", "-n", "kube-system", "-l", label, "-o", format]).stdout
+    };
+    until(&server, "names are asked somewhere", || !asked(&server).is_empty());
+    let (before, port) = (answers(&server), asked(&server));
     server.kill9();
     server.restart();
     until(&server, "words still come back", || answers(&server) > before + 10);
+    until(&server, "names are known again", || {
+        let name = "echo.default.svc.cluster.local";
+        server.kubectl(&["exec", "asking", "--", "busybox", "nslookup", name]).stdout.contains("Name:")
+    });
+    assert_eq!(asked(&server), port, "names are asked where they were");
     // The server may be told to stop, too.
     let before = answers(&server);
     server.stop();
