@@ -734,7 +734,24 @@ fn a_server_apart_serves_nodes_elsewhere() {
     let server = cluster.ok(&["config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"]);
     let server = server.trim_start_matches("https://").rsplit_once(':').expect("a port").0;
     from_outside(&cluster, &pods, &[server]);
+    only_by_tunnel(&cluster, &pods);
     assert!(cluster.process.terminate(DEADLINE).expect("an end").success());
+}
+
+/// The server cannot call nodes any more, and still gets logs from them and runs commands there.
+fn only_by_tunnel(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+    let server = format!("--net=/proc/{}/ns/net", cluster.process_of(1).as_raw_nonzero());
+    let wall = "nft add table inet wall; nft add chain inet wall out '{ type filter hook output priority 0; }'; \
+                nft add rule inet wall out tcp dport 10250 drop";
+    let walled = Command::new("nsenter").args([server.as_str(), "sh", "-ec", wall]).status();
+    if !walled.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: needs nft to keep the server from calling nodes");
+        return;
+    }
+    for (pod, _) in pods.values() {
+        assert_eq!(cluster.ok(&["logs", pod]), "hello\n");
+        assert_eq!(cluster.sh(pod, "echo said"), "said\n");
+    }
 }
 
 /// A node is killed, believed to be gone, and its pods run elsewhere once they do not tolerate that any more.
