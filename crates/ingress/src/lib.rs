@@ -22,6 +22,7 @@ use k8s_openapi::api::networking::v1::{IngressClass, IngressClassSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 pub use metrics::Metrics;
+pub use pool::directly;
 pub use relay::relay;
 pub use serve::Ingress;
 pub use status::Config;

@@ -59,7 +59,7 @@ impl World {
         let ctx = Ctx::new(client.clone(), Clock::default(), stop.subscribe());
         client.create(&ingress::class()).await.unwrap();
         let address = watch::channel(Some("192.0.2.1".parse().unwrap())).1;
-        let config = Config { client: client.clone(), address, dial: stream::directly() };
+        let config = Config { client: client.clone(), address, dial: ingress::directly() };
         let ingress = Ingress::start(&ctx, config).unwrap();
         let listen = async || TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (plain, tls) = (listen().await, listen().await);

@@ -144,7 +144,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         }
         if !services::is_disabled(&flags, "ingress") {
             let admin = Client::new(started.local(), "skiff-ingress");
-            let dial = stream::directly();
+            let dial = ingress::directly();
             let counted = services::ingress(&ctx, admin, &flags, node_at.clone(), dial).await?;
             started.also_count(move |out| counted.write(out));
         }

@@ -27,7 +27,6 @@ use hyper::client::conn::http1;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 
 /// A connection, whichever way it goes.
 pub trait Wire: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -38,17 +37,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Wire for T {}
 pub type Dial = Arc<dyn Fn(SocketAddr) -> Dialling + Send + Sync>;
 /// A connection that is being made.
 pub type Dialling = Pin<Box<dyn Future<Output = io::Result<Box<dyn Wire>>> + Send>>;
-
-/// The straight way.
-pub fn directly() -> Dial {
-    Arc::new(|to| {
-        Box::pin(async move {
-            let stream = TcpStream::connect(to).await?;
-            let _ = stream.set_nodelay(true);
-            Ok(Box::new(stream) as Box<dyn Wire>)
-        })
-    })
-}
 
 /// How long an end that is told goodbye may take to hear it.
 const GOODBYE: Duration = Duration::from_secs(5);
