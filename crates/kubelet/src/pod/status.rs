@@ -145,6 +145,12 @@ impl Look<'_> {
     }
 
     fn phase(&self, initialized: bool, mains: &[ContainerStatus]) -> &'static str {
+        // What is over stays over, though nothing may be left to tell it by.
+        match self.pod.status.as_ref().and_then(|status| status.phase.as_deref()) {
+            Some("Succeeded") => return "Succeeded",
+            Some("Failed") => return "Failed",
+            _ => {}
+        }
         let ends = self.memory.ended.is_some() || failed_init(self.pod, self.seen);
         // Nothing is over as long as something runs.
         if ends && self.seen.running().next().is_none() {
@@ -176,7 +182,24 @@ impl Look<'_> {
         status
     }
 
+    /// What was said last of a container that the runtime does not know any more: how it ended stays true.
+    fn told(&self, container: &Container) -> Option<ContainerStatus> {
+        let status = self.pod.status.as_ref()?;
+        let told = [
+            &status.container_statuses,
+            &status.init_container_statuses,
+            &status.ephemeral_container_statuses,
+        ];
+        let told = told.into_iter().flatten().flatten().find(|told| told.name == container.name)?;
+        told.state.as_ref()?.terminated.as_ref()?;
+        let is_gone = self.seen.latest(&container.name).is_none();
+        (is_gone && !self.memory.failures.contains_key(&container.name)).then(|| told.clone())
+    }
+
     fn container(&self, container: &Container, idle: &str) -> ContainerStatus {
+        if let Some(told) = self.told(container) {
+            return told;
+        }
         let run = self.seen.latest(&container.name);
         let state = self.state(container, run, idle);
         let running = run.is_some_and(|run| run.state.is_running());

@@ -240,3 +240,19 @@ fn an_image_that_cannot_be_had() {
         "#]],
     );
 }
+
+#[test]
+fn what_has_ended_stays_so_when_nothing_is_left_of_it() {
+    let host = Host { ip: "192.0.2.1", runtime: "containerd" };
+    for (mut pod, state) in [(pod("Never", &["init"]), exited(3, 5)), (pod("Always", &[]), exited(0, 5))] {
+        let inits = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+        let ran = inits.map(|init| run(&init.name, 0, exited(0, 1))).chain([run("main", 2, state)]).collect();
+        pod.metadata.deletion_timestamp = Some(Time(time(6)));
+        let before = status(&pod, &seen(ran), &Memory::default(), &host, time(7));
+        pod.status = Some(before.clone());
+        let after = status(&pod, &Observed::default(), &Memory::default(), &host, time(8));
+        assert_eq!(after.phase, before.phase);
+        assert_eq!(after.container_statuses, before.container_statuses);
+        assert_eq!(after.init_container_statuses, before.init_container_statuses);
+    }
+}
