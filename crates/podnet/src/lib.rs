@@ -40,6 +40,21 @@ fn doing(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Kernel { doing, source }
 }
 
+/// A port of this machine that leads to a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPort {
+    /// Whose it is, by a name that no other pod of this machine has.
+    pub pod: String,
+    /// Where it leads.
+    pub address: IpAddr,
+    pub port: u16,
+    /// `TCP`, `UDP` or `SCTP`.
+    pub protocol: String,
+    /// At which address of this machine; any where it is empty.
+    pub host_ip: String,
+    pub host_port: u16,
+}
+
 /// What ties one pod to the bridge.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ContainerPort, Pod};
 use nft::{Atom, Field, Fragment, Ip, Name, Ruleset, Statement, Verdict, rule};
+use podnet::HostPort;
 use reconcile::{Caches, Key, Object as _};
 
 use crate::plan::protocol;
@@ -33,12 +34,27 @@ pub fn apply(caches: &Arc<Caches>, key: &Key, node: &str, rules: &mut Ruleset) {
 
 /// What leads to the pod's ports. Packets to this machine's ports are caught where those to node ports are.
 pub fn plan(pod: &Pod) -> Fragment {
-    let mut fragment = Fragment::default();
+    let mut wanted = Vec::new();
     for address in addresses(pod) {
-        for port in ports(pod) {
-            write(&mut fragment, pod, address, port);
-        }
+        let number = |port: i32| u16::try_from(port).ok();
+        wanted.extend(ports(pod).filter_map(|port| {
+            Some(HostPort {
+                pod: pod.key().to_string(),
+                address,
+                port: number(port.container_port)?,
+                protocol: port.protocol.clone().unwrap_or_else(|| "TCP".to_owned()),
+                host_ip: port.host_ip.clone().unwrap_or_default(),
+                host_port: port.host_port.and_then(number)?,
+            })
+        }));
     }
+    lead_to(&wanted)
+}
+
+/// What leads to ports, whoever asks for them.
+pub fn lead_to(ports: &[HostPort]) -> Fragment {
+    let mut fragment = Fragment::default();
+    ports.iter().for_each(|port| write(&mut fragment, port));
     fragment
 }
 
@@ -54,16 +70,16 @@ fn ports(pod: &Pod) -> impl Iterator<Item = &ContainerPort> {
         .filter(|port| port.host_port.is_some_and(|port| port != 0))
 }
 
-fn write(fragment: &mut Fragment, pod: &Pod, address: IpAddr, port: &ContainerPort) {
-    let number = |port: i32| u16::try_from(port).ok();
-    let (Some(proto), Some(inner)) = (protocol(&port.protocol), number(port.container_port)) else { return };
-    let Some(outer) = port.host_port.and_then(number) else { return };
+fn write(fragment: &mut Fragment, port: &HostPort) {
+    let HostPort { address, host_port: outer, port: inner, .. } = *port;
+    let Some(proto) = protocol(&Some(port.protocol.clone())) else { return };
     let (ip, sets) = (Ip::of(address), Sets::of(Ip::of(address)));
-    let chain: Name = short(&format!("host-port-{}-{outer}-", proto.name()), ip, pod.namespace(), pod.name());
+    let (namespace, name) = port.pod.split_once('/').unwrap_or(("", &port.pod));
+    let chain: Name = short(&format!("host-port-{}-{outer}-", proto.name()), ip, namespace, name);
     let is_proto = Statement::is(Field::Proto, Atom::Proto(proto));
     let redirect = Statement::Redirect(vec![SocketAddr::new(address, inner)]);
     let verdict = Some(Verdict::Goto(chain.clone()));
-    match port.host_ip.as_deref().filter(|text| !text.is_empty()).map(str::parse::<IpAddr>) {
+    match Some(port.host_ip.as_str()).filter(|text| !text.is_empty()).map(str::parse::<IpAddr>) {
         Some(Ok(host)) if !host.is_unspecified() => {
             if Ip::of(host) != ip {
                 return;

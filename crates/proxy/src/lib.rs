@@ -18,4 +18,4 @@ mod socket;
 
 pub use firewall::{Firewall, FirewallError, Kernel, Nft, TABLE};
 pub use forwarding::prepare;
-pub use run::{Config, run};
+pub use run::{Config, run, run_alone};

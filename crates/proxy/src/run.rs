@@ -7,8 +7,9 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Node;
 use nft::{Ip, Name, Net, Ruleset};
 use parking_lot::Mutex;
+use podnet::HostPort;
 use reconcile::{Changed, Ctx, Key, Object as _};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::conntrack;
@@ -20,6 +21,8 @@ use crate::policy;
 use crate::skeleton::{skeleton, way_out};
 
 const ZONE: &str = "topology.kubernetes.io/zone";
+/// Who asks for the ports of pods that no API server knows.
+const OTHERS: &str = "host-ports";
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// How long the kernel may need until it believes that nothing leads to a chain any more.
 const GRACE: Duration = Duration::from_secs(1);
@@ -42,21 +45,61 @@ pub struct Config {
     pub policies: bool,
     /// Whether to open ports of this machine that pods ask for. Whoever says so keeps others from doing it, too.
     pub host_ports: bool,
+    /// The same for pods that no API server knows, as those are that somebody makes by the runtime's socket.
+    pub ports: Option<watch::Receiver<Vec<HostPort>>>,
 }
 
 /// Keeps the table until the context's shutdown. The table stays then, so that connections do.
 pub async fn run(ctx: Ctx, config: Config, firewall: Arc<dyn Firewall>) {
     let news = Arc::new(News::default());
     listen(&ctx, &config, &news);
+    let mut ports = config.ports.clone();
     let mut shutdown = ctx.shutdown.clone();
     let work = async {
         ctx.caches.filled().await;
         Proxy::new(ctx.clone(), config, firewall).work(&news).await;
     };
+    let others = async {
+        loop {
+            news.others();
+            changed(&mut ports).await;
+        }
+    };
     tokio::select! {
         () = work => {}
+        () = others => {}
         _ = shutdown.wait_for(|stop| *stop) => {}
     }
+}
+
+/// Keeps a table that has nothing but the ports of pods that no API server knows, and the way out, where there is one.
+pub async fn run_alone(config: Config, firewall: Arc<dyn Firewall>) {
+    let mut table = Table::new(&config, firewall);
+    let mut pause = FIRST_PAUSE;
+    loop {
+        if let Some(ports) = &config.ports {
+            table.rules.put(&OTHERS.into(), host_ports::lead_to(&ports.borrow()));
+        }
+        if let Err(error) = table.tell().await {
+            tracing::warn!(error = &error as &dyn std::error::Error, "trying again with all rules");
+            table.lost = true;
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+            continue;
+        }
+        pause = FIRST_PAUSE;
+        changed(&mut config.ports.clone()).await;
+    }
+}
+
+/// Waits for a change; for ever where there is none to come.
+async fn changed(ports: &mut Option<watch::Receiver<Vec<HostPort>>>) {
+    if let Some(ports) = ports
+        && ports.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending().await
 }
 
 /// What has to be looked at.
@@ -74,6 +117,8 @@ struct Dirty {
     policies: policy::Dirty,
     /// Pods with ports of this machine.
     host_ports: BTreeSet<Key>,
+    /// The ports of pods that no API server knows.
+    others: bool,
 }
 
 impl News {
@@ -94,6 +139,11 @@ impl News {
 
     fn host_ports(&self, key: Key) {
         self.dirty.lock().host_ports.insert(key);
+        self.notify.notify_one();
+    }
+
+    fn others(&self) {
+        self.dirty.lock().others = true;
         self.notify.notify_one();
     }
 
@@ -140,21 +190,26 @@ fn addresses(node: &Node) -> Vec<std::net::IpAddr> {
 struct Proxy {
     ctx: Ctx,
     config: Config,
-    firewall: Arc<dyn Firewall>,
+    table: Table,
     place: Place,
-    rules: Ruleset,
     health: HealthPorts,
     /// Of Services with UDP ports.
     flows: HashMap<Key, Vec<Flows>>,
     /// Flows that may have to be forgotten once the table is right.
     stale: Vec<Flows>,
+}
+
+/// What the kernel is to have, and what it was told of it.
+struct Table {
+    firewall: Arc<dyn Firewall>,
+    rules: Ruleset,
     /// The kernel may have anything, so it is told everything.
     lost: bool,
     told_at: Instant,
 }
 
-impl Proxy {
-    fn new(ctx: Ctx, config: Config, firewall: Arc<dyn Firewall>) -> Proxy {
+impl Table {
+    fn new(config: &Config, firewall: Arc<dyn Firewall>) -> Table {
         let mut rules = Ruleset::default();
         rules.put(&"".into(), skeleton(&config.pods, &config.services));
         if config.way_out {
@@ -163,17 +218,38 @@ impl Proxy {
         if config.policies {
             rules.put(&"policies".into(), policy::plan::skeleton());
         }
+        Table { firewall, rules, lost: true, told_at: Instant::now() }
+    }
+
+    async fn tell(&mut self) -> Result<(), FirewallError> {
+        let batch = match self.lost {
+            true => self.rules.everything(),
+            false if self.told_at.elapsed() > GRACE => self.rules.changes_and_sweep(),
+            false => self.rules.changes(),
+        };
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let firewall = self.firewall.clone();
+        let applied = tokio::task::spawn_blocking(move || firewall.apply(&batch)).await;
+        // A panic in there is a failure like any other: nothing is known of the kernel then.
+        applied.unwrap_or_else(|error| Err(FirewallError::Refused(error.to_string())))?;
+        self.lost = false;
+        self.told_at = Instant::now();
+        Ok(())
+    }
+}
+
+impl Proxy {
+    fn new(ctx: Ctx, config: Config, firewall: Arc<dyn Firewall>) -> Proxy {
         Proxy {
             place: Place { node: config.node.clone(), pods: config.pods.clone(), ..Place::default() },
+            table: Table::new(&config, firewall),
             ctx,
             config,
-            firewall,
-            rules,
             health: HealthPorts::default(),
             flows: HashMap::new(),
             stale: Vec::new(),
-            lost: true,
-            told_at: Instant::now(),
         }
     }
 
@@ -188,17 +264,20 @@ impl Proxy {
                 self.look_at(key).await;
             }
             let Config { node, .. } = &self.config;
-            policy::apply(&self.ctx.caches, dirty.policies, node, &Ip::BOTH, &mut self.rules);
+            policy::apply(&self.ctx.caches, dirty.policies, node, &Ip::BOTH, &mut self.table.rules);
             for key in &dirty.host_ports {
-                host_ports::apply(&self.ctx.caches, key, node, &mut self.rules);
+                host_ports::apply(&self.ctx.caches, key, node, &mut self.table.rules);
             }
-            let outcome = self.tell().await;
+            if let Some(ports) = self.config.ports.as_ref().filter(|_| dirty.others) {
+                self.table.rules.put(&OTHERS.into(), host_ports::lead_to(&ports.borrow()));
+            }
+            let outcome = self.table.tell().await;
             self.health.set_healthy(outcome.is_ok());
             match outcome {
                 Ok(()) => pause = FIRST_PAUSE,
                 Err(error) => {
                     tracing::warn!(error = &error as &dyn std::error::Error, "trying again with all rules");
-                    self.lost = true;
+                    self.table.lost = true;
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                     continue;
@@ -225,7 +304,7 @@ impl Proxy {
         let slices = self.ctx.caches.endpoint_slices().indexed("service", &key.to_string());
         let Plan { fragment, health, flows } =
             service.map_or_else(Plan::default, |service| plan(&service, &slices, &self.place));
-        self.rules.put(&owner(key), fragment);
+        self.table.rules.put(&owner(key), fragment);
         self.health.set(key, health.as_ref()).await;
         if self.flows.get(key).map_or(&[][..], Vec::as_slice) != flows.as_slice() {
             self.stale.extend(flows.clone());
@@ -247,24 +326,6 @@ impl Proxy {
         if let Ok(Err(error)) = outcome {
             tracing::warn!(%error, "cannot clean up UDP flows");
         }
-    }
-
-    async fn tell(&mut self) -> Result<(), FirewallError> {
-        let batch = match self.lost {
-            true => self.rules.everything(),
-            false if self.told_at.elapsed() > GRACE => self.rules.changes_and_sweep(),
-            false => self.rules.changes(),
-        };
-        if batch.is_empty() {
-            return Ok(());
-        }
-        let firewall = self.firewall.clone();
-        let applied = tokio::task::spawn_blocking(move || firewall.apply(&batch)).await;
-        // A panic in there is a failure like any other: nothing is known of the kernel then.
-        applied.unwrap_or_else(|error| Err(FirewallError::Refused(error.to_string())))?;
-        self.lost = false;
-        self.told_at = Instant::now();
-        Ok(())
     }
 }
 

@@ -33,6 +33,7 @@ fn config() -> Config {
         way_out: true,
         policies: true,
         host_ports: true,
+        ports: None,
     }
 }
 

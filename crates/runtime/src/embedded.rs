@@ -33,9 +33,10 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use parking_lot::RwLock;
-use podnet::Cidr;
 use podnet::pool::Pool;
+use podnet::{Cidr, HostPort};
 use sys::cgroup::Cgroups;
+use tokio::sync::watch;
 
 use crate::{Code, Error, Result};
 use news::News;
@@ -63,6 +64,9 @@ pub struct Config {
     pub registries: PathBuf,
     /// Where seccomp profiles are looked for.
     pub seccomp_profiles: PathBuf,
+    /// The ports of this machine that pods ask for which were made over the socket. Those of a kubelet in this process
+    /// are the business of who knows its pods.
+    pub host_ports: watch::Sender<Vec<HostPort>>,
 }
 
 /// The runtime.
@@ -121,6 +125,7 @@ impl Embedded {
                 Err(_) => drop(std::fs::remove_dir_all(entry.path())),
             }
         }
+        self.inner.tell_ports();
         self.inner.pool.only(&known);
         self.forget_by_cni(&known);
         let links: BTreeSet<String> = known.iter().map(|id| link(id)).collect();
@@ -164,6 +169,24 @@ impl Inner {
             let _ = self.cgroups.kill(&translate::cgroup(&config, id));
         }
         let _ = podnet::detach(&link(&pod.id));
+        self.tell_ports();
+    }
+
+    /// Says which ports of this machine are wanted now.
+    fn tell_ports(&self) {
+        let mut wanted = Vec::new();
+        for pod in self.pods.all() {
+            let record = pod.record.lock();
+            if record.opens_ports && *pod.is_ready.borrow() {
+                wanted.extend(translate::host_ports(&pod.id, &record));
+            }
+        }
+        wanted.sort_by(|one, other| (&one.pod, one.host_port).cmp(&(&other.pod, other.host_port)));
+        self.config.host_ports.send_if_modified(|known| {
+            let is_new = *known != wanted;
+            *known = wanted;
+            is_new
+        });
     }
 
     fn pod(&self, id: &str, call: &'static str) -> Result<Arc<Pod>> {

@@ -3,9 +3,10 @@
 //! An address that the machine has is kept, whatever else comes: a second network or a VPN is no reason to move. Only
 //! once it is gone another one is looked for.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::time::Duration;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use proxy::routes::News;
 use sys::netlink::Netlink;
 use tokio::sync::watch;
@@ -15,6 +16,9 @@ pub type Address = watch::Receiver<Option<IpAddr>>;
 
 /// How long to wait until looking again where there is no address, or the kernel does not tell of them.
 const PAUSE: Duration = Duration::from_secs(10);
+/// How long a port may take to come free, and how often to look.
+const FREE: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(20);
 /// Somewhere else in the world. Nothing is ever sent there.
 const ELSEWHERE: [SocketAddr; 2] = [
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9),
@@ -33,6 +37,20 @@ pub fn own() -> Option<IpAddr> {
     let first_v6 =
         || v6_addresses(&read("/proc/net/if_inet6")).into_iter().map(IpAddr::V6).find(|ip| usable(ip));
     v4.or_else(first_v4).or(v6).or_else(first_v6)
+}
+
+/// Listens at an address. A skiff that was killed a moment ago may have been starting a program, which has the port for
+/// as long as it has not quite begun.
+pub fn listen(at: SocketAddr) -> anyhow::Result<TcpListener> {
+    let begun = Instant::now();
+    loop {
+        match TcpListener::bind(at) {
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && begun.elapsed() < FREE => {
+                std::thread::park_timeout(LOOK);
+            }
+            other => return other.with_context(|| format!("cannot listen on {at}")),
+        }
+    }
 }
 
 /// This machine's address on the way to another.

@@ -73,8 +73,10 @@ async fn serve(flags: AgentFlags) -> anyhow::Result<()> {
     };
     let config = node::config(&flags.node, &joined.facts, address.clone(), api)?;
     let config = kubelet::Config { referred: Some(referred.clone()), ..config };
+    let ports = watch::Sender::default();
     if !flags.node.disable_kube_proxy {
-        services::route(&ctx, Client::new(referred, services::PROXY), &flags.node, &joined.facts)?;
+        let client = Client::new(referred, services::PROXY);
+        services::route(&ctx, client, &flags.node, &joined.facts, ports.subscribe())?;
     }
     if joined.facts.own_dns {
         let tell = Tell::Node(ctx.client.clone());
@@ -87,7 +89,7 @@ async fn serve(flags: AgentFlags) -> anyhow::Result<()> {
     let (pinned, showing) = (joined.pinned.clone(), credentials.showing.clone());
     tokio::spawn(tunnel::keep(ctx.clone(), place, joining.name.clone(), pinned, showing));
     tokio::spawn(join::keep_renewed(joining, joined, credentials, address, Timestamp::now));
-    let runtime = node::runtime(&flags.node, ctx.shutdown.clone()).await?;
+    let runtime = node::runtime(&flags.node, ports, ctx.shutdown.clone()).await?;
     kubelet::run(ctx, runtime, config).await;
     tracing::info!("stopped");
     Ok(())

@@ -33,6 +33,8 @@ pub enum Command {
     Scheduler(SchedulerFlags),
     /// Route Services on this machine, for any API server
     Proxy(ProxyFlags),
+    /// Run pods alone, for any kubelet or crictl, over CRI
+    Runtime(RuntimeFlags),
     /// Play nodes and pods that are not there, against any API server
     Simulate(SimulateFlags),
     /// Say what this host lacks of what a node needs, and how to get it
@@ -367,6 +369,28 @@ pub struct ProxyFlags {
     /// Remove all rules and end
     #[arg(long)]
     pub cleanup: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct RuntimeFlags {
+    /// Where everything is kept
+    #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = "/var/lib/skiff")]
+    pub data_dir: PathBuf,
+    /// Where to listen [default: agent/cri.sock in the data directory]
+    #[arg(long)]
+    pub socket: Option<PathBuf>,
+    /// The addresses of this node's pods, as long as no kubelet says others
+    #[arg(long, value_delimiter = ',', default_value = "10.42.0.0/24")]
+    pub pod_cidr: Vec<String>,
+    /// The networks of all pods: what leaves them is masqueraded
+    #[arg(long, value_delimiter = ',', default_value = "10.42.0.0/16")]
+    pub cluster_cidr: Vec<String>,
+    /// Where a network for pods is looked for in CNI's words; without one they are on a bridge of this program's own
+    #[arg(long, default_value = "/etc/cni/net.d")]
+    pub cni_conf_dir: PathBuf,
+    /// Where CNI's programs are
+    #[arg(long, value_delimiter = ',', default_values = crate::containerd::NETWORK_PROGRAMS)]
+    pub cni_bin_dir: Vec<PathBuf>,
 }
 
 #[derive(Debug, Args)]

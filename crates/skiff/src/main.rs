@@ -61,6 +61,7 @@ fn main() -> ExitCode {
         Command::ControllerManager(flags) => roles::controller_manager(&flags),
         Command::Scheduler(flags) => roles::scheduler(&flags),
         Command::Proxy(flags) => roles::proxy(&flags),
+        Command::Runtime(flags) => node::runtime_alone(&flags),
         Command::Simulate(flags) => roles::simulate(&flags),
         Command::Check => check::run(),
         Command::Image(flags) => image::run(&flags),

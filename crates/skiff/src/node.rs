@@ -1,21 +1,25 @@
 //! How the node of this process presents itself and where it keeps what.
 
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context as _;
 use kubelet::{Api, Config, Presentation, Settings};
+use podnet::HostPort;
 use runtime::embedded::Cni;
 use runtime::{Embedded, Remote, Runtime};
 use tokio::sync::watch;
 
-use crate::address::Address;
+use crate::address::{self, Address};
 use crate::certificates::KUBELET_CLIENT;
 use crate::containerd;
 use crate::facts::Facts;
-use crate::flags::NodeFlags;
+use crate::flags::{NodeFlags, RuntimeFlags};
 use crate::kubelet_config;
+use crate::reset;
+use crate::server::{private_dir, told_to_stop};
+use crate::services;
 
 /// Upstream's default.
 const MAX_PODS: u32 = 110;
@@ -40,7 +44,11 @@ pub fn can_run_pods(flags: &NodeFlags) -> bool {
 }
 
 /// What runs this node's containers: the one that is named, else our own.
-pub async fn runtime(flags: &NodeFlags, shutdown: watch::Receiver<bool>) -> anyhow::Result<Arc<dyn Runtime>> {
+pub async fn runtime(
+    flags: &NodeFlags,
+    host_ports: watch::Sender<Vec<HostPort>>,
+    shutdown: watch::Receiver<bool>,
+) -> anyhow::Result<Arc<dyn Runtime>> {
     let data_dir = &flags.data_dir;
     let socket = match flags.container_runtime_endpoint.clone() {
         Some(name) if name == CONTAINERD => {
@@ -50,12 +58,42 @@ pub async fn runtime(flags: &NodeFlags, shutdown: watch::Receiver<bool>) -> anyh
         Some(socket) => socket,
         None => {
             let (conf_dir, bin_dirs) = (flags.cni_conf_dir.clone(), flags.cni_bin_dir.clone());
-            let own = Embedded::open(embedded(data_dir, Cni { conf_dir, bin_dirs })?).await?;
+            let config = embedded(data_dir, Cni { conf_dir, bin_dirs })?;
+            let own = Embedded::open(runtime::embedded::Config { host_ports, ..config }).await?;
             offer(&own, data_dir, shutdown);
             return Ok(Arc::new(own));
         }
     };
     Ok(Arc::new(Remote::new(&socket)))
+}
+
+/// `skiff runtime`: pods for whoever asks over CRI, and nothing else. They stay when it ends.
+pub fn runtime_alone(flags: &RuntimeFlags) -> anyhow::Result<()> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
+        private_dir(&flags.data_dir)?;
+        let _lock = reset::lock(&flags.data_dir)?;
+        let (conf_dir, bin_dirs) = (flags.cni_conf_dir.clone(), flags.cni_bin_dir.clone());
+        let range =
+            |text: &String| text.parse().map_err(|error: String| anyhow::anyhow!("{text:?}: {error}"));
+        let ranges = flags.pod_cidr.iter().map(range).collect::<anyhow::Result<_>>()?;
+        let config = embedded(&flags.data_dir, Cni { conf_dir, bin_dirs })?;
+        let config = runtime::embedded::Config { ranges, ..config };
+        let table = services::proxy_config(String::new(), &flags.cluster_cidr, &[])?;
+        let ports = Some(config.host_ports.subscribe());
+        let table = proxy::Config { way_out: true, ports, ..table };
+        let own = Embedded::open(config).await?;
+        let socket = flags.socket.clone().unwrap_or_else(|| flags.data_dir.join("agent/cri.sock"));
+        let listener = runtime::embedded::listen(&socket)
+            .with_context(|| format!("cannot listen at {}", socket.display()))?;
+        proxy::prepare(&table.pods);
+        tracing::info!(socket = %socket.display(), "ready");
+        tokio::select! {
+            () = runtime::embedded::serve(own, listener) => {}
+            () = proxy::run_alone(table, Arc::new(proxy::Kernel::default())) => {}
+            () = told_to_stop() => {}
+        }
+        Ok(())
+    })
 }
 
 /// Lets `crictl` and the like speak to the runtime of our own, which costs nothing while nobody does.
@@ -87,6 +125,7 @@ pub fn embedded(data_dir: &Path, cni: Cni) -> anyhow::Result<runtime::embedded::
         cni,
         registries: data_dir.join("agent/registries.yaml"),
         seccomp_profiles: data_dir.join("agent/seccomp"),
+        host_ports: watch::Sender::default(),
     })
 }
 
@@ -121,7 +160,7 @@ pub fn config(
     credentials: Credentials,
 ) -> anyhow::Result<Config> {
     let bind = SocketAddr::new(flags.kubelet_address, flags.kubelet_port);
-    let listener = TcpListener::bind(bind).with_context(|| format!("cannot listen on {bind}"))?;
+    let listener = address::listen(bind)?;
     let port = listener.local_addr()?.port();
     let pods = flags.data_dir.join("agent/pods");
     let logs = flags.data_dir.join("agent/logs");

@@ -1,6 +1,6 @@
 //! `skiff server`: certificates, store and API server, and the administrator's kubeconfig.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -34,7 +34,7 @@ pub fn run(flags: ServerFlags) -> anyhow::Result<()> {
 async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     let bind = SocketAddr::new(flags.bind_address, flags.https_listen_port);
     // First of all: a port in use is the most likely mistake.
-    let listener = TcpListener::bind(bind).with_context(|| format!("cannot listen on {bind}"))?;
+    let listener = address::listen(bind)?;
     let listen = listener.local_addr()?;
     private_dir(&flags.node.data_dir)?;
     let arguments = Arguments::parse(&flags.kube_apiserver_arg)?;
@@ -131,9 +131,10 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         let config = node::config(&flags.node, &facts, node_at.clone(), credentials)?;
         let name = format!("system:node:{}", config.settings.node_name);
         let client = Client::new(started.local(), "kubelet").acting_as(&name);
+        let ports = watch::Sender::default();
         if !flags.node.disable_kube_proxy {
             let client = Client::new(started.local(), services::PROXY);
-            services::route(&ctx, client, &flags.node, &facts)?;
+            services::route(&ctx, client, &flags.node, &facts, ports.subscribe())?;
         }
         if !services::is_disabled(&flags, "dns") {
             let tell = Tell::Service(Client::new(started.local(), "dns"));
@@ -151,7 +152,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         let ctx = Ctx { client, ..ctx.clone() };
         let flags = flags.node.clone();
         tokio::spawn(async move {
-            match node::runtime(&flags, ctx.shutdown.clone()).await {
+            match node::runtime(&flags, ports, ctx.shutdown.clone()).await {
                 Ok(runtime) => kubelet::run(ctx, runtime, config).await,
                 Err(error) => tracing::error!("pods stay pending: {error:#}"),
             }

@@ -8,11 +8,13 @@ use anyhow::Context as _;
 use client::{Client, Key, Patch};
 use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use nft::Net;
+use podnet::HostPort;
 use proxy::Firewall as _;
 use reconcile::{Ctx, Severity};
 use serde_json::{Value, json};
 use stream::Dial;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 use crate::address::Address;
 use crate::facts::Facts;
@@ -44,10 +46,16 @@ pub fn networks(texts: &[String]) -> anyhow::Result<Vec<Net>> {
 }
 
 /// Routes Services on this node as long as the context lasts.
-pub fn route(ctx: &Ctx, client: Client, flags: &NodeFlags, facts: &Facts) -> anyhow::Result<()> {
+pub fn route(
+    ctx: &Ctx,
+    client: Client,
+    flags: &NodeFlags,
+    facts: &Facts,
+    ports: watch::Receiver<Vec<HostPort>>,
+) -> anyhow::Result<()> {
     let config = proxy_config(node::name(flags), &facts.cluster_cidr, &facts.service_cidr)?;
     let policies = !flags.disable_network_policy;
-    let config = proxy::Config { way_out: true, policies, host_ports: true, ..config };
+    let config = proxy::Config { way_out: true, policies, host_ports: true, ports: Some(ports), ..config };
     let ctx = Ctx { client: client.acting_as("system:kube-proxy"), ..ctx.clone() };
     proxy::prepare(&config.pods);
     tokio::spawn(proxy::routes::run(ctx.clone(), config.node.clone()));

@@ -15,8 +15,9 @@ const IMAGE: &str = "docker.io/library/busybox:1.36";
 const DEADLINE: Duration = Duration::from_secs(60);
 /// Pods made at once; those before them may still be on their way out. A node takes 110.
 const WAVE: usize = 30;
-/// What one server may grow by, whatever the allocator keeps for later.
-const GROWTH: u64 = 24 << 10;
+/// What one server may grow by: events stay for an hour, the last changes are kept for who watches, and the allocator
+/// keeps something for later.
+const GROWTH: u64 = 64 << 10;
 
 /// Numbers by chance, the same for the same seed.
 struct Chance(u64);
@@ -59,7 +60,7 @@ fn pods_come_and_go() {
     let data = server.data_dir().display().to_string();
     server.skiff(&["image", "import", "--data-dir", &data, &archive]).ok();
     server.until_pods_can_be_made();
-    let chance = Chance(seed as u64 * 0x9e37_79b9 | 1);
+    let chance = Chance((seed as u64 * 0x9e37_79b9) | 1);
     let uids = BTreeSet::new();
     let mut churn =
         Churn { server, chance, _network: network, uids, skiffs_killed: 0, supervisors_killed: 0 };

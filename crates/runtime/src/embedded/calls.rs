@@ -47,6 +47,7 @@ impl Embedded {
         directory: &Path,
         config: &PodSandboxConfig,
         handler: &str,
+        by_others: bool,
     ) -> Result<Arc<Pod>> {
         const CALL: &str = "RunPodSandbox";
         let failed =
@@ -60,6 +61,8 @@ impl Embedded {
             ips: addresses.map(|address| address.ip.to_string()).collect(),
             is_stopped: false,
             is_unfinished: matches!(chosen, Chosen::Cni(..)),
+            // CNI's programs open them by themselves.
+            opens_ports: by_others && matches!(chosen, Chosen::Own(..)),
         };
         let spec = translate::sandbox(config, chosen.attachment().cloned());
         let spec = serde_json::to_vec(&spec).expect("has only strings and numbers");
@@ -88,6 +91,38 @@ impl Embedded {
         }
         self.follow(&pod).await;
         Ok(pod)
+    }
+
+    /// Makes a pod; `by_others` for those that no kubelet in this process knows of.
+    pub(super) async fn begin_pod(
+        &self,
+        config: &PodSandboxConfig,
+        handler: &str,
+        by_others: bool,
+    ) -> Result<String> {
+        if !handler.is_empty() {
+            return Err(refused("RunPodSandbox", format!("no runtime for {handler:?} is configured")));
+        }
+        let id = fresh_id();
+        let directory = self.inner.pods_dir().join(&id);
+        std::fs::create_dir(&directory).map_err(io("RunPodSandbox", "make the pod's directory"))?;
+        match self.make_pod(&id, &directory, config, handler, by_others).await {
+            Ok(pod) => {
+                self.inner.pods.add(pod.clone());
+                self.inner.tell_ports();
+                for kind in [ContainerEventType::Created, ContainerEventType::Started] {
+                    self.inner.news.tell(kind, &pod, &id);
+                }
+                Ok(id)
+            }
+            Err(error) => {
+                let _ = caller::tell(&directory, &Request::Stop).await;
+                let _ = podnet::detach(&link(&id));
+                self.inner.pool.give_back(&id);
+                let _ = remove_directory(directory).await;
+                Err(error)
+            }
+        }
     }
 
     async fn end_pod(&self, pod: &Arc<Pod>) -> Result<()> {
@@ -240,28 +275,7 @@ impl Runtime for Embedded {
     }
 
     async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<String> {
-        if !handler.is_empty() {
-            return Err(refused("RunPodSandbox", format!("no runtime for {handler:?} is configured")));
-        }
-        let id = fresh_id();
-        let directory = self.inner.pods_dir().join(&id);
-        std::fs::create_dir(&directory).map_err(io("RunPodSandbox", "make the pod's directory"))?;
-        match self.make_pod(&id, &directory, config, handler).await {
-            Ok(pod) => {
-                self.inner.pods.add(pod.clone());
-                for kind in [ContainerEventType::Created, ContainerEventType::Started] {
-                    self.inner.news.tell(kind, &pod, &id);
-                }
-                Ok(id)
-            }
-            Err(error) => {
-                let _ = caller::tell(&directory, &Request::Stop).await;
-                let _ = podnet::detach(&link(&id));
-                self.inner.pool.give_back(&id);
-                let _ = remove_directory(directory).await;
-                Err(error)
-            }
-        }
+        self.begin_pod(config, handler, false).await
     }
 
     async fn stop_sandbox(&self, id: &str) -> Result<()> {

@@ -25,6 +25,9 @@ pub struct PodRecord {
     /// It has no network yet.
     #[prost(bool, tag = 6)]
     pub is_unfinished: bool,
+    /// Its ports of the machine are ours to open: it was made by somebody else's kubelet.
+    #[prost(bool, tag = 7)]
+    pub opens_ports: bool,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

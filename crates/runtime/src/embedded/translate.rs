@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use image::Process;
-use podnet::Attachment;
+use podnet::{Attachment, HostPort};
 use sys::cgroup::Limits;
 
 use super::labels::Modules;
+use super::record::PodRecord;
 use super::{capability, spec};
 use crate::cri::*;
 
@@ -260,6 +261,29 @@ fn devices(config: &ContainerConfig) -> Vec<spec::Device> {
         made: None,
     };
     config.devices.iter().map(device).collect()
+}
+
+/// The ports of this machine that a pod asks for.
+pub fn host_ports(id: &str, record: &PodRecord) -> Vec<HostPort> {
+    let number = |port: i32| u16::try_from(port).ok().filter(|port| *port > 0);
+    let mappings = record.config.iter().flat_map(|config| &config.port_mappings);
+    let mut ports = Vec::new();
+    for mapping in mappings {
+        let (Some(port), Some(host_port)) = (number(mapping.container_port), number(mapping.host_port))
+        else {
+            continue;
+        };
+        let addresses = record.ips.iter().filter_map(|ip| ip.parse().ok());
+        ports.extend(addresses.map(|address| HostPort {
+            pod: id.to_owned(),
+            address,
+            port,
+            protocol: format!("{:?}", mapping.protocol()).to_uppercase(),
+            host_ip: mapping.host_ip.clone(),
+            host_port,
+        }));
+    }
+    ports
 }
 
 pub fn limits(resources: &LinuxContainerResources) -> Limits {

@@ -248,6 +248,7 @@ pub async fn open_with(dir: &Path, program: PathBuf) -> Embedded {
         ranges: vec!["10.88.0.0/24".parse().expect("a range")],
         registries: dir.join("registries.yaml"),
         seccomp_profiles: dir.join("seccomp"),
+        host_ports: tokio::sync::watch::Sender::default(),
     };
     Embedded::open(config).await.unwrap_or_else(|error| panic!("{error}"))
 }

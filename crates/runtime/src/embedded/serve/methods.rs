@@ -108,7 +108,7 @@ async fn of_pods(runtime: Embedded, method: &str, bytes: &[u8]) -> Result<Reply,
         "RunPodSandbox" => {
             let request: RunPodSandboxRequest = read(bytes)?;
             let config = request.config.ok_or_else(|| Status::invalid("the pod has no configuration"))?;
-            let pod_sandbox_id = runtime.run_sandbox(&config, &request.runtime_handler).await?;
+            let pod_sandbox_id = runtime.begin_pod(&config, &request.runtime_handler, true).await?;
             one(&RunPodSandboxResponse { pod_sandbox_id })
         }
         "StopPodSandbox" => {

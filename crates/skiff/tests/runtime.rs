@@ -1,0 +1,174 @@
+//! `skiff runtime`: pods for a kubelet that is not ours, over CRI. Here is what such a one expects of a runtime besides
+//! containers, which has tests of its own: a network that leads somewhere, and ports of the machine.
+//!
+//! Needs root and busybox; says so and passes where these are missing.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use runtime::cri::*;
+use runtime::{Remote, Runtime as _};
+use testkit::{Network, Process};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+const IMAGE: &str = "docker.io/library/busybox:1.36";
+/// An address of the machine.
+const HERE: &str = "192.0.2.1";
+
+struct Alone {
+    remote: Remote,
+    process: Process,
+    dir: tempfile::TempDir,
+    network: Network,
+}
+
+/// A command where the runtime is.
+fn within(network: &Network, program: &str) -> Command {
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--net={}", network.path().display())).arg("--").arg(program);
+    command
+}
+
+fn serve(network: &Network, dir: &tempfile::TempDir) -> Process {
+    let program = std::env::var("SKIFF_BIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_skiff").to_owned());
+    let mut command = within(network, &program);
+    command.arg("runtime").arg("--data-dir").arg(dir.path().join("data"));
+    command.arg("--socket").arg(dir.path().join("cri.sock")).args(["--cni-conf-dir", "/nonexistent"]);
+    let mut process = Process::spawn(&mut command).expect("a process");
+    let ready = |log: &str| log.contains("ready").then_some(());
+    process.wait_until_log(DEADLINE, ready).unwrap_or_else(|error| panic!("{error:#}"));
+    process
+}
+
+impl Alone {
+    fn start() -> Option<Alone> {
+        if !testkit::can_have_pods(&["busybox"]) {
+            return None;
+        }
+        let dir = tempfile::Builder::new().prefix("skiff-test-").tempdir().expect("a directory");
+        let network = Network::new().expect("a network");
+        let given = within(&network, "ip").args(["addr", "add", &format!("{HERE}/32"), "dev", "lo"]).status();
+        assert!(given.expect("ip").success());
+        let process = serve(&network, &dir);
+        let remote = Remote::new(&format!("unix://{}", dir.path().join("cri.sock").display()));
+        let alone = Alone { remote, process, dir, network };
+        let archive = testkit::busybox_image(alone.dir.path(), IMAGE).expect("an image");
+        let program = std::env::var("SKIFF_BIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_skiff").to_owned());
+        let mut import = Command::new(program);
+        import.args(["image", "import", "--data-dir"]).arg(alone.dir.path().join("data")).arg(archive);
+        assert!(import.output().expect("skiff").status.success());
+        Some(alone)
+    }
+
+    fn config(&self, name: &str, ports: &[(i32, i32, &str)]) -> PodSandboxConfig {
+        let options = NamespaceOption { pid: NamespaceMode::Container.into(), ..NamespaceOption::default() };
+        PodSandboxConfig {
+            metadata: Some(PodSandboxMetadata {
+                name: name.into(),
+                uid: name.into(),
+                namespace: "default".into(),
+                attempt: 0,
+            }),
+            hostname: name.into(),
+            log_directory: self.dir.path().join("logs").display().to_string(),
+            port_mappings: ports
+                .iter()
+                .map(|(host_port, container_port, host_ip)| PortMapping {
+                    protocol: Protocol::Tcp.into(),
+                    host_port: *host_port,
+                    container_port: *container_port,
+                    host_ip: (*host_ip).to_owned(),
+                })
+                .collect(),
+            linux: Some(LinuxPodSandboxConfig {
+                cgroup_parent: format!("/skiff-test-{}/{name}", std::process::id()),
+                security_context: Some(LinuxSandboxSecurityContext {
+                    namespace_options: Some(options),
+                    ..LinuxSandboxSecurityContext::default()
+                }),
+                ..LinuxPodSandboxConfig::default()
+            }),
+            ..PodSandboxConfig::default()
+        }
+    }
+
+    /// A pod that says its name to everybody who comes to port 8080.
+    async fn pod(&self, name: &str, ports: &[(i32, i32, &str)]) -> String {
+        let config = self.config(name, ports);
+        let failed = |error: runtime::Error| -> String { panic!("{error}\n{}", self.process.log()) };
+        let pod = self.remote.run_sandbox(&config, "").await.unwrap_or_else(failed);
+        let container = ContainerConfig {
+            metadata: Some(ContainerMetadata { name: "main".into(), attempt: 0 }),
+            image: Some(ImageSpec { image: IMAGE.into(), ..ImageSpec::default() }),
+            command: ["nc", "-ll", "-p", "8080", "-e", "echo", name].map(str::to_owned).into(),
+            log_path: format!("{name}.log"),
+            linux: Some(LinuxContainerConfig {
+                security_context: Some(LinuxContainerSecurityContext {
+                    namespace_options: config
+                        .linux
+                        .as_ref()
+                        .and_then(|linux| linux.security_context.clone()?.namespace_options),
+                    ..LinuxContainerSecurityContext::default()
+                }),
+                ..LinuxContainerConfig::default()
+            }),
+            ..ContainerConfig::default()
+        };
+        let id = self.remote.create_container(&pod, &container, &config).await.unwrap_or_else(failed);
+        self.remote.start_container(&id).await.unwrap_or_else(|error| panic!("{error}"));
+        pod
+    }
+
+    /// Who answers at a port of the machine, as soon as it is whom we expect.
+    #[track_caller]
+    fn check(&self, address: &str, port: u16, expected: &str) {
+        let begun = Instant::now();
+        loop {
+            let mut command = within(&self.network, "busybox");
+            command.args(["nc", "-w", "2", address, &port.to_string()]).stdin(std::process::Stdio::null());
+            let said = command.output().expect("busybox");
+            let said = String::from_utf8_lossy(&said.stdout).trim().to_owned();
+            if said == expected {
+                return;
+            }
+            let log = self.process.log();
+            assert!(begun.elapsed() < DEADLINE, "{address}:{port} is {said:?}, not {expected:?}\n{log}");
+        }
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        self.process.kill();
+        let data: PathBuf = self.dir.path().join("data");
+        testkit::sweep(self.dir.path(), &data.join("agent/pods"));
+        testkit::remove_cgroup(&format!("skiff-test-{}", std::process::id()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ports_of_the_machine_lead_to_pods() {
+    let Some(mut alone) = Alone::start() else { return };
+    let one = alone.pod("one", &[(80, 8080, ""), (0, 9000, "")]).await;
+    alone.check(HERE, 80, "one");
+    let two = alone.pod("two", &[(81, 8080, HERE), (82, 8080, "192.0.2.7")]).await;
+    alone.check(HERE, 81, "two");
+    alone.check(HERE, 82, "");
+    alone.check(HERE, 80, "one");
+    // The next one knows them too, whatever became of the one before.
+    alone.process.kill();
+    alone.process = serve(&alone.network, &alone.dir);
+    alone.check(HERE, 80, "one");
+    alone.check(HERE, 81, "two");
+    alone.remote.stop_sandbox(&one).await.unwrap_or_else(|error| panic!("{error}"));
+    alone.check(HERE, 80, "");
+    alone.check(HERE, 81, "two");
+    let three = alone.pod("three", &[(80, 8080, "")]).await;
+    alone.check(HERE, 80, "three");
+    for pod in [one, two, three] {
+        alone.remote.remove_sandbox(&pod).await.unwrap_or_else(|error| panic!("{error}"));
+    }
+    alone.check(HERE, 80, "");
+    assert!(testkit::left(&alone.dir.path().join("data/agent/runtime/pods")).is_empty());
+}
