@@ -6,6 +6,7 @@
 
 mod pause;
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -69,22 +70,27 @@ pub async fn provide(data_dir: &Path, shutdown: watch::Receiver<bool>) -> anyhow
     Ok(Some(socket.display().to_string()))
 }
 
-/// Puts the images of an archive where pods find them.
+/// Puts the images of an archive where pods find them; says which.
 pub fn import(socket: &str, archive: &Path) -> anyhow::Result<String> {
+    ctr(socket, &["import".as_ref(), archive.as_os_str()])
+        .with_context(|| format!("cannot import {}", archive.display()))
+}
+
+/// Writes images that pods have into an archive.
+pub fn export(socket: &str, archive: &Path, names: &[String]) -> anyhow::Result<()> {
+    let names = names.iter().map(|name| name.as_ref());
+    let words: Vec<&OsStr> = ["export".as_ref(), archive.as_os_str()].into_iter().chain(names).collect();
+    ctr(socket, &words).with_context(|| format!("cannot write {}", archive.display()))?;
+    Ok(())
+}
+
+fn ctr(socket: &str, words: &[&OsStr]) -> anyhow::Result<String> {
     let output = Command::new("ctr")
-        .args([
-            "--address",
-            socket.trim_start_matches("unix://"),
-            "--namespace",
-            "k8s.io",
-            "images",
-            "import",
-        ])
-        .arg(archive)
+        .args(["--address", socket, "--namespace", "k8s.io", "images"])
+        .args(words)
         .output()
         .context("cannot run ctr, which comes with containerd")?;
-    let failure = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "cannot import {}: {}", archive.display(), failure.trim_end());
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim_end());
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 

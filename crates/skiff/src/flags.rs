@@ -493,10 +493,10 @@ pub struct BackupFlags {
 
 #[derive(Debug, Args)]
 pub struct ImageFlags {
-    /// The socket of a CRI runtime, or `containerd` [default: the images of this program itself]
+    /// The socket of a CRI runtime, or `containerd` [default: the one that the node with this data directory has]
     #[arg(long, global = true)]
     pub container_runtime_endpoint: Option<String>,
-    /// The server's data directory
+    /// The data directory of the server or agent
     #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = DATA_DIR, global = true)]
     pub data_dir: PathBuf,
     #[command(subcommand)]

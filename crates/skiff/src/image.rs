@@ -1,15 +1,16 @@
 //! `skiff image`: the images of this node.
 //!
-//! Those of the embedded runtime are files that any process may change, whether a server runs or not; another runtime is
-//! asked over its socket.
+//! Which runtime the node has is written in its data directory. Images of the embedded one are files that any process may
+//! change, whether a server runs or not; another runtime is asked over its socket.
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use anyhow::Context as _;
 use image::Store;
-use runtime::cri::ImageSpec;
+use runtime::cri::{ImageSpec, PodSandboxConfig};
 use runtime::{Remote, Runtime as _};
 
 use crate::flags::{ImageAction, ImageFlags};
@@ -19,14 +20,28 @@ use crate::{containerd, node};
 type Row = (String, String, u64);
 
 pub fn run(flags: &ImageFlags) -> anyhow::Result<()> {
-    match flags.container_runtime_endpoint.as_deref() {
-        None => own(flags),
-        Some("containerd") => {
-            let socket = containerd::running(&flags.data_dir);
-            remote(&socket.context("no containerd answers: is the server running?")?, &flags.action)
-        }
-        Some(socket) => remote(socket, &flags.action),
+    let given = flags.container_runtime_endpoint.clone();
+    if given.is_none() && !flags.data_dir.is_dir() {
+        anyhow::bail!(
+            "no node has been here: {} does not exist, so name the data directory of the server or agent by --data-dir",
+            flags.data_dir.display()
+        );
     }
+    let endpoint = match given {
+        Some(endpoint) => Some(endpoint),
+        None => node::known_runtime(&flags.data_dir)?,
+    };
+    let socket = match endpoint {
+        None => return own(flags),
+        Some(name) if name == node::CONTAINERD => {
+            containerd::running(&flags.data_dir).context("no containerd answers: is the server running?")?
+        }
+        Some(socket) => socket,
+    };
+    let path = socket.trim_start_matches("unix://");
+    UnixStream::connect(path)
+        .with_context(|| format!("the node's container runtime does not answer at {path}: is it running?"))?;
+    remote(path, &flags.action)
 }
 
 fn own(flags: &ImageFlags) -> anyhow::Result<()> {
@@ -86,18 +101,30 @@ fn layers_in_use(root: &Path) -> BTreeSet<String> {
 }
 
 fn remote(socket: &str, action: &ImageAction) -> anyhow::Result<()> {
-    if let ImageAction::Import { files } = action {
-        for file in files {
-            print!("{}", containerd::import(socket, file)?);
+    match action {
+        ImageAction::Import { files } => {
+            for file in files {
+                print!("{}", containerd::import(socket, file)?);
+            }
+            return Ok(());
         }
-        return Ok(());
+        ImageAction::Export { file, names } => return containerd::export(socket, file, names),
+        _ => {}
     }
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
         let runtime = Remote::new(socket);
+        let spec = |name: &String| ImageSpec { image: name.clone(), ..ImageSpec::default() };
         match action {
             ImageAction::Rm { names } => {
                 for name in names {
-                    runtime.remove_image(&ImageSpec { image: name.clone(), ..ImageSpec::default() }).await?;
+                    anyhow::ensure!(runtime.image(&spec(name)).await?.is_some(), "there is no image {name}");
+                    runtime.remove_image(&spec(name)).await?;
+                }
+            }
+            ImageAction::Pull { names } => {
+                for name in names {
+                    let pulled = runtime.pull(&spec(name), None, &PodSandboxConfig::default()).await;
+                    println!("{}", pulled.with_context(|| format!("cannot pull {name}"))?);
                 }
             }
             ImageAction::Ls => {

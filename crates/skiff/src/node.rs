@@ -1,5 +1,6 @@
 //! How the node of this process presents itself and where it keeps what.
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +26,7 @@ use crate::services;
 const MAX_PODS: u32 = 110;
 
 /// As the endpoint of a runtime: the host's containerd, or one started here.
-const CONTAINERD: &str = "containerd";
+pub const CONTAINERD: &str = "containerd";
 
 /// Where the embedded runtime keeps pods and images.
 pub fn runtime_dir(data_dir: &Path) -> PathBuf {
@@ -50,10 +51,13 @@ pub async fn runtime(
     shutdown: watch::Receiver<bool>,
 ) -> anyhow::Result<Arc<dyn Runtime>> {
     let data_dir = &flags.data_dir;
+    remember_runtime(data_dir, flags.container_runtime_endpoint.as_deref())?;
     let socket = match flags.container_runtime_endpoint.clone() {
         Some(name) if name == CONTAINERD => {
             let found = containerd::provide(data_dir, shutdown).await?;
-            found.context("containerd neither runs nor is installed")?
+            let socket = found.context("containerd neither runs nor is installed")?;
+            remember_runtime(data_dir, Some(&socket))?;
+            socket
         }
         Some(socket) => socket,
         None => {
@@ -94,6 +98,41 @@ pub fn runtime_alone(flags: &RuntimeFlags) -> anyhow::Result<()> {
         }
         Ok(())
     })
+}
+
+/// Where it is written which runtime other than our own the node has.
+fn runtime_file(data_dir: &Path) -> PathBuf {
+    data_dir.join("agent/runtime-endpoint")
+}
+
+/// Writes down which runtime this node has, for [`known_runtime`].
+fn remember_runtime(data_dir: &Path, endpoint: Option<&str>) -> anyhow::Result<()> {
+    let (path, told) = (runtime_file(data_dir), |path: &Path| format!("cannot write {}", path.display()));
+    let Some(endpoint) = endpoint else {
+        return match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error).with_context(|| told(&path)),
+            _ => Ok(()),
+        };
+    };
+    // Whoever reads it may be somewhere else.
+    let is_path = endpoint != CONTAINERD && !endpoint.contains("://");
+    let full = is_path.then(|| std::path::absolute(endpoint)).transpose()?;
+    let text = full.map_or(endpoint.to_owned(), |full| full.display().to_string());
+    let fresh = path.with_extension("new");
+    std::fs::create_dir_all(data_dir.join("agent")).with_context(|| told(&path))?;
+    std::fs::write(&fresh, text + "\n").with_context(|| told(&fresh))?;
+    std::fs::rename(&fresh, &path).with_context(|| told(&path))
+}
+
+/// The runtime that the node with this directory has, or had when it last ran: a socket or `containerd`, or `None` for
+/// our own.
+pub fn known_runtime(data_dir: &Path) -> anyhow::Result<Option<String>> {
+    let path = runtime_file(data_dir);
+    match std::fs::read_to_string(&path) {
+        Ok(text) => Ok(Some(text.trim_end().to_owned())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+    }
 }
 
 /// Lets `crictl` and the like speak to the runtime of our own, which costs nothing while nobody does.
@@ -225,4 +264,25 @@ fn memory() -> anyhow::Result<i64> {
     let kibibytes =
         line.and_then(|line| line.split_whitespace().next()).and_then(|number| number.parse::<i64>().ok());
     Ok(kibibytes.context("/proc/meminfo does not say how much memory there is")? * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runtime_is_known_to_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let check = |endpoint: Option<&str>, expected: Option<&str>| {
+            remember_runtime(dir.path(), endpoint).unwrap();
+            assert_eq!(known_runtime(dir.path()).unwrap().as_deref(), expected);
+        };
+        check(None, None);
+        check(Some("containerd"), Some("containerd"));
+        check(Some("unix:///run/crio/crio.sock"), Some("unix:///run/crio/crio.sock"));
+        check(Some("/run/c.sock"), Some("/run/c.sock"));
+        let here = std::env::current_dir().unwrap().join("c.sock").display().to_string();
+        check(Some("c.sock"), Some(&here));
+        check(None, None);
+    }
 }

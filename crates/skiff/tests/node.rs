@@ -78,7 +78,39 @@ fn logs_exec_cp_attach_and_port_forward() {
     proxies(&cluster);
     strangers_are_refused(&cluster);
     previous_logs(&cluster);
+    images(&cluster);
     leaves_nothing(&cluster);
+}
+
+/// `skiff image` finds the node's runtime by itself.
+fn images(cluster: &Cluster) {
+    const NAME: &str = "docker.io/library/other:1";
+    let data = cluster.server.data_dir().display().to_string();
+    let image = |words: &[&str]| cluster.server.skiff(&[&["image", "--data-dir", &data], words].concat());
+    let archive = testkit::busybox_image(cluster.dir.path(), NAME).expect("an image").display().to_string();
+    let told = image(&["import", &archive]).ok();
+    assert!(told.contains(NAME), "{told}");
+    assert!(image(&["ls"]).ok().contains(NAME));
+    let exported = cluster.dir.path().join("exported.tar").display().to_string();
+    image(&["export", &exported, NAME]).ok();
+    image(&["rm", NAME]).ok();
+    assert!(!image(&["ls"]).ok().contains(NAME));
+    assert!(image(&["rm", NAME]).stderr.contains(&format!("there is no image {NAME}")));
+    image(&["import", &exported]).ok();
+    cluster.server.kubectl(&["run", "other", "--image=other:1", "--image-pull-policy=Never"]).ok();
+    cluster.server.wait_for_pod("other", "condition=Ready");
+    let nowhere = cluster.server.skiff(&["image", "--data-dir", "/not/there", "import", &archive]);
+    assert!(
+        nowhere.stderr.contains("no node has been here: /not/there does not exist"),
+        "{}",
+        nowhere.stderr
+    );
+    let dead = cluster.dir.path().join("agent");
+    std::fs::create_dir_all(&dead).expect("a directory");
+    std::fs::write(dead.join("runtime-endpoint"), "unix:///not/there.sock\n").expect("written");
+    let dead = cluster.dir.path().display().to_string();
+    let dead = cluster.server.skiff(&["image", "--data-dir", &dead, "ls"]).stderr;
+    assert!(dead.contains("the node's container runtime does not answer at /not/there.sock"), "{dead}");
 }
 
 /// What is behind pods, services and nodes can be had through the API server.
