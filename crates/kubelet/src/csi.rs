@@ -26,7 +26,7 @@ pub use messages::{BYTES, INODES};
 pub struct Drivers {
     drivers: Mutex<BTreeMap<String, Driver>>,
     /// Held while something is done to a volume, by its driver and handle: drivers expect one call at a time.
-    busy: Busy,
+    pub busy: Busy,
     /// When volumes were last published, by pod and name.
     published: Mutex<HashMap<(String, String), jiff::Timestamp>>,
     /// Those that must not be detached, as statuses of nodes name them.

@@ -1,28 +1,28 @@
 //! A pod's volumes on this node: made before its containers, kept up to date, removed after them.
 
 pub mod claims;
+mod content;
+mod disk;
+pub mod iscsi;
 mod nfs;
 mod refused;
 mod sub_path;
+mod tools;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 
-use k8s_openapi::api::core::v1::{
-    Container, DownwardAPIVolumeFile, KeyToPath, Pod, ProjectedVolumeSource, ServiceAccount, Volume,
-    VolumeMount,
-};
+use k8s_openapi::api::core::v1::{Container, Pod, Secret, Volume, VolumeMount};
 use reconcile::{Ctx, Key, Object as _};
 use runtime::cri;
-use serde_json::json;
 
 use crate::config::Settings;
 use crate::csi::{self, volume::Trouble};
-use crate::env::{Addresses, Sources, expand, field_value, resource_value};
+use crate::env::{Addresses, Sources, expand};
 use crate::huge_pages;
-use crate::payload::{self, File, Payload};
+use crate::payload;
 
 /// Why a volume is not there, in upstream's words.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +97,10 @@ pub async fn set_up(pod: &Pod, materials: &Materials<'_>) -> Result<Places, Volu
                 own(&ready.path, pod, 0o2775).map_err(failed)?;
             }
             Place { path: ready.path, read_only: wanted.read_only, is_block: false }
+        } else if let Some(wanted) = iscsi::Wanted::inline(pod, volume) {
+            let found = claims::disk(materials, pod, &volume.name, &wanted).await?;
+            share(pod, &found).map_err(failed)?;
+            Place { path: found.place, read_only: found.read_only, is_block: false }
         } else {
             let path = one(pod, volume, materials).await.map_err(failed)?;
             Place { path, read_only: false, is_block: false }
@@ -121,6 +125,18 @@ fn share(pod: &Pod, found: &claims::Claimed) -> Result<(), String> {
         return Ok(());
     }
     own(&found.place, pod, 0o2775)
+}
+
+/// What a secret holds that a volume needs to be reached. It is asked for by name, since a node may see no others than those
+/// that its own pods lead to.
+pub async fn secret_data(
+    materials: &Materials<'_>,
+    namespace: &str,
+    name: &str,
+) -> Result<BTreeMap<String, String>, String> {
+    let secret = materials.ctx.client.get::<Secret>(&Key::new(namespace, name)).await;
+    let data = secret.map_err(|error| error.to_string())?.data.unwrap_or_default().into_iter();
+    Ok(data.map(|(key, value)| (key, String::from_utf8_lossy(&value.0).into_owned())).collect())
 }
 
 async fn one(pod: &Pod, volume: &Volume, materials: &Materials<'_>) -> Result<PathBuf, String> {
@@ -152,23 +168,7 @@ async fn one(pod: &Pod, volume: &Volume, materials: &Materials<'_>) -> Result<Pa
         nfs::mount(source, &[], &dir).await?;
         return Ok(dir);
     }
-    let (dir, payload) = if let Some(source) = &volume.config_map {
-        let mode = source.default_mode.unwrap_or(0o644);
-        let found = config_map(pod, &source.name, source.items.as_deref(), mode, source.optional, materials)?;
-        (dir("kubernetes.io~configmap"), found)
-    } else if let Some(source) = &volume.secret {
-        let name = source.secret_name.as_deref().unwrap_or_default();
-        let mode = source.default_mode.unwrap_or(0o644);
-        let found = secret(pod, name, source.items.as_deref(), mode, source.optional, materials)?;
-        (dir("kubernetes.io~secret"), found)
-    } else if let Some(source) = &volume.downward_api {
-        let mode = source.default_mode.unwrap_or(0o644);
-        (dir("kubernetes.io~downward-api"), downward(pod, source.items.as_deref(), mode, materials)?)
-    } else if let Some(source) = &volume.projected {
-        let dir = dir("kubernetes.io~projected");
-        let payload = projected(pod, source, &dir, materials).await?;
-        (dir, payload)
-    } else {
+    let Some((dir, payload)) = content::of(pod, volume, dir, materials).await? else {
         return Err(refused::why(volume));
     };
     payload::write(&dir, &payload).map_err(|error| error.to_string())?;
@@ -239,152 +239,6 @@ fn mount(dir: &Path, kind: &str, options: &str) -> Result<(), String> {
     let options = std::ffi::CString::new(options).unwrap_or_default();
     rustix::mount::mount(kind, dir, kind, flags, options.as_c_str())
         .map_err(|error| format!("cannot mount {kind} at {}: {error}", dir.display()))
-}
-
-fn mode_of(mode: Option<i32>, default: i32) -> u32 {
-    u32::try_from(mode.unwrap_or(default)).unwrap_or(0o644)
-}
-
-/// The wanted entries of a map under their paths.
-fn chosen(
-    data: &BTreeMap<String, Vec<u8>>,
-    items: Option<&[KeyToPath]>,
-    mode: i32,
-    optional: bool,
-) -> Result<Payload, String> {
-    let Some(items) = items.filter(|items| !items.is_empty()) else {
-        let all = data
-            .iter()
-            .map(|(key, bytes)| (key.clone(), File { bytes: bytes.clone(), mode: mode_of(None, mode) }));
-        return Ok(all.collect());
-    };
-    let mut payload = Payload::new();
-    for item in items {
-        match data.get(&item.key) {
-            Some(bytes) => {
-                let file = File { bytes: bytes.clone(), mode: mode_of(item.mode, mode) };
-                payload.insert(item.path.clone(), file);
-            }
-            None if optional => {}
-            None => return Err(format!("references non-existent config key: {}", item.key)),
-        }
-    }
-    Ok(payload)
-}
-
-fn config_map(
-    pod: &Pod,
-    name: &str,
-    items: Option<&[KeyToPath]>,
-    mode: i32,
-    optional: Option<bool>,
-    materials: &Materials<'_>,
-) -> Result<Payload, String> {
-    let optional = optional == Some(true);
-    let Some(map) = materials.sources.config_map(pod.namespace(), name) else {
-        return if optional { Ok(Payload::new()) } else { Err(format!("configmap {name:?} not found")) };
-    };
-    let mut data: BTreeMap<String, Vec<u8>> =
-        map.data.iter().flatten().map(|(key, text)| (key.clone(), text.clone().into_bytes())).collect();
-    data.extend(map.binary_data.iter().flatten().map(|(key, bytes)| (key.clone(), bytes.0.clone())));
-    chosen(&data, items, mode, optional)
-}
-
-fn secret(
-    pod: &Pod,
-    name: &str,
-    items: Option<&[KeyToPath]>,
-    mode: i32,
-    optional: Option<bool>,
-    materials: &Materials<'_>,
-) -> Result<Payload, String> {
-    let optional = optional == Some(true);
-    let Some(secret) = materials.sources.secret(pod.namespace(), name) else {
-        return if optional { Ok(Payload::new()) } else { Err(format!("secret {name:?} not found")) };
-    };
-    let data = secret.data.iter().flatten().map(|(key, bytes)| (key.clone(), bytes.0.clone())).collect();
-    chosen(&data, items, mode, optional)
-}
-
-fn downward(
-    pod: &Pod,
-    items: Option<&[DownwardAPIVolumeFile]>,
-    mode: i32,
-    materials: &Materials<'_>,
-) -> Result<Payload, String> {
-    let mut payload = Payload::new();
-    for item in items.into_iter().flatten() {
-        let text = match (&item.field_ref, &item.resource_field_ref) {
-            (Some(field), _) => field_value(pod, field, &materials.addresses),
-            (_, Some(resource)) => resource_value(pod, &Container::default(), resource, materials.sources),
-            _ => continue,
-        };
-        let bytes = text.map_err(|missing| missing.0)?.into_bytes();
-        payload.insert(item.path.clone(), File { bytes, mode: mode_of(item.mode, mode) });
-    }
-    Ok(payload)
-}
-
-async fn projected(
-    pod: &Pod,
-    source: &ProjectedVolumeSource,
-    dir: &Path,
-    materials: &Materials<'_>,
-) -> Result<Payload, String> {
-    let mode = source.default_mode.unwrap_or(0o644);
-    let mut payload = Payload::new();
-    for source in source.sources.iter().flatten() {
-        if let Some(map) = &source.config_map {
-            payload.extend(config_map(pod, &map.name, map.items.as_deref(), mode, map.optional, materials)?);
-        }
-        if let Some(from) = &source.secret {
-            payload.extend(secret(pod, &from.name, from.items.as_deref(), mode, from.optional, materials)?);
-        }
-        if let Some(from) = &source.downward_api {
-            payload.extend(downward(pod, from.items.as_deref(), mode, materials)?);
-        }
-        if let Some(wanted) = &source.service_account_token {
-            let seconds = wanted.expiration_seconds.unwrap_or(3607);
-            let token = match young(&dir.join(&wanted.path), seconds) {
-                Some(known) => known,
-                None => token(pod, wanted.audience.as_deref(), seconds, materials).await?,
-            };
-            // Only the pod's own user may read it, or its group where it has one.
-            let grouped =
-                pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref()?.fs_group).is_some();
-            let mode = if grouped { 0o640 } else { mode_of(None, mode) };
-            payload.insert(wanted.path.clone(), File { bytes: token.into_bytes(), mode });
-        }
-    }
-    Ok(payload)
-}
-
-/// The token that is there, while most of its time is still to come.
-fn young(path: &Path, seconds: i64) -> Option<String> {
-    let age = fs::metadata(path).ok()?.modified().ok()?.elapsed().ok()?;
-    let fresh = age.as_secs() < u64::try_from(seconds).ok()? * 8 / 10;
-    fresh.then(|| fs::read_to_string(path).ok()).flatten()
-}
-
-/// A token for the pod's service account that is good for this pod alone.
-async fn token(
-    pod: &Pod,
-    audience: Option<&str>,
-    seconds: i64,
-    materials: &Materials<'_>,
-) -> Result<String, String> {
-    let account =
-        pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone()).unwrap_or("default".into());
-    let audiences: Vec<&str> = audience.into_iter().filter(|audience| !audience.is_empty()).collect();
-    let bound = json!({"apiVersion": "v1", "kind": "Pod", "name": pod.name(), "uid": pod.uid()});
-    let body = json!({
-        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
-        "spec": {"audiences": audiences, "expirationSeconds": seconds, "boundObjectRef": bound}
-    });
-    let key = Key::new(pod.namespace(), &account);
-    let answer = materials.ctx.client.create_at::<ServiceAccount>(&key, "token", &body).await;
-    let answer = answer.map_err(|error| format!("failed to fetch token: {error}"))?;
-    Ok(answer["status"]["token"].as_str().unwrap_or_default().to_owned())
 }
 
 /// The mounts of a container: its volumes, the hosts file and the file for its last words.

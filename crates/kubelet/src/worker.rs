@@ -485,6 +485,7 @@ pub async fn clear(node: &Node, uid: &str) -> Result<(), String> {
     node.dra.unprepare(uid).await?;
     crate::csi::volume::let_go(&node.csi, &node.settings, uid).await?;
     volumes::clear(uid, &node.settings).map_err(|error| error.to_string())?;
+    volumes::iscsi::let_go(&node.csi, &node.settings, uid).await?;
     node.users.release(uid);
     Ok(())
 }

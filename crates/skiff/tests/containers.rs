@@ -85,6 +85,7 @@ fn pods_live_and_die_by_kubectl_alone() {
     reach_each_other(&cluster);
     own_users_and_images(&cluster);
     confined(&cluster);
+    without_tools(&cluster);
     small(&cluster);
     images(&cluster);
     restart(&mut cluster);
@@ -456,6 +457,35 @@ fn confined(cluster: &Cluster) {
         why,
         "AppArmor: Pod was rejected: Cannot enforce AppArmor: AppArmor is not enabled on the host"
     );
+}
+
+/// A pod whose volume needs a tool that the host lacks is told so, and goes when it is deleted.
+fn without_tools(cluster: &Cluster) {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if std::env::split_paths(&path).any(|dir| dir.join("iscsiadm").exists()) {
+        return eprintln!("skipped: this host has iscsiadm");
+    }
+    let server = &cluster.server;
+    let disk = serde_json::json!({"targetPortal": "192.0.2.1", "iqn": "iqn.2026-01.example:disk", "lun": 0});
+    let pod = serde_json::json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "disk"},
+        "spec": {
+            "volumes": [{"name": "data", "iscsi": disk}], "terminationGracePeriodSeconds": 0,
+            "containers": [{
+                "name": "main", "image": "busybox:1.36", "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            }],
+        }
+    });
+    server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
+    let selector = "--field-selector=involvedObject.name=disk,reason=FailedMount";
+    let said = || server.kubectl(&["get", "events", selector, "-o", "jsonpath={.items[0].message}"]).stdout;
+    server.until("it is said what is missing", || !said().is_empty());
+    let expected = "MountVolume.WaitForAttach failed for volume \"data\" : exec: \"iscsiadm\": executable file not found \
+        in $PATH: install open-iscsi (Debian) or iscsi-initiator-utils (Fedora)";
+    assert_eq!(said(), expected);
+    server.kubectl(&["delete", "pod", "disk", "--wait", "--timeout=60s"]).ok();
+    let left = server.data_dir().join("agent/kubelet/plugins/kubernetes.io/iscsi");
+    assert_eq!(std::fs::read_dir(left).into_iter().flatten().count(), 0);
 }
 
 fn restart(cluster: &mut Cluster) {

@@ -61,6 +61,7 @@ fn volume(node: &str) -> Value {
             "csi": {"driver": "d", "nodeStageSecretRef": secret("stage", "other"),
                 "nodePublishSecretRef": secret("publish", "n"), "controllerPublishSecretRef": secret("control", "n")},
             "azureFile": {"secretName": format!("share-{node}")},
+            "iscsi": {"secretRef": {"name": format!("chap-{node}")}},
         },
     })
 }
@@ -110,6 +111,7 @@ const OWN: &[(&str, &str, &str, &str, &[&str])] = &[
     ("", "secrets", "n", "azure-{}", &["get", "list", "watch"]),
     ("", "secrets", "n", "publish-{}", &["get", "list", "watch"]),
     ("", "secrets", "n", "share-{}", &["get", "list", "watch"]),
+    ("", "secrets", "n", "chap-{}", &["get", "list", "watch"]),
     ("", "secrets", "other", "stage-{}", &["get", "list", "watch"]),
     ("", "configmaps", "n", "env-from-{}", &["get", "list", "watch"]),
     ("", "configmaps", "n", "env-{}", &["get", "list", "watch"]),

@@ -14,7 +14,7 @@ use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use k8s_openapi::api::core::v1::{
-    ConfigMap, Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount,
+    ConfigMap, Node, PersistentVolume, PersistentVolumeClaim, Pod, Secret, ServiceAccount,
 };
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, VolumeAttachment};
 use parking_lot::Mutex;
@@ -113,6 +113,10 @@ fn answer(call: &str, bytes: Bytes) -> (String, Result<Vec<u8>, ()>) {
         M::decode(bytes).expect("a message")
     }
     let done = |line: String| (line, Ok(Vec::new()));
+    let with = |secrets: &std::collections::BTreeMap<String, String>| match secrets.is_empty() {
+        true => String::new(),
+        false => format!(" with {secrets:?}"),
+    };
     match call {
         "GetInfo" => {
             let info = Info {
@@ -145,10 +149,11 @@ fn answer(call: &str, bytes: Bytes) -> (String, Result<Vec<u8>, ()>) {
             let request: NodeStageVolumeRequest = read(bytes);
             let mode = request.volume_capability.and_then(|it| it.access_mode).map_or(0, |mode| mode.mode);
             done(format!(
-                "stage {} at {} mode {mode} context {:?}",
+                "stage {} at {} mode {mode} context {:?}{}",
                 request.volume_id,
                 request.staging_target_path.rsplit('/').next().unwrap_or_default(),
-                request.publish_context
+                request.publish_context,
+                with(&request.secrets)
             ))
         }
         "NodePublishVolume" => {
@@ -159,8 +164,11 @@ fn answer(call: &str, bytes: Bytes) -> (String, Result<Vec<u8>, ()>) {
             std::fs::create_dir(&request.target_path).expect("the directory above is there");
             let id = request.volume_id.get(..8).unwrap_or(&request.volume_id);
             done(format!(
-                "publish {id} at {} read-only {} for {:?}",
-                request.target_path, request.readonly, request.volume_context
+                "publish {id} at {} read-only {} for {:?}{}",
+                request.target_path,
+                request.readonly,
+                request.volume_context,
+                with(&request.secrets)
             ))
         }
         "NodeUnpublishVolume" => {
@@ -200,12 +208,19 @@ pub struct Rig {
 
 impl Rig {
     pub async fn start() -> Rig {
+        Rig::start_as(None).await
+    }
+
+    /// The node as this user, who may not do everything.
+    async fn start_as(user: Option<&str>) -> Rig {
         let dir = tempfile::tempdir().expect("a directory");
         let (stop, shutdown) = watch::channel(false);
         let server =
             apiserver::start_in(&dir.path().join("server"), shutdown.clone()).await.expect("a server");
         let client = Client::new(server.local(), "kubelet");
-        let ctx = Ctx::new(client.clone(), Clock::default(), shutdown);
+        let own = user.and_then(|user| reconcile::Connection::acting_as(&*server.local(), user));
+        let own = own.map_or_else(|| client.clone(), |own| Client::new(own, "kubelet"));
+        let ctx = Ctx::new(own, Clock::default(), shutdown);
         let root = dir.path().join("kubelet");
         let settings = Settings {
             node_name: "here".into(),
@@ -373,6 +388,60 @@ async fn a_volume_for_one_pod_alone() {
         publish csi-c8c1 at /pods/u1/volumes/kubernetes.io~csi/scratch/mount read-only false for {"csi.storage.k8s.io/ephemeral": "true", "csi.storage.k8s.io/pod.name": "web", "csi.storage.k8s.io/pod.namespace": "default", "csi.storage.k8s.io/pod.uid": "u1", "csi.storage.k8s.io/serviceAccount.name": "default", "size": "1"}
         publish csi-67c6888d7bcbbca4e6576249732f647613fffc63754541f8d9214c2f86f4a39c
         unpublish /pods/u1/volumes/kubernetes.io~csi/scratch/mount"#]]);
+}
+
+/// A node may read the secrets of those volumes alone that its own pods lead to, and does so by name.
+#[tokio::test]
+async fn secrets_of_a_volume_reach_a_node_that_may_read_no_others() {
+    let rig = Rig::start_as(Some("system:node:here")).await;
+    let fake = Fake::start(&rig.root());
+    let spec = json!({"attachRequired": false});
+    rig.create::<CSIDriver>(json!({"metadata": {"name": "disk.example.com"}, "spec": spec})).await;
+    rig.meet().await;
+    for (namespace, name) in [("kube-system", "stage"), ("default", "publish"), ("default", "of-nobody")] {
+        let metadata = json!({"name": name, "namespace": namespace});
+        rig.create::<Secret>(json!({"metadata": metadata, "stringData": {"key": format!("{name}-word")}}))
+            .await;
+    }
+    let mut volume = persistent();
+    volume["spec"]["claimRef"] = json!({"namespace": "default", "name": "c"});
+    let csi = &mut volume["spec"]["csi"];
+    csi["nodeStageSecretRef"] = json!({"namespace": "kube-system", "name": "stage"});
+    csi["nodePublishSecretRef"] = json!({"namespace": "default", "name": "publish"});
+    let volume: PersistentVolume = rig.create(volume).await;
+    let wanted = Wanted::persistent("data", &volume, false).expect("a driver's volume");
+    let sources = Cluster { ctx: &rig.ctx, node_name: "here" };
+    let materials = rig.materials(&sources);
+    let read = async |namespace: &str, name: &str| {
+        crate::volumes::secret_data(&materials, namespace, name).await.map_err(|why| {
+            let expected =
+                format!("secrets {name:?} is forbidden: User \"system:node:here\" cannot get resource");
+            assert!(why.contains(&expected), "{why}");
+        })
+    };
+    // No pod of this node has the volume yet.
+    assert_eq!(read("kube-system", "stage").await, Err(()));
+    rig.create::<ServiceAccount>(json!({"metadata": {"name": "default", "namespace": "default"}})).await;
+    let claim = json!({"name": "data", "persistentVolumeClaim": {"claimName": "c"}});
+    let pod: Pod = rig
+        .create(json!({
+            "metadata": {"name": "web", "namespace": "default"},
+            "spec": {
+                "nodeName": "here", "volumes": [claim], "automountServiceAccountToken": false,
+                "containers": [{"name": "c", "image": "i"}],
+            },
+        }))
+        .await;
+    rig.until("the node may read them", async || read("kube-system", "stage").await.ok()).await;
+    assert_eq!(read("default", "of-nobody").await, Err(()));
+    fake.asked.0.lock().clear();
+    rig.set_up(&pod, &wanted).await.expect("published");
+    let uid = pod.metadata.uid.as_deref().expect("a uid");
+    fake.asked.0.lock().iter_mut().for_each(|line| *line = line.replace(uid, "u1"));
+    fake.check(expect![[r#"
+        stage vol-1 at globalmount mode 1 context {} with {"key": "stage-word"}
+        publish vol-1 at /pods/u1/volumes/kubernetes.io~csi/pv-1/mount read-only false for {} with {"key": "publish-word"}"#]]);
+    volume::let_go(&rig.drivers, &rig.settings, uid).await.expect("gone");
 }
 
 #[tokio::test]

@@ -201,7 +201,7 @@ pub async fn set_up(materials: &Materials<'_>, pod: &Pod, wanted: &Wanted) -> Re
         target_path: shown(&published.place()),
         volume_capability: Some(wanted.capability(&driver, group(pod))),
         readonly: wanted.read_only,
-        secrets: secrets(materials, wanted.publish_secret.as_ref(), "NodePublishSecretRef", SET_UP)?,
+        secrets: secrets(materials, wanted.publish_secret.as_ref(), "NodePublishSecretRef", SET_UP).await?,
         volume_context: wanted.attributes.clone(),
     };
     if let Some(object) = &object {
@@ -299,7 +299,7 @@ async fn stage(
             publish_context: publish_context.clone(),
             staging_target_path: shown(&place),
             volume_capability: Some(wanted.capability(driver, group(pod))),
-            secrets: secrets(materials, wanted.stage_secret.as_ref(), "NodeStageSecretRef", DEVICE)?,
+            secrets: secrets(materials, wanted.stage_secret.as_ref(), "NodeStageSecretRef", DEVICE).await?,
             volume_context: wanted.attributes.clone(),
         };
         driver.stage(&request).await.map_err(|refusal| failed(DEVICE, refusal))?;
@@ -307,7 +307,7 @@ async fn stage(
     Ok(place)
 }
 
-fn secrets(
+async fn secrets(
     materials: &Materials<'_>,
     reference: Option<&SecretReference>,
     what: &str,
@@ -316,12 +316,9 @@ fn secrets(
     let Some(reference) = reference else { return Ok(BTreeMap::new()) };
     let (namespace, name) =
         (reference.namespace.as_deref().unwrap_or_default(), reference.name.as_deref().unwrap_or_default());
-    let Some(secret) = materials.sources.secret(namespace, name) else {
-        let message = format!("fetching {what} {namespace}/{name} failed: secrets {name:?} not found");
-        return Err(failed(operation, message));
-    };
-    let pairs = secret.data.iter().flatten();
-    Ok(pairs.map(|(key, value)| (key.clone(), String::from_utf8_lossy(&value.0).into_owned())).collect())
+    crate::volumes::secret_data(materials, namespace, name)
+        .await
+        .map_err(|why| failed(operation, format!("fetching {what} {namespace}/{name} failed: {why}")))
 }
 
 /// Tells the driver which pod it is for, where it wants to know.
@@ -395,7 +392,8 @@ pub async fn expand(
             capacity_range: Some(CapacityRange { required_bytes: bytes }),
             staging_target_path: if driver.stages() { shown(&staging) } else { String::new() },
             volume_capability: Some(wanted.capability(&driver, group(pod))),
-            secrets: secrets(materials, wanted.expand_secret.as_ref(), "NodeExpandSecretRef", OPERATION)?,
+            secrets: secrets(materials, wanted.expand_secret.as_ref(), "NodeExpandSecretRef", OPERATION)
+                .await?,
         };
         driver.expand(&request).await.map_err(|refusal| failed(OPERATION, refusal))?;
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::{NFSVolumeSource, PersistentVolume, PersistentVolumeClaim, Pod, Volume};
 use reconcile::{Key, Object as _};
 
-use super::{Materials, VolumeError, host_path, nfs};
+use super::{Materials, VolumeError, host_path, iscsi, nfs};
 use crate::csi;
 
 /// Where a volume that a claim stands for is on this host.
@@ -69,6 +69,9 @@ pub async fn set_up(
             name: bound,
         });
     }
+    if let Some(wanted) = iscsi::Wanted::persistent(pod, &found, read_only) {
+        return disk(materials, pod, &bound, &wanted).await;
+    }
     let spec = found.spec.clone().unwrap_or_default();
     let is_block = spec.volume_mode.as_deref() == Some("Block");
     let place = match &spec.nfs {
@@ -93,6 +96,24 @@ pub async fn set_up(
     // NFS has its own idea of who owns what.
     let is_shared = !read_only && !is_block && spec.nfs.is_none();
     Ok(Claimed { name: bound, place, read_only, is_shared, is_block })
+}
+
+/// The same for a disk that this node logs in to.
+pub async fn disk(
+    materials: &Materials<'_>,
+    pod: &Pod,
+    name: &str,
+    wanted: &iscsi::Wanted,
+) -> Result<Claimed, VolumeError> {
+    let ready = iscsi::set_up(materials, pod, wanted).await;
+    let ready = ready.map_err(|trouble| VolumeError::of(name, trouble))?;
+    Ok(Claimed {
+        name: name.to_owned(),
+        place: ready.path,
+        read_only: wanted.read_only,
+        is_shared: ready.is_fresh && !wanted.read_only && !wanted.is_block,
+        is_block: wanted.is_block,
+    })
 }
 
 /// The name of the volume a claim is bound to.

@@ -1,12 +1,11 @@
 //! NFS, mounted by the host's own tools.
 
 use std::path::Path;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::NFSVolumeSource;
 
-/// For a server that may not be there.
-const PATIENCE: Duration = Duration::from_secs(120);
+use super::tools::{self, is_mounted};
+
 const TOOLS: [&str; 3] = ["/sbin/mount.nfs", "/usr/sbin/mount.nfs", "/usr/bin/mount.nfs"];
 
 /// Mounts an export at `dir`, unless it is there already.
@@ -19,20 +18,10 @@ pub async fn mount(source: &NFSVolumeSource, options: &[String], dir: &Path) -> 
             "mount.nfs is not installed on this node: install nfs-common (Debian) or nfs-utils (Fedora)";
         return Err(why.to_owned());
     }
-    std::fs::create_dir_all(dir).map_err(|error| error.to_string())?;
-    let mut command = tokio::process::Command::new("mount");
-    command.args(arguments(source, options)).arg(dir).kill_on_drop(true);
-    let failed = |why: String| format!("mount failed: {why}");
-    match tokio::time::timeout(PATIENCE, command.output()).await {
-        Err(_) => Err(failed(format!("no answer from {} within {PATIENCE:?}", source.server))),
-        Ok(Err(error)) => Err(failed(error.to_string())),
-        Ok(Ok(done)) if done.status.success() => Ok(()),
-        Ok(Ok(done)) => {
-            let said = String::from_utf8_lossy(&done.stderr);
-            let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
-            Err(failed(format!("{}: {}{}", done.status, said.trim(), hint(&known))))
-        }
-    }
+    tools::mount(&arguments(source, options), dir).await.map_err(|why| {
+        let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+        why + hint(&known)
+    })
 }
 
 /// What a kernel lacks that knows these filesystems, after its module should have been loaded by `mount`.
@@ -56,13 +45,6 @@ fn arguments(source: &NFSVolumeSource, options: &[String]) -> Vec<String> {
     };
     words.push(format!("{server}:{}", source.path));
     words
-}
-
-fn is_mounted(dir: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt as _;
-    let device = |path: &Path| std::fs::metadata(path).ok().map(|known| known.dev());
-    let (own, above) = (device(dir), dir.parent().and_then(device));
-    own.is_some() && own != above
 }
 
 #[cfg(test)]

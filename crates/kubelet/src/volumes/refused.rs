@@ -4,7 +4,7 @@ use k8s_openapi::serde::Serialize;
 
 const DRIVER: &str = "use a CSI driver for it";
 /// Each kind by the name of its field, and the way out.
-const KINDS: [(&str, &str); 19] = [
+const KINDS: [(&str, &str); 18] = [
     ("awsElasticBlockStore", "use the CSI driver ebs.csi.aws.com"),
     ("azureDisk", "use the CSI driver disk.csi.azure.com"),
     ("azureFile", "use the CSI driver file.csi.azure.com"),
@@ -16,10 +16,6 @@ const KINDS: [(&str, &str); 19] = [
     ("gcePersistentDisk", "use the CSI driver pd.csi.storage.gke.io"),
     ("gitRepo", "clone it by an init container into an emptyDir volume"),
     ("glusterfs", "mount it on the node and use a hostPath volume, or use a CSI driver"),
-    (
-        "iscsi",
-        "log in to the target by iscsiadm (open-iscsi) on the node and use a local volume, or use a CSI driver",
-    ),
     ("photonPersistentDisk", "Photon is no more: use another kind"),
     ("portworxVolume", "use the CSI driver pxd.portworx.com"),
     ("quobyte", DRIVER),
@@ -47,12 +43,12 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_kind_and_a_way_out() {
-        let iscsi = json!({"targetPortal": "192.0.2.1", "iqn": "iqn.2026-01.example:disk", "lun": 0});
-        let volume: Volume = serde_json::from_value(json!({"name": "v", "iscsi": iscsi})).expect("a volume");
+        let git = json!({"name": "v", "gitRepo": {"repository": "https://example.com/a.git"}});
+        let volume: Volume = serde_json::from_value(git).expect("a volume");
         assert_eq!(
             why(&volume),
-            "volumes of kind iscsi are not supported on this node: log in to the target by iscsiadm (open-iscsi) on the \
-             node and use a local volume, or use a CSI driver"
+            "volumes of kind gitRepo are not supported on this node: clone it by an init container into an emptyDir \
+             volume"
         );
         let disk = json!({"capacity": {"storage": "1Gi"}, "awsElasticBlockStore": {"volumeID": "vol-1"}});
         let spec: PersistentVolumeSpec = serde_json::from_value(disk).expect("a spec");

@@ -1,0 +1,134 @@
+//! What `iscsiadm` has written down of portals and targets, as far as secrets are concerned.
+//!
+//! It takes them as arguments only, where every process of the host could read them; so they are put straight into its
+//! files, which are root's alone.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::children;
+
+/// What either side proves itself by, in a discovery as in a session.
+const KEYS: [&str; 4] = ["username", "password", "username_in", "password_in"];
+const END: &str = "# END RECORD";
+
+/// The records of a portal.
+pub fn of_discovery(roots: &[PathBuf], portal: &str) -> Vec<PathBuf> {
+    let (address, port) = split(portal);
+    let place =
+        |root: &PathBuf| root.join("send_targets").join(format!("{address},{port}")).join("st_config");
+    roots.iter().map(place).filter(|path| path.is_file()).collect()
+}
+
+/// The records of a target that is reached by a portal.
+pub fn of_node(roots: &[PathBuf], iqn: &str, portal: &str, interface: &str) -> Vec<PathBuf> {
+    let (address, port) = split(portal);
+    // What a portal's name leads to is known to the tool alone.
+    let is_name = address.parse::<std::net::IpAddr>().is_err();
+    let is_it = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let mut parts = name.split(',');
+        let (of, at) = (parts.next(), parts.next());
+        (is_name || of == Some(address)) && at == Some(port)
+    };
+    let portals = roots.iter().flat_map(|root| children(&root.join("nodes").join(iqn))).filter(is_it);
+    let records = portals.map(|path| if path.is_dir() { path.join(interface) } else { path });
+    records.filter(|path| path.is_file()).collect()
+}
+
+/// Puts secrets into records.
+pub fn put(records: &[PathBuf], prefix: &str, secrets: &BTreeMap<String, String>) -> Result<(), String> {
+    let mut wanted = BTreeMap::new();
+    for key in KEYS.map(|key| format!("{prefix}{key}")) {
+        let Some(value) = secrets.get(&key).filter(|value| !value.is_empty()) else { continue };
+        if value.contains(char::is_control) {
+            return Err(format!("key {key:?} of the secret must be one line of text"));
+        }
+        wanted.insert(key, value.as_str());
+    }
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    if records.is_empty() {
+        return Err("iscsiadm has no record of it in a place that is known".to_owned());
+    }
+    records.iter().try_for_each(|path| {
+        // In its place: the tool takes every file beside it for another record.
+        let text = std::fs::read_to_string(path);
+        let written = text.and_then(|text| std::fs::write(path, with(&text, &wanted)));
+        written.map_err(|error| format!("{}: {error}", path.display()))
+    })
+}
+
+fn with(text: &str, wanted: &BTreeMap<String, &str>) -> String {
+    let is_other =
+        |line: &&str| !line.split_once('=').is_some_and(|(name, _)| wanted.contains_key(name.trim()));
+    let mut lines: Vec<String> = text.lines().filter(is_other).map(str::to_owned).collect();
+    let end = lines.iter().rposition(|line| line.trim() == END).unwrap_or(lines.len());
+    lines.splice(end..end, wanted.iter().map(|(name, value)| format!("{name} = {value}")));
+    lines.join("\n") + "\n"
+}
+
+/// Address and port, without the brackets.
+fn split(portal: &str) -> (&str, &str) {
+    let (address, port) = portal.rsplit_once(':').unwrap_or((portal, super::PORT));
+    (address.trim_matches(['[', ']']), port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_go_into_the_record() {
+        let wanted = |pairs: &[(&str, &'static str)]| {
+            pairs.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect::<BTreeMap<_, _>>()
+        };
+        let before =
+            "# BEGIN RECORD 2.1.8\nnode.name = iqn\nnode.session.auth.password = old\n# END RECORD\n";
+        let pairs = [("node.session.auth.username", "joe"), ("node.session.auth.password", "a = b")];
+        let after = "# BEGIN RECORD 2.1.8\nnode.name = iqn\nnode.session.auth.password = a = b\n\
+            node.session.auth.username = joe\n# END RECORD\n";
+        assert_eq!(with(before, &wanted(&pairs)), after);
+        assert_eq!(with(after, &wanted(&pairs)), after);
+        assert_eq!(with("a = b\n", &wanted(&[("c", "d")])), "a = b\nc = d\n");
+    }
+
+    #[test]
+    fn a_secret_cannot_write_other_lines() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = dir.path().join("record");
+        std::fs::write(&record, "# END RECORD\n").unwrap();
+        let name = "node.session.auth.password".to_owned();
+        let secrets = BTreeMap::from([(name, "x\nnode.startup = automatic".to_owned())]);
+        let why = put(std::slice::from_ref(&record), "node.session.auth.", &secrets).unwrap_err();
+        assert_eq!(why, "key \"node.session.auth.password\" of the secret must be one line of text");
+        assert_eq!(std::fs::read_to_string(&record).unwrap(), "# END RECORD\n");
+    }
+
+    #[test]
+    fn where_records_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let roots = [dir.path().to_owned()];
+        let make = |path: &str| {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        };
+        make("nodes/iqn/192.0.2.1,3260,1/default");
+        make("nodes/iqn/192.0.2.1,3261,1/default");
+        make("nodes/iqn/fd00::1,3260,1/default");
+        make("send_targets/fd00::1,3260/st_config");
+        let check = |portal: &str, expected: &[&str]| {
+            let mut found: Vec<PathBuf> = of_node(&roots, "iqn", portal, "default");
+            found.extend(of_discovery(&roots, portal));
+            found.sort();
+            let expected: Vec<PathBuf> = expected.iter().map(|path| dir.path().join(path)).collect();
+            assert_eq!(found, expected, "{portal}");
+        };
+        check("192.0.2.1:3260", &["nodes/iqn/192.0.2.1,3260,1/default"]);
+        check("[fd00::1]:3260", &["nodes/iqn/fd00::1,3260,1/default", "send_targets/fd00::1,3260/st_config"]);
+        check("disks.example:3261", &["nodes/iqn/192.0.2.1,3261,1/default"]);
+        check("192.0.2.9:3260", &[]);
+    }
+}
