@@ -33,6 +33,17 @@ pub fn judge(pod: &Pod, node: &Node, others: &[Arc<Pod>]) -> Option<Refusal> {
     if !is_critical && let Some(refusal) = too_much(pod, node, others) {
         return Some(refusal);
     }
+    let strict =
+        spec.security_context.as_ref().and_then(|context| context.supplemental_groups_policy.as_deref());
+    let features = node.status.as_ref().and_then(|status| status.features.as_ref());
+    if strict == Some("Strict")
+        && features.and_then(|features| features.supplemental_groups_policy) != Some(true)
+    {
+        return Some(Refusal {
+            reason: "SupplementalGroupsPolicyNotSupported".to_owned(),
+            message: "SupplementalGroupsPolicy=Strict is not supported in this node".to_owned(),
+        });
+    }
     let failed = |name: &str, why: &str| {
         Some(Refusal { reason: name.to_owned(), message: format!("Predicate {name} failed: {why}") })
     };

@@ -1,4 +1,5 @@
-//! The cgroup of a pod, after the runtime has said that nothing of the pod is left.
+//! The cgroup of a pod: what its containers may use together, and its end after the runtime has said that nothing of the pod
+//! is left.
 //!
 //! The runtime removes the cgroups of containers, not the one of their pod that they are in. One that was killed while
 //! it began a container may have forgotten it altogether: what it had started then waits there for ever, and nobody but
@@ -9,7 +10,53 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use api::resources::{add, list, of_pod};
+use k8s_openapi::api::core::v1::Pod;
 use rustix::process::{Pid, Signal, kill_process};
+use schema::quantity::Quantity;
+use sys::cgroup::{Cgroups, Limits};
+
+use crate::config::resources;
+
+/// What a pod may use as a whole; no more than `pids` processes where that is more than none.
+pub fn limits(pod: &Pod, pids: i64) -> Limits {
+    let spec = serde_json::to_value(&pod.spec).unwrap_or_default();
+    let (mut asked, most) = (of_pod(&spec, "requests"), of_pod(&spec, "limits"));
+    let overhead = list(&spec, "overhead");
+    add(&mut asked, &overhead);
+    // What one container has no limit for, the pod has none for either, unless it says so itself.
+    let is_bounded = |name: &str| {
+        let has = |resources: &serde_json::Value| resources["limits"][name].is_string();
+        let containers = ["initContainers", "containers"].map(|field| spec[field].as_array().cloned());
+        has(&spec["resources"]) || containers.iter().flatten().flatten().all(|one| has(&one["resources"]))
+    };
+    let bound = |name: &str| {
+        let bound = most.get(name).filter(|_| is_bounded(name))?;
+        Some(overhead.get(name).map_or(*bound, |more| *bound + *more))
+    };
+    let milli = asked.get("cpu").map_or(0, Quantity::milli);
+    Limits {
+        cpu_shares: if milli > 0 { resources::shares(milli) } else { resources::LEAST_SHARES },
+        cpu_quota: bound("cpu").map_or(0, |cpu| resources::quota(cpu.milli())),
+        cpu_period: resources::PERIOD,
+        memory: bound("memory").map_or(0, |memory| memory.value()),
+        pids: pids.max(0),
+        ..Limits::default()
+    }
+}
+
+/// The part that is about processors.
+pub fn time_only(limits: &Limits) -> Limits {
+    let Limits { cpu_shares, cpu_quota, cpu_period, .. } = *limits;
+    Limits { cpu_shares, cpu_quota, cpu_period, ..Limits::default() }
+}
+
+/// Makes a cgroup that has these limits.
+pub fn limit(group: &str, limits: &Limits) -> io::Result<()> {
+    let cgroups = Cgroups::of_host()?;
+    cgroups.create(group)?;
+    cgroups.limit(group, limits)
+}
 
 /// Ends what runs in the pod's cgroup although nobody knows of it, and removes the cgroup. Fails while something is left:
 /// the kernel takes a moment.
@@ -60,7 +107,33 @@ fn inside(group: &Path) -> Vec<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
+
+    #[test]
+    fn what_pods_may_use_together() {
+        let check = |spec: Value, expected: (i64, i64, i64)| {
+            let pod: Pod =
+                serde_json::from_value(json!({"metadata": {}, "spec": spec.clone()})).expect("a pod");
+            let found = limits(&pod, 0);
+            assert_eq!((found.cpu_shares, found.cpu_quota, found.memory), expected, "{spec}");
+        };
+        let one = |requests: Value, limits: Value| json!({"name": "c", "resources": {"requests": requests, "limits": limits}});
+        let whole = || one(json!({"cpu": "500m"}), json!({"cpu": "1", "memory": "64Mi"}));
+        let open = || one(json!({"cpu": "250m"}), json!({"memory": "32Mi"}));
+        check(json!({"containers": [{"name": "c"}]}), (2, 0, 0));
+        check(json!({"containers": [whole()]}), (512, 100_000, 64 << 20));
+        check(json!({"containers": [whole(), open()]}), (768, 0, 96 << 20));
+        check(
+            json!({"containers": [whole()], "overhead": {"cpu": "500m", "memory": "1Mi"}}),
+            (1024, 150_000, 65 << 20),
+        );
+        let own = json!({"requests": {"cpu": "2"}, "limits": {"cpu": "3", "memory": "1Gi"}});
+        check(json!({"containers": [{"name": "c"}], "resources": own}), (2048, 300_000, 1 << 30));
+        let pod: Pod = serde_json::from_value(json!({"metadata": {}})).expect("a pod");
+        assert_eq!(limits(&pod, 100).pids, 100);
+    }
 
     #[test]
     fn what_is_empty_goes_and_what_runs_is_ended_first() {

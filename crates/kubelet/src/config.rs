@@ -1,6 +1,6 @@
 //! What a pod becomes in the runtime's terms. Pure: everything looked up comes as an argument.
 
-mod resources;
+pub mod resources;
 mod security;
 
 use std::collections::BTreeMap;
@@ -83,7 +83,11 @@ pub fn sandbox(pod: &Pod, attempt: u32, settings: &Settings) -> cri::PodSandboxC
             attempt,
         }),
         // A pod in the host's network has the host's name.
-        hostname: if host_network { String::new() } else { hostname(pod) },
+        hostname: match full_name(pod, settings).filter(|_| spec.set_hostname_as_fqdn == Some(true)) {
+            _ if host_network => String::new(),
+            Some(full) => full,
+            None => hostname(pod),
+        },
         log_directory: settings.log_dir(&pod.key(), pod.uid()).display().to_string(),
         dns_config: Some(dns(pod, settings)),
         port_mappings: spec
@@ -184,8 +188,35 @@ pub fn cgroup_parent(pod: &Pod) -> String {
     format!("/skiff/pod{}", pod.uid())
 }
 
+/// The name by which others find the pod, where it has a domain.
+pub fn full_name(pod: &Pod, settings: &Settings) -> Option<String> {
+    let spec = pod.spec.as_ref()?;
+    let domain = spec.subdomain.as_deref().filter(|domain| !domain.is_empty())?;
+    let is_stated = spec.hostname_override.is_none();
+    let full = format!("{}.{domain}.{}.svc.{}", hostname(pod), pod.namespace(), settings.cluster_domain);
+    is_stated.then_some(full)
+}
+
+/// The kernel takes no longer names than this, which a pod that wants its full one has to be told.
+pub fn check_hostname(pod: &Pod, settings: &Settings) -> Result<(), String> {
+    const LONGEST: usize = 64;
+    let wanted = pod.spec.as_ref().and_then(|spec| spec.set_hostname_as_fqdn) == Some(true);
+    match full_name(pod, settings).filter(|full| wanted && full.len() > LONGEST) {
+        Some(full) => Err(format!(
+            "failed to construct FQDN from Pod hostname and cluster domain, FQDN {full} is too long ({LONGEST} characters is \
+             the max, {} characters requested)",
+            full.len()
+        )),
+        None => Ok(()),
+    }
+}
+
 /// At most 63 characters, as a host's name must be.
 pub fn hostname(pod: &Pod) -> String {
+    let instead = pod.spec.as_ref().and_then(|spec| spec.hostname_override.clone());
+    if let Some(name) = instead.filter(|name| !name.is_empty()) {
+        return name;
+    }
     let stated = pod.spec.as_ref().and_then(|spec| spec.hostname.clone()).filter(|name| !name.is_empty());
     let mut name = stated.unwrap_or_else(|| pod.name().to_owned());
     name.truncate(63);

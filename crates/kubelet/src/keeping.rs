@@ -36,6 +36,8 @@ pub struct Keeping {
     /// Bytes of a log at which a new one is begun, and how many are kept.
     pub log_size: u64,
     pub log_files: usize,
+    /// How many processes a pod may have; none is no limit.
+    pub pids: i64,
 }
 
 impl Default for Keeping {
@@ -45,6 +47,7 @@ impl Default for Keeping {
             images: images::Policy::default(),
             log_size: 10 << 20,
             log_files: 5,
+            pids: 0,
         }
     }
 }

@@ -12,6 +12,7 @@ mod cgroups;
 mod changes;
 pub mod config;
 mod csi;
+mod devices;
 mod dra;
 mod env;
 mod health;
@@ -106,6 +107,7 @@ struct Node {
     pulse: pulse::Pulse,
     csi: csi::Drivers,
     dra: dra::Dra,
+    devices: Arc<devices::Devices>,
     /// The machine is about to be switched off.
     is_going_down: watch::Sender<bool>,
     /// Counts the times when the runtime was seen to have changed.
@@ -141,6 +143,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         users: users::Users::open(&config.settings.pods),
         csi: csi::Drivers::open(&config.settings.root),
         dra: dra::Dra::open(&config.settings.root),
+        devices: devices::Devices::new(&config.settings.root, &config.settings.pods),
         is_going_down: watch::Sender::new(false),
         settings: config.settings,
         presentation: config.presentation,
@@ -196,6 +199,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         () = find_plugins(&node) => {}
         () = dra::run(&node.ctx, &node.settings.node_name, &node.dra.drivers, || look_at_all(&node)) => {}
         () = node.dra.give_back_lost(&node.ctx, &node.settings.node_name) => {}
+        () = node.devices.run() => {}
         () = server::run(&node, config.api) => {}
         _ = shutdown.wait_for(|stop| *stop) => {}
     }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::{
     ContainerImage, DaemonEndpoint, Node as ApiNode, NodeAddress, NodeCondition, NodeDaemonEndpoints,
-    NodeSpec, NodeStatus, NodeSystemInfo, Taint,
+    NodeFeatures, NodeRuntimeHandler, NodeRuntimeHandlerFeatures, NodeSpec, NodeStatus, NodeSystemInfo,
+    Taint,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference, Time};
@@ -56,6 +57,14 @@ pub struct Presentation {
     pub reserved: BTreeMap<String, i64>,
     /// Where logs and streams of its containers can be had.
     pub port: u16,
+    /// The Node object is made by somebody else.
+    pub is_unregistered: bool,
+    /// A controller of the cloud it is in looks after its addresses, and says when it may be used.
+    pub is_external: bool,
+    /// What that cloud calls it.
+    pub provider_id: String,
+    /// How often its status is looked at, if not with each beat.
+    pub report_every: Option<Duration>,
 }
 
 /// Registers, then keeps the node's status and lease.
@@ -79,13 +88,17 @@ pub async fn run(node: &Node) {
                 let pause = async {
                     match soon {
                         Some(pause) => tokio::time::sleep(pause).await,
-                        None => node.pulse.next().await,
+                        None => match node.presentation.report_every {
+                            Some(pause) => tokio::time::sleep(pause).await,
+                            None => node.pulse.next().await,
+                        },
                     }
                 };
                 tokio::select! {
                     () = pause => {}
                     // Volumes are not mounted before it is told that they are going to be used.
                     () = node.csi.news.notified() => {}
+                    () = node.devices.news.notified() => {}
                     Ok(()) = address.changed() => {
                         // Pods tell where their node is, and those in its network are there too.
                         look_at_all(node);
@@ -109,6 +122,8 @@ async fn report(node: &Node) -> Result<bool, Error> {
     let key = Key::new("", &node.settings.node_name);
     let current = match node.ctx.caches.nodes().get(&key) {
         Some(current) => ApiNode::clone(&current),
+        // Somebody else makes it.
+        None if node.presentation.is_unregistered => return Ok(true),
         None => node.ctx.create(&fresh(node)).await?,
     };
     if current.annotation(ATTACHED_BY_CONTROLLER).is_none() {
@@ -162,15 +177,30 @@ fn fresh(node: &Node) -> ApiNode {
     .map(|(name, value)| (name.to_owned(), value.to_owned()))
     .into();
     labels.extend(node.presentation.labels.clone());
-    let taints = node.presentation.taints.clone();
+    let mut taints = node.presentation.taints.clone();
+    let mut annotations: BTreeMap<String, String> =
+        [(ATTACHED_BY_CONTROLLER.to_owned(), "true".to_owned())].into();
+    if node.presentation.is_external {
+        taints.push(Taint {
+            key: "node.cloudprovider.kubernetes.io/uninitialized".to_owned(),
+            value: Some("true".to_owned()),
+            effect: "NoSchedule".to_owned(),
+            ..Taint::default()
+        });
+        annotations.insert("alpha.kubernetes.io/provided-node-ip".to_owned(), node.settings.node_ips().join(","));
+    }
     ApiNode {
         metadata: ObjectMeta {
             name: Some(name.clone()),
             labels: Some(labels),
-            annotations: Some([(ATTACHED_BY_CONTROLLER.to_owned(), "true".to_owned())].into()),
+            annotations: Some(annotations),
             ..ObjectMeta::default()
         },
-        spec: Some(NodeSpec { taints: (!taints.is_empty()).then_some(taints), ..NodeSpec::default() }),
+        spec: Some(NodeSpec {
+            taints: (!taints.is_empty()).then_some(taints),
+            provider_id: Some(node.presentation.provider_id.clone()).filter(|id| !id.is_empty()),
+            ..NodeSpec::default()
+        }),
         status: None,
     }
 }
@@ -198,11 +228,19 @@ async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
     let now = node.ctx.clock.now();
     let mut resources = resources(node);
     // What others say this node has, such as a device plugin's or an administrator's, is there for pods too.
+    let lent = node.devices.amounts();
+    for (name, (all, _)) in &lent {
+        resources.insert(name.clone(), Quantity(all.to_string()));
+    }
     let extended = before.capacity.iter().flatten().filter(|(name, _)| is_extended(name));
     for (name, amount) in extended {
         resources.entry(name.clone()).or_insert_with(|| amount.clone());
     }
-    let unready = match node.runtime.status().await {
+    let mut told = node.runtime.status().await;
+    let handlers = told.as_mut().map(|told| std::mem::take(&mut told.runtime_handlers)).unwrap_or_default();
+    let strict = told.as_ref().ok().and_then(|told| told.features.as_ref());
+    let strict = strict.is_some_and(|features| features.supplemental_groups_policy);
+    let unready = match told {
         _ if *node.is_going_down.borrow() => Some("node is shutting down".to_owned()),
         Err(error) => Some(format!("[container runtime is down: {error}]")),
         Ok(status) => {
@@ -246,10 +284,28 @@ async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
         |type_: &str, address: &str| NodeAddress { type_: type_.to_owned(), address: address.to_owned() };
     let mut addresses: Vec<_> = node.settings.node_ips().iter().map(|ip| address("InternalIP", ip)).collect();
     addresses.push(address("Hostname", &node.settings.node_name));
+    let mut allocatable = allocatable(node, resources.clone());
+    for (name, (_, healthy)) in lent {
+        allocatable.insert(name, Quantity(healthy.to_string()));
+    }
+    let handlers = handlers.into_iter().map(|handler| NodeRuntimeHandler {
+        name: Some(handler.name),
+        features: handler.features.map(|features| NodeRuntimeHandlerFeatures {
+            recursive_read_only_mounts: Some(features.recursive_read_only_mounts),
+            user_namespaces: Some(features.user_namespaces),
+        }),
+    });
+    let handlers: Vec<NodeRuntimeHandler> = handlers.collect();
     NodeStatus {
-        capacity: Some(resources.clone()),
-        allocatable: Some(allocatable(node, resources)),
-        addresses: Some(addresses),
+        runtime_handlers: (!handlers.is_empty()).then_some(handlers),
+        features: strict.then_some(NodeFeatures { supplemental_groups_policy: Some(true) }),
+        capacity: Some(resources),
+        allocatable: Some(allocatable),
+        addresses: Some(match before.addresses.clone().filter(|_| node.presentation.is_external) {
+            // The cloud's own controller knows better.
+            Some(known) if !known.is_empty() => known,
+            _ => addresses,
+        }),
         conditions: Some(beside_others(
             before.conditions.clone().unwrap_or_default(),
             [
@@ -271,7 +327,7 @@ async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
 }
 
 /// Whether a resource is one that Kubernetes itself knows nothing of.
-fn is_extended(name: &str) -> bool {
+pub fn is_extended(name: &str) -> bool {
     name.split_once('/').is_some_and(|(domain, _)| !domain.ends_with("kubernetes.io"))
 }
 

@@ -70,13 +70,16 @@ pub async fn start(
     };
     volumes::write_files(pod, spec, attempt, &node.settings, &sandbox.ips)
         .map_err(|error| creating(error.to_string()))?;
-    let mounts = volumes::mounts(pod, spec, attempt, &places, &images, &env, &node.settings)
+    let mounted = volumes::Mounted { attempt, places: &places, images: &images, env: &env };
+    let recursive = node.mounts_recursively_read_only();
+    let mounts = volumes::mounts(pod, spec, &mounted, recursive, &node.settings)
         .map_err(|why| unusable(why.to_string()))?;
     crate::identity::check(node, pod, spec, &image).await.map_err(unusable)?;
     let mut sandbox_config = config::sandbox(pod, sandbox.attempt, &node.settings);
     let mut config = config::container(pod, spec, attempt, &image, &env, mounts, &node.settings);
     config.devices.extend(volumes::devices(spec, &places).map_err(|why| unusable(why.to_string()))?);
     config.cdi_devices = node.dra.devices(pod, spec).map_err(unusable)?;
+    node.devices.hand_over(pod.uid(), &spec.name, &mut config).await.map_err(creating)?;
     if users::are_own(pod) {
         let own = node.users.of(pod.uid()).map_err(creating)?;
         users::into_sandbox(&mut sandbox_config, &own);

@@ -15,7 +15,7 @@ use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, Pod, Secret, Volume, VolumeMount};
-use reconcile::{Ctx, Key, Object as _};
+use reconcile::{Ctx, Key};
 use runtime::cri;
 
 use crate::config::Settings;
@@ -241,16 +241,36 @@ fn mount(dir: &Path, kind: &str, options: &str) -> Result<(), String> {
         .map_err(|error| format!("cannot mount {kind} at {}: {error}", dir.display()))
 }
 
+/// What a run of a container mounts.
+pub struct Mounted<'a> {
+    pub attempt: u32,
+    pub places: &'a Places,
+    pub images: &'a Images,
+    pub env: &'a [(String, String)],
+}
+
+/// Whether all that is mounted below is to be read only as well, on a node whose runtime can do that or not.
+pub fn is_recursively_read_only(mount: &VolumeMount, can: bool) -> Result<bool, String> {
+    match mount.recursive_read_only.as_deref() {
+        Some("Enabled") if !can => Err(format!(
+            "volume {:?} requested recursive read-only mount, but it is not supported by the runtime",
+            mount.name
+        )),
+        Some("Enabled") => Ok(true),
+        Some("IfPossible") => Ok(can && mount.read_only == Some(true)),
+        _ => Ok(false),
+    }
+}
+
 /// The mounts of a container: its volumes, the hosts file and the file for its last words.
 pub fn mounts(
     pod: &Pod,
     container: &Container,
-    attempt: u32,
-    places: &Places,
-    images: &Images,
-    env: &[(String, String)],
+    mounted: &Mounted<'_>,
+    recursive: bool,
     settings: &Settings,
 ) -> Result<Vec<cri::Mount>, VolumeError> {
+    let Mounted { attempt, places, images, env } = *mounted;
     let mut mounts = Vec::new();
     for (at, mount) in container.volume_mounts.iter().flatten().enumerate() {
         let failed = |message: String| VolumeError::new(&mount.name, message);
@@ -287,6 +307,7 @@ pub fn mounts(
             container_path: mount.mount_path.clone(),
             host_path: path.display().to_string(),
             readonly: place.read_only || mount.read_only == Some(true),
+            recursive_read_only: is_recursively_read_only(mount, recursive).map_err(failed)?,
             propagation: propagation.into(),
             ..cri::Mount::default()
         });
@@ -389,13 +410,10 @@ pub fn write_files(
         fe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n"
             .to_owned();
     let name = crate::config::hostname(pod);
-    let domain = spec.subdomain.filter(|domain| !domain.is_empty());
+    let full = crate::config::full_name(pod, settings);
     for ip in ips {
-        match &domain {
-            Some(domain) => {
-                let full = format!("{name}.{domain}.{}.svc.{}", pod.namespace(), settings.cluster_domain);
-                text += &format!("{ip}\t{full}\t{name}\n");
-            }
+        match &full {
+            Some(full) => text += &format!("{ip}\t{full}\t{name}\n"),
             None => text += &format!("{ip}\t{name}\n"),
         }
     }
@@ -447,6 +465,30 @@ fn unescaped(text: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn read_only_all_the_way_down() {
+        let check = |how: Option<&str>, can, expected: Result<bool, &str>| {
+            let mount = VolumeMount {
+                name: "v".to_owned(),
+                read_only: Some(true),
+                recursive_read_only: how.map(str::to_owned),
+                ..VolumeMount::default()
+            };
+            assert_eq!(
+                is_recursively_read_only(&mount, can),
+                expected.map_err(str::to_owned),
+                "{how:?} {can}"
+            );
+        };
+        check(None, true, Ok(false));
+        check(Some("Disabled"), true, Ok(false));
+        check(Some("IfPossible"), true, Ok(true));
+        check(Some("IfPossible"), false, Ok(false));
+        check(Some("Enabled"), true, Ok(true));
+        let not = "volume \"v\" requested recursive read-only mount, but it is not supported by the runtime";
+        check(Some("Enabled"), false, Err(not));
+    }
 
     #[test]
     fn an_expression_may_not_name_another_place() {

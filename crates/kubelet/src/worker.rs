@@ -1,5 +1,6 @@
 //! The worker of a pod: looks, plans, acts, tells. One at a time for each pod.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,7 +57,7 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
         node.watch_health(&pod, &seen);
         let now = node.ctx.clock.now();
         end_in_time(node, &pod, now);
-        refuse(node, &pod, &seen, now);
+        refuse(node, &pod, &seen, now).await;
         tell_of_pauses(node, &pod, &seen, now);
         let memory = node.remember(&pod, |memory| memory.clone());
         if (pod.is_deleting() || is_finished(&pod, &seen, &memory)) && !give_back(node, &pod, &seen).await {
@@ -138,7 +139,7 @@ fn end_in_time(node: &Node, pod: &Pod, now: Timestamp) {
 
 /// A pod that has no place here, that the node cannot confine as wanted, or that comes while the node is short of
 /// something, is not begun.
-fn refuse(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
+async fn refuse(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
     let begun = !seen.sandboxes.is_empty() || !seen.containers.is_empty();
     if begun || pod.is_deleting() {
         return;
@@ -147,11 +148,13 @@ fn refuse(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
         let message = crate::apparmor::problem(pod)?;
         Some(Refusal { reason: "AppArmor".to_owned(), message })
     };
-    let Some(Refusal { reason, message }) =
-        late(node).or_else(unconfined).or_else(|| short(node, pod, now)).or_else(|| misplaced(node, pod))
-    else {
-        return;
+    let refusal =
+        late(node).or_else(unconfined).or_else(|| short(node, pod, now)).or_else(|| misplaced(node, pod));
+    let refusal = match refusal {
+        Some(refusal) => Some(refusal),
+        None => unlent(node, pod).await,
     };
+    let Some(Refusal { reason, message }) = refusal else { return };
     let first = node.remember(pod, |memory| {
         let first = memory.ended.is_none();
         memory.ended.get_or_insert_with(|| (reason.clone(), format!("Pod was rejected: {message}")));
@@ -160,6 +163,16 @@ fn refuse(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
     if first {
         node.ctx.events.warning(pod, &reason, message);
     }
+}
+
+/// Whether there are not enough devices for it.
+async fn unlent(node: &Node, pod: &Pod) -> Option<Refusal> {
+    let on_node = node.ctx.caches.pods().indexed("node", &node.settings.node_name);
+    let over: BTreeSet<String> =
+        on_node.iter().filter(|pod| crate::pod::is_over(pod)).map(|pod| pod.uid().to_owned()).collect();
+    let why = node.devices.lend(pod, |uid| over.contains(uid)).await.err()?;
+    let message = format!("Allocate failed due to {why}, which is unexpected");
+    Some(Refusal { reason: "UnexpectedAdmissionError".to_owned(), message })
 }
 
 /// Whether the machine is about to be switched off.
@@ -255,8 +268,8 @@ fn tell_of_pauses(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
 async fn tell(node: &Node, pod: &Pod, seen: &Observed) -> Result<(), Error> {
     let Some(current) = node.ctx.caches.pods().get_exactly(&pod.key(), pod.uid()) else { return Ok(()) };
     let memory = node.remember(pod, |memory| memory.clone());
-    let node_ips = node.settings.node_ips();
-    let host = Host { ips: &node_ips, runtime: &node.runtime_name };
+    let (node_ips, recursive) = (node.settings.node_ips(), node.mounts_recursively_read_only());
+    let host = Host { ips: &node_ips, runtime: &node.runtime_name, recursive };
     let now = node.ctx.clock.now();
     let mut status = status(&current, seen, &memory, &host, now);
     node.dra.tell(&current, status.container_statuses.as_deref_mut().unwrap_or_default(), now);
@@ -335,11 +348,18 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
         Action::Resize { id, container } => {
             let Some(spec) = find(pod, &container) else { return };
             let resources = config::resources(pod, &spec, &node.settings);
+            let group = config::cgroup_parent(pod);
+            let whole = crate::cgroups::limits(pod, node.settings.keeping.pids);
+            // The kernel wants no part to have more time than the whole; memory may wait for what is given back.
+            let _ = crate::cgroups::limit(&group, &crate::cgroups::time_only(&whole));
             if let Err(error) = node.runtime.update_resources(&id, &resources).await {
                 let message = format!("Error resizing container {container}: {}", error.message());
                 node.ctx.events.warning(pod, "ResizeError", message);
             } else {
                 node.ctx.events.normal(pod, "ResizeCompleted", "Pod resize completed");
+            }
+            if let Err(error) = crate::cgroups::limit(&group, &whole) {
+                tracing::warn!(%error, pod = %pod.key(), "cannot limit a pod as a whole");
             }
             // What failed fails again until it is changed again.
             node.remember(pod, |memory| memory.resized.insert(id, config::resources_text(&spec)));
@@ -371,6 +391,12 @@ fn memory_of_sandboxes(seen: &Observed) -> bool {
 }
 
 async fn make_sandbox(node: &Node, pod: &Pod, attempt: u32) -> Result<(), String> {
+    config::check_hostname(pod, &node.settings)?;
+    let limits = crate::cgroups::limits(pod, node.settings.keeping.pids);
+    if let Err(error) = crate::cgroups::limit(&config::cgroup_parent(pod), &limits) {
+        // Its containers have limits of their own.
+        tracing::warn!(%error, pod = %pod.key(), "cannot limit a pod as a whole");
+    }
     let mut config = config::sandbox(pod, attempt, &node.settings);
     std::fs::create_dir_all(&config.log_directory).map_err(|error| error.to_string())?;
     let handler = node.runtime_handler(pod).await?;
@@ -544,6 +570,15 @@ impl Node {
         let found = status.runtime_handlers.iter().find(|known| known.name == handler);
         let has = found.and_then(|known| known.features.as_ref()).is_some_and(|has| has.user_namespaces);
         if has { Ok(()) } else { Err(not) }
+    }
+
+    /// Whether the runtime makes all that is mounted below a mount read only as well, as this node has told.
+    pub fn mounts_recursively_read_only(&self) -> bool {
+        let own = self.ctx.caches.nodes().get(&Key::new("", &self.settings.node_name));
+        let handlers = own.and_then(|own| own.status.as_ref()?.runtime_handlers.clone()).unwrap_or_default();
+        let own = handlers.iter().find(|handler| handler.name.as_deref().unwrap_or_default().is_empty());
+        let features = own.and_then(|handler| handler.features.as_ref());
+        features.and_then(|features| features.recursive_read_only_mounts) == Some(true)
     }
 
     pub fn sources(&self) -> Cluster<'_> {

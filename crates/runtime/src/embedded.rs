@@ -43,7 +43,7 @@ use news::News;
 use pods::{Pod, Pods};
 
 pub use network::Cni;
-pub use serve::{listen, serve};
+pub use serve::{Reply, listen, serve, serve_with};
 pub use supervisor::supervise;
 
 /// The beginning of the names of pods' links on this node.

@@ -12,6 +12,7 @@ const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 
 /// Flags by the field of the configuration file that says the same.
 const FLAGS: &[(&str, &str)] = &[
+    ("cloud-provider", "cloudProvider"),
     ("cluster-dns", "clusterDNS"),
     ("cluster-domain", "clusterDomain"),
     ("container-log-max-files", "containerLogMaxFiles"),
@@ -22,7 +23,13 @@ const FLAGS: &[(&str, &str)] = &[
     ("kube-reserved", "kubeReserved"),
     ("max-pods", "maxPods"),
     ("minimum-image-ttl-duration", "imageMinimumGCAge"),
+    ("node-labels", "nodeLabels"),
+    ("node-status-update-frequency", "nodeStatusUpdateFrequency"),
     ("pod-manifest-path", "staticPodPath"),
+    ("pod-max-pids", "podPidsLimit"),
+    ("provider-id", "providerID"),
+    ("register-node", "registerNode"),
+    ("register-with-taints", "registerWithTaints"),
     ("root-dir", "rootDir"),
     ("system-reserved", "systemReserved"),
 ];
@@ -74,6 +81,13 @@ fn file(path: &PathBuf) -> anyhow::Result<Vec<(String, Value)>> {
     Ok(fields.into_iter().filter(|(name, _)| name != "kind" && name != "apiVersion").collect())
 }
 
+/// A taint as flags write it: `key=value:effect`.
+fn taint(text: &str) -> Value {
+    let (named, effect) = text.rsplit_once(':').unwrap_or((text, ""));
+    let (key, value) = named.split_once('=').unwrap_or((named, ""));
+    serde_json::json!({"key": key, "value": value, "effect": effect})
+}
+
 /// A flag's text as the file would have it.
 fn flag_value(field: &str, text: &str) -> Value {
     match field {
@@ -82,6 +96,9 @@ fn flag_value(field: &str, text: &str) -> Value {
             Value::Object(pairs.map(|(name, value)| (name.to_owned(), Value::from(value))).collect())
         }
         "clusterDNS" => text.split(',').map(Value::from).collect(),
+        "registerNode" => Value::from(text == "true"),
+        "registerWithTaints" => text.split(',').map(taint).collect(),
+        "nodeLabels" | "providerID" => Value::from(text),
         _ => text.parse::<i64>().map_or_else(|_| Value::from(text), Value::from),
     }
 }
@@ -94,6 +111,30 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
         "clusterDNS" => {
             let all = value.as_array().context("this is a list")?;
             settings.cluster_dns = all.iter().filter_map(|ip| ip.as_str().map(str::to_owned)).collect();
+        }
+        // Flags only, like the labels below; the file has no such fields.
+        "cloudProvider" => match text()?.as_str() {
+            "external" => config.presentation.is_external = true,
+            "" => config.presentation.is_external = false,
+            other => bail!("{other:?} is not known here: only `external` is"),
+        },
+        "nodeLabels" => {
+            for pair in text()?.split(',').filter(|pair| !pair.is_empty()) {
+                let (name, value) =
+                    pair.split_once('=').with_context(|| format!("{pair:?} is no name=value"))?;
+                config.presentation.labels.insert(name.to_owned(), value.to_owned());
+            }
+        }
+        "nodeStatusUpdateFrequency" => {
+            let pause = std::time::Duration::try_from(duration(&text()?)?)?;
+            ensure!(!pause.is_zero(), "it must be more than nothing");
+            // What everything else keeps time by.
+            config.presentation.report_every = Some(pause).filter(|pause| pause.as_secs() != 10);
+        }
+        "podPidsLimit" => settings.keeping.pids = value.as_i64().context("this is a number")?,
+        "providerID" => config.presentation.provider_id = text()?,
+        "registerNode" => {
+            config.presentation.is_unregistered = !value.as_bool().context("this is true or false")?;
         }
         "clusterDomain" => settings.cluster_domain = text()?,
         "containerLogMaxFiles" => {
@@ -123,7 +164,12 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
         }
         "maxPods" => config.presentation.max_pods = u32::try_from(number()?)?,
         "registerWithTaints" => {
-            let taints: Vec<kubelet::Taint> = serde_json::from_value(value.clone())?;
+            let mut taints: Vec<kubelet::Taint> = serde_json::from_value(value.clone())?;
+            for taint in &mut taints {
+                let known = ["NoSchedule", "PreferNoSchedule", "NoExecute"].contains(&taint.effect.as_str());
+                ensure!(known, "invalid taint effect: {:?}", taint.effect);
+                taint.value = taint.value.take().filter(|value| !value.is_empty());
+            }
             config.presentation.taints.extend(taints);
         }
         // A flag only; the file has no such field.
@@ -231,8 +277,28 @@ mod tests {
             shutdownGracePeriod: 1m30s\nshutdownGracePeriodCriticalPods: 10s\nsystemReserved:\n  cpu: 500m\n  memory: 1Gi\n";
         std::fs::write(&path, text).expect("written");
         let mut config = config();
-        let arguments = ["max-pods=7".to_owned(), format!("config={}", path.display())];
+        let arguments = [
+            "max-pods=7",
+            "register-node=false",
+            "register-with-taints=a=b:NoSchedule,c:NoExecute",
+            "node-labels=x=y",
+            "cloud-provider=external",
+            "node-status-update-frequency=1m",
+            "pod-max-pids=100",
+            "provider-id=cloud://1",
+        ];
+        let mut arguments: Vec<String> = arguments.map(str::to_owned).to_vec();
+        arguments.push(format!("config={}", path.display()));
         apply(&arguments, &mut config).expect("understood");
+        let shown = &config.presentation;
+        let taints: Vec<_> = shown.taints.iter().map(|taint| (&*taint.key, taint.value.as_deref())).collect();
+        assert_eq!(taints, [("a", Some("b")), ("c", None)]);
+        assert!(shown.is_unregistered && shown.is_external && shown.labels["x"] == "y");
+        assert_eq!(
+            (shown.provider_id.as_str(), shown.report_every.map(|pause| pause.as_secs())),
+            ("cloud://1", Some(60))
+        );
+        assert_eq!(config.settings.keeping.pids, 100);
         assert_eq!(config.presentation.max_pods, 7);
         assert_eq!(config.settings.manifests, Some(PathBuf::from("/etc/pods")));
         let limits = &config.settings.keeping.limits;
@@ -253,6 +319,9 @@ mod tests {
             let error = apply(&[argument.to_owned()], &mut config()).expect_err("a mistake");
             assert!(format!("{error:#}").contains(expected), "{error:#}");
         };
+        check("register-with-taints=a=b", "invalid taint effect: \"\"");
+        check("cloud-provider=aws", "\"aws\" is not known here: only `external` is");
+        check("node-labels=a", "\"a\" is no name=value");
         check("max-pods", "write name=value");
         check("colour=red", "has no meaning here; these have: cluster-dns");
         check("max-pods=many", "this is a number");

@@ -233,8 +233,8 @@ pub fn config(
             labels: flags.node_label.iter().cloned().collect(),
             taints: taints.collect(),
             max_pods: MAX_PODS,
-            reserved: Default::default(),
             port,
+            ..Presentation::default()
         },
         api: Some(Api {
             listener,

@@ -86,6 +86,7 @@ fn pods_live_and_die_by_kubectl_alone() {
     own_users_and_images(&cluster);
     confined(&cluster);
     without_tools(&cluster);
+    particulars(&cluster);
     small(&cluster);
     images(&cluster);
     restart(&mut cluster);
@@ -459,6 +460,44 @@ fn confined(cluster: &Cluster) {
     );
 }
 
+/// What few pods ask for: their full name, read-only all the way down, only the groups that are named, limits as a whole.
+fn particulars(cluster: &Cluster) {
+    let server = &cluster.server;
+    let resources = serde_json::json!({"limits": {"memory": "64Mi", "cpu": "500m"}});
+    let mount = serde_json::json!({
+        "name": "data", "mountPath": "/data", "readOnly": true, "recursiveReadOnly": "Enabled",
+    });
+    let pod = serde_json::json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "particular"},
+        "spec": {
+            "hostname": "host", "subdomain": "sub", "setHostnameAsFQDN": true, "terminationGracePeriodSeconds": 1,
+            "securityContext": {"supplementalGroups": [4000], "supplementalGroupsPolicy": "Strict"},
+            "volumes": [{"name": "data", "emptyDir": {}}],
+            "containers": [{
+                "name": "main", "image": "busybox:1.36", "resources": resources, "volumeMounts": [mount],
+            }],
+        }
+    });
+    server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
+    server.wait_for_pod("particular", "condition=Ready");
+    let look = "hostname; id -G; touch /data/x 2>&1; tail -n 1 /etc/hosts | tr '\\t' '\\n' | tail -n 2";
+    let said = server.kubectl(&["exec", "particular", "--", "sh", "-c", look]).ok();
+    let name = "host.sub.default.svc.cluster.local";
+    let read_only = "touch: /data/x: Read-only file system";
+    assert_eq!(said, format!("{name}\n0 4000\n{read_only}\n{name}\nhost\n"));
+    let path = "jsonpath={.metadata.uid} {.status.containerStatuses[0].volumeMounts[0].recursiveReadOnly}";
+    let told = server.kubectl(&["get", "pod", "particular", "-o", path]).ok();
+    let (uid, how) = told.split_once(' ').expect("two words");
+    assert_eq!(how, "Enabled");
+    let group = format!("skiff/pod{uid}");
+    let files = ["memory/{}/memory.limit_in_bytes", "{}/memory.max"].map(|file| file.replace("{}", &group));
+    let limit = files
+        .iter()
+        .find_map(|file| std::fs::read_to_string(std::path::Path::new("/sys/fs/cgroup").join(file)).ok());
+    assert_eq!(limit.as_deref().map(str::trim), Some("67108864"));
+    server.kubectl(&["delete", "pod", "particular", "--wait"]).ok();
+}
+
 /// A pod whose volume needs a tool that the host lacks is told so, and goes when it is deleted.
 fn without_tools(cluster: &Cluster) {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -470,7 +509,7 @@ fn without_tools(cluster: &Cluster) {
     let pod = serde_json::json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "disk"},
         "spec": {
-            "volumes": [{"name": "data", "iscsi": disk}], "terminationGracePeriodSeconds": 0,
+            "volumes": [{"name": "data", "iscsi": disk}], "terminationGracePeriodSeconds": 1,
             "containers": [{
                 "name": "main", "image": "busybox:1.36", "volumeMounts": [{"name": "data", "mountPath": "/data"}],
             }],
@@ -485,7 +524,7 @@ fn without_tools(cluster: &Cluster) {
     assert_eq!(said(), expected);
     server.kubectl(&["delete", "pod", "disk", "--wait", "--timeout=60s"]).ok();
     let left = server.data_dir().join("agent/kubelet/plugins/kubernetes.io/iscsi");
-    assert_eq!(std::fs::read_dir(left).into_iter().flatten().count(), 0);
+    server.until("nothing is left of it", || std::fs::read_dir(&left).into_iter().flatten().count() == 0);
 }
 
 fn restart(cluster: &mut Cluster) {

@@ -4,10 +4,10 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use runtime::cri::LinuxContainerResources;
 use schema::quantity::Quantity;
 
-const PERIOD: i64 = 100_000;
+pub const PERIOD: i64 = 100_000;
 /// The kernel takes no smaller ones.
 const LEAST_QUOTA: i64 = 1_000;
-const LEAST_SHARES: i64 = 2;
+pub const LEAST_SHARES: i64 = 2;
 const MOST_SHARES: i64 = 262_144;
 
 pub fn of(pod: &Pod, container: &Container, node_memory: i64) -> LinuxContainerResources {
@@ -22,14 +22,23 @@ pub fn of(pod: &Pod, container: &Container, node_memory: i64) -> LinuxContainerR
     let asked = amount(false, "memory").map_or(0, |memory| memory.value());
     LinuxContainerResources {
         cpu_period: PERIOD,
-        cpu_quota: limit.map_or(0, |milli| (milli * PERIOD / 1000).max(LEAST_QUOTA)),
-        cpu_shares: request
-            .map_or(LEAST_SHARES, |milli| (milli * 1024 / 1000).clamp(LEAST_SHARES, MOST_SHARES)),
+        cpu_quota: limit.map_or(0, quota),
+        cpu_shares: request.map_or(LEAST_SHARES, shares),
         memory_limit_in_bytes: memory,
         oom_score_adj: oom_score(pod, asked, node_memory),
         hugepage_limits: crate::huge_pages::limits(pod, container),
         ..LinuxContainerResources::default()
     }
+}
+
+/// Microseconds in each period, of thousandths of a processor.
+pub fn quota(milli: i64) -> i64 {
+    (milli.saturating_mul(PERIOD) / 1000).max(LEAST_QUOTA)
+}
+
+/// The weight among others, of thousandths of a processor.
+pub fn shares(milli: i64) -> i64 {
+    (milli.saturating_mul(1024) / 1000).clamp(LEAST_SHARES, MOST_SHARES)
 }
 
 /// Who goes first when memory runs out: the less was promised, the sooner.

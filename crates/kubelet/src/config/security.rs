@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSecurityContext, SeccompProfile, SecurityContext};
 use runtime::cri::{
     Capability, Int64Value, LinuxContainerSecurityContext, LinuxSandboxSecurityContext, NamespaceMode,
-    NamespaceOption, ProfileType, SecurityProfile, SelinuxOption,
+    NamespaceOption, ProfileType, SecurityProfile, SelinuxOption, SupplementalGroupsPolicy,
 };
 
 /// What the kernel tells that no container should read,
@@ -35,6 +35,7 @@ pub fn sandbox(pod: &Pod) -> LinuxSandboxSecurityContext {
         run_as_user: context.run_as_user.map(|value| Int64Value { value }),
         run_as_group: context.run_as_user.and(context.run_as_group).map(|value| Int64Value { value }),
         supplemental_groups: groups(&context),
+        supplemental_groups_policy: groups_policy(&context),
         privileged,
         seccomp: Some(SecurityProfile {
             profile_type: ProfileType::RuntimeDefault.into(),
@@ -76,6 +77,7 @@ pub fn container(pod: &Pod, container: &Container) -> LinuxContainerSecurityCont
         run_as_group: group.map(|value| Int64Value { value }),
         readonly_rootfs: own.read_only_root_filesystem == Some(true),
         supplemental_groups: groups(&context),
+        supplemental_groups_policy: groups_policy(&context),
         no_new_privs: own.allow_privilege_escalation == Some(false),
         masked_paths: paths(MASKED),
         readonly_paths: paths(READ_ONLY),
@@ -95,6 +97,14 @@ fn own(container: &Container) -> SecurityContext {
 
 fn groups(context: &PodSecurityContext) -> Vec<i64> {
     context.fs_group.into_iter().chain(context.supplemental_groups.iter().flatten().copied()).collect()
+}
+
+/// Whether the groups that the image gives a user count as well.
+fn groups_policy(context: &PodSecurityContext) -> i32 {
+    match context.supplemental_groups_policy.as_deref() {
+        Some("Strict") => SupplementalGroupsPolicy::Strict.into(),
+        _ => SupplementalGroupsPolicy::Merge.into(),
+    }
 }
 
 fn namespaces(pod: &Pod) -> NamespaceOption {

@@ -19,6 +19,8 @@ pub struct Host<'a> {
     pub ips: &'a [String],
     /// The runtime's name, as in `containerd://id`.
     pub runtime: &'a str,
+    /// Whether it makes all that is mounted below a mount read only as well.
+    pub recursive: bool,
 }
 
 /// The status of a pod as everything known tells it.
@@ -231,7 +233,7 @@ impl Look<'_> {
             volume_mounts: container
                 .volume_mounts
                 .as_ref()
-                .map(|mounts| mounts.iter().map(mount_status).collect()),
+                .map(|mounts| mounts.iter().map(|mount| mount_status(mount, self.host.recursive)).collect()),
             ..ContainerStatus::default()
         }
     }
@@ -325,12 +327,14 @@ fn waiting(reason: &str, message: &str) -> ContainerState {
     ContainerState { waiting: Some(waiting), ..ContainerState::default() }
 }
 
-fn mount_status(mount: &k8s_openapi::api::core::v1::VolumeMount) -> VolumeMountStatus {
+fn mount_status(mount: &k8s_openapi::api::core::v1::VolumeMount, recursive: bool) -> VolumeMountStatus {
+    let is_recursive = crate::volumes::is_recursively_read_only(mount, recursive) == Ok(true);
+    let how = if is_recursive { "Enabled" } else { "Disabled" };
     VolumeMountStatus {
         name: mount.name.clone(),
         mount_path: mount.mount_path.clone(),
         read_only: mount.read_only,
-        recursive_read_only: mount.read_only.filter(|read_only| *read_only).map(|_| "Disabled".to_owned()),
+        recursive_read_only: mount.read_only.filter(|read_only| *read_only).map(|_| how.to_owned()),
         ..VolumeMountStatus::default()
     }
 }

@@ -96,6 +96,14 @@ pub struct StatusResponse {
     pub info: BTreeMap<String, String>,
     #[prost(message, repeated, tag = 3)]
     pub runtime_handlers: Vec<RuntimeHandler>,
+    #[prost(message, optional, tag = 4)]
+    pub features: Option<RuntimeFeatures>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct RuntimeFeatures {
+    #[prost(bool, tag = 1)]
+    pub supplemental_groups_policy: bool,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

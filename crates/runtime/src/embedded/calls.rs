@@ -260,6 +260,7 @@ impl Runtime for Embedded {
             status: Some(RuntimeStatus { conditions }),
             info: Default::default(),
             runtime_handlers: vec![handler],
+            features: Some(RuntimeFeatures { supplemental_groups_policy: true }),
         })
     }
 

@@ -12,6 +12,7 @@ use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -55,19 +56,42 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
 
 /// Answers CRI's questions for as long as it is polled.
 pub async fn serve(runtime: Embedded, listener: UnixListener) {
+    let call = move |path: String, message: Bytes| -> Asked {
+        let runtime = runtime.clone();
+        Box::pin(async move { methods::call(runtime, &path, &message).await })
+    };
+    serve_all(listener, Arc::new(call)).await;
+}
+
+/// The same for other questions than CRI's, where the answer takes no time. Called with the path of a method.
+pub async fn serve_with(
+    listener: UnixListener,
+    answer: impl Fn(&str, &[u8]) -> Result<Reply, String> + Send + Sync + 'static,
+) {
+    let call = move |path: String, message: Bytes| -> Asked {
+        let answer = answer(&path, &message).map_err(|message| Status { code: UNKNOWN, message });
+        Box::pin(std::future::ready(answer))
+    };
+    serve_all(listener, Arc::new(call)).await;
+}
+
+type Asked = Pin<Box<dyn Future<Output = Result<Reply, Status>> + Send>>;
+type Methods = Arc<dyn Fn(String, Bytes) -> Asked + Send + Sync>;
+
+async fn serve_all(listener: UnixListener, methods: Methods) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => drop(tokio::spawn(connection(runtime.clone(), stream))),
+            Ok((stream, _)) => drop(tokio::spawn(connection(methods.clone(), stream))),
             // Out of descriptors; it will pass.
             Err(_) => tokio::time::sleep(PAUSE).await,
         }
     }
 }
 
-async fn connection(runtime: Embedded, stream: UnixStream) {
+async fn connection(methods: Methods, stream: UnixStream) {
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-        let runtime = runtime.clone();
-        async move { Ok::<_, Infallible>(answer(runtime, request).await) }
+        let methods = methods.clone();
+        async move { Ok::<_, Infallible>(answer(methods, request).await) }
     });
     // It ends with an error when the client just goes.
     let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
@@ -75,7 +99,7 @@ async fn connection(runtime: Embedded, stream: UnixStream) {
         .await;
 }
 
-async fn answer(runtime: Embedded, request: Request<Incoming>) -> Response<Answer> {
+async fn answer(methods: Methods, request: Request<Incoming>) -> Response<Answer> {
     let path = request.uri().path().to_owned();
     let body = match Limited::new(request.into_body(), LARGEST).collect().await {
         Ok(body) => body.to_bytes(),
@@ -86,9 +110,11 @@ async fn answer(runtime: Embedded, request: Request<Incoming>) -> Response<Answe
     };
     let message = Bytes::copy_from_slice(message);
     // A client that goes ends what it waits for only where that is harmless; half a pod is not.
-    let done = match path.ends_with("/ExecSync") || path.ends_with("/PullImage") {
-        true => methods::call(runtime, &path, &message).await,
-        false => match tokio::spawn(async move { methods::call(runtime, &path, &message).await }).await {
+    let may_end = path.ends_with("/ExecSync") || path.ends_with("/PullImage");
+    let asked = methods(path, message);
+    let done = match may_end {
+        true => asked.await,
+        false => match tokio::spawn(asked).await {
             Ok(done) => done,
             Err(error) => Err(Status { code: INTERNAL, message: error.to_string() }),
         },
@@ -113,7 +139,8 @@ async fn answer(runtime: Embedded, request: Request<Incoming>) -> Response<Answe
 }
 
 /// What a call comes to.
-enum Reply {
+pub enum Reply {
+    /// A message.
     One(Vec<u8>),
     /// Messages until nobody sends any more.
     Many(mpsc::Receiver<Vec<u8>>),

@@ -45,7 +45,7 @@ fn seen(containers: Vec<Ran>) -> Observed {
 
 #[track_caller]
 fn check(pod: &Pod, seen: &Observed, memory: &Memory, now: i64, expected: Expect) {
-    let host = Host { ips: &["192.0.2.1".to_owned()], runtime: "containerd" };
+    let host = Host { ips: &["192.0.2.1".to_owned()], runtime: "containerd", recursive: true };
     let status = status(pod, seen, memory, &host, time(now));
     let mut text = format!("{} {}\n", status.phase.unwrap_or_default(), status.pod_ip.unwrap_or_default());
     for container in status.init_container_statuses.iter().chain(&status.container_statuses).flatten() {

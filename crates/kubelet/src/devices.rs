@@ -1,0 +1,374 @@
+//! Devices that plugins lend to containers (upstream's device plugins).
+//!
+//! A plugin introduces itself at a socket of ours, and then tells over its own which devices there are. What a pod has been
+//! lent is written in the pod's directory and goes with it; after a restart nobody has to be asked for it again.
+
+mod messages;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use parking_lot::Mutex;
+use prost::Message as _;
+use reconcile::Object as _;
+use runtime::Socket;
+use runtime::cri::{ContainerConfig, KeyValue, Mount};
+use runtime::embedded::Reply;
+use schema::quantity::Quantity;
+use serde_json::{Map, Value, json};
+use tokio::sync::Notify;
+
+use messages::*;
+
+const VERSION: &str = "v1beta1";
+const SOCKET: &str = "kubelet.sock";
+const FILE: &str = "devices.json";
+/// For a plugin that may have to wait for its hardware.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// A plugin that has gone may be about to come back.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(300);
+
+/// The plugins of this node and their devices.
+pub struct Devices {
+    /// Where sockets are.
+    dir: PathBuf,
+    /// Where pods' directories are.
+    pods: PathBuf,
+    /// By the name of the resource.
+    plugins: Mutex<BTreeMap<String, Plugin>>,
+    /// Held while devices are lent, so that none is lent twice.
+    lending: tokio::sync::Mutex<()>,
+    /// Told when there are more or fewer devices.
+    pub news: Notify,
+}
+
+#[derive(Clone)]
+struct Plugin {
+    socket: Socket,
+    options: Options,
+    /// Whether they are healthy.
+    devices: BTreeMap<String, bool>,
+    /// Counts how often this resource had a plugin.
+    number: u64,
+}
+
+/// What one container wants of one resource.
+struct Wish {
+    container: String,
+    resource: String,
+    count: usize,
+}
+
+impl Devices {
+    pub fn new(root: &Path, pods: &Path) -> Arc<Devices> {
+        Arc::new(Devices {
+            dir: root.join("device-plugins"),
+            pods: pods.to_owned(),
+            plugins: Mutex::default(),
+            lending: tokio::sync::Mutex::default(),
+            news: Notify::new(),
+        })
+    }
+
+    /// Listens to plugins for as long as it is polled.
+    pub async fn run(self: &Arc<Self>) {
+        let begin = || {
+            std::fs::create_dir_all(&self.dir)?;
+            // By this plugins notice that they are to introduce themselves again.
+            for entry in std::fs::read_dir(&self.dir)?.flatten() {
+                if entry.file_type().is_ok_and(|kind| kind.is_socket()) {
+                    let _ = std::fs::remove_file(entry.path());
+                }
+            }
+            runtime::embedded::listen(&self.dir.join(SOCKET))
+        };
+        let listener = match begin() {
+            Ok(listener) => listener,
+            Err(error) => {
+                tracing::warn!(%error, dir = %self.dir.display(), "no device plugins can be heard");
+                return std::future::pending().await;
+            }
+        };
+        let own = Arc::downgrade(self);
+        let answer = move |call: &str, question: &[u8]| match (call, own.upgrade()) {
+            ("/v1beta1.Registration/Register", Some(devices)) => {
+                let request = RegisterRequest::decode(question).map_err(|error| error.to_string())?;
+                devices.register(request)?;
+                Ok(Reply::One(Vec::new()))
+            }
+            _ => Err(format!("unknown method {call}")),
+        };
+        runtime::embedded::serve_with(listener, answer).await;
+    }
+
+    fn register(self: &Arc<Self>, request: RegisterRequest) -> Result<(), String> {
+        let RegisterRequest { version, endpoint, resource_name: resource, options } = request;
+        if version != VERSION {
+            return Err(format!(
+                "requested API version {version:?} is not supported by kubelet. Supported version is [{VERSION:?}]"
+            ));
+        }
+        if !crate::registration::is_extended(&resource) || resource.contains(char::is_whitespace) {
+            return Err(format!("the ResourceName {resource:?} is invalid"));
+        }
+        if endpoint.is_empty() || endpoint.contains('/') {
+            return Err(format!("the endpoint {endpoint:?} is no name of a socket"));
+        }
+        let socket = Socket::new(&self.dir.join(endpoint).display().to_string());
+        let options = options.unwrap_or_default();
+        let number = {
+            let mut plugins = self.plugins.lock();
+            let before = plugins.remove(&resource);
+            let number = before.as_ref().map_or(0, |before| before.number) + 1;
+            let devices = before.map(|before| before.devices).unwrap_or_default();
+            let plugin = Plugin { socket: socket.clone(), options, devices, number };
+            plugins.insert(resource.clone(), plugin);
+            number
+        };
+        tracing::info!(resource, "a device plugin is there");
+        tokio::spawn(self.clone().follow(resource, socket, number));
+        Ok(())
+    }
+
+    /// Hears what a plugin tells of its devices until it goes.
+    async fn follow(self: Arc<Self>, resource: String, socket: Socket, number: u64) {
+        let heard = |bytes: bytes::Bytes| {
+            let Ok(told) = ListAndWatchResponse::decode(bytes) else { return };
+            let devices =
+                told.devices.into_iter().map(|device| (device.id, device.health == "Healthy")).collect();
+            self.change(&resource, number, |plugin| plugin.devices = devices);
+        };
+        let ended = socket.listen("/v1beta1.DevicePlugin/ListAndWatch", &Empty {}, heard).await;
+        tracing::info!(resource, ?ended, "a device plugin is gone");
+        self.change(&resource, number, |plugin| {
+            plugin.devices.values_mut().for_each(|healthy| *healthy = false)
+        });
+        tokio::time::sleep(FORGOTTEN_AFTER).await;
+        self.change(&resource, number, |plugin| plugin.devices.clear());
+    }
+
+    /// Only the newest plugin of a resource has a say.
+    fn change(&self, resource: &str, number: u64, change: impl FnOnce(&mut Plugin)) {
+        let mut plugins = self.plugins.lock();
+        if let Some(plugin) = plugins.get_mut(resource).filter(|plugin| plugin.number == number) {
+            change(plugin);
+            self.news.notify_one();
+        }
+    }
+
+    /// How many devices there are of each resource, and how many of these are healthy.
+    pub fn amounts(&self) -> BTreeMap<String, (usize, usize)> {
+        let plugins = self.plugins.lock();
+        let count = |plugin: &Plugin| {
+            (plugin.devices.len(), plugin.devices.values().filter(|healthy| **healthy).count())
+        };
+        plugins.iter().map(|(resource, plugin)| (resource.clone(), count(plugin))).collect()
+    }
+
+    /// Lends a pod what its containers want, unless it has it already. `is_over` says of which pods nobody needs anything
+    /// any more, by their uid.
+    pub async fn lend(&self, pod: &Pod, is_over: impl Fn(&str) -> bool) -> Result<(), String> {
+        let wishes = self.wishes(pod);
+        if wishes.is_empty() {
+            return Ok(());
+        }
+        let _alone = self.lending.lock().await;
+        let mut lent = Lent::read(&self.pods, pod.uid());
+        for wish in &wishes {
+            if lent.of(&wish.container, &wish.resource).is_some() {
+                continue;
+            }
+            let Some(plugin) = self.plugins.lock().get(&wish.resource).cloned() else { continue };
+            let mut taken = BTreeSet::new();
+            for uid in names(&self.pods).filter(|uid| uid != pod.uid() && !is_over(uid)) {
+                taken.extend(Lent::read(&self.pods, &uid).ids(&wish.resource, |_| true));
+            }
+            // Those that are over before others begin hand theirs on.
+            let ends = |container: &str| begins_alone(pod, container);
+            taken.extend(lent.ids(&wish.resource, |container| !ends(container)));
+            let handed_on = lent.ids(&wish.resource, ends);
+            let free = free(&plugin.devices, &taken, wish)?;
+            let ids = match preferred(&plugin, &free, &handed_on, wish.count).await {
+                Some(ids) => ids,
+                None => chosen(&free, &handed_on, wish.count),
+            };
+            let request = AllocateRequest { containers: vec![Ids { ids: ids.clone() }] };
+            let answer: Result<AllocateResponse, _> =
+                plugin.socket.call("/v1beta1.DevicePlugin/Allocate", &request, PATIENCE).await;
+            let answer = answer.map_err(|refusal| refusal.to_string())?;
+            let Some(answer) = answer.containers.into_iter().next() else {
+                return Err(format!("no containers return in allocation response for {}", wish.resource));
+            };
+            lent.put(wish, &ids, &answer);
+            lent.write(&self.pods, pod.uid()).map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// What containers want of resources that plugins have.
+    fn wishes(&self, pod: &Pod) -> Vec<Wish> {
+        let plugins = self.plugins.lock();
+        let of = |container: &Container| {
+            let limits = container.resources.as_ref().and_then(|resources| resources.limits.clone());
+            let limits =
+                limits.unwrap_or_default().into_iter().filter(|(name, _)| plugins.contains_key(name));
+            let wishes = limits.filter_map(|(resource, amount)| {
+                let count = usize::try_from(Quantity::parse(&amount.0).ok()?.value()).ok()?;
+                (count > 0).then(|| Wish { container: container.name.clone(), resource, count })
+            });
+            wishes.collect::<Vec<_>>()
+        };
+        let spec = pod.spec.as_ref();
+        let containers =
+            spec.into_iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
+        containers.flat_map(of).collect()
+    }
+
+    /// Gives a container that is about to start what it was lent.
+    pub async fn hand_over(
+        &self,
+        pod: &str,
+        container: &str,
+        config: &mut ContainerConfig,
+    ) -> Result<(), String> {
+        for (resource, ids, lent) in Lent::read(&self.pods, pod).all(container) {
+            let plugin = self.plugins.lock().get(&resource).cloned();
+            if let Some(plugin) = plugin.filter(|plugin| plugin.options.pre_start_required) {
+                let call = "/v1beta1.DevicePlugin/PreStartContainer";
+                let told: Result<Empty, _> = plugin.socket.call(call, &Ids { ids }, PATIENCE).await;
+                told.map_err(|refusal| {
+                    format!("device plugin PreStartContainer rpc failed with err: {refusal}")
+                })?;
+            }
+            // What the pod says itself wins.
+            let envs = lent.envs.into_iter().map(|(key, value)| KeyValue { key, value });
+            config.envs.splice(..0, envs);
+            let mounts = lent.mounts.into_iter().map(|mount| Mount {
+                container_path: mount.container_path,
+                host_path: mount.host_path,
+                readonly: mount.read_only,
+                ..Mount::default()
+            });
+            config.mounts.splice(..0, mounts);
+            config.devices.extend(lent.devices);
+            config.annotations.extend(lent.annotations);
+            config.cdi_devices.extend(lent.cdi_devices);
+        }
+        Ok(())
+    }
+}
+
+/// Whether a container has ended before those of the pod that stay begin.
+fn begins_alone(pod: &Pod, container: &str) -> bool {
+    let first = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default();
+    let found = first.iter().find(|first| first.name == container);
+    found.is_some_and(|first| first.restart_policy.as_deref() != Some("Always"))
+}
+
+/// The devices that nobody has, if they are enough.
+fn free(
+    devices: &BTreeMap<String, bool>,
+    taken: &BTreeSet<String>,
+    wish: &Wish,
+) -> Result<BTreeSet<String>, String> {
+    let Wish { resource, count, .. } = wish;
+    let healthy = devices.iter().filter(|(_, healthy)| **healthy).map(|(id, _)| id.clone());
+    let healthy: BTreeSet<String> = healthy.collect();
+    if healthy.is_empty() {
+        return Err(format!("no healthy devices present; cannot allocate unhealthy devices {resource}"));
+    }
+    let free = &healthy - taken;
+    match free.len() < *count {
+        true => Err(format!(
+            "requested number of devices unavailable for {resource}. Requested: {count}, Available: {}",
+            free.len()
+        )),
+        false => Ok(free),
+    }
+}
+
+/// Those that were the pod's before come first.
+fn chosen(free: &BTreeSet<String>, handed_on: &BTreeSet<String>, count: usize) -> Vec<String> {
+    free.intersection(handed_on).chain(free.difference(handed_on)).take(count).cloned().collect()
+}
+
+/// What the plugin itself would take, where it has an opinion that makes sense.
+async fn preferred(
+    plugin: &Plugin,
+    free: &BTreeSet<String>,
+    handed_on: &BTreeSet<String>,
+    count: usize,
+) -> Option<Vec<String>> {
+    if !plugin.options.has_preferences {
+        return None;
+    }
+    let wish = Preference {
+        available: free.iter().cloned().collect(),
+        must_include: free.intersection(handed_on).take(count).cloned().collect(),
+        size: i32::try_from(count).ok()?,
+    };
+    let call = "/v1beta1.DevicePlugin/GetPreferredAllocation";
+    let request = PreferenceRequest { containers: vec![wish] };
+    let answer: Result<PreferenceResponse, _> = plugin.socket.call(call, &request, PATIENCE).await;
+    let ids: BTreeSet<String> = answer.ok()?.containers.into_iter().next()?.ids.into_iter().collect();
+    (ids.len() == count && ids.is_subset(free)).then(|| ids.into_iter().collect())
+}
+
+/// What a pod has been lent: by container and resource the devices, and what the plugin said about them.
+struct Lent(Value);
+
+impl Lent {
+    fn read(pods: &Path, uid: &str) -> Lent {
+        let text = std::fs::read(pods.join(uid).join(FILE)).unwrap_or_default();
+        Lent(serde_json::from_slice(&text).unwrap_or_else(|_| json!({})))
+    }
+
+    fn write(&self, pods: &Path, uid: &str) -> std::io::Result<()> {
+        let dir = pods.join(uid);
+        std::fs::create_dir_all(&dir)?;
+        let fresh = dir.join("devices.new");
+        std::fs::write(&fresh, self.0.to_string())?;
+        std::fs::rename(fresh, dir.join(FILE))
+    }
+
+    fn of(&self, container: &str, resource: &str) -> Option<&Value> {
+        self.0.get(container)?.get(resource)
+    }
+
+    fn put(&mut self, wish: &Wish, ids: &[String], answer: &Allocated) {
+        self.0[&wish.container][&wish.resource] = json!({"ids": ids, "answer": answer.encode_to_vec()});
+    }
+
+    /// The devices of a resource that these containers have.
+    fn ids(&self, resource: &str, of: impl Fn(&str) -> bool) -> BTreeSet<String> {
+        let containers = self.0.as_object().into_iter().flatten().filter(|(name, _)| of(name));
+        containers.flat_map(|(_, lent)| texts(&lent[resource]["ids"])).collect()
+    }
+
+    /// What a container has, resource by resource.
+    fn all(&self, container: &str) -> Vec<(String, Vec<String>, Allocated)> {
+        let none = Map::new();
+        let lent = self.0.get(container).and_then(Value::as_object).unwrap_or(&none);
+        let all = lent.iter().filter_map(|(resource, lent)| {
+            let bytes = lent["answer"].as_array()?.iter().filter_map(Value::as_u64);
+            let bytes: Vec<u8> = bytes.filter_map(|byte| u8::try_from(byte).ok()).collect();
+            Some((resource.clone(), texts(&lent["ids"]), Allocated::decode(&*bytes).ok()?))
+        });
+        all.collect()
+    }
+}
+
+fn texts(list: &Value) -> Vec<String> {
+    list.as_array().into_iter().flatten().filter_map(|text| text.as_str().map(str::to_owned)).collect()
+}
+
+fn names(dir: &Path) -> impl Iterator<Item = String> + use<> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
+}

@@ -1,0 +1,196 @@
+//! A plugin in this process, and what pods get from it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+
+const RESOURCE: &str = "example.com/gpu";
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A plugin that is there until it is dropped.
+struct Played {
+    task: tokio::task::JoinHandle<()>,
+    told: tokio::sync::mpsc::Sender<Vec<u8>>,
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+impl Drop for Played {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Played {
+    fn start(dir: &Path) -> Played {
+        let listener = runtime::embedded::listen(&dir.join("gpu.sock")).expect("a socket");
+        let (told, heard) = tokio::sync::mpsc::channel(8);
+        let heard = Mutex::new(Some(heard));
+        let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+        let asking = asked.clone();
+        let answer = move |call: &str, question: &[u8]| {
+            let decode = |error: prost::DecodeError| error.to_string();
+            match call.rsplit('/').next().unwrap_or_default() {
+                "ListAndWatch" => Ok(Reply::Many(heard.lock().take().ok_or("asked twice")?)),
+                "GetPreferredAllocation" => {
+                    let request = PreferenceRequest::decode(question).map_err(decode)?;
+                    let wish = &request.containers[0];
+                    let last = wish.available.iter().rev().take(usize::try_from(wish.size).unwrap_or(0));
+                    let ids = if wish.must_include.is_empty() {
+                        last.cloned().collect()
+                    } else {
+                        wish.must_include.clone()
+                    };
+                    Ok(Reply::One(PreferenceResponse { containers: vec![Ids { ids }] }.encode_to_vec()))
+                }
+                "Allocate" => {
+                    let ids = AllocateRequest::decode(question).map_err(decode)?.containers[0].ids.clone();
+                    asking.lock().push(format!("allocate {}", ids.join(" ")));
+                    let device = runtime::cri::Device {
+                        container_path: "/dev/gpu".into(),
+                        host_path: "/dev/null".into(),
+                        permissions: "rw".into(),
+                    };
+                    let answer = Allocated {
+                        envs: [("GPU".to_owned(), ids.join(","))].into(),
+                        mounts: vec![messages::Mount {
+                            container_path: "/lib/gpu".into(),
+                            host_path: "/lib".into(),
+                            read_only: true,
+                        }],
+                        devices: vec![device],
+                        annotations: [("gpu".to_owned(), "yes".to_owned())].into(),
+                        cdi_devices: Vec::new(),
+                    };
+                    Ok(Reply::One(AllocateResponse { containers: vec![answer] }.encode_to_vec()))
+                }
+                "PreStartContainer" => {
+                    let ids = Ids::decode(question).map_err(decode)?.ids;
+                    asking.lock().push(format!("start {}", ids.join(" ")));
+                    Ok(Reply::One(Vec::new()))
+                }
+                other => Err(format!("what is {other}?")),
+            }
+        };
+        let task = tokio::spawn(async move { runtime::embedded::serve_with(listener, answer).await });
+        Played { task, told, asked }
+    }
+
+    async fn tell(&self, devices: &[(&str, &str)]) {
+        let device =
+            |(id, health): &(&str, &str)| Device { id: (*id).to_owned(), health: (*health).to_owned() };
+        let told = ListAndWatchResponse { devices: devices.iter().map(device).collect() };
+        self.told.send(told.encode_to_vec()).await.expect("somebody listens");
+    }
+
+    #[track_caller]
+    fn asked(&self, expected: &[&str]) {
+        assert_eq!(std::mem::take(&mut *self.asked.lock()), expected);
+    }
+}
+
+async fn until(devices: &Devices, expected: (usize, usize)) {
+    let seen = async {
+        while devices.amounts().get(RESOURCE) != Some(&expected) {
+            devices.news.notified().await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, seen).await.unwrap_or_else(|_| panic!("{:?}", devices.amounts()));
+}
+
+async fn introduce(devices: &Devices, change: impl FnOnce(&mut RegisterRequest)) -> Result<(), String> {
+    let mut request = RegisterRequest {
+        version: VERSION.into(),
+        endpoint: "gpu.sock".into(),
+        resource_name: RESOURCE.into(),
+        options: Some(Options { pre_start_required: true, has_preferences: true }),
+    };
+    change(&mut request);
+    let socket = Socket::new(&devices.dir.join(SOCKET).display().to_string());
+    let told: Result<Empty, _> = socket.call("/v1beta1.Registration/Register", &request, PATIENCE).await;
+    told.map(drop).map_err(|refusal| refusal.message)
+}
+
+/// A pod whose containers want so many each; those before the bar begin alone.
+fn pod(uid: &str, first: &[i32], then: &[i32]) -> Pod {
+    let container = |kind: &str, at: usize, count: &i32| json!({"name": format!("{kind}{at}"), "resources": {"limits": {RESOURCE: count.to_string(), "cpu": "1"}}});
+    let list = |kind: &str, counts: &[i32]| {
+        counts.iter().enumerate().map(|(at, count)| container(kind, at, count)).collect::<Vec<_>>()
+    };
+    let spec = json!({"initContainers": list("first", first), "containers": list("c", then)});
+    serde_json::from_value(json!({"metadata": {"name": uid, "uid": uid}, "spec": spec})).expect("a pod")
+}
+
+#[tokio::test]
+async fn a_plugin_lends_its_devices_to_pods() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let devices = Devices::new(dir.path(), &dir.path().join("pods"));
+    let serving = devices.clone();
+    let serving = tokio::spawn(async move { serving.run().await });
+    let there = async {
+        while introduce(&devices, |request| request.version = "v1".into()).await.is_ok_and(|()| true)
+            || !devices.dir.join(SOCKET).exists()
+        {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, there).await.expect("it listens");
+    let check = async |change: fn(&mut RegisterRequest), expected: &str| {
+        assert_eq!(introduce(&devices, change).await, Err(expected.to_owned()));
+    };
+    check(
+        |request| request.version = "v1".into(),
+        "requested API version \"v1\" is not supported by kubelet. Supported version is [\"v1beta1\"]",
+    )
+    .await;
+    check(|request| request.resource_name = "gpu".into(), "the ResourceName \"gpu\" is invalid").await;
+    check(|request| request.endpoint = "../x".into(), "the endpoint \"../x\" is no name of a socket").await;
+
+    let played = Played::start(&devices.dir);
+    introduce(&devices, |_| {}).await.expect("introduced");
+    played.tell(&[("a", "Healthy"), ("b", "Healthy"), ("c", "Healthy"), ("d", "Unhealthy")]).await;
+    until(&devices, (4, 3)).await;
+
+    let over = AtomicBool::new(false);
+    let is_over = |uid: &str| uid == "one" && over.load(Ordering::Relaxed);
+    // What one that begins alone has had is handed on, and a second time nobody is asked.
+    let one = pod("one", &[1], &[1, 1]);
+    devices.lend(&one, is_over).await.expect("lent");
+    played.asked(&["allocate c", "allocate c", "allocate b"]);
+    devices.lend(&one, is_over).await.expect("lent");
+    played.asked(&[]);
+    let two = pod("two", &[], &[2]);
+    let why = devices.lend(&two, is_over).await;
+    let expected = "requested number of devices unavailable for example.com/gpu. Requested: 2, Available: 1";
+    assert_eq!(why, Err(expected.to_owned()));
+    over.store(true, Ordering::Relaxed);
+    devices.lend(&two, is_over).await.expect("lent");
+    played.asked(&["allocate b c"]);
+
+    let mut config = ContainerConfig {
+        envs: vec![KeyValue { key: "OWN".into(), value: "1".into() }],
+        ..ContainerConfig::default()
+    };
+    devices.hand_over("two", "c0", &mut config).await.expect("handed over");
+    played.asked(&["start b c"]);
+    let envs: Vec<String> = config.envs.iter().map(|env| format!("{}={}", env.key, env.value)).collect();
+    assert_eq!(envs, ["GPU=b,c", "OWN=1"]);
+    assert_eq!(config.devices[0].container_path, "/dev/gpu");
+    assert!(config.mounts[0].readonly && config.mounts[0].host_path == "/lib");
+    assert_eq!(config.annotations["gpu"], "yes");
+
+    // Another process knows what was lent before a plugin has come back to it.
+    let after = Devices::new(dir.path(), &dir.path().join("pods"));
+    let mut config = ContainerConfig::default();
+    after.hand_over("two", "c0", &mut config).await.expect("handed over");
+    assert_eq!(config.envs.len(), 1);
+
+    played.tell(&[("a", "Unhealthy")]).await;
+    until(&devices, (1, 0)).await;
+    let why = devices.lend(&pod("three", &[], &[1]), is_over).await;
+    let expected = "no healthy devices present; cannot allocate unhealthy devices example.com/gpu";
+    assert_eq!(why, Err(expected.to_owned()));
+    played.tell(&[("a", "Healthy"), ("b", "Healthy")]).await;
+    until(&devices, (2, 2)).await;
+    drop(played);
+    serving.abort();
+}
