@@ -32,6 +32,9 @@ const EVICTION_PAUSE: SignedDuration = SignedDuration::from_secs(20);
 #[derive(Clone, Debug)]
 pub struct Keeping {
     pub limits: pressure::Limits,
+    pub soft: pressure::Soft,
+    /// How long a shortage is said to last after it was last seen.
+    pub lasts: jiff::SignedDuration,
     pub images: images::Policy,
     /// Bytes of a log at which a new one is begun, and how many are kept.
     pub log_size: u64,
@@ -44,6 +47,8 @@ impl Default for Keeping {
     fn default() -> Keeping {
         Keeping {
             limits: pressure::Limits::default(),
+            soft: pressure::Soft::default(),
+            lasts: pressure::LASTS,
             images: images::Policy::default(),
             log_size: 10 << 20,
             log_files: 5,
@@ -63,6 +68,8 @@ struct State {
     pressures: Pressures,
     images: images::Seen,
     evicted: Option<Timestamp>,
+    /// Since when there is less than there should be.
+    since: BTreeMap<&'static str, Timestamp>,
 }
 
 impl Known {
@@ -93,11 +100,21 @@ pub async fn run(node: &Arc<Node>) {
 async fn look(node: &Arc<Node>) {
     let now = node.ctx.clock.now();
     let signals = Signals::read(node).await;
-    let limits = &node.settings.keeping.limits;
+    let crate::Keeping { limits, soft, .. } = &node.settings.keeping;
     let short = limits.reached(&signals);
-    node.keeping.state.lock().pressures.note(&short, now);
+    let due = {
+        let mut state = node.keeping.state.lock();
+        state.pressures.note(&short, now);
+        state.pressures.note(&soft.limits.reached(&signals), now);
+        soft.due(&signals, &mut state.since, now)
+    };
     over_their_limits(node).await;
-    let Some(first) = short.first() else { return };
+    // Whoever goes for what only should be left has time for it.
+    let (first, limits, grace) = match (short.first(), due.first()) {
+        (Some(first), _) => (first, limits, None),
+        (None, Some(first)) => (first, &soft.limits, Some(soft.grace)),
+        (None, None) => return,
+    };
     if first.is_disk()
         && images::remove_all(node).await
         && limits.reached(&Signals::read(node).await).is_empty()
@@ -125,6 +142,10 @@ async fn look(node: &Arc<Node>) {
         (pod.clone(), usage)
     });
     if let Some((pod, usage)) = pressure::choose(first, candidates.collect()) {
+        if let Some(grace) = grace {
+            let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
+            node.remember(&pod, |memory| memory.end_within = Some(grace.min(own.unwrap_or(grace))));
+        }
         evict(node, &pod, pressure::message(first, &pod, usage));
     } else {
         tracing::warn!(
@@ -202,8 +223,10 @@ async fn remove_leftovers(node: &Arc<Node>) {
         let listed = sandboxes.iter().filter_map(|sandbox| sandbox.labels.get(POD_UID).cloned());
         pods.iter().map(|pod| pod.uid().to_owned()).chain(listed).collect()
     };
-    for entry in std::fs::read_dir(&node.settings.pods).into_iter().flatten().flatten() {
-        let uid = entry.file_name().to_string_lossy().into_owned();
+    let dirs = std::fs::read_dir(&node.settings.pods).into_iter().flatten().flatten();
+    let mut uids = crate::volumes::iscsi::users(&node.csi, &node.settings);
+    uids.extend(dirs.map(|entry| entry.file_name().to_string_lossy().into_owned()));
+    for uid in uids {
         if !known.contains(&uid)
             && let Err(error) = crate::worker::clear(node, &uid).await
         {

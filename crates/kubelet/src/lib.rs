@@ -56,7 +56,7 @@ pub use config::Settings;
 pub use k8s_openapi::api::core::v1::Taint;
 pub use keeping::Keeping;
 pub use keeping::images::Policy as ImagePolicy;
-pub use keeping::pressure::Limits;
+pub use keeping::pressure::{Amount, Limits};
 pub use referred::Referred;
 pub use registration::Presentation;
 pub use server::Api;

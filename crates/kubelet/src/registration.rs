@@ -274,7 +274,7 @@ async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
         None => condition("Ready", true, "KubeletReady", "kubelet is posting ready status"),
         Some(why) => condition("Ready", false, "KubeletNotReady", why),
     };
-    let [memory, disk, processes] = node.keeping.pressures().lasting(now);
+    let [memory, disk, processes] = node.keeping.pressures().lasting(now, node.settings.keeping.lasts);
     let pressed = |type_: &str, holds: bool| {
         let (_, reasons, messages) =
             PRESSURES.iter().find(|(known, ..)| *known == type_).expect("all pressures are listed");
@@ -362,6 +362,9 @@ fn resources(node: &Node) -> BTreeMap<String, Quantity> {
 /// What is there for pods: all but what is reserved, and what must always be left.
 fn allocatable(node: &Node, mut resources: BTreeMap<String, Quantity>) -> BTreeMap<String, Quantity> {
     let limits = &node.settings.keeping.limits;
+    let kept = |amount: crate::Amount, capacity: i64| {
+        i64::try_from(amount.of(u64::try_from(capacity).unwrap_or(0))).unwrap_or(i64::MAX)
+    };
     let reserved = |name: &str| node.presentation.reserved.get(name).copied().unwrap_or(0);
     // Memory that is nothing else any more.
     let huge: i64 = resources
@@ -377,12 +380,12 @@ fn allocatable(node: &Node, mut resources: BTreeMap<String, Quantity>) -> BTreeM
                 amount.0 = format!("{}m", (capacity.milli() - reserved("cpu")).max(0));
             }
             "memory" => {
-                let kept = reserved("memory") + i64::try_from(limits.memory).unwrap_or(0) + huge;
-                let left = capacity.value() - kept;
+                let kept = kept(limits.memory, capacity.value());
+                let left = capacity.value() - reserved("memory") - kept - huge;
                 amount.0 = format!("{}Ki", left.max(0) / 1024);
             }
             "ephemeral-storage" => {
-                let kept = capacity.value() / 100 * i64::try_from(limits.disk).unwrap_or(0);
+                let kept = kept(limits.disk, capacity.value());
                 amount.0 = (capacity.value() - kept - reserved("ephemeral-storage")).max(0).to_string();
             }
             _ => {}

@@ -205,7 +205,9 @@ async fn port_forward(
         flags.all("port").flat_map(|text| text.split(',')).filter_map(|port| port.parse().ok()).collect();
     let pod = find(node, pod)?;
     let sandboxes = node.runtime.sandboxes(&[(crate::POD_UID, pod.uid())]).await.map_err(failed)?;
-    let ready = sandboxes.iter().find(|sandbox| sandbox.state() == cri::PodSandboxState::Ready);
+    // The newest: one that was given up may not have been noticed to be over yet, and its network is gone.
+    let ready = sandboxes.iter().filter(|sandbox| sandbox.state() == cri::PodSandboxState::Ready);
+    let ready = ready.max_by_key(|sandbox| sandbox.metadata.as_ref().map_or(0, |known| known.attempt));
     let Some(sandbox) = ready else {
         return Err((StatusCode::INTERNAL_SERVER_ERROR, format!("not found (\"{}\")", pod.key())));
     };

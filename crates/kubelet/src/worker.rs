@@ -187,7 +187,7 @@ fn short(node: &Node, pod: &Pod, now: Timestamp) -> Option<Refusal> {
     if !crate::keeping::pressure::may_be_evicted(pod) {
         return None;
     }
-    let [memory, disk, _] = node.keeping.pressures().lasting(now);
+    let [memory, disk, _] = node.keeping.pressures().lasting(now, node.settings.keeping.lasts);
     let class = pod.status.as_ref().and_then(|status| status.qos_class.as_deref());
     let condition = match (disk, memory && class == Some("BestEffort")) {
         (true, _) => "DiskPressure",
@@ -418,9 +418,9 @@ async fn stop(node: &Arc<Node>, pod: &Pod, id: &str, container: &str, why: Why) 
         .remember(pod, |memory| memory.ended.as_ref().is_some_and(|(reason, _)| reason == crate::EVICTED));
     let end_within = node.remember(pod, |memory| memory.end_within);
     let grace = match why {
+        Why::PodEnds if end_within.is_some() => end_within,
         // What the node is short of is needed at once.
         Why::PodEnds if evicted => Some(1),
-        Why::PodEnds if end_within.is_some() => end_within,
         Why::PodEnds => pod.metadata.deletion_grace_period_seconds,
         Why::Unhealthy => probe.and_then(|probe: &Probe| probe.termination_grace_period_seconds),
         Why::SandboxGone | Why::Changed => None,

@@ -87,7 +87,7 @@ impl Cluster {
                 memory: 8 << 30,
                 // However full the disk of whoever tests this is.
                 keeping: kubelet::Keeping {
-                    limits: kubelet::Limits { memory: 0, disk: 0, inodes: 0, image_disk: 0, processes: 0 },
+                    limits: kubelet::Limits::NONE,
                     images: kubelet::ImagePolicy { high: 100, ..kubelet::ImagePolicy::default() },
                     ..kubelet::Keeping::default()
                 },

@@ -18,6 +18,10 @@ const FLAGS: &[(&str, &str)] = &[
     ("container-log-max-files", "containerLogMaxFiles"),
     ("container-log-max-size", "containerLogMaxSize"),
     ("eviction-hard", "evictionHard"),
+    ("eviction-max-pod-grace-period", "evictionMaxPodGracePeriod"),
+    ("eviction-pressure-transition-period", "evictionPressureTransitionPeriod"),
+    ("eviction-soft", "evictionSoft"),
+    ("eviction-soft-grace-period", "evictionSoftGracePeriod"),
     ("image-gc-high-threshold", "imageGCHighThresholdPercent"),
     ("image-gc-low-threshold", "imageGCLowThresholdPercent"),
     ("kube-reserved", "kubeReserved"),
@@ -56,6 +60,17 @@ pub fn apply(arguments: &[String], config: &mut Config) -> anyhow::Result<()> {
     for (field, value) in pairs {
         set(config, field, &value).with_context(|| format!("--kubelet-arg {field}"))?;
     }
+    let soft = &mut config.settings.keeping.soft;
+    for signal in
+        ["memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available", "pid.available"]
+    {
+        let is_set =
+            soft.limits.of_signal(signal).is_some_and(|amount| *amount != kubelet::Amount::Number(0));
+        ensure!(
+            !is_set || soft.patience.contains_key(signal),
+            "evictionSoft {signal} (--eviction-soft): grace period must be specified for the soft eviction threshold"
+        );
+    }
     let images = &config.settings.keeping.images;
     ensure!(
         images.low < images.high,
@@ -91,7 +106,7 @@ fn taint(text: &str) -> Value {
 /// A flag's text as the file would have it.
 fn flag_value(field: &str, text: &str) -> Value {
     match field {
-        "evictionHard" | "kubeReserved" | "systemReserved" => {
+        "evictionHard" | "evictionSoft" | "evictionSoftGracePeriod" | "kubeReserved" | "systemReserved" => {
             let pairs = text.split(',').filter_map(|pair| pair.split_once(['<', '=']));
             Value::Object(pairs.map(|(name, value)| (name.to_owned(), Value::from(value))).collect())
         }
@@ -142,12 +157,24 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
             settings.keeping.log_files = usize::try_from(number()?)?;
         }
         "containerLogMaxSize" => settings.keeping.log_size = bytes(&text()?)?,
-        "evictionHard" => {
+        "evictionHard" | "evictionSoft" => {
+            let keeping = &mut settings.keeping;
+            let limits = if field == "evictionHard" { &mut keeping.limits } else { &mut keeping.soft.limits };
             for (signal, threshold) in value.as_object().context("this is a map")? {
                 let threshold = threshold.as_str().with_context(|| format!("{signal} is a text"))?;
-                evict(&mut settings.keeping.limits, signal, threshold).with_context(|| signal.clone())?;
+                evict(limits, signal, threshold).with_context(|| signal.clone())?;
             }
         }
+        "evictionSoftGracePeriod" => {
+            for (signal, patience) in value.as_object().context("this is a map")? {
+                let patience = patience.as_str().with_context(|| format!("{signal} is a text"))?;
+                settings.keeping.soft.patience.insert(signal.clone(), duration(patience)?);
+            }
+        }
+        "evictionMaxPodGracePeriod" => {
+            settings.keeping.soft.grace = value.as_i64().context("this is a number")?.max(0);
+        }
+        "evictionPressureTransitionPeriod" => settings.keeping.lasts = duration(&text()?)?,
         "imageGCHighThresholdPercent" => settings.keeping.images.high = percent(number()?)?,
         "imageGCLowThresholdPercent" => settings.keeping.images.low = percent(number()?)?,
         "imageMaximumGCAge" => settings.keeping.images.oldest = duration(&text()?)?,
@@ -204,19 +231,11 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
 }
 
 fn evict(limits: &mut kubelet::Limits, signal: &str, threshold: &str) -> anyhow::Result<()> {
-    if signal == "memory.available" {
-        limits.memory = bytes(threshold)?;
-        return Ok(());
-    }
-    let of = match signal {
-        "nodefs.available" => &mut limits.disk,
-        "nodefs.inodesFree" => &mut limits.inodes,
-        "imagefs.available" => &mut limits.image_disk,
-        "pid.available" => &mut limits.processes,
-        _ => bail!("no such signal is looked at"),
+    let Some(of) = limits.of_signal(signal) else { bail!("no such signal is looked at") };
+    *of = match threshold.strip_suffix('%') {
+        Some(number) => kubelet::Amount::Percent(percent(number.trim().parse::<f64>()? as u64)?),
+        None => kubelet::Amount::Number(bytes(threshold)?),
     };
-    let number = threshold.strip_suffix('%').context("only percentages are understood here")?;
-    *of = percent(number.trim().parse::<f64>()? as u64)?;
     Ok(())
 }
 
@@ -283,6 +302,10 @@ mod tests {
             "register-with-taints=a=b:NoSchedule,c:NoExecute",
             "node-labels=x=y",
             "cloud-provider=external",
+            "eviction-soft=nodefs.available<1Gi",
+            "eviction-soft-grace-period=nodefs.available=1m30s",
+            "eviction-max-pod-grace-period=20",
+            "eviction-pressure-transition-period=1m",
             "node-status-update-frequency=1m",
             "pod-max-pids=100",
             "provider-id=cloud://1",
@@ -302,7 +325,11 @@ mod tests {
         assert_eq!(config.presentation.max_pods, 7);
         assert_eq!(config.settings.manifests, Some(PathBuf::from("/etc/pods")));
         let limits = &config.settings.keeping.limits;
-        assert_eq!((limits.memory, limits.disk, limits.inodes), (200 << 20, 7, 5));
+        use kubelet::Amount::{Number, Percent};
+        assert_eq!((limits.memory, limits.disk, limits.inodes), (Number(200 << 20), Percent(7), Percent(5)));
+        let soft = &config.settings.keeping.soft;
+        assert_eq!((soft.limits.disk, soft.patience["nodefs.available"].as_secs()), (Number(1 << 30), 90));
+        assert_eq!((soft.grace, config.settings.keeping.lasts.as_secs()), (20, 60));
         assert_eq!(config.settings.keeping.log_size, 1 << 20);
         let images = &config.settings.keeping.images;
         assert_eq!((images.youngest.as_secs(), images.oldest.as_secs()), (90, 86_400));
@@ -323,9 +350,13 @@ mod tests {
         check("cloud-provider=aws", "\"aws\" is not known here: only `external` is");
         check("node-labels=a", "\"a\" is no name=value");
         check("max-pods", "write name=value");
-        check("colour=red", "has no meaning here; these have: cluster-dns");
+        check("colour=red", "has no meaning here; these have: cloud-provider");
         check("max-pods=many", "this is a number");
         check("eviction-hard=moon.phase<3%", "no such signal");
+        check(
+            "eviction-soft=memory.available<1Gi",
+            "grace period must be specified for the soft eviction threshold",
+        );
         check("container-log-max-size=x", "is no quantity");
         check("minimum-image-ttl-duration=soon", "is no time such as 2m0s");
         check("image-gc-high-threshold=50", "80 must be less than imageGCHighThresholdPercent");

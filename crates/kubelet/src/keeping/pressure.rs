@@ -1,5 +1,6 @@
 //! When a node is short of something, and which pod has to go. Pure but for [`Signals::read`].
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
@@ -10,25 +11,107 @@ use schema::quantity::Quantity;
 use crate::{Node, stats};
 
 /// A shortage is said to last this long after it was last seen, so that pods do not come and go.
-const LASTS: SignedDuration = SignedDuration::from_secs(300);
+pub const LASTS: SignedDuration = SignedDuration::from_secs(300);
 /// Whoever has this priority is needed by the node itself.
 const CRITICAL: i32 = 2_000_000_000;
+
+/// So much of something.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Amount {
+    Number(u64),
+    Percent(u64),
+}
+
+impl Amount {
+    /// As a number, of what there is in all.
+    pub fn of(self, capacity: u64) -> u64 {
+        match self {
+            Amount::Number(number) => number,
+            Amount::Percent(percent) => capacity / 100 * percent,
+        }
+    }
+}
 
 /// How much must be left.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
-    /// Bytes.
-    pub memory: u64,
-    /// Percent of each.
-    pub disk: u64,
-    pub inodes: u64,
-    pub image_disk: u64,
-    pub processes: u64,
+    pub memory: Amount,
+    pub disk: Amount,
+    pub inodes: Amount,
+    pub image_disk: Amount,
+    pub processes: Amount,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { memory: 100 << 20, disk: 10, inodes: 5, image_disk: 15, processes: 0 }
+        Limits {
+            memory: Amount::Number(100 << 20),
+            disk: Amount::Percent(10),
+            inodes: Amount::Percent(5),
+            image_disk: Amount::Percent(15),
+            processes: Amount::Number(0),
+        }
+    }
+}
+
+impl Limits {
+    /// Nothing has to be left of anything.
+    pub const NONE: Limits = {
+        let nothing = Amount::Number(0);
+        Limits { memory: nothing, disk: nothing, inodes: nothing, image_disk: nothing, processes: nothing }
+    };
+
+    /// By the name that upstream has for what is looked at.
+    pub fn of_signal(&mut self, signal: &str) -> Option<&mut Amount> {
+        Some(match signal {
+            MEMORY => &mut self.memory,
+            DISK => &mut self.disk,
+            INODES => &mut self.inodes,
+            IMAGE_DISK => &mut self.image_disk,
+            PROCESSES => &mut self.processes,
+            _ => return None,
+        })
+    }
+}
+
+const MEMORY: &str = "memory.available";
+const DISK: &str = "nodefs.available";
+const INODES: &str = "nodefs.inodesFree";
+const IMAGE_DISK: &str = "imagefs.available";
+const PROCESSES: &str = "pid.available";
+
+/// How much should be left: with less, pods are asked to go after a while, and have time for it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Soft {
+    pub limits: Limits,
+    /// How long there may be less, by what is looked at.
+    pub patience: BTreeMap<String, SignedDuration>,
+    /// How many seconds a pod has at most.
+    pub grace: i64,
+}
+
+impl Default for Soft {
+    fn default() -> Soft {
+        Soft { limits: Limits::NONE, patience: BTreeMap::new(), grace: 0 }
+    }
+}
+
+impl Soft {
+    /// What there has been too little of for too long. `since` says from when on, and is kept true.
+    pub fn due(
+        &self,
+        signals: &Signals,
+        since: &mut BTreeMap<&'static str, Timestamp>,
+        now: Timestamp,
+    ) -> Vec<Short> {
+        let mut short = self.limits.reached(signals);
+        since.retain(|signal, _| short.iter().any(|short| short.signal == *signal));
+        short.retain(|short| {
+            let from = *since.entry(short.signal).or_insert(now);
+            let patience = self.patience.get(short.signal).copied().unwrap_or_default();
+            now.duration_since(from) >= patience
+        });
+        short
     }
 }
 
@@ -51,51 +134,45 @@ pub struct Signals {
 
 /// What there is too little of.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Short {
-    Memory { threshold: u64, available: u64 },
-    Disk { threshold: u64, available: u64 },
-    Inodes { threshold: u64, available: u64 },
-    Processes { threshold: u64, available: u64 },
+pub struct Short {
+    /// In upstream's words.
+    pub signal: &'static str,
+    pub threshold: u64,
+    pub available: u64,
 }
 
 impl Short {
     pub fn resource(&self) -> &'static str {
-        match self {
-            Short::Memory { .. } => "memory",
-            Short::Disk { .. } => "ephemeral-storage",
-            Short::Inodes { .. } => "inodes",
-            Short::Processes { .. } => "pids",
+        match self.signal {
+            MEMORY => "memory",
+            DISK | IMAGE_DISK => "ephemeral-storage",
+            INODES => "inodes",
+            _ => "pids",
         }
     }
 
     pub fn is_disk(&self) -> bool {
-        matches!(self, Short::Disk { .. } | Short::Inodes { .. })
+        matches!(self.signal, DISK | IMAGE_DISK | INODES)
     }
 }
 
 impl Limits {
     /// What there is too little of, memory first.
     pub fn reached(&self, signals: &Signals) -> Vec<Short> {
-        let mut short = Vec::new();
-        let Left { available, capacity } = signals.memory;
-        if capacity > 0 && available < self.memory {
-            short.push(Short::Memory { threshold: self.memory, available });
-        }
-        for (left, percent) in [(signals.disk, self.disk), (signals.image_disk, self.image_disk)] {
-            let threshold = left.capacity / 100 * percent;
-            if left.available < threshold {
-                short.push(Short::Disk { threshold, available: left.available });
-            }
-        }
-        let threshold = signals.inodes.capacity / 100 * self.inodes;
-        if signals.inodes.available < threshold {
-            short.push(Short::Inodes { threshold, available: signals.inodes.available });
-        }
-        let threshold = signals.processes.capacity / 100 * self.processes;
-        if signals.processes.available < threshold {
-            short.push(Short::Processes { threshold, available: signals.processes.available });
-        }
-        short
+        let all = [
+            (MEMORY, signals.memory, self.memory),
+            (DISK, signals.disk, self.disk),
+            (IMAGE_DISK, signals.image_disk, self.image_disk),
+            (INODES, signals.inodes, self.inodes),
+            (PROCESSES, signals.processes, self.processes),
+        ];
+        // What cannot be read is no reason to put anybody out.
+        let known = all.into_iter().filter(|(_, left, _)| left.capacity > 0);
+        let short = known.filter_map(|(signal, left, limit)| {
+            let (threshold, available) = (limit.of(left.capacity), left.available);
+            (available < threshold).then_some(Short { signal, threshold, available })
+        });
+        short.collect()
     }
 }
 
@@ -110,19 +187,19 @@ pub struct Pressures {
 impl Pressures {
     pub fn note(&mut self, short: &[Short], now: Timestamp) {
         for short in short {
-            let seen = match short {
-                Short::Memory { .. } => &mut self.memory,
-                Short::Disk { .. } | Short::Inodes { .. } => &mut self.disk,
-                Short::Processes { .. } => &mut self.processes,
+            let seen = match short.signal {
+                MEMORY => &mut self.memory,
+                PROCESSES => &mut self.processes,
+                _ => &mut self.disk,
             };
             *seen = Some(now);
         }
     }
 
     /// Whether there is, or was lately, too little memory, disk, processes.
-    pub fn lasting(&self, now: Timestamp) -> [bool; 3] {
+    pub fn lasting(&self, now: Timestamp, lasts: SignedDuration) -> [bool; 3] {
         [self.memory, self.disk, self.processes]
-            .map(|seen| seen.is_some_and(|seen| now.duration_since(seen) < LASTS))
+            .map(|seen| seen.is_some_and(|seen| now.duration_since(seen) < lasts))
     }
 }
 
@@ -201,10 +278,7 @@ fn bytes(text: &str) -> Option<u64> {
 
 /// Why this pod, in upstream's words.
 pub fn message(short: &Short, pod: &Pod, usage: u64) -> String {
-    let (Short::Memory { threshold, available }
-    | Short::Disk { threshold, available }
-    | Short::Inodes { threshold, available }
-    | Short::Processes { threshold, available }) = short;
+    let Short { threshold, available, .. } = short;
     let resource = short.resource();
     let mut text = format!("The node was low on resource: {resource}. ");
     text += &format!("Threshold quantity: {}, available: {}. ", shown(*threshold), shown(*available));

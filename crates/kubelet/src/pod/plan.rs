@@ -65,15 +65,14 @@ pub fn is_finished(pod: &Pod, seen: &Observed, memory: &Memory) -> bool {
         return true;
     }
     let Some(spec) = &pod.spec else { return true };
-    let policy = policy(pod);
     if failed_init(pod, seen) {
         return true;
     }
     let over = |container: &Container| match seen.latest(&container.name).map(|run| run.state) {
-        Some(State::Exited { code, .. }) => policy == "Never" || policy == "OnFailure" && code == 0,
+        Some(State::Exited { code, .. }) => !restarts(pod, container, code),
         _ => false,
     };
-    policy != "Always" && !spec.containers.is_empty() && spec.containers.iter().all(over)
+    !spec.containers.is_empty() && spec.containers.iter().all(over)
 }
 
 /// When the pod has been at it for as long as it may.
@@ -136,7 +135,7 @@ fn next(pod: &Pod, seen: &Observed, memory: &Memory, now: Timestamp) -> Vec<Acti
         let run = seen.latest(&container.name);
         match run.map(|run| run.state) {
             Some(State::Running { .. }) => keep(container, run, memory, &mut actions),
-            Some(State::Exited { code, .. }) if !restarts(policy(pod), code) => {}
+            Some(State::Exited { code, .. }) if !restarts(pod, container, code) => {}
             _ => start(container, run, memory, now, &mut actions),
         }
     }
@@ -265,8 +264,23 @@ pub fn policy(pod: &Pod) -> &str {
     pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref()).unwrap_or("Always")
 }
 
-fn restarts(policy: &str, code: i32) -> bool {
-    policy == "Always" || policy == "OnFailure" && code != 0
+/// Whether a container that has ended in this way is started again: by its own rules, its own policy, or the pod's.
+pub fn restarts(pod: &Pod, container: &Container, code: i32) -> bool {
+    let mut rules = container.restart_policy_rules.iter().flatten();
+    let rule = rules.find(|rule| {
+        rule.exit_codes.as_ref().is_some_and(|codes| {
+            let is_named = codes.values.iter().flatten().any(|value| *value == code);
+            if codes.operator == "NotIn" { !is_named } else { is_named }
+        })
+    });
+    if rule.is_some_and(|rule| rule.action.starts_with("Restart")) {
+        return true;
+    }
+    match container.restart_policy.as_deref().unwrap_or(policy(pod)) {
+        "Never" => false,
+        "OnFailure" => code != 0,
+        _ => true,
+    }
 }
 
 /// An init container has failed and is not tried again.
@@ -274,10 +288,12 @@ pub fn failed_init(pod: &Pod, seen: &Observed) -> bool {
     let failed = |container: &Container| {
         let run = seen.latest(&container.name);
         !is_sidecar(container)
-            && run.is_some_and(|run| matches!(run.state, State::Exited { code, .. } if code != 0))
+            && run.is_some_and(|run| {
+                matches!(run.state, State::Exited { code, .. } if code != 0 && !restarts(pod, container, code))
+            })
     };
     let inits = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_ref());
-    policy(pod) == "Never" && inits.into_iter().flatten().any(failed)
+    inits.into_iter().flatten().any(failed)
 }
 
 #[cfg(test)]

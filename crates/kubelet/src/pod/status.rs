@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use reconcile::Object as _;
 use reconcile::conditions::{PodConditions, why_unready};
 
-use super::plan::{failed_init, is_finished, is_sidecar, policy, restart_at, waits_from};
+use super::plan::{failed_init, is_finished, is_sidecar, restart_at, restarts, waits_from};
 use crate::memory::Memory;
 use crate::observed::{Observed, Ran, State};
 
@@ -276,11 +276,7 @@ impl Look<'_> {
 
     fn restarts(&self, container: &Container, code: i32) -> bool {
         let init = self.inits().any(|init| init.name == container.name);
-        match policy(self.pod) {
-            "Never" => false,
-            "Always" if !init => true,
-            _ => code != 0,
-        }
+        restarts(self.pod, container, code) && (!init || code != 0)
     }
 
     fn back_off(&self, container: &Container, pause: SignedDuration) -> ContainerState {

@@ -155,6 +155,12 @@ pub async fn let_go(busy: &csi::Drivers, settings: &Settings, pod: &str) -> Resu
     Disks::new(settings, busy).let_go(pod).await
 }
 
+/// The pods that have disks, or had them when somebody was interrupted.
+pub fn users(busy: &csi::Drivers, settings: &Settings) -> std::collections::BTreeSet<String> {
+    let users = Disks::new(settings, busy).all().into_iter().flat_map(|dir| children(&dir.join(USERS)));
+    users.filter_map(|user| Some(user.file_name()?.to_str()?.to_owned())).collect()
+}
+
 /// The disks of this node.
 struct Disks<'a> {
     host: Host,

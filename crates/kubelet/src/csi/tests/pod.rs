@@ -19,7 +19,7 @@ fn config(rig: &Rig) -> crate::Config {
     }
     // However full the disk of whoever tests this is.
     let keeping = crate::Keeping {
-        limits: crate::Limits { memory: 0, disk: 0, inodes: 0, image_disk: 0, processes: 0 },
+        limits: crate::Limits::NONE,
         images: crate::ImagePolicy { high: 100, ..crate::ImagePolicy::default() },
         ..crate::Keeping::default()
     };

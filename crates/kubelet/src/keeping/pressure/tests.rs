@@ -36,13 +36,13 @@ fn what_there_is_too_little_of() {
     check(Signals { image_disk: left(14_999, 100_000), ..plenty.clone() }, &["ephemeral-storage"]);
     // What cannot be read is no reason to put anybody out.
     check(Signals::default(), &[]);
-    let few = Limits { processes: 20, ..Limits::default() };
+    let few = Limits { processes: Amount::Percent(20), ..Limits::default() };
     assert_eq!(few.reached(&plenty).first().map(Short::resource), Some("pids"));
 }
 
 #[test]
 fn who_goes_first() {
-    let short = Short::Memory { threshold: 100 * MI, available: 50 * MI };
+    let short = Short { signal: MEMORY, threshold: 100 * MI, available: 50 * MI };
     let pods = || {
         vec![
             (asking("within", 0, "200Mi"), 100 * MI),
@@ -69,9 +69,9 @@ fn who_goes_first() {
 fn shortages_last_for_a_while() {
     let time = |second| Timestamp::from_second(second).expect("a time");
     let mut pressures = Pressures::default();
-    pressures.note(&[Short::Inodes { threshold: 1, available: 0 }], time(1000));
-    assert_eq!(pressures.lasting(time(1299)), [false, true, false]);
-    assert_eq!(pressures.lasting(time(1300)), [false, false, false]);
+    pressures.note(&[Short { signal: INODES, threshold: 1, available: 0 }], time(1000));
+    assert_eq!(pressures.lasting(time(1299), LASTS), [false, true, false]);
+    assert_eq!(pressures.lasting(time(1300), LASTS), [false, false, false]);
 }
 
 #[test]
@@ -98,4 +98,25 @@ fn disks_of_pods() {
         found.as_deref(),
         Some("Container main exceeded its local ephemeral storage limit \"10Mi\". ")
     );
+}
+
+#[test]
+fn what_should_be_left_is_waited_for() {
+    let at = |second: i64| Timestamp::from_second(second).expect("a time");
+    let patience = BTreeMap::from([(MEMORY.to_owned(), SignedDuration::from_secs(90))]);
+    let limits = Limits { memory: Amount::Number(500 * MI), ..Limits::NONE };
+    let soft = Soft { limits, patience, grace: 0 };
+    let mut since = BTreeMap::new();
+    let mut check = |second: i64, available: u64, expected: usize| {
+        let signals = Signals { memory: Left { available, capacity: 8 << 30 }, ..Signals::default() };
+        assert_eq!(soft.due(&signals, &mut since, at(second)).len(), expected, "{second}");
+    };
+    check(0, 600 * MI, 0);
+    check(10, 400 * MI, 0);
+    check(60, 400 * MI, 0);
+    check(100, 400 * MI, 1);
+    // There was enough meanwhile, so it begins anew.
+    check(110, 600 * MI, 0);
+    check(120, 400 * MI, 0);
+    check(210, 400 * MI, 1);
 }

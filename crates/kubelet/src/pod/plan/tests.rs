@@ -254,3 +254,38 @@ fn what_a_container_is_made_from_may_change() {
     memory.resized.insert("a#0".into(), r#"{"limits":null,"requests":{"cpu":"2"}}"#.into());
     check(&spec("web:1", "2", "NotRequired"), &memory, "");
 }
+
+#[test]
+fn containers_with_rules_of_their_own() {
+    let check = |pod_policy: &str, own: serde_json::Value, code: i32, expected: bool| {
+        let mut container = json!({"name": "c"});
+        container.as_object_mut().expect("an object").extend(own.as_object().expect("an object").clone());
+        let pod = json!({"metadata": {}, "spec": {"restartPolicy": pod_policy, "containers": [container]}});
+        let pod: Pod = serde_json::from_value(pod).expect("a pod");
+        let container = &pod.spec.as_ref().expect("a spec").containers[0];
+        assert_eq!(restarts(&pod, container, code), expected, "{pod_policy} {own} {code}");
+    };
+    let rule = |operator: &str, codes: [i32; 2]| {
+        let codes = json!({"operator": operator, "values": codes});
+        json!({"restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart", "exitCodes": codes}]})
+    };
+    check("Always", json!({}), 0, true);
+    check("OnFailure", json!({}), 0, false);
+    check("Always", json!({"restartPolicy": "Never"}), 1, false);
+    check("Never", json!({"restartPolicy": "OnFailure"}), 1, true);
+    check("Never", json!({"restartPolicy": "OnFailure"}), 0, false);
+    check("Never", rule("In", [42, 43]), 42, true);
+    check("Always", rule("In", [42, 43]), 1, false);
+    check("Always", rule("NotIn", [0, 1]), 2, true);
+    check("Always", rule("NotIn", [0, 1]), 1, false);
+}
+
+#[test]
+fn a_pod_is_over_when_none_of_its_containers_comes_back() {
+    let mut pod = pod("main a b");
+    let containers = &mut pod.spec.as_mut().expect("a spec").containers;
+    containers.iter_mut().for_each(|container| container.restart_policy = Some("Never".to_owned()));
+    let over = |text: &str| is_finished(&pod, &seen(text), &Memory::default());
+    assert!(!over("s0 ready | a#0 exit 1 at 1 | b#0 running"));
+    assert!(over("s0 ready | a#0 exit 1 at 1 | b#0 exit 0 at 2"));
+}
