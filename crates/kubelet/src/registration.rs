@@ -187,7 +187,8 @@ fn fresh(node: &Node) -> ApiNode {
             effect: "NoSchedule".to_owned(),
             ..Taint::default()
         });
-        annotations.insert("alpha.kubernetes.io/provided-node-ip".to_owned(), node.settings.node_ips().join(","));
+        annotations
+            .insert("alpha.kubernetes.io/provided-node-ip".to_owned(), node.settings.node_ips().join(","));
     }
     ApiNode {
         metadata: ObjectMeta {

@@ -13,7 +13,7 @@ use pki::join::JoinToken;
 use reconcile::{Clock, Ctx};
 use tokio::sync::watch;
 
-use crate::address;
+use crate::address::{self, Address};
 use crate::flags::AgentFlags;
 use crate::join::{self, Joining};
 use crate::names::{Names, Tell};
@@ -39,10 +39,7 @@ async fn serve(flags: AgentFlags) -> anyhow::Result<()> {
     tokio::spawn(stop_when_told(stop, farewell.clone()));
     let mut stopped = shutdown.clone();
     let joining = async {
-        let address = match own.0 {
-            Some(address) => address,
-            None => way_to(&place).await,
-        };
+        let address = first_address(own.0, &place).await;
         let dir = flags.node.data_dir.join("agent/tls");
         let server = flags.server.clone();
         let joining = Joining { dir, server, token, name: node::name(&flags.node), address, second: own.1 };
@@ -61,16 +58,7 @@ async fn serve(flags: AgentFlags) -> anyhow::Result<()> {
         serving: credentials.serving.clone(),
         authority: pki::ClientAuthority::new(&joined.facts.client_ca, "the cluster's authority for clients")?,
     };
-    let address = match own.0 {
-        Some(_) => address::fixed(own.0),
-        None => {
-            let place = place.clone();
-            address::follow(Some(joining.address), move || {
-                let place = place.clone();
-                async move { found(&place).await.ok() }
-            })
-        }
-    };
+    let address = address(own.0, joining.address, &place);
     let config = node::config(&flags.node, &joined.facts, address.clone(), api)?;
     let config = kubelet::Config { referred: Some(referred.clone()), ..config };
     let ports = watch::Sender::default();
@@ -95,8 +83,28 @@ async fn serve(flags: AgentFlags) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Where this node is reached: where it is told to be, else where the way to the server begins.
+pub async fn first_address(told: Option<IpAddr>, place: &str) -> IpAddr {
+    match told {
+        Some(address) => address,
+        None => way_to(place).await,
+    }
+}
+
+/// The same from then on.
+pub fn address(told: Option<IpAddr>, first: IpAddr, place: &str) -> Address {
+    if told.is_some() {
+        return address::fixed(told);
+    }
+    let place = place.to_owned();
+    address::follow(Some(first), move || {
+        let place = place.clone();
+        async move { found(&place).await.ok() }
+    })
+}
+
 /// `host:port` of the server's URL.
-fn place(url: &str) -> anyhow::Result<String> {
+pub fn place(url: &str) -> anyhow::Result<String> {
     let wrong = || format!("--server {url:?} is not written https://host:port");
     let place = url.strip_prefix("https://").map(|rest| rest.trim_end_matches('/')).with_context(wrong)?;
     anyhow::ensure!(!place.is_empty() && !place.contains('/'), wrong());

@@ -27,6 +27,8 @@ pub enum Command {
     Server(Box<ServerFlags>),
     /// Run a node that joins a server
     Agent(Box<AgentFlags>),
+    /// Run a node alone, for any API server
+    Kubelet(Box<KubeletFlags>),
     /// Run the controllers alone, against any API server
     ControllerManager(Box<ControllerManagerFlags>),
     /// Run the scheduler alone, against any API server
@@ -218,6 +220,30 @@ pub struct AgentFlags {
     /// The port of this node for Ingresses over HTTPS, which are passed on to the server; 0 for none
     #[arg(long, default_value_t = 443)]
     pub ingress_https_port: u16,
+    #[command(flatten)]
+    pub node: NodeFlags,
+}
+
+#[derive(Debug, Args)]
+pub struct KubeletFlags {
+    /// Where the API server is and who to be there
+    #[arg(long, env = "KUBECONFIG")]
+    pub kubeconfig: PathBuf,
+    /// Who vouches for clients of this node [default: those of the kubeconfig]
+    #[arg(long)]
+    pub client_ca_file: Option<PathBuf>,
+    /// The certificate to serve with [default: asked for from the cluster, else made]
+    #[arg(long, requires = "tls_private_key_file")]
+    pub tls_cert_file: Option<PathBuf>,
+    /// Its key
+    #[arg(long, requires = "tls_cert_file")]
+    pub tls_private_key_file: Option<PathBuf>,
+    /// Where pods ask for names
+    #[arg(long, value_delimiter = ',')]
+    pub cluster_dns: Vec<IpAddr>,
+    /// What the names of Services end in
+    #[arg(long, default_value = "cluster.local")]
+    pub cluster_domain: String,
     #[command(flatten)]
     pub node: NodeFlags,
 }

@@ -134,7 +134,7 @@ impl Joining {
     }
 
     /// Asks for a certificate, waits until it is signed, and keeps it.
-    async fn certificate(&self, client: &Client, stem: &str, leaf: &Leaf) -> anyhow::Result<Issued> {
+    pub async fn certificate(&self, client: &Client, stem: &str, leaf: &Leaf) -> anyhow::Result<Issued> {
         use base64::Engine as _;
         let base64 = base64::engine::general_purpose::STANDARD;
         let asked = pki::ask(leaf)?;
@@ -194,7 +194,7 @@ impl Joining {
         Leaf { dns_names: Vec::new(), ips: Vec::new(), usage: Usage::Client, ..self.serving_leaf() }
     }
 
-    fn serving_leaf(&self) -> Leaf {
+    pub fn serving_leaf(&self) -> Leaf {
         Leaf {
             common_name: format!("system:node:{}", self.name),
             organizations: vec!["system:nodes".into()],

@@ -13,6 +13,7 @@ mod flags;
 mod image;
 mod join;
 mod kubelet_config;
+mod lone_node;
 mod monitor;
 mod names;
 mod node;
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
     let result = match flags.command {
         Command::Server(flags) => server::run(*flags),
         Command::Agent(flags) => agent::run(*flags),
+        Command::Kubelet(flags) => lone_node::run(*flags),
         Command::ControllerManager(flags) => roles::controller_manager(&flags),
         Command::Scheduler(flags) => roles::scheduler(&flags),
         Command::Proxy(flags) => roles::proxy(&flags),

@@ -248,3 +248,48 @@ fn certificates_of_a_node_are_renewed_while_it_runs() {
     place.until_ready(&mut agent);
     assert!(agent.terminate(DEADLINE).expect("an end").success());
 }
+
+/// A node alone is who its kubeconfig says, and has its certificate from the cluster.
+#[test]
+fn a_node_by_a_kubeconfig() {
+    let Some(place) = Place::new() else { return };
+    drop(place.agent(Some(&place.token())));
+    let tls = place.dir.path().join("agent/tls");
+    let kubeconfig = place.dir.path().join("kubeconfig");
+    let file = |name: &str| tls.join(name).display().to_string();
+    let text = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {
+            "server": place.server.url(), "certificate-authority": file("server-ca.crt"),
+        }}],
+        "users": [{"name": "u", "user": {
+            "client-certificate": file("client.crt"), "client-key": file("client.key"),
+        }}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    });
+    std::fs::write(&kubeconfig, text.to_string()).expect("written");
+    place.server.kubectl(&["delete", "node", "joined", "--ignore-not-found"]).ok();
+    let mut command = Command::new("nsenter");
+    command
+        .arg(format!("--net={}", place.network.path().display()))
+        .arg("--")
+        .arg(testkit::binary().expect("a program"));
+    command.args(["kubelet", "--node-name", "joined", "--node-ip", "192.0.2.8", "--kubelet-port", "0"]);
+    command.arg("--kubeconfig").arg(&kubeconfig).arg("--data-dir").arg(place.dir.path().join("alone"));
+    command.args(["--kubelet-arg=node-labels=colour=red", "--kubelet-arg=cloud-provider=external"]);
+    let mut process = Process::spawn(&mut command).expect("a node");
+    let works = |log: &str| log.contains("a node is at work").then_some(());
+    process
+        .wait_until_log(DEADLINE, works)
+        .unwrap_or_else(|error| panic!("{error:#}\n{}", place.server.log()));
+    place.server.until("the node has told of itself", || {
+        let node = place.server.kubectl(&["get", "node", "joined", "-o", "json"]).stdout;
+        let node: Value = serde_json::from_str(&node).unwrap_or_default();
+        node["metadata"]["labels"]["colour"] == "red"
+            && node["spec"]["taints"].to_string().contains("node.cloudprovider.kubernetes.io/uninitialized")
+            && node["status"]["addresses"].to_string().contains("192.0.2.8")
+    });
+    assert!(!process.log().contains("vouches for itself"), "{}", process.log());
+    let ended = process.terminate(DEADLINE).expect("an end");
+    assert!(ended.success(), "{}", process.log());
+}
