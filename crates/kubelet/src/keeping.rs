@@ -41,6 +41,8 @@ pub struct Keeping {
     pub log_files: usize,
     /// How many processes a pod may have; none is no limit.
     pub pids: i64,
+    /// The settings of the kernel that pods may change besides the safe ones.
+    pub sysctls: Vec<String>,
 }
 
 impl Default for Keeping {
@@ -53,6 +55,7 @@ impl Default for Keeping {
             log_size: 10 << 20,
             log_files: 5,
             pids: 0,
+            sysctls: Vec::new(),
         }
     }
 }

@@ -39,6 +39,7 @@ mod shutdown;
 mod sources;
 mod start;
 mod stats;
+mod sysctls;
 mod users;
 mod volumes;
 mod worker;
@@ -61,6 +62,7 @@ pub use referred::Referred;
 pub use registration::Presentation;
 pub use server::Api;
 pub use shutdown::plan::{Period, periods};
+pub use sysctls::is_own as is_own_sysctl;
 
 use memory::Memory;
 use observed::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID};

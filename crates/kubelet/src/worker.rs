@@ -148,8 +148,12 @@ async fn refuse(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
         let message = crate::apparmor::problem(pod)?;
         Some(Refusal { reason: "AppArmor".to_owned(), message })
     };
-    let refusal =
-        late(node).or_else(unconfined).or_else(|| short(node, pod, now)).or_else(|| misplaced(node, pod));
+    let unsettled = || crate::sysctls::problem(pod, &node.settings.keeping.sysctls);
+    let refusal = late(node)
+        .or_else(unconfined)
+        .or_else(unsettled)
+        .or_else(|| short(node, pod, now))
+        .or_else(|| misplaced(node, pod));
     let refusal = match refusal {
         Some(refusal) => Some(refusal),
         None => unlent(node, pod).await,

@@ -12,6 +12,7 @@ const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 
 /// Flags by the field of the configuration file that says the same.
 const FLAGS: &[(&str, &str)] = &[
+    ("allowed-unsafe-sysctls", "allowedUnsafeSysctls"),
     ("cloud-provider", "cloudProvider"),
     ("cluster-dns", "clusterDNS"),
     ("cluster-domain", "clusterDomain"),
@@ -110,7 +111,7 @@ fn flag_value(field: &str, text: &str) -> Value {
             let pairs = text.split(',').filter_map(|pair| pair.split_once(['<', '=']));
             Value::Object(pairs.map(|(name, value)| (name.to_owned(), Value::from(value))).collect())
         }
-        "clusterDNS" => text.split(',').map(Value::from).collect(),
+        "clusterDNS" | "allowedUnsafeSysctls" => text.split(',').map(Value::from).collect(),
         "registerNode" => Value::from(text == "true"),
         "registerWithTaints" => text.split(',').map(taint).collect(),
         "nodeLabels" | "providerID" => Value::from(text),
@@ -123,6 +124,14 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
     let text = || value.as_str().map(str::to_owned).context("this is a text");
     let settings = &mut config.settings;
     match field {
+        "allowedUnsafeSysctls" => {
+            let all = value.as_array().context("this is a list")?.iter();
+            let all: Vec<String> = all.filter_map(|name| name.as_str().map(str::to_owned)).collect();
+            if let Some(other) = all.iter().find(|name| !kubelet::is_own_sysctl(name)) {
+                bail!("the sysctls {other:?} are not known to be namespaced");
+            }
+            settings.keeping.sysctls = all;
+        }
         "clusterDNS" => {
             let all = value.as_array().context("this is a list")?;
             settings.cluster_dns = all.iter().filter_map(|ip| ip.as_str().map(str::to_owned)).collect();
@@ -349,8 +358,9 @@ mod tests {
         check("register-with-taints=a=b", "invalid taint effect: \"\"");
         check("cloud-provider=aws", "\"aws\" is not known here: only `external` is");
         check("node-labels=a", "\"a\" is no name=value");
+        check("allowed-unsafe-sysctls=net.*,kernel.panic", "\"kernel.panic\" are not known to be namespaced");
         check("max-pods", "write name=value");
-        check("colour=red", "has no meaning here; these have: cloud-provider");
+        check("colour=red", "has no meaning here; these have: allowed-unsafe-sysctls");
         check("max-pods=many", "this is a number");
         check("eviction-hard=moon.phase<3%", "no such signal");
         check(

@@ -496,6 +496,21 @@ fn particulars(cluster: &Cluster) {
         .find_map(|file| std::fs::read_to_string(std::path::Path::new("/sys/fs/cgroup").join(file)).ok());
     assert_eq!(limit.as_deref().map(str::trim), Some("67108864"));
     server.kubectl(&["delete", "pod", "particular", "--wait"]).ok();
+
+    // Nobody sets what is the host's.
+    let sysctls = serde_json::json!([{"name": "kernel.core_pattern", "value": "|/bin/sh"}]);
+    let pod = serde_json::json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "settler"},
+        "spec": {
+            "securityContext": {"sysctls": sysctls}, "containers": [{"name": "main", "image": "busybox:1.36"}],
+        }
+    });
+    server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
+    server.wait_for_pod("settler", "jsonpath={.status.phase}=Failed");
+    let path = "jsonpath={.status.reason}: {.status.message}";
+    let why = server.kubectl(&["get", "pod", "settler", "-o", path]).ok();
+    let expected = "Pod was rejected: forbidden sysctl: \"kernel.core_pattern\" not allowlisted";
+    assert_eq!(why, format!("SysctlForbidden: {expected}"));
 }
 
 /// A pod whose volume needs a tool that the host lacks is told so, and goes when it is deleted.

@@ -47,7 +47,12 @@ pub fn sandbox(pod: &Pod) -> LinuxSandboxSecurityContext {
 
 pub fn sysctls(pod: &Pod) -> BTreeMap<String, String> {
     let context = pod_context(pod);
-    context.sysctls.into_iter().flatten().map(|sysctl| (sysctl.name, sysctl.value)).collect()
+    context
+        .sysctls
+        .into_iter()
+        .flatten()
+        .map(|sysctl| (crate::sysctls::dotted(&sysctl.name), sysctl.value))
+        .collect()
 }
 
 pub fn container(pod: &Pod, container: &Container) -> LinuxContainerSecurityContext {

@@ -128,6 +128,16 @@ pub async fn what_cannot_start_says_why(node: &Node) {
     };
     let error = node.runtime.run_sandbox(&bad, "").await.unwrap_err();
     assert!(error.message().contains("cannot set net.no.such.thing"), "{error}");
+    let hosts = PodSandboxConfig {
+        linux: Some(LinuxPodSandboxConfig {
+            sysctls: [("kernel.core_pattern".to_owned(), "|/bin/sh".to_owned())].into(),
+            ..LinuxPodSandboxConfig::default()
+        }),
+        ..node.pod_config("not-own")
+    };
+    let error = node.runtime.run_sandbox(&hosts, "").await.unwrap_err();
+    let expected = "sysctl \"kernel.core_pattern\" is not in a separate kernel namespace";
+    assert!(error.message().contains(expected), "{error}");
 }
 
 pub async fn streams_and_signals(node: &Node) {

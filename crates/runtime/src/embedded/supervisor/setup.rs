@@ -170,7 +170,15 @@ fn networked(spec: &Sandbox) -> Result<(Option<Users>, Option<Link>), Failure> {
     }
     let set = || {
         for (name, value) in &spec.sysctls {
-            let path = format!("/proc/sys/{}", name.replace('.', "/"));
+            if !is_own(spec, name) {
+                return Err(Failure(format!("sysctl {name:?} is not in a separate kernel namespace")));
+            }
+            let swapped = name.chars().map(|letter| match letter {
+                '.' => '/',
+                '/' => '.',
+                other => other,
+            });
+            let path = format!("/proc/sys/{}", swapped.collect::<String>());
             std::fs::write(&path, value).map_err(Failure::during(format!("set {name} to {value:?}")))?;
         }
         Ok(())
@@ -181,6 +189,15 @@ fn networked(spec: &Sandbox) -> Result<(Option<Users>, Option<Link>), Failure> {
         _ => set()?,
     }
     Ok((users, link))
+}
+
+/// Whether a setting of the kernel is the pod's own, so that nothing else on the host has it changed.
+fn is_own(spec: &Sandbox, name: &str) -> bool {
+    let of_ipc = ["kernel.sem", "kernel.shm", "kernel.msg", "fs.mqueue."]
+        .iter()
+        .any(|prefix| name.starts_with(prefix));
+    let is_plain = name.split(['.', '/']).all(|part| !part.is_empty());
+    is_plain && (name.starts_with("net.") && !spec.host_network || of_ipc && !spec.host_ipc)
 }
 
 /// One `/dev/shm` for the whole pod. With the host's IPC it is the host's.

@@ -1,0 +1,130 @@
+//! Which settings of the kernel pods may change: those that are a pod's own, and of these only harmless ones unless the node
+//! allows more.
+
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::admission::Refusal;
+
+/// Those that change nothing for others.
+const SAFE: [&str; 12] = [
+    "kernel.shm_rmid_forced",
+    "net.ipv4.ip_local_port_range",
+    "net.ipv4.tcp_syncookies",
+    "net.ipv4.ping_group_range",
+    "net.ipv4.ip_unprivileged_port_start",
+    "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.tcp_keepalive_time",
+    "net.ipv4.tcp_fin_timeout",
+    "net.ipv4.tcp_keepalive_intvl",
+    "net.ipv4.tcp_keepalive_probes",
+    "net.ipv4.tcp_rmem",
+    "net.ipv4.tcp_wmem",
+];
+
+/// A name with dots between its parts, as others write it with slashes.
+pub fn dotted(name: &str) -> String {
+    match name.find(['.', '/']).map(|at| name.as_bytes()[at]) {
+        Some(b'/') => name
+            .chars()
+            .map(|letter| match letter {
+                '.' => '/',
+                '/' => '.',
+                other => other,
+            })
+            .collect(),
+        _ => name.to_owned(),
+    }
+}
+
+/// Why a pod may not have the settings that it asks for. `more` are allowed besides; those that end in `*` stand for all that
+/// begin so.
+pub fn problem(pod: &Pod, more: &[String]) -> Option<Refusal> {
+    let spec = pod.spec.as_ref()?;
+    let wanted = spec.security_context.as_ref()?.sysctls.as_ref()?;
+    let why = wanted.iter().find_map(|sysctl| {
+        let name = dotted(&sysctl.name);
+        let is_allowed = |pattern: &str| match pattern.strip_suffix('*') {
+            Some(beginning) => name.starts_with(beginning),
+            None => name == pattern,
+        };
+        if !SAFE.iter().copied().chain(more.iter().map(String::as_str)).any(is_allowed) {
+            return Some(format!("{name:?} not allowlisted"));
+        }
+        let (host, space) = match name.starts_with("net.") {
+            true => (spec.host_network, "Net"),
+            false => (spec.host_ipc, "IPC"),
+        };
+        (host == Some(true)).then(|| format!("{name:?} not allowed with host {space} enabled"))
+    })?;
+    Some(Refusal { reason: "SysctlForbidden".to_owned(), message: format!("forbidden sysctl: {why}") })
+}
+
+/// Whether every pod has a setting, or a group of settings, of its own; others cannot be allowed.
+pub fn is_own(pattern: &str) -> bool {
+    let (name, all) = match pattern.strip_suffix('*') {
+        Some(beginning) => (beginning.trim_end_matches('.'), true),
+        None => (pattern, false),
+    };
+    let ipc = ["kernel.sem", "kernel.shmall", "kernel.shmmax", "kernel.shmmni", "kernel.shm_rmid_forced"];
+    let messages = ["kernel.msgmax", "kernel.msgmnb", "kernel.msgmni"];
+    let group = all && ["kernel.shm", "kernel.msg", "net", "fs.mqueue"].contains(&name);
+    group
+        || ipc.contains(&name)
+        || messages.contains(&name)
+        || ["net.", "fs.mqueue."].iter().any(|prefix| name.starts_with(prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_pods_may_set() {
+        let check = |name: &str, more: &[&str], host: bool, expected: Option<&str>| {
+            let sysctls = json!([{"name": name, "value": "1"}]);
+            let spec = json!({"containers": [], "hostNetwork": host, "hostIPC": host, "securityContext": {"sysctls": sysctls}});
+            let pod = serde_json::from_value(json!({"spec": spec})).expect("a pod");
+            let more: Vec<String> = more.iter().map(|name| (*name).to_owned()).collect();
+            let found = problem(&pod, &more).map(|refusal| refusal.message);
+            let expected = expected.map(|why| format!("forbidden sysctl: {why}"));
+            assert_eq!(found, expected, "{name}");
+        };
+        check("net.ipv4.tcp_syncookies", &[], false, None);
+        check("net/ipv4/tcp_syncookies", &[], false, None);
+        check(
+            "kernel.shm_rmid_forced",
+            &[],
+            true,
+            Some("\"kernel.shm_rmid_forced\" not allowed with host IPC enabled"),
+        );
+        check(
+            "net.ipv4.ping_group_range",
+            &[],
+            true,
+            Some("\"net.ipv4.ping_group_range\" not allowed with host Net enabled"),
+        );
+        check("kernel.core_pattern", &[], false, Some("\"kernel.core_pattern\" not allowlisted"));
+        check(
+            "kernel/core_pattern",
+            &["kernel.msg*"],
+            false,
+            Some("\"kernel.core_pattern\" not allowlisted"),
+        );
+        check("net.core.somaxconn", &[], false, Some("\"net.core.somaxconn\" not allowlisted"));
+        check("net.core.somaxconn", &["net.core.*"], false, None);
+        check("kernel.msgmax", &["kernel.msg*"], false, None);
+        check("net.ipv4.conf.eth0/1.rp_filter", &["net.*"], false, None);
+    }
+
+    #[test]
+    fn what_nodes_may_allow() {
+        for own in ["net.*", "net.core.somaxconn", "kernel.shm*", "kernel.msgmax", "fs.mqueue.*"] {
+            assert!(is_own(own), "{own}");
+        }
+        for other in ["*", "kernel.*", "kernel.core_pattern", "vm.swappiness", "fs.file-max", "network.x"] {
+            assert!(!is_own(other), "{other}");
+        }
+    }
+}
