@@ -90,7 +90,7 @@ async fn serve(flags: KubeletFlags) -> anyhow::Result<()> {
     let authority = pki::ClientAuthority::new(&facts.client_ca, "the authority for clients")?;
     let config = node::config(&flags.node, &facts, address, node::Credentials { serving, authority })?;
     let config = kubelet::Config { referred: Some(referred), ..config };
-    let runtime = node::runtime(&flags.node, ctx.shutdown.clone()).await?;
+    let runtime = node::runtime(&flags.node, watch::Sender::default(), ctx.shutdown.clone()).await?;
     tracing::info!(server = known.server, node = config.settings.node_name, "a node is at work");
     kubelet::run(ctx, runtime, config).await;
     tracing::info!("stopped");

@@ -243,7 +243,7 @@ fn an_image_that_cannot_be_had() {
 
 #[test]
 fn what_has_ended_stays_so_when_nothing_is_left_of_it() {
-    let host = Host { ip: "192.0.2.1", runtime: "containerd" };
+    let host = Host { ips: &["192.0.2.1".to_owned()], runtime: "containerd", recursive: true };
     for (mut pod, state) in [(pod("Never", &["init"]), exited(3, 5)), (pod("Always", &[]), exited(0, 5))] {
         let inits = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
         let ran = inits.map(|init| run(&init.name, 0, exited(0, 1))).chain([run("main", 2, state)]).collect();

@@ -100,6 +100,15 @@ impl Played {
         self.disks().let_go(pod).await
     }
 
+    /// The same, once whoever looked at the mounts of this host meanwhile has let go of them, too.
+    async fn until_gone(&self, pod: &str) {
+        let begun = std::time::Instant::now();
+        while let Err(why) = self.let_go(pod).await {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(60), "{why}");
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    }
+
     /// What the tool was told since this was last asked.
     #[track_caller]
     fn told(&self, expected: Expect) {
@@ -154,7 +163,7 @@ async fn a_disk_is_had_by_several_pods_and_leaves_with_the_last() {
     assert_eq!(played.set_up("one", &wanted, &chap).await.as_ref(), Ok(&one));
     let two = played.set_up("two", &wanted, &chap).await.expect("a disk");
     assert_eq!(std::fs::read_to_string(two.join("note")).expect("the same disk"), "kept");
-    played.let_go("one").await.expect("gone");
+    played.until_gone("one").await;
     played.told(expect![""]);
     assert_eq!(std::fs::read_to_string(two.join("note")).expect("still there"), "kept");
 
@@ -163,7 +172,7 @@ async fn a_disk_is_had_by_several_pods_and_leaves_with_the_last() {
     let why = played.let_go("two").await.expect_err("it is in use");
     assert!(why.ends_with("is still in use"), "{why}");
     drop(held);
-    played.let_go("two").await.expect("gone");
+    played.until_gone("two").await;
     played.told(expect![[r#"
         -m node -p 192.0.2.1:3260 -T iqn.2026-01.example:disk -I default --logout
         -m node -p 192.0.2.1:3260 -T iqn.2026-01.example:disk -I default -o delete
@@ -175,7 +184,7 @@ async fn a_disk_is_had_by_several_pods_and_leaves_with_the_last() {
     let three = played.set_up("three", &read_only, &chap).await.expect("a disk");
     assert_eq!(std::fs::read_to_string(three.join("note")).expect("kept"), "kept");
     assert!(std::fs::write(three.join("note"), "changed").is_err());
-    played.let_go("three").await.expect("gone");
+    played.until_gone("three").await;
     assert_eq!(played.left(), Vec::<PathBuf>::new());
 }
 
@@ -203,7 +212,7 @@ async fn secrets_are_told_without_being_shown() {
     let discovery = played.dir.path().join("records/send_targets/192.0.2.1,3260/st_config");
     let discovery = std::fs::read_to_string(discovery).expect("a record");
     assert_eq!(discovery, format!("discovery.sendtargets.auth.password = {PASSWORD}\n# END RECORD\n"));
-    played.let_go("one").await.expect("gone");
+    played.until_gone("one").await;
     assert_eq!(played.left(), Vec::<PathBuf>::new());
 }
 
@@ -216,7 +225,7 @@ async fn a_disk_may_be_a_device_and_have_an_initiator_of_its_own() {
     let known = std::fs::read_to_string(played.dir.path().join("loop")).expect("a device");
     assert_eq!(device.display().to_string(), known.trim());
     assert_eq!(played.set_up("one", &wanted, &Chap::default()).await, Ok(device));
-    played.let_go("one").await.expect("gone");
+    played.until_gone("one").await;
     played.told(expect![[r#"
         -m iface -I default -o show
         -m iface -I 192.0.2.1:3260:data -o new
@@ -240,7 +249,7 @@ async fn what_cannot_be_had_is_said_and_leaves_nothing() {
     let Some(played) = Played::start() else { return };
     let check = async |wanted: Wanted, expected: &str| {
         assert_eq!(played.set_up("one", &wanted, &Chap::default()).await, Err(expected.to_owned()));
-        played.let_go("one").await.expect("gone");
+        played.until_gone("one").await;
         assert_eq!(played.left(), Vec::<PathBuf>::new());
     };
     let device = std::fs::read_to_string(played.dir.path().join("loop")).expect("a device");
