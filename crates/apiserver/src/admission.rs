@@ -7,6 +7,7 @@
 
 mod certificates;
 mod defaults;
+mod device_claims;
 mod event_rates;
 mod expressions;
 mod lifecycle;
@@ -78,6 +79,8 @@ pub struct Request<'a> {
     /// The options of the write or deletion, as they were given.
     pub options: &'a Value,
     pub dry_run: bool,
+    /// Only what changes was sent.
+    pub is_patch: bool,
     /// Whose write it is; `None` for the server itself.
     pub user: Option<&'a User>,
     /// What plugins have to say besides yes and no.
@@ -214,6 +217,7 @@ impl Chain {
     }
 
     fn validate(&self, request: &Request<'_>, object: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
+        device_claims::validate(request, object, cluster)?;
         let mut steps = self.plugins.iter().filter_map(|plugin| plugin.validate);
         steps.try_for_each(|validate| validate(request, object, cluster))
     }
@@ -253,6 +257,7 @@ impl<'a> Request<'a> {
             old,
             options: &Value::Null,
             dry_run: false,
+            is_patch: false,
             user,
             remarks: Arc::default(),
         }
@@ -261,6 +266,7 @@ impl<'a> Request<'a> {
     /// With the options of a write.
     pub fn writing(mut self, options: &'a WriteOptions) -> Self {
         self.dry_run = options.dry_run;
+        self.is_patch = options.is_patch;
         self.options = &options.given;
         self.remarks = options.remarks.clone();
         self

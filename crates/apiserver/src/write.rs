@@ -30,6 +30,8 @@ pub struct WriteOptions {
     /// Who owns the fields this write sets.
     pub manager: String,
     pub validation: FieldValidation,
+    /// Only what changes was sent.
+    pub is_patch: bool,
     /// As they were given, for those who are asked about the write.
     pub given: Value,
     pub now: Timestamp,
@@ -75,6 +77,7 @@ impl WriteOptions {
             validation,
             now: call.now,
             user: Some(call.user.clone()),
+            is_patch: kind == "PatchOptions",
             given: given_options(call, &dry_run),
             remarks: call.remarks.clone(),
         })
@@ -88,6 +91,7 @@ impl WriteOptions {
             validation: FieldValidation::Ignore,
             now,
             user: None,
+            is_patch: false,
             given: Value::Null,
             remarks: Arc::default(),
         }

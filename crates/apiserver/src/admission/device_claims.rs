@@ -1,0 +1,181 @@
+//! Who may give devices away, and to whom: admin access only in namespaces that are marked for it, allocation and
+//! reservation by who may bind claims, what is told of devices by who may speak for their driver.
+//!
+//! Upstream has these among the rules of the kinds and not among its plugins, so that nobody can switch them off.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use api::Status;
+use api::field::{Errors, Path};
+use api::json::Json as _;
+use serde_json::Value;
+
+use super::{Cluster, Operation, Request};
+use crate::access::User;
+use crate::rbac::Ask;
+
+const GROUP: &str = "resource.k8s.io";
+const CLAIMS: &str = "resourceclaims";
+const ADMIN: &str = "resource.kubernetes.io/admin-access";
+const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
+
+pub fn validate(request: &Request<'_>, object: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
+    if request.row.group != GROUP {
+        return Ok(());
+    }
+    let mut errors = Errors::default();
+    match (request.operation, request.row.plural, request.subresource) {
+        (Operation::Create, CLAIMS, "") => admin_request(request, object.at("spec"), cluster, &mut errors),
+        (Operation::Create, "resourceclaimtemplates", "") => {
+            admin_request(request, object.path("spec.spec"), cluster, &mut errors);
+        }
+        (Operation::Update, CLAIMS, "status") => {
+            let (new, old) = (object.at("status"), request.old.unwrap_or(&Value::Null).at("status"));
+            admin_result(request, (new, old), cluster, &mut errors);
+            if let Some(user) = request.user {
+                let asking = Asking { request, user, cluster };
+                asking.binding((new, old), &mut errors);
+                asking.drivers((new, old), &mut errors);
+            }
+        }
+        _ => {}
+    }
+    if errors.is_empty() {
+        return Ok(());
+    }
+    Err(Status::invalid(GROUP, request.row.kind, &request.name, &errors))
+}
+
+/// Upstream looks at what is asked for, and names the field without `exactly`.
+fn admin_request(request: &Request<'_>, spec: &Value, cluster: &dyn Cluster, errors: &mut Errors) {
+    let requests = spec.at("devices").items("requests");
+    if let Some(at) = requests.iter().position(|one| one.at("exactly").at("adminAccess") == true) {
+        let path = Path::new("spec").at("devices").at("requests").index(at).at("adminAccess");
+        marked(request, cluster, &path, errors);
+    }
+}
+
+fn admin_result(
+    request: &Request<'_>,
+    (new, old): (&Value, &Value),
+    cluster: &dyn Cluster,
+    errors: &mut Errors,
+) {
+    let granted = |status: &Value| {
+        let results = status.path("allocation.devices").items("results");
+        results.iter().position(|one| one.at("adminAccess") == true)
+    };
+    if let (None, Some(at)) = (granted(old), granted(new)) {
+        let results = Path::new("status").at("allocation").at("devices").at("results");
+        marked(request, cluster, &results.index(at).at("adminAccess"), errors);
+    }
+}
+
+fn marked(request: &Request<'_>, cluster: &dyn Cluster, path: &Path, errors: &mut Errors) {
+    let namespace = cluster.get("", "namespaces", "", request.namespace);
+    if namespace.is_none_or(|namespace| namespace.label(ADMIN) != Some("true")) {
+        let why =
+            format!("admin access to devices requires the `{ADMIN}: true` label on the containing namespace");
+        errors.forbidden(path, &why);
+    }
+}
+
+struct Asking<'a> {
+    request: &'a Request<'a>,
+    user: &'a User,
+    cluster: &'a dyn Cluster,
+}
+
+impl Asking<'_> {
+    fn verb(&self) -> &'static str {
+        if self.request.is_patch { "patch" } else { "update" }
+    }
+
+    /// Nothing where it is allowed, or else why not.
+    fn refusal(&self, verb: &str, subresource: &str, namespace: &str, name: &str) -> Option<String> {
+        let (group, resource) = (GROUP, CLAIMS);
+        let ask = Ask::Resource { verb, group, resource, subresource, namespace, name, fields: None };
+        let allowed = self.cluster.allows(self.user, &ask);
+        (!allowed).then(|| ask.refusal(self.user, "").message)
+    }
+
+    /// Whoever gives devices to a claim, or a claim to pods, binds it.
+    fn binding(&self, (new, old): (&Value, &Value), errors: &mut Errors) {
+        let same = |field: &str| is_same(new.at(field), old.at(field));
+        if same("allocation") && same("reservedFor") {
+            return;
+        }
+        let verb = self.verb();
+        if let Some(why) = self.refusal(verb, "binding", "", "") {
+            let why = format!(
+                "changing status.allocation or status.reservedFor requires resource=\"resourceclaims/binding\", verb=\"{verb}\" permission: {why}"
+            );
+            errors.forbidden(&Path::new("status").at("allocation"), &why);
+        }
+    }
+
+    /// Whoever tells of a device speaks for its driver, on the node of the claim or on any.
+    fn drivers(&self, (new, old): (&Value, &Value), errors: &mut Errors) {
+        if new.at("allocation").is_null() {
+            return;
+        }
+        let any = format!("arbitrary-node:{}", self.verb());
+        let verbs = match self.is_on(node_of(new.at("allocation"))) {
+            true => vec![format!("associated-node:{}", self.verb()), any],
+            false => vec![any],
+        };
+        for driver in changed_drivers(new, old) {
+            let refusals =
+                verbs.iter().map(|verb| self.refusal(verb, "driver", self.request.namespace, driver));
+            let refusals: Option<Vec<String>> = refusals.collect();
+            if let Some(why) = refusals.and_then(|all| all.into_iter().next()) {
+                let verbs = verbs.join(" ");
+                let why = format!(
+                    "changing status.devices requires resource=\"resourceclaims/driver\", verb=\"[{verbs}]\" permission: {why}"
+                );
+                errors.forbidden(&Path::new("status").at("devices"), &why);
+            }
+        }
+    }
+
+    /// Whether it is a service account whose pod is on a node.
+    fn is_on(&self, node: &str) -> bool {
+        let is_account = self.user.name.strip_prefix("system:serviceaccount:").is_some();
+        let own = self.user.extra.get(NODE_NAME).map(Vec::as_slice).unwrap_or_default();
+        is_account && !node.is_empty() && matches!(own, [own] if own == node)
+    }
+}
+
+fn is_same(one: &Value, other: &Value) -> bool {
+    let is_nothing = |value: &Value| value.is_null() || value.as_array().is_some_and(Vec::is_empty);
+    one == other || is_nothing(one) && is_nothing(other)
+}
+
+/// The one node that a claim's devices are on, if they are on one.
+fn node_of(allocation: &Value) -> &str {
+    let [term] = allocation.at("nodeSelector").items("nodeSelectorTerms") else { return "" };
+    let ([], [field]) = (term.items("matchExpressions"), term.items("matchFields")) else { return "" };
+    match field.items("values") {
+        [node] if field.text("key") == "metadata.name" && field.text("operator") == "In" => {
+            node.as_str().unwrap_or_default()
+        }
+        _ => "",
+    }
+}
+
+fn changed_drivers<'a>(new: &'a Value, old: &'a Value) -> BTreeSet<&'a str> {
+    let key = |device: &'a Value| ["driver", "pool", "device", "shareID"].map(|field| device.text(field));
+    let mut before: BTreeMap<_, &Value> =
+        old.items("devices").iter().map(|device| (key(device), device)).collect();
+    let mut drivers = BTreeSet::new();
+    for device in new.items("devices") {
+        if before.remove(&key(device)) != Some(device) {
+            drivers.insert(device.text("driver"));
+        }
+    }
+    drivers.extend(before.values().map(|device| device.text("driver")));
+    drivers
+}
+
+#[cfg(test)]
+mod tests;
