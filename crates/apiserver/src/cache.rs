@@ -180,7 +180,7 @@ impl Cache {
         }
     }
 
-    async fn load(&self, store: &dyn Store) -> Result<store::Watch, store::Error> {
+    async fn load(self: &Arc<Cache>, store: &dyn Store) -> Result<store::Watch, store::Error> {
         let mut objects: HashMap<Arc<str>, Objects> = HashMap::new();
         let mut from: Option<String> = None;
         let mut at = None;
@@ -203,7 +203,16 @@ impl Cache {
                 break page.revision;
             }
         };
-        let watch = store.watch(REGISTRY, revision).await?;
+        self.reset(objects, revision);
+        let (cache, runtime) = (self.clone(), tokio::runtime::Handle::current());
+        let listener = move |batch| {
+            let _inside = runtime.enter();
+            cache.apply(batch);
+        };
+        store.watch(REGISTRY, revision, Box::new(listener)).await
+    }
+
+    fn reset(&self, mut objects: HashMap<Arc<str>, Objects>, revision: Revision) {
         let mut shards = self.shards.write();
         shards.loaded = revision;
         for (prefix, shard) in &shards.by_prefix {
@@ -216,7 +225,6 @@ impl Cache {
             shards.by_prefix.insert(prefix, Arc::new(shard));
         }
         self.revision.send_replace(revision);
-        Ok(watch)
     }
 
     fn apply(&self, batch: Vec<store::Event>) {
@@ -266,15 +274,12 @@ async fn follow(
 ) {
     loop {
         tokio::select! {
-            batch = watch.events.recv() => match batch {
-                Some(batch) => cache.apply(batch),
-                None => match cache.load(&*store).await {
-                    Ok(again) => watch = again,
-                    Err(error) => {
-                        tracing::warn!(%error, "cannot follow the store, trying again");
-                        tokio::time::sleep(Duration::from_millis(500)).await;
-                    }
-                },
+            () = watch.ended() => match cache.load(&*store).await {
+                Ok(again) => watch = again,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot follow the store, trying again");
+                    tokio::time::sleep(Duration::from_millis(500)).await;
+                }
             },
             () = stopped(&mut shutdown) => {
                 cache.shards.read().by_prefix.values().for_each(|shard| shard.watchers.wake());

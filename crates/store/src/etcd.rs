@@ -18,7 +18,7 @@ use etcd_client::{
 };
 
 use self::leases::Leases;
-use crate::{Entry, Error, Expect, Page, Revision, Store, Watch, Write};
+use crate::{Entry, Error, Expect, Listener, Page, Revision, Store, Watch, Write};
 
 /// Keys asked for at a time; the parts of a longer list are read at one revision.
 const PART: usize = 2000;
@@ -280,9 +280,10 @@ impl Store for EtcdStore {
         }
     }
 
-    async fn watch(&self, prefix: &str, after: Revision) -> Result<Watch, Error> {
+    async fn watch(&self, prefix: &str, after: Revision, listener: Listener) -> Result<Watch, Error> {
         self.check_readable(after).await?;
-        Ok(watch::start(self.client.watch_client().max_decoding_message_size(MESSAGE_BYTES), prefix, after))
+        let client = self.client.watch_client().max_decoding_message_size(MESSAGE_BYTES);
+        Ok(watch::start(client, prefix, after, listener))
     }
 
     async fn compact(&self, revision: Revision) -> Result<(), Error> {

@@ -9,11 +9,13 @@ pub mod sealed;
 #[cfg(test)]
 mod suite;
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use tokio::sync::mpsc;
 
 /// Counts writes. An empty store is at 1 and its first write is 2, since clients give "0" a meaning of its
 /// own. A JSON `resourceVersion` is one of these.
@@ -119,10 +121,10 @@ pub trait Store: Send + Sync + 'static {
     /// Answers once the write is as durable as it asked to be, with its revision.
     async fn write(&self, write: Write) -> Result<Revision, Error>;
 
-    /// Every change to keys under `prefix` after revision `after`, in order. Events of one revision are
-    /// delivered once. When only other keys change, [`Event::Progress`] tells how far the watch has got.
+    /// Tells `listener` of every change to keys under `prefix` after revision `after`, in order. Events of one revision
+    /// are told once. When only other keys change, [`Event::Progress`] tells how far the watch has got.
     /// `Error::Compacted` when history no longer reaches back, `Error::Future` when `after` has yet to come.
-    async fn watch(&self, prefix: &str, after: Revision) -> Result<Watch, Error>;
+    async fn watch(&self, prefix: &str, after: Revision, listener: Listener) -> Result<Watch, Error>;
 
     /// Forgets history before `revision`; current values stay.
     async fn compact(&self, revision: Revision) -> Result<(), Error>;
@@ -134,7 +136,48 @@ pub trait Store: Send + Sync + 'static {
     }
 }
 
-/// A running watch; ends (`None`) when the store closes or the watcher has fallen too far behind.
+/// Hears of each batch of events once it is visible, and is quick about it: a commit may be waiting.
+pub type Listener = Box<dyn FnMut(Vec<Event>) + Send>;
+
+/// A running watch; whoever drops it wants to hear no more.
 pub struct Watch {
-    pub events: tokio::sync::mpsc::Receiver<Vec<Event>>,
+    end: mpsc::Receiver<Infallible>,
+}
+
+impl Watch {
+    /// Waits until there is nothing more to hear: the store has closed, or cannot tell what has happened.
+    pub async fn ended(&mut self) {
+        self.end.recv().await;
+    }
+}
+
+/// The store's side of a [`Watch`]; the watch ends when this is dropped.
+struct Ear {
+    listener: Listener,
+    end: mpsc::Sender<Infallible>,
+}
+
+impl Ear {
+    fn new(listener: Listener) -> (Ear, Watch) {
+        let (sender, end) = mpsc::channel(1);
+        (Ear { listener, end: sender }, Watch { end })
+    }
+
+    /// What there is to tell, which reaches up to `reached`.
+    fn tell(&mut self, mut events: Vec<Event>, reached: Revision) {
+        if events.last().is_none_or(|last| last.revision() < reached) {
+            events.push(Event::Progress(reached));
+        }
+        (self.listener)(events);
+    }
+
+    fn is_wanted(&self) -> bool {
+        !self.end.is_closed()
+    }
+
+    /// Waits until nobody wants to hear any more.
+    fn unwanted(&self) -> impl Future<Output = ()> + use<> {
+        let end = self.end.clone();
+        async move { end.closed().await }
+    }
 }

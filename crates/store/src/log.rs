@@ -20,22 +20,22 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use rustix::fs::FlockOperation;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use self::commit::{Command, Committer};
+use self::commit::{Command, Desk};
 use self::memory::Memory;
 pub use self::segment::{Faults, Op};
 use self::segment::{Header, Segment};
 use self::snapshot::Pin;
 use self::watchers::Watchers;
-use crate::{Entry, Error, Page, Revision, Store, Watch, Write};
+use crate::{Entry, Error, Listener, Page, Revision, Store, Watch, Write};
 
 #[derive(Clone)]
 pub struct Config {
@@ -99,7 +99,7 @@ pub enum OpenError {
 pub struct LogStore {
     memory: Arc<RwLock<Memory>>,
     watchers: Arc<Watchers>,
-    commands: Sender<Command>,
+    desk: Desk,
     config: Config,
     thread: Mutex<Option<JoinHandle<()>>>,
     _lock: Lock,
@@ -127,21 +127,10 @@ impl LogStore {
         })?;
         let memory = Arc::new(RwLock::new(Memory::default()));
         let watchers = Arc::new(Watchers::default());
-        let (commands, queue) = mpsc::channel();
-        let committer = Committer::new(
-            config.clone(),
-            dir.to_owned(),
-            memory.clone(),
-            watchers.clone(),
-            (commands.clone(), queue),
-            recovered,
-        )
-        .map_err(at)?;
-        let thread = std::thread::Builder::new()
-            .name("store-commit".into())
-            .spawn(move || committer.run())
-            .map_err(at)?;
-        Ok(LogStore { memory, watchers, commands, config, thread: Mutex::new(Some(thread)), _lock: lock })
+        let (desk, thread) =
+            Desk::open(config.clone(), dir.to_owned(), memory.clone(), watchers.clone(), recovered)
+                .map_err(at)?;
+        Ok(LogStore { memory, watchers, desk, config, thread: Mutex::new(Some(thread)), _lock: lock })
     }
 
     /// Answers what is queued, syncs it and ends all watches; reads still work, writes do not. Waits for the
@@ -149,7 +138,7 @@ impl LogStore {
     pub fn close(&self) {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
-            let _ = self.commands.send(Command::Close);
+            let _ = self.desk.send(Command::Close);
             if thread.join().is_err() {
                 tracing::error!("the store's commit thread had failed");
             }
@@ -166,7 +155,7 @@ impl LogStore {
 
     /// Looks at the clock again, for a test that has moved it.
     pub fn wake(&self) {
-        let _ = self.commands.send(Command::Wake);
+        let _ = self.desk.send(Command::Wake);
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Memory> {
@@ -179,7 +168,7 @@ impl LogStore {
     ) -> Result<T, Error> {
         let closed = || Error::Unavailable { reason: "the store is closed".into() };
         let (reply, answer) = oneshot::channel();
-        self.commands.send(command(reply)).map_err(|_| closed())?;
+        self.desk.send(command(reply)).map_err(|_| closed())?;
         answer.await.map_err(|_| closed())?
     }
 }
@@ -211,11 +200,17 @@ impl Store for LogStore {
     }
 
     async fn write(&self, write: Write) -> Result<Revision, Error> {
+        // Where one thread serves everybody, it must not wait for the disk.
+        let others = Handle::try_current().is_ok_and(|runtime| runtime.metrics().num_workers() > 1);
+        let write = match if others { self.desk.at_once(write) } else { Err(write) } {
+            Ok(answer) => return answer,
+            Err(write) => write,
+        };
         self.ask(|reply| Command::Write(write, reply)).await
     }
 
-    async fn watch(&self, prefix: &str, after: Revision) -> Result<Watch, Error> {
-        self.watchers.add(&self.memory, prefix, after)
+    async fn watch(&self, prefix: &str, after: Revision, listener: Listener) -> Result<Watch, Error> {
+        self.watchers.add(&self.memory, prefix, after, listener)
     }
 
     async fn compact(&self, revision: Revision) -> Result<(), Error> {

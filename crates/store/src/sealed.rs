@@ -17,8 +17,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::RwLock;
+use tokio::sync::mpsc;
 
-use crate::{Entry, Error, Event, Page, Revision, Store, Watch, Write};
+use crate::{Ear, Entry, Error, Event, Listener, Page, Revision, Store, Watch, Write};
 
 pub use aes::{AesGcm, KeyError};
 pub use kms::{Kms, KmsError};
@@ -237,28 +238,32 @@ impl Store for Sealed {
         }
     }
 
-    async fn watch(&self, prefix: &str, after: Revision) -> Result<Watch, Error> {
-        let mut sealed = self.inner.watch(prefix, after).await?;
+    async fn watch(&self, prefix: &str, after: Revision, listener: Listener) -> Result<Watch, Error> {
+        let (sender, mut batches) = mpsc::unbounded_channel();
+        let sealed = self.inner.watch(prefix, after, Box::new(move |batch| drop(sender.send(batch)))).await?;
         let seals = self.seals.clone();
-        let (sender, events) = tokio::sync::mpsc::channel(1);
+        let (mut ear, watch) = Ear::new(listener);
         // Ends with either side.
         tokio::spawn(async move {
-            while let Some(batch) = sealed.events.recv().await {
-                let last = batch.last().map(Event::revision);
-                let mut opened = Vec::with_capacity(batch.len());
-                for event in batch {
-                    opened.extend(seals.open_event(event).await);
+            let _sealed = sealed;
+            let unwanted = ear.unwanted();
+            let told = async {
+                while let Some(batch) = batches.recv().await {
+                    // Whoever waits for a revision must hear of it, whatever is left out.
+                    let reached = batch.last().map_or(0, Event::revision);
+                    let mut opened = Vec::with_capacity(batch.len());
+                    for event in batch {
+                        opened.extend(seals.open_event(event).await);
+                    }
+                    ear.tell(opened, reached);
                 }
-                // Whoever waits for a revision must hear of it, whatever was left out.
-                if opened.last().map(Event::revision) != last {
-                    opened.extend(last.map(Event::Progress));
-                }
-                if sender.send(opened).await.is_err() {
-                    return;
-                }
+            };
+            tokio::select! {
+                () = told => {}
+                () = unwanted => {}
             }
         });
-        Ok(Watch { events })
+        Ok(watch)
     }
 
     async fn compact(&self, revision: Revision) -> Result<(), Error> {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::{Entry, Error, Event, Expect, Revision, Store, Watch, Write};
+use tokio::sync::mpsc;
 
 /// Runs all of it on a store that nobody has written to yet.
 pub async fn run(store: Arc<dyn Store>) {
@@ -43,8 +44,20 @@ pub async fn update(store: &dyn Store, key: &str, value: &str, before: Revision)
     store.write(put(key, value, Expect::Revision(before))).await.unwrap()
 }
 
+/// What a watch was told and nobody has looked at yet.
+pub struct Heard {
+    pub events: mpsc::UnboundedReceiver<Vec<Event>>,
+    _watch: Watch,
+}
+
+pub async fn watch(store: &dyn Store, prefix: &str, after: Revision) -> Result<Heard, Error> {
+    let (sender, events) = mpsc::unbounded_channel();
+    let listener = move |batch: Vec<Event>| drop(sender.send(batch));
+    Ok(Heard { events, _watch: store.watch(prefix, after, Box::new(listener)).await? })
+}
+
 /// The next events, waiting at most 20 seconds; progress notices apart.
-pub async fn next_events(watch: &mut Watch) -> Vec<Event> {
+pub async fn next_events(watch: &mut Heard) -> Vec<Event> {
     loop {
         let events = next_batch(watch).await.expect("the watch ended");
         let events: Vec<_> =
@@ -55,12 +68,12 @@ pub async fn next_events(watch: &mut Watch) -> Vec<Event> {
     }
 }
 
-pub async fn next_batch(watch: &mut Watch) -> Option<Vec<Event>> {
+pub async fn next_batch(watch: &mut Heard) -> Option<Vec<Event>> {
     tokio::time::timeout(Duration::from_secs(20), watch.events.recv()).await.expect("nothing came in time")
 }
 
 /// Reads until the watch has reached `until`, be it by an event or by a notice.
-pub async fn events_until(watch: &mut Watch, until: Revision) -> Vec<Event> {
+pub async fn events_until(watch: &mut Heard, until: Revision) -> Vec<Event> {
     let mut all = Vec::new();
     loop {
         let mut reached = 0;
@@ -97,7 +110,7 @@ async fn fresh(store: &dyn Store) {
     let page = store.list("", None, 0, None).await.unwrap();
     assert_eq!((page.entries.len(), page.revision, page.remaining), (0, 1, 0));
     assert_eq!(store.get("/fresh").await.unwrap(), None);
-    let mut watch = store.watch("/fresh", 1).await.unwrap();
+    let mut watch = watch(store, "/fresh", 1).await.unwrap();
     assert_eq!(create(store, "/fresh", "a").await, 2);
     assert_eq!(store.revision().await.unwrap(), 2);
     assert_eq!(show(&next_events(&mut watch).await, 0), "+/fresh=a@2");
@@ -197,7 +210,7 @@ async fn lists_at_a_revision(store: &dyn Store) {
     let now = store.revision().await.unwrap();
     let future = store.list("/at/", None, 0, Some(now + 1)).await;
     assert!(matches!(future, Err(Error::Future { .. })), "{future:?}");
-    let future = store.watch("/at/", now + 1).await.err();
+    let future = watch(store, "/at/", now + 1).await.err();
     assert!(matches!(future, Some(Error::Future { .. })), "{future:?}");
 }
 
@@ -206,8 +219,8 @@ async fn watch_from_a_revision(store: &dyn Store) {
     let a = create(store, "/watch/a", "1").await;
     create(store, "/watches", "other").await;
     let a = update(store, "/watch/a", "2", a).await;
-    let mut early = store.watch("/watch/", base).await.unwrap();
-    let mut late = store.watch("/watch/", a).await.unwrap();
+    let mut early = watch(store, "/watch/", base).await.unwrap();
+    let mut late = watch(store, "/watch/", a).await.unwrap();
     let a = store.write(delete("/watch/a", a)).await.unwrap();
     create(store, "/watch/a", "3").await;
     let last = create(store, "/watch/b", "1").await;
@@ -217,13 +230,13 @@ async fn watch_from_a_revision(store: &dyn Store) {
         format!("+/watch/a=1@1 /watch/a=2@3 {live}")
     );
     assert_eq!(show(&events_until(&mut late, last).await, base), live);
-    let mut middle = store.watch("/watch/", a).await.unwrap();
+    let mut middle = watch(store, "/watch/", a).await.unwrap();
     assert_eq!(show(&events_until(&mut middle, last).await, base), live.split_once(' ').unwrap().1);
 }
 
 async fn watch_progress(store: &dyn Store) {
     let base = store.revision().await.unwrap();
-    let mut watch = store.watch("/progress/", base).await.unwrap();
+    let mut watch = watch(store, "/progress/", base).await.unwrap();
     let one = create(store, "/progress/a", "1").await;
     let mut revision = create(store, "/elsewhere", "").await;
     assert_eq!(show(&events_until(&mut watch, revision).await, base), "+/progress/a=1@1");
@@ -238,8 +251,8 @@ async fn watch_progress(store: &dyn Store) {
 
 async fn slow_watcher_misses_nothing(store: &dyn Store) {
     let base = store.revision().await.unwrap();
-    let mut slow = store.watch("/slow/", base).await.unwrap();
-    let mut quick = store.watch("/slow/", base).await.unwrap();
+    let mut slow = watch(store, "/slow/", base).await.unwrap();
+    let mut quick = watch(store, "/slow/", base).await.unwrap();
     let mut revision = create(store, "/slow/a", "0").await;
     for n in 1..700 {
         revision = update(store, "/slow/a", &n.to_string(), revision).await;
@@ -262,7 +275,7 @@ async fn slow_watcher_misses_nothing(store: &dyn Store) {
 
 async fn ttl(store: &dyn Store) {
     let base = store.revision().await.unwrap();
-    let mut watch = store.watch("/ttl/", base).await.unwrap();
+    let mut watch = watch(store, "/ttl/", base).await.unwrap();
     let short = Some(Duration::from_secs(1));
     let a = store.write(Write { ttl: short, ..put("/ttl/a", "", Expect::Absent) }).await.unwrap();
     let b = store.write(Write { ttl: short, ..put("/ttl/b", "1", Expect::Absent) }).await.unwrap();
@@ -286,7 +299,7 @@ async fn concurrent_writers(store: Arc<dyn Store>) {
     const KEYS: usize = 4;
     const ROUNDS: usize = 6;
     let base = store.revision().await.unwrap();
-    let mut watch = store.watch("/many/", base).await.unwrap();
+    let mut watch = watch(&*store, "/many/", base).await.unwrap();
     let writers: Vec<_> = (0..WRITERS)
         .map(|writer| {
             let store = store.clone();
@@ -337,7 +350,7 @@ async fn watchers_at_any_pace(store: Arc<dyn Store>) {
             let prefix = ["/pace/", "/pace/a/", "/pace/a/2", "/pacer", "/nothing/"][(n / 20 % 5) as usize];
             // Now and then from the past.
             let after = if n % 40 == 0 { revision } else { base + n / 2 };
-            let mut watch = store.watch(prefix, after).await.unwrap();
+            let mut watch = watch(&*store, prefix, after).await.unwrap();
             watchers.spawn(async move {
                 let (mut seen, mut reached) = (Vec::new(), after);
                 while reached < end {
@@ -390,7 +403,7 @@ async fn compaction(store: &dyn Store) {
     let a = update(store, "/compact/a", "2", a).await;
     store.write(delete("/compact/b", b)).await.unwrap();
     let last = update(store, "/compact/a", "3", a).await;
-    let mut running = store.watch("/compact/", last).await.unwrap();
+    let mut running = watch(store, "/compact/", last).await.unwrap();
     let future = store.compact(last + 1).await;
     assert!(matches!(future, Err(Error::Future { .. })), "{future:?}");
     store.compact(base + 3).await.unwrap();
@@ -399,7 +412,7 @@ async fn compaction(store: &dyn Store) {
     for old in [0, 1, base, base + 1] {
         let error = store.list("/compact/", None, 0, Some(old)).await.err();
         assert!(matches!(error, Some(Error::Compacted { .. })), "{old}: {error:?}");
-        let error = store.watch("/compact/", old).await.err();
+        let error = watch(store, "/compact/", old).await.err();
         assert!(matches!(error, Some(Error::Compacted { .. })), "{old}: {error:?}");
     }
     check_page(
@@ -408,7 +421,7 @@ async fn compaction(store: &dyn Store) {
         0,
     );
     check_page(&store.list("/compact/", None, 0, None).await.unwrap(), &["/compact/a"], 0);
-    let mut watch = store.watch("/compact/", base + 3).await.unwrap();
+    let mut watch = watch(store, "/compact/", base + 3).await.unwrap();
     assert_eq!(show(&events_until(&mut watch, last).await, base), "-/compact/b@4 /compact/a=3@5");
     store.compact(last).await.unwrap();
     let after = create(store, "/compact/b", "2").await;

@@ -22,12 +22,7 @@ const NEVER: u32 = 0;
 
 pub(crate) struct Entry {
     raw: Raw,
-    pub uid: Box<str>,
-    pub labels: Labels,
-    /// The uid of the controlling owner.
-    pub owner: Option<Arc<str>>,
-    /// Each index that finds it, by number, and the value it is found under.
-    pub values: Box<[(u8, Arc<str>)]>,
+    pub place: Place,
     typed: Mutex<Option<Item>>,
     /// The sweep before which it was last found among others.
     found: AtomicU32,
@@ -37,14 +32,15 @@ pub(crate) struct Entry {
 pub(crate) struct Place {
     pub uid: Box<str>,
     pub labels: Labels,
+    /// The uid of the controlling owner.
     pub owner: Option<Arc<str>>,
+    /// Each index that finds it, by number, and the value it is found under.
     pub values: Box<[(u8, Arc<str>)]>,
 }
 
 impl Entry {
     pub fn new(raw: Raw, item: Item, place: Place) -> Entry {
-        let Place { uid, labels, owner, values } = place;
-        Entry { raw, uid, labels, owner, values, typed: Mutex::new(Some(item)), found: AtomicU32::new(NEVER) }
+        Entry { raw, place, typed: Mutex::new(Some(item)), found: AtomicU32::new(NEVER) }
     }
 }
 

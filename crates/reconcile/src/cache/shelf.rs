@@ -83,14 +83,17 @@ impl Shelf {
     }
 
     pub fn get(&self, key: &Key) -> Option<Item> {
-        self.typed(self.state.read().objects.get(key).cloned())
+        let entry = self.state.read().objects.get(key).cloned();
+        self.typed(entry)
     }
 
     /// The object of this name and uid.
     pub fn get_exactly(&self, key: &Key, uid: &str) -> Option<Item> {
-        self.typed(self.state.read().objects.get(key).filter(|entry| &*entry.uid == uid).cloned())
+        let entry = self.state.read().objects.get(key).filter(|entry| &*entry.place.uid == uid).cloned();
+        self.typed(entry)
     }
 
+    /// Decodes it if need be, once nothing is locked any more.
     fn typed(&self, entry: Option<Arc<Entry>>) -> Option<Item> {
         let item = self.warm.item(&entry?);
         self.dusty.notify_one();
@@ -116,7 +119,7 @@ impl Shelf {
         let state = self.state.read();
         let range = state.objects.range((Bound::Included(Key::new(namespace, "")), Bound::Unbounded));
         let here = range.take_while(|(key, _)| &*key.namespace == namespace).map(|(_, entry)| entry);
-        self.found(here.filter(|entry| wanted(&entry.labels)).cloned().collect())
+        self.found(here.filter(|entry| wanted(&entry.place.labels)).cloned().collect())
     }
 
     pub fn owned_by(&self, uid: &str) -> impl Iterator<Item = Item> {
@@ -302,10 +305,10 @@ impl State {
 
     fn remove(&mut self, key: &Key) -> Option<Arc<Entry>> {
         let entry = self.objects.remove(key)?;
-        if let Some(owner) = &entry.owner {
+        if let Some(owner) = &entry.place.owner {
             forget(&mut self.by_owner, owner, key);
         }
-        for (number, value) in &entry.values {
+        for (number, value) in &entry.place.values {
             forget(&mut self.indexes[usize::from(*number)].found, value, key);
         }
         Some(entry)

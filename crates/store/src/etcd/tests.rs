@@ -70,7 +70,7 @@ async fn reads_and_watches_outlive_a_restart_of_etcd() {
     let Some(etcd) = Etcd::start(dir.path(), free_port()) else { return };
     let port = etcd.port;
     let store = etcd.connect().await;
-    let mut watch = store.watch("/a/", 1).await.unwrap();
+    let mut watch = suite::watch(&store, "/a/", 1).await.unwrap();
     let one = suite::create(&store, "/a/1", "x").await;
     assert_eq!(suite::events_until(&mut watch, one).await.len(), 1);
     drop(etcd);

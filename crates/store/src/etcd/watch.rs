@@ -5,62 +5,50 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use etcd_client::{EventType, WatchClient, WatchOptions, WatchResponse};
-use tokio::sync::mpsc;
 
 use super::header_revision;
-use crate::{Entry, Event, Revision, Watch};
+use crate::{Ear, Entry, Event, Listener, Revision, Watch};
 
-const CAPACITY: usize = 64;
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
-pub fn start(client: WatchClient, prefix: &str, after: Revision) -> Watch {
-    let (sender, events) = mpsc::channel(CAPACITY);
-    tokio::spawn(follow(client, prefix.to_owned(), after, sender));
-    Watch { events }
+pub fn start(client: WatchClient, prefix: &str, after: Revision, listener: Listener) -> Watch {
+    let (ear, watch) = Ear::new(listener);
+    let (prefix, unwanted) = (prefix.to_owned(), ear.unwanted());
+    tokio::spawn(async move {
+        tokio::select! {
+            () = follow(client, prefix, after, ear) => {}
+            () = unwanted => {}
+        }
+    });
+    watch
 }
 
-/// Ends when nobody listens or history is gone.
-async fn follow(
-    mut client: WatchClient,
-    prefix: String,
-    mut seen: Revision,
-    sender: mpsc::Sender<Vec<Event>>,
-) {
+/// Ends when history is gone.
+async fn follow(mut client: WatchClient, prefix: String, mut seen: Revision, mut ear: Ear) {
     let mut wait = FIRST_WAIT;
     loop {
         let before = seen;
-        tokio::select! {
-            () = sender.closed() => return,
-            end = follow_once(&mut client, &prefix, &mut seen, &sender) => match end {
-                End::Closed | End::Compacted => return,
-                End::Broken(reason) => {
-                    tracing::warn!(%reason, revision = seen, "the watch on etcd broke, trying again");
-                }
-            },
+        match follow_once(&mut client, &prefix, &mut seen, &mut ear).await {
+            End::Compacted => return,
+            End::Broken(reason) => {
+                tracing::warn!(%reason, revision = seen, "the watch on etcd broke, trying again");
+            }
         }
         if seen > before {
             wait = FIRST_WAIT;
         }
-        tokio::select! {
-            () = sender.closed() => return,
-            () = tokio::time::sleep(wait) => wait = (wait * 2).min(LONGEST_WAIT),
-        }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(LONGEST_WAIT);
     }
 }
 
 enum End {
-    Closed,
     Compacted,
     Broken(String),
 }
 
-async fn follow_once(
-    client: &mut WatchClient,
-    prefix: &str,
-    seen: &mut Revision,
-    sender: &mpsc::Sender<Vec<Event>>,
-) -> End {
+async fn follow_once(client: &mut WatchClient, prefix: &str, seen: &mut Revision, ear: &mut Ear) -> End {
     // A response holds whole revisions since it may not be cut in fragments; so going on after the last one
     // leaves nothing out.
     let options = WatchOptions::new()
@@ -86,17 +74,12 @@ async fn follow_once(
         if response.created() {
             continue;
         }
-        let (mut events, reached) = translate(&response, prefix, *seen);
+        let (events, reached) = translate(&response, prefix, *seen);
         if events.is_empty() && reached <= *seen {
             continue;
         }
-        if events.last().is_none_or(|last| last.revision() < reached) {
-            events.push(Event::Progress(reached));
-        }
         *seen = reached;
-        if sender.send(events).await.is_err() {
-            return End::Closed;
-        }
+        ear.tell(events, reached);
     }
 }
 

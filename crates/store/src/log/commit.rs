@@ -1,12 +1,15 @@
-//! The one thread that writes: it drains the queue, decides, writes once, syncs once, then makes the batch
-//! visible, tells the watchers and answers everybody. It sleeps when there is nothing to do.
+//! How writes are committed: the queue is drained, decided, written once and synced once; then the batch is visible,
+//! the watchers are told and everybody is answered.
+//!
+//! A thread of its own does so, and sleeps when there is nothing to do. A write that comes alone is committed by whoever
+//! brings it ([`Desk::at_once`]): waking one thread and then another costs as much as all the rest.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,6 +21,7 @@ use super::snapshot::{self, Pin};
 use super::watchers::Watchers;
 use super::{Config, segment};
 use crate::{Error, Revision, Write};
+use tokio::sync::oneshot;
 
 /// Writes and bytes of one batch; beyond that, the first have waited long enough.
 const BATCH_WRITES: usize = 4096;
@@ -26,6 +30,8 @@ const BATCH_BYTES: usize = 8 << 20;
 const TRIM: usize = 1000;
 /// Keys that should have expired are tried this often on a failed disk.
 const EXPIRE_RETRY: Duration = Duration::from_secs(1);
+/// A disk that takes less than this for a write, on average, is quick: one may wait for it where others wait too.
+const QUICK: Duration = Duration::from_millis(1);
 
 pub enum Command {
     Write(Write, Reply<Revision>),
@@ -36,18 +42,29 @@ pub enum Command {
     Close,
 }
 
+/// Where writes are handed in.
+pub struct Desk {
+    committer: Arc<Mutex<Committer>>,
+    commands: Sender<Command>,
+    /// The thread is at work, or has ended.
+    awake: Arc<AtomicBool>,
+}
+
 pub struct Committer {
     config: Config,
     dir: PathBuf,
     memory: Arc<RwLock<Memory>>,
     watchers: Arc<Watchers>,
-    queue: Receiver<Command>,
     commands: Sender<Command>,
     journal: Journal,
     expiries: BTreeSet<(u64, Arc<str>)>,
     /// Which revision was the newest when, to forget history by age.
     marks: VecDeque<(Instant, Revision)>,
     snapshot: Option<Snapshotting>,
+    /// What a durable write took of late; `None` when it is not known, or no more may be written.
+    pace: Option<Duration>,
+    /// The thread has to look after something.
+    chores: bool,
 }
 
 /// A snapshot being written by a thread of its own.
@@ -56,13 +73,102 @@ struct Snapshotting {
     thread: JoinHandle<()>,
 }
 
-impl Committer {
-    pub fn new(
+impl Desk {
+    /// Starts the thread.
+    pub fn open(
         config: Config,
         dir: PathBuf,
         memory: Arc<RwLock<Memory>>,
         watchers: Arc<Watchers>,
-        (commands, queue): (Sender<Command>, Receiver<Command>),
+        recovered: Recovered,
+    ) -> io::Result<(Desk, JoinHandle<()>)> {
+        let (commands, queue) = mpsc::channel();
+        let committer = Committer::new(config, dir, memory, watchers, commands.clone(), recovered)?;
+        let committer = Arc::new(Mutex::new(committer));
+        let awake = Arc::new(AtomicBool::new(false));
+        let desk = Desk { committer: committer.clone(), commands, awake: awake.clone() };
+        let thread = std::thread::Builder::new()
+            .name("store-commit".into())
+            .spawn(move || run(&committer, &queue, &awake))?;
+        Ok((desk, thread))
+    }
+
+    pub fn send(&self, command: Command) -> Result<(), mpsc::SendError<Command>> {
+        self.commands.send(command)
+    }
+
+    /// Commits the write here and now and waits for the disk, if nobody else writes and the disk is quick. Else the
+    /// write is given back, for the thread.
+    pub fn at_once(&self, write: Write) -> Result<Result<Revision, Error>, Write> {
+        // What is lazy or expires is looked after by the thread.
+        if write.lazy || write.ttl.is_some() || self.awake.load(Ordering::Acquire) {
+            return Err(write);
+        }
+        let Ok(mut committer) = self.committer.try_lock() else { return Err(write) };
+        if committer.pace.is_none_or(|pace| pace > QUICK) {
+            return Err(write);
+        }
+        let (reply, mut answer) = oneshot::channel();
+        let (batch, _) = committer.gather(Some(Command::Write(write, reply)), || None);
+        committer.commit(batch);
+        if committer.is_untidy() {
+            let _ = self.send(Command::Wake);
+        }
+        drop(committer);
+        Ok(answer
+            .try_recv()
+            .unwrap_or_else(|_| Err(Error::Unavailable { reason: "the store failed".into() })))
+    }
+}
+
+#[cfg(test)]
+impl Desk {
+    /// As if writes had taken that long, once the thread sleeps.
+    pub async fn set_pace(&self, pace: Option<Duration>) {
+        while self.awake.load(Ordering::Acquire) {
+            tokio::task::yield_now().await;
+        }
+        self.committer.lock().unwrap().pace = pace;
+    }
+}
+
+/// What the thread does. It ends when somebody who held the committer broke: what is in it is not to be trusted then.
+fn run(committer: &Mutex<Committer>, queue: &Receiver<Command>, awake: &AtomicBool) {
+    while let Ok(wait) = committer.lock().map(|committer| committer.deadline()) {
+        awake.store(false, Ordering::Release);
+        let first = match wait {
+            None => queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(wait) => queue.recv_timeout(wait),
+        };
+        awake.store(true, Ordering::Release);
+        let first = match first {
+            Ok(command) => Some(command),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(Command::Close),
+        };
+        let Ok(mut committer) = committer.lock() else { return };
+        let (mut batch, after) = committer.gather(first, || queue.try_recv().ok());
+        committer.expire(&mut batch);
+        committer.commit(batch);
+        match after {
+            Some(Command::Compact(revision, reply)) => {
+                let _ = reply.send(committer.compact(revision));
+            }
+            Some(Command::Snapshotted(result)) => committer.snapshotted(result),
+            Some(Command::Close) => return committer.close(),
+            Some(Command::Write(..) | Command::Wake) | None => {}
+        }
+        committer.tidy();
+    }
+}
+
+impl Committer {
+    fn new(
+        config: Config,
+        dir: PathBuf,
+        memory: Arc<RwLock<Memory>>,
+        watchers: Arc<Watchers>,
+        commands: Sender<Command>,
         recovered: Recovered,
     ) -> io::Result<Committer> {
         let journal = Journal::open(&dir, &config.faults, &recovered)?;
@@ -78,41 +184,14 @@ impl Committer {
             dir,
             memory,
             watchers,
-            queue,
             commands,
             journal,
             expiries,
             marks,
             snapshot: None,
+            pace: None,
+            chores: false,
         })
-    }
-
-    pub fn run(mut self) {
-        loop {
-            let first = match self.deadline() {
-                None => self.queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(wait) => self.queue.recv_timeout(wait),
-            };
-            let first = match first {
-                Ok(command) => Some(command),
-                Err(RecvTimeoutError::Timeout) => None,
-                Err(RecvTimeoutError::Disconnected) => Some(Command::Close),
-            };
-            let (mut batch, after) = self.gather(first);
-            self.expire(&mut batch);
-            self.commit(batch);
-            match after {
-                Some(Command::Compact(revision, reply)) => {
-                    let _ = reply.send(self.compact(revision));
-                }
-                Some(Command::Snapshotted(result)) => self.snapshotted(result),
-                Some(Command::Close) => return self.close(),
-                Some(Command::Write(..) | Command::Wake) | None => {}
-            }
-            self.journal.tend(self.config.lazy_delay);
-            self.forget_history();
-            self.start_snapshot();
-        }
     }
 
     /// How long to sleep when nothing comes in; `None`: there is nothing to wake up for.
@@ -131,8 +210,12 @@ impl Committer {
             .min()
     }
 
-    /// Decides the writes that wait in the queue, up to a command that is something else.
-    fn gather(&self, first: Option<Command>) -> (Batch, Option<Command>) {
+    /// Decides the writes that wait, up to a command that is something else.
+    fn gather(
+        &self,
+        first: Option<Command>,
+        mut queue: impl FnMut() -> Option<Command>,
+    ) -> (Batch, Option<Command>) {
         let memory = self.read();
         let mut batch = Batch::after(memory.revision());
         let (mut next, mut bytes) = (first, 0);
@@ -142,7 +225,7 @@ impl Committer {
             bytes += write.value.as_ref().map_or(0, bytes::Bytes::len);
             batch.decide(&memory, now, write, reply);
             if batch.answers.len() < BATCH_WRITES && bytes < BATCH_BYTES {
-                next = self.queue.try_recv().ok();
+                next = queue();
             }
         }
         (batch, None)
@@ -169,8 +252,14 @@ impl Committer {
 
     fn commit(&mut self, batch: Batch) {
         if !batch.changes.is_empty() {
+            let begun = Instant::now();
             if let Err(reason) = self.journal.store(&batch.changes, batch.before, batch.durable) {
+                self.pace = None;
                 return self.refuse(batch, &reason);
+            }
+            if batch.durable {
+                let took = begun.elapsed();
+                self.pace = Some(self.pace.map_or(took, |pace| (pace * 7 + took) / 8));
             }
             let last = batch.last();
             for change in &batch.changes {
@@ -182,14 +271,29 @@ impl Committer {
                 let mut memory = self.write();
                 batch.changes.into_iter().map(|change| memory.apply(change)).collect()
             };
-            self.watchers.publish(&self.memory, &events, last);
+            self.watchers.publish(&events, last);
             let now = Instant::now();
             if self.marks.back().is_none_or(|(when, _)| now - *when >= self.config.history_age / 10) {
                 self.marks.push_back((now, last));
+                self.chores = true;
             }
         }
         for (reply, answer) in batch.answers {
             let _ = reply.send(answer);
+        }
+    }
+
+    fn is_untidy(&self) -> bool {
+        self.chores || self.snapshot_is_due() || self.config.history_floor(&self.read()) > 0
+    }
+
+    /// What is not urgent for those who write.
+    fn tidy(&mut self) {
+        self.chores = false;
+        self.journal.tend(self.config.lazy_delay);
+        self.forget_history();
+        if self.snapshot_is_due() {
+            self.start_snapshot();
         }
     }
 
@@ -241,15 +345,16 @@ impl Committer {
         }
     }
 
-    /// Once the log outweighs the data: a new segment, and beside it a snapshot of all before.
+    /// Once the log outweighs the data.
+    fn snapshot_is_due(&self) -> bool {
+        self.snapshot.is_none()
+            && self.journal.bytes >= self.config.snapshot_bytes
+            && self.journal.bytes >= self.read().live_bytes()
+    }
+
+    /// A new segment, and beside it a snapshot of all before.
     fn start_snapshot(&mut self) {
-        let (live, revision) = {
-            let memory = self.read();
-            (memory.live_bytes(), memory.revision())
-        };
-        if self.snapshot.is_some() || self.journal.bytes < self.config.snapshot_bytes.max(live) {
-            return;
-        }
+        let revision = self.read().revision();
         let Some(sequence) = self.journal.rotate(revision) else { return };
         let pin = Pin::new(&self.memory);
         let (dir, faults, done) = (self.dir.clone(), self.config.faults.clone(), self.commands.clone());
@@ -278,6 +383,7 @@ impl Committer {
     }
 
     fn close(&mut self) {
+        self.pace = None;
         let last = self.read().revision();
         self.journal.close(last);
         // The directory must be left alone before its lock is.

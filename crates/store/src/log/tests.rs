@@ -5,6 +5,7 @@ mod damage;
 mod faults;
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
 
 use super::*;
 use crate::suite::{self, create, delete, next_events, put, update};
@@ -65,7 +66,7 @@ async fn a_restart_keeps_data_revisions_and_history() {
         let store = open(dir.path());
         assert_eq!(contents(&store).await, before);
         assert_eq!(store.revision().await.unwrap(), last);
-        let mut watch = store.watch("/", b).await.unwrap();
+        let mut watch = suite::watch(&store, "/", b).await.unwrap();
         let events = next_events(&mut watch).await;
         assert!(
             matches!(&events[..], [Event::Put { entry, created: false }, Event::Delete { .. }] if entry.revision == a)
@@ -99,7 +100,7 @@ async fn after_closing_reads_work_and_nothing_else() {
     let dir = directory();
     let store = open(dir.path());
     create(&store, "/a", "").await;
-    let mut watch = store.watch("/", store.revision().await.unwrap()).await.unwrap();
+    let mut watch = suite::watch(&store, "/", store.revision().await.unwrap()).await.unwrap();
     store.close();
     assert_eq!(watch.events.recv().await, None);
     assert!(store.get("/a").await.unwrap().is_some());
@@ -119,7 +120,7 @@ async fn keys_expire_by_the_clock_also_across_a_restart() {
         store.write(Write { ttl: hour, ..put(key, "", Expect::Absent) }).await.unwrap();
         now.fetch_add(10, Ordering::SeqCst);
     }
-    let mut watch = store.watch("/", 3).await.unwrap();
+    let mut watch = suite::watch(&store, "/", 3).await.unwrap();
     now.store(1_000_000 + 3600, Ordering::SeqCst);
     store.wake();
     assert_eq!(next_events(&mut watch).await, [Event::Delete { key: "/a".into(), revision: 4 }]);
@@ -127,7 +128,7 @@ async fn keys_expire_by_the_clock_also_across_a_restart() {
     drop(store);
     now.fetch_add(10, Ordering::SeqCst);
     let store = LogStore::open(dir.path(), config).unwrap();
-    let mut watch = store.watch("/", 4).await.unwrap();
+    let mut watch = suite::watch(&store, "/", 4).await.unwrap();
     assert_eq!(next_events(&mut watch).await, [Event::Delete { key: "/b".into(), revision: 5 }]);
 }
 
@@ -179,28 +180,9 @@ async fn history_is_bounded_by_events_bytes_and_age() {
         store.compact(1).await.unwrap();
         let oldest = last - store.read().floor();
         assert!(oldest < kept, "{oldest}");
-        let old = store.watch("/", last - kept).await.err();
+        let old = suite::watch(&store, "/", last - kept).await.err();
         assert!(matches!(old, Some(Error::Compacted { .. })), "{old:?}");
     }
-}
-
-#[tokio::test]
-async fn a_watcher_too_far_behind_is_ended() {
-    let dir = directory();
-    let store = LogStore::open(dir.path(), Config { history_events: 50, ..Config::default() }).unwrap();
-    let mut stuck = store.watch("/", 1).await.unwrap();
-    let mut last = create(&store, "/a", "").await;
-    for _ in 0..300 {
-        last = update(&store, "/a", "", last).await;
-    }
-    let mut reached = 1;
-    while let Some(events) = suite::next_batch(&mut stuck).await {
-        for event in &events {
-            assert_eq!(event.revision(), reached + 1, "no gap, no repetition");
-            reached += 1;
-        }
-    }
-    assert!(reached < last);
 }
 
 #[tokio::test]
@@ -339,4 +321,34 @@ async fn writes_that_wait_share_one_sync_and_none_is_seen_before_it() {
     assert_eq!(revisions, (3..52).collect::<Vec<_>>());
     assert!(syncing.try_recv().is_err());
     armed.store(false, Ordering::SeqCst);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_that_comes_alone_is_committed_where_it_is_asked_for() {
+    let dir = directory();
+    let by = Arc::new(Mutex::new(Vec::new()));
+    let log = by.clone();
+    let faults: Faults = Arc::new(move |op| {
+        if op == Op::Sync {
+            let thread = std::thread::current();
+            log.lock().unwrap().push(thread.name() == Some("store-commit"));
+        }
+        Ok(())
+    });
+    let store = LogStore::open(dir.path(), Config { faults, ..Config::default() }).unwrap();
+    let check = async |pace: Option<Duration>, write: Write, by_thread: bool| {
+        store.desk.set_pace(pace).await;
+        by.lock().unwrap().clear();
+        store.write(write).await.unwrap();
+        assert_eq!(*by.lock().unwrap(), [by_thread], "with pace {pace:?}");
+    };
+    let new = |key: &str| put(key, "", Expect::Absent);
+    check(None, new("/unknown"), true).await;
+    check(Some(Duration::ZERO), new("/quick"), false).await;
+    check(Some(Duration::from_millis(9)), new("/slow"), true).await;
+    check(Some(Duration::ZERO), Write { ttl: Some(Duration::from_secs(9)), ..new("/expires") }, true).await;
+    check(Some(Duration::ZERO), Write { lazy: true, ..new("/lazy") }, true).await;
+    store.close();
+    let late = store.write(new("/late")).await;
+    assert!(matches!(late, Err(Error::Unavailable { .. })), "{late:?}");
 }

@@ -51,7 +51,7 @@ async fn what_is_written_is_sealed_and_what_is_read_is_plain() {
     let dir = tempfile::tempdir().unwrap();
     let inner: Arc<dyn Store> = Arc::new(LogStore::open(dir.path(), Config::default()).unwrap());
     let store = Sealed::new(inner.clone(), secrets(&["k1"], true));
-    let mut watch = store.watch("/registry/", 1).await.unwrap();
+    let mut watch = crate::suite::watch(&store, "/registry/", 1).await.unwrap();
     let revision = store.write(put(KEY, "hush hush", Expect::Absent)).await.unwrap();
     store.write(put("/registry/pods/default/p", "open", Expect::Absent)).await.unwrap();
 

@@ -33,7 +33,7 @@ async fn write_again(store: &LogStore, write: Write) -> Revision {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failing_disk_is_told_of_and_recovered_from() {
     for op in [Op::Write, Op::Sync] {
         let dir = directory();
@@ -42,7 +42,7 @@ async fn a_failing_disk_is_told_of_and_recovered_from() {
         let a = create(&store, "/a", "1").await;
         let lazy = Write { lazy: true, ..put("/lazy", "1", Expect::Absent) };
         let lazy = store.write(lazy).await.unwrap();
-        let mut watch = store.watch("/", lazy).await.unwrap();
+        let mut watch = suite::watch(&store, "/", lazy).await.unwrap();
         broken.store(true, Ordering::SeqCst);
         for _ in 0..3 {
             match store.write(put("/a", "2", Expect::Revision(a))).await {
@@ -76,7 +76,7 @@ async fn a_failing_disk_is_told_of_and_recovered_from() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failed_snapshot_loses_nothing() {
     for op in [Op::Create, Op::Rename] {
         let dir = directory();
@@ -184,7 +184,7 @@ impl Drop for Small {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_really_full_disk() {
     let Some(small) = Small::mount() else { return };
     let (dir, filler) = (small.0.path().join("store"), small.0.path().join("filler"));
