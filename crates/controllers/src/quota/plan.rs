@@ -72,15 +72,25 @@ pub fn count<'a>(
     (used, recheck)
 }
 
+fn read(list: &BTreeMap<String, Text>) -> ResourceList {
+    list.iter().filter_map(|(name, text)| Some((name.clone(), Quantity::parse(&text.0).ok()?))).collect()
+}
+
+/// What a quota says is used of it.
+pub fn used(quota: &ResourceQuota) -> ResourceList {
+    quota.status.as_ref().and_then(|status| status.used.as_ref()).map(read).unwrap_or_default()
+}
+
+/// Whether there is less of anything.
+pub fn is_less(list: &ResourceList, than: &ResourceList) -> bool {
+    list.iter().any(|(name, quantity)| than.get(name).is_some_and(|other| quantity < other))
+}
+
 /// The quota with what is used of it, where it says something else.
 pub fn counted(quota: &ResourceQuota, used: &ResourceList) -> Option<ResourceQuota> {
     let status = quota.status.clone().unwrap_or_default();
     let hard = hard(quota);
-    let read = |list: &BTreeMap<String, Text>| -> ResourceList {
-        list.iter().filter_map(|(name, text)| Some((name.clone(), Quantity::parse(&text.0).ok()?))).collect()
-    };
-    let told = status.used.as_ref().map(read).unwrap_or_default();
-    if read(&hard) == read(&status.hard.unwrap_or_default()) && told == *used {
+    if read(&hard) == read(&status.hard.unwrap_or_default()) && self::used(quota) == *used {
         return None;
     }
     let text = |list: &ResourceList| {
