@@ -16,7 +16,7 @@ pub const DATA_DIR: &str = "/var/lib/skiff";
 pub struct Flags {
     /// What to log: error, warn, info, debug, or a filter such as `apiserver=debug`
     #[arg(long, global = true, default_value = "info", env = "SKIFF_LOG")]
-    pub log: String,
+    pub log: tracing_subscriber::filter::Targets,
     #[command(subcommand)]
     pub command: Command,
 }

@@ -28,6 +28,7 @@ mod welcome;
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use tracing_subscriber::prelude::*;
 
 use flags::{Command, Flags};
 
@@ -51,11 +52,8 @@ fn main() -> ExitCode {
         Err(error) => return fail(&error),
     };
     let flags = Flags::parse_from(arguments);
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_env_filter(flags.log.as_str())
-        .with_target(false)
-        .init();
+    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    tracing_subscriber::registry().with(log.with_filter(flags.log)).init();
     let result = match flags.command {
         Command::Server(flags) => server::run(*flags),
         Command::Agent(flags) => agent::run(*flags),
