@@ -10,6 +10,7 @@ use reconcile::Object as _;
 use reconcile::placement::{selects, untolerated};
 use schema::quantity::Quantity;
 
+use crate::abilities::Abilities;
 use crate::manifests::MIRROR;
 
 /// From this priority on a pod is one that the cluster cannot do without.
@@ -23,7 +24,7 @@ pub struct Refusal {
 }
 
 /// What speaks against the pod beside `others`, which have been let in before.
-pub fn judge(pod: &Pod, node: &Node, others: &[Arc<Pod>]) -> Option<Refusal> {
+pub fn judge(pod: &Pod, node: &Node, others: &[Arc<Pod>], runtime: Abilities) -> Option<Refusal> {
     let spec = pod.spec.as_ref()?;
     if let Some(refusal) = wrong_system(pod, spec) {
         return Some(refusal);
@@ -35,10 +36,7 @@ pub fn judge(pod: &Pod, node: &Node, others: &[Arc<Pod>]) -> Option<Refusal> {
     }
     let strict =
         spec.security_context.as_ref().and_then(|context| context.supplemental_groups_policy.as_deref());
-    let features = node.status.as_ref().and_then(|status| status.features.as_ref());
-    if strict == Some("Strict")
-        && features.and_then(|features| features.supplemental_groups_policy) != Some(true)
-    {
+    if strict == Some("Strict") && !runtime.strict_groups {
         return Some(Refusal {
             reason: "SupplementalGroupsPolicyNotSupported".to_owned(),
             message: "SupplementalGroupsPolicy=Strict is not supported in this node".to_owned(),
@@ -181,7 +179,8 @@ mod tests {
         }))
         .expect("a node");
         let others: Vec<Arc<Pod>> = others.iter().cloned().map(Arc::new).collect();
-        let found = judge(pod, &node, &others).map(|refusal| (refusal.reason, refusal.message));
+        let found =
+            judge(pod, &node, &others, Abilities::default()).map(|refusal| (refusal.reason, refusal.message));
         assert_eq!(found.as_ref().map(|(reason, message)| (reason.as_str(), message.as_str())), expected);
     }
 

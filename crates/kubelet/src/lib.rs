@@ -4,6 +4,7 @@
 //! ([`pod::plan`], pure), does it, and writes what there is to say ([`pod::status`], pure). Containers outlive
 //! this process; a new one finds them again by their labels. Read [`run`], then [`worker::reconcile`].
 
+mod abilities;
 mod admission;
 mod apparmor;
 mod ask;
@@ -64,6 +65,7 @@ pub use server::Api;
 pub use shutdown::plan::{Period, periods};
 pub use sysctls::is_own as is_own_sysctl;
 
+use abilities::Abilities;
 use memory::Memory;
 use observed::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID};
 
@@ -95,6 +97,7 @@ struct Node {
     runtime_name: String,
     /// As in `containerd://1.7`.
     runtime_version: String,
+    abilities: Mutex<Abilities>,
     settings: Settings,
     /// The numbers that pods with users of their own have.
     users: users::Users,
@@ -138,8 +141,10 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         }
     };
     let controller = Controller::new("pods", &ctx);
+    let abilities = runtime.status().await.map(|told| Abilities::of(&told)).unwrap_or_default();
     let node = Arc::new(Node {
         runtime,
+        abilities: Mutex::new(abilities),
         runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
         runtime_name: version.runtime_name,
         users: users::Users::open(&config.settings.pods),

@@ -6,14 +6,14 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::{
     ContainerImage, DaemonEndpoint, Node as ApiNode, NodeAddress, NodeCondition, NodeDaemonEndpoints,
-    NodeFeatures, NodeRuntimeHandler, NodeRuntimeHandlerFeatures, NodeSpec, NodeStatus, NodeSystemInfo,
-    Taint,
+    NodeSpec, NodeStatus, NodeSystemInfo, Taint,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference, Time};
 use reconcile::{Error, Key, Object as _, Patch};
 use serde_json::json;
 
+use crate::abilities::{self, Abilities};
 use crate::{Node, huge_pages, look_at_all, network};
 
 const LEASE_SECONDS: i32 = 40;
@@ -237,10 +237,11 @@ async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
     for (name, amount) in extended {
         resources.entry(name.clone()).or_insert_with(|| amount.clone());
     }
-    let mut told = node.runtime.status().await;
-    let handlers = told.as_mut().map(|told| std::mem::take(&mut told.runtime_handlers)).unwrap_or_default();
-    let strict = told.as_ref().ok().and_then(|told| told.features.as_ref());
-    let strict = strict.is_some_and(|features| features.supplemental_groups_policy);
+    let told = node.runtime.status().await;
+    if let Ok(told) = &told {
+        *node.abilities.lock() = Abilities::of(told);
+    }
+    let (runtime_handlers, features) = abilities::shown(&node.runtime_name, told.as_ref().ok());
     let unready = match told {
         _ if *node.is_going_down.borrow() => Some("node is shutting down".to_owned()),
         Err(error) => Some(format!("[container runtime is down: {error}]")),
@@ -289,17 +290,9 @@ async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
     for (name, (_, healthy)) in lent {
         allocatable.insert(name, Quantity(healthy.to_string()));
     }
-    let handlers = handlers.into_iter().map(|handler| NodeRuntimeHandler {
-        name: Some(handler.name),
-        features: handler.features.map(|features| NodeRuntimeHandlerFeatures {
-            recursive_read_only_mounts: Some(features.recursive_read_only_mounts),
-            user_namespaces: Some(features.user_namespaces),
-        }),
-    });
-    let handlers: Vec<NodeRuntimeHandler> = handlers.collect();
     NodeStatus {
-        runtime_handlers: (!handlers.is_empty()).then_some(handlers),
-        features: strict.then_some(NodeFeatures { supplemental_groups_policy: Some(true) }),
+        runtime_handlers,
+        features,
         capacity: Some(resources),
         allocatable: Some(allocatable),
         addresses: Some(match before.addresses.clone().filter(|_| node.presentation.is_external) {

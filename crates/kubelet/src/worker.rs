@@ -217,7 +217,7 @@ fn misplaced(node: &Node, pod: &Pod) -> Option<Refusal> {
     }
     let beside = |other: &Arc<Pod>| other.uid() != pod.uid() && !crate::pod::is_over(other) && is_in(other);
     let others: Vec<Arc<Pod>> = on_node.into_iter().filter(beside).collect();
-    let refusal = admission::judge(pod, &host, &others);
+    let refusal = admission::judge(pod, &host, &others, *node.abilities.lock());
     memories.entry(pod.uid().to_owned()).or_default().let_in = refusal.is_none();
     refusal
 }
@@ -272,7 +272,7 @@ fn tell_of_pauses(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
 async fn tell(node: &Node, pod: &Pod, seen: &Observed) -> Result<(), Error> {
     let Some(current) = node.ctx.caches.pods().get_exactly(&pod.key(), pod.uid()) else { return Ok(()) };
     let memory = node.remember(pod, |memory| memory.clone());
-    let (node_ips, recursive) = (node.settings.node_ips(), node.mounts_recursively_read_only());
+    let (node_ips, recursive) = (node.settings.node_ips(), node.abilities.lock().recursive_read_only);
     let host = Host { ips: &node_ips, runtime: &node.runtime_name, recursive };
     let now = node.ctx.clock.now();
     let mut status = status(&current, seen, &memory, &host, now);
@@ -574,15 +574,6 @@ impl Node {
         let found = status.runtime_handlers.iter().find(|known| known.name == handler);
         let has = found.and_then(|known| known.features.as_ref()).is_some_and(|has| has.user_namespaces);
         if has { Ok(()) } else { Err(not) }
-    }
-
-    /// Whether the runtime makes all that is mounted below a mount read only as well, as this node has told.
-    pub fn mounts_recursively_read_only(&self) -> bool {
-        let own = self.ctx.caches.nodes().get(&Key::new("", &self.settings.node_name));
-        let handlers = own.and_then(|own| own.status.as_ref()?.runtime_handlers.clone()).unwrap_or_default();
-        let own = handlers.iter().find(|handler| handler.name.as_deref().unwrap_or_default().is_empty());
-        let features = own.and_then(|handler| handler.features.as_ref());
-        features.and_then(|features| features.recursive_read_only_mounts) == Some(true)
     }
 
     pub fn sources(&self) -> Cluster<'_> {
