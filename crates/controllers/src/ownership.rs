@@ -111,7 +111,7 @@ async fn release<O: Object, T: Cached>(
 }
 
 /// Asks the server rather than the cache: what an owner adopts after its end has nobody to clean it up.
-async fn is_alive<O: Object>(ctx: &Ctx, owner: &O) -> Result<bool, Error> {
+pub async fn is_alive<O: Object>(ctx: &Ctx, owner: &O) -> Result<bool, Error> {
     match ctx.client.get::<O>(&owner.key()).await {
         Ok(fresh) => Ok(fresh.uid() == owner.uid() && !fresh.is_deleting()),
         Err(error) if error.is_not_found() => Ok(false),

@@ -87,8 +87,13 @@ async fn reconcile<T: Replicated>(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
 
     let related = || owner.related_pods(ctx);
     let change = plan::change(&set, &active, related, ctx.clock.now());
+    let ending = plan::terminating(&set, &selector, &all);
+    // Where pods come to an end, the set may be gone as well, and its cache has yet to hear of it.
+    if matches!(change, Change::Create(_)) && ending > 0 && !ownership::is_alive(ctx, owner.as_ref()).await? {
+        return Ok(Next::Change);
+    }
     let (pods, failure) = match change {
-        Change::None => (plan::Pods { active, terminating: plan::terminating(&set, &selector, &all) }, None),
+        Change::None => (plan::Pods { active, terminating: ending }, None),
         Change::Create(count) => {
             let failure = create(ctx, owner.as_ref(), &set, count).await;
             (plan::own(&set, &selector, &candidates()), failure)
