@@ -365,6 +365,46 @@ async fn a_full_disk_is_named() {
     assert!(failed.to_string().contains(&at.display().to_string()), "{failed}");
 }
 
+/// A certificate that is its own authority is trusted by those alone who have been given exactly it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_that_vouches_for_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let own = |name: &str| {
+        let mut params = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let key = rcgen::KeyPair::generate().unwrap();
+        (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
+    };
+    let (shown, other, misnamed) = (own("127.0.0.1"), own("127.0.0.1"), own("registry.example"));
+    for (served, trusted, is_good) in
+        [(&shown, &shown, true), (&shown, &other, false), (&misnamed, &misnamed, false)]
+    {
+        let issued = pki::Issued { cert_pem: served.0.clone(), key_pem: served.1.clone() };
+        let tls = pki::server_config(pki::Serving::new(&issued).unwrap(), &[]).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let host = listener.local_addr().unwrap().to_string();
+        tokio::spawn(async move {
+            let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
+            while let Ok((connection, _)) = listener.accept().await {
+                let Ok(mut stream) = acceptor.accept(connection).await else { continue };
+                let _ = stream.read(&mut [0; 4096]).await;
+                let _ = stream.write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n").await;
+                let _ = stream.shutdown().await;
+            }
+        });
+        let (file, authority) = (dir.path().join("registries.yaml"), dir.path().join("ca.pem"));
+        std::fs::write(&authority, &trusted.0).unwrap();
+        let text = format!("configs:\n  '{host}':\n    tls: {{ca_file: {}}}\n", authority.display());
+        std::fs::write(&file, text).unwrap();
+        let store = Store::open(&dir.path().join("images")).unwrap();
+        let puller = Puller::new(store, Settings::read(&file).unwrap());
+        let name = Reference::parse(&format!("{host}/team/app:v1")).unwrap();
+        let failed = puller.pull(&name, None).await.unwrap_err().to_string();
+        let expected = if is_good { "not found" } else { "invalid peer certificate" };
+        assert!(failed.contains(expected), "{failed}");
+    }
+}
+
 /// All that a file for registries may say: a mirror of another name, for repositories of other names, that wants to see
 /// a certificate and a password.
 #[tokio::test(flavor = "multi_thread")]

@@ -28,7 +28,7 @@ pub use identity::{Identity, identity_of};
 pub use kubeconfig::kubeconfig;
 pub use leaf::{Issued, Leaf, Usage, ends, load_or_issue, self_signed};
 pub use request::Request;
-pub use showing::{Showing, dialing_config, trusting};
+pub use showing::{Showing, dialing_config, trusting, trusting_itself};
 pub use tls::{ClientAuthority, Dialing, Serving, anybody, certified, server_config, unverified};
 
 /// Why a certificate could not be made, read or used.

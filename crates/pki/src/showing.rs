@@ -75,10 +75,19 @@ pub fn trusting(roots: Vec<CertificateDer<'static>>) -> Result<Arc<dyn ServerCer
     for root in &roots {
         store.add(root.clone()).map_err(|source| Error::Tls { source })?;
     }
+    trusting_itself(store, roots)
+}
+
+/// The same where only some of the roots may be a server's own certificate: trusts whoever one of `store` vouches for,
+/// and a server that shows one of `own`.
+pub fn trusting_itself(
+    store: RootCertStore,
+    own: Vec<CertificateDer<'static>>,
+) -> Result<Arc<dyn ServerCertVerifier>, Error> {
     let provider = Arc::new(ring::default_provider());
     let chains = WebPkiServerVerifier::builder_with_provider(Arc::new(store), provider).build();
     let chains = chains.map_err(|source| Error::ClientAuthority { source })?;
-    Ok(Arc::new(Trusting { chains, roots }))
+    Ok(Arc::new(Trusting { chains, roots: own }))
 }
 
 #[derive(Debug)]

@@ -62,6 +62,8 @@ pub struct Config {
     pub cni: Cni,
     /// What there is to say about registries, as k3s' `registries.yaml`.
     pub registries: PathBuf,
+    /// Whether registries that have mirrors there are not asked themselves.
+    pub mirrors_only: bool,
     /// Where seccomp profiles are looked for.
     pub seccomp_profiles: PathBuf,
     /// The ports of this machine that pods ask for which were made over the socket. Those of a kubelet in this process

@@ -1,7 +1,7 @@
 //! The command line. Flags are named as in k3s where k3s has the same thing.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 use jiff::SignedDuration;
@@ -55,6 +55,24 @@ pub enum Command {
     Restore(BackupFlags),
 }
 
+/// Where this program's own runtime gets images from.
+#[derive(Clone, Debug, Default, Args)]
+pub struct RegistryFlags {
+    /// Mirrors, certificates and passwords of registries [default: agent/registries.yaml in the data directory]
+    #[arg(long)]
+    pub private_registry: Option<PathBuf>,
+    /// Do not ask a registry itself that has mirrors
+    #[arg(long)]
+    pub disable_default_registry_endpoint: bool,
+}
+
+impl RegistryFlags {
+    /// The file with what there is to say about registries.
+    pub fn file(&self, data_dir: &Path) -> PathBuf {
+        self.private_registry.clone().unwrap_or_else(|| data_dir.join("agent/registries.yaml"))
+    }
+}
+
 /// What a node is told, wherever its API server is.
 #[derive(Clone, Debug, Args)]
 pub struct NodeFlags {
@@ -80,6 +98,8 @@ pub struct NodeFlags {
     /// Where CNI's programs are
     #[arg(long, value_delimiter = ',', default_values = crate::containerd::NETWORK_PROGRAMS)]
     pub cni_bin_dir: Vec<PathBuf>,
+    #[command(flatten)]
+    pub registries: RegistryFlags,
     /// The address this node serves logs and streams of its containers on
     #[arg(long, default_value = "0.0.0.0")]
     pub kubelet_address: IpAddr,
@@ -417,6 +437,8 @@ pub struct RuntimeFlags {
     /// Where CNI's programs are
     #[arg(long, value_delimiter = ',', default_values = crate::containerd::NETWORK_PROGRAMS)]
     pub cni_bin_dir: Vec<PathBuf>,
+    #[command(flatten)]
+    pub registries: RegistryFlags,
 }
 
 #[derive(Debug, Args)]
@@ -552,6 +574,8 @@ pub enum ImageAction {
     Ls,
     /// Fetch images from their registries
     Pull {
+        #[command(flatten)]
+        registries: RegistryFlags,
         #[arg(required = true)]
         names: Vec<String>,
     },

@@ -62,9 +62,13 @@ fn own(flags: &ImageFlags) -> anyhow::Result<()> {
             let output = File::create(file).with_context(|| format!("cannot write {}", file.display()))?;
             image::export(&store, names, std::io::BufWriter::new(output))?;
         }
-        ImageAction::Pull { names } => {
-            let settings = image::pull::Settings::read(&flags.data_dir.join("agent/registries.yaml"));
-            let puller = image::pull::Puller::new(store, settings.map_err(anyhow::Error::msg)?);
+        ImageAction::Pull { registries, names } => {
+            let settings = image::pull::Settings::read(&registries.file(&flags.data_dir));
+            let settings = image::pull::Settings {
+                mirrors_only: registries.disable_default_registry_endpoint,
+                ..settings.map_err(anyhow::Error::msg)?
+            };
+            let puller = image::pull::Puller::new(store, settings);
             let executor = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             for name in names {
                 let pulled = executor.block_on(puller.pull(&image::Reference::parse(name)?, None));

@@ -16,7 +16,7 @@ use crate::address::{self, Address};
 use crate::certificates::KUBELET_CLIENT;
 use crate::containerd;
 use crate::facts::Facts;
-use crate::flags::{NodeFlags, RuntimeFlags};
+use crate::flags::{NodeFlags, RegistryFlags, RuntimeFlags};
 use crate::kubelet_config;
 use crate::reset;
 use crate::server::{private_dir, told_to_stop};
@@ -62,7 +62,7 @@ pub async fn runtime(
         Some(socket) => socket,
         None => {
             let (conf_dir, bin_dirs) = (flags.cni_conf_dir.clone(), flags.cni_bin_dir.clone());
-            let config = embedded(data_dir, Cni { conf_dir, bin_dirs })?;
+            let config = embedded(data_dir, Cni { conf_dir, bin_dirs }, &flags.registries)?;
             let own = Embedded::open(runtime::embedded::Config { host_ports, ..config }).await?;
             offer(&own, data_dir, shutdown);
             return Ok(Arc::new(own));
@@ -80,7 +80,7 @@ pub fn runtime_alone(flags: &RuntimeFlags) -> anyhow::Result<()> {
         let range =
             |text: &String| text.parse().map_err(|error: String| anyhow::anyhow!("{text:?}: {error}"));
         let ranges = flags.pod_cidr.iter().map(range).collect::<anyhow::Result<_>>()?;
-        let config = embedded(&flags.data_dir, Cni { conf_dir, bin_dirs })?;
+        let config = embedded(&flags.data_dir, Cni { conf_dir, bin_dirs }, &flags.registries)?;
         let config = runtime::embedded::Config { ranges, ..config };
         let table = services::proxy_config(String::new(), &flags.cluster_cidr, &[])?;
         let ports = Some(config.host_ports.subscribe());
@@ -152,7 +152,11 @@ fn offer(own: &Embedded, data_dir: &Path, mut shutdown: watch::Receiver<bool>) {
 }
 
 /// The embedded runtime's own settings.
-pub fn embedded(data_dir: &Path, cni: Cni) -> anyhow::Result<runtime::embedded::Config> {
+pub fn embedded(
+    data_dir: &Path,
+    cni: Cni,
+    registries: &RegistryFlags,
+) -> anyhow::Result<runtime::embedded::Config> {
     // Supervisors are somewhere else when they look for it.
     let data_dir = std::path::absolute(data_dir).context("no absolute path for the data directory")?;
     Ok(runtime::embedded::Config {
@@ -162,7 +166,8 @@ pub fn embedded(data_dir: &Path, cni: Cni) -> anyhow::Result<runtime::embedded::
         // Until the node is given its own.
         ranges: Vec::new(),
         cni,
-        registries: data_dir.join("agent/registries.yaml"),
+        registries: registries.file(&data_dir),
+        mirrors_only: registries.disable_default_registry_endpoint,
         seccomp_profiles: data_dir.join("agent/seccomp"),
         host_ports: watch::Sender::default(),
     })

@@ -12,7 +12,7 @@ use sys::cgroup::Cgroups;
 use sys::netlink::Netlink;
 
 use crate::containerd::NETWORK_PROGRAMS;
-use crate::flags::ResetFlags;
+use crate::flags::{RegistryFlags, ResetFlags};
 use crate::{node, services};
 
 /// The cgroup all pods are in.
@@ -97,7 +97,7 @@ async fn end_pods(data_dir: &Path) -> anyhow::Result<Vec<String>> {
         conf_dir: "/etc/cni/net.d".into(),
         bin_dirs: NETWORK_PROGRAMS.map(PathBuf::from).to_vec(),
     };
-    let runtime = runtime::Embedded::open(node::embedded(data_dir, cni)?).await?;
+    let runtime = runtime::Embedded::open(node::embedded(data_dir, cni, &RegistryFlags::default())?).await?;
     let mut uids = Vec::new();
     for sandbox in runtime.sandboxes(&[]).await? {
         runtime.stop_sandbox(&sandbox.id).await?;

@@ -67,20 +67,26 @@ pub struct Registry {
 impl Registry {
     pub fn new(place: Place, name: &Reference, credentials: Option<Credentials>) -> Result<Registry, Error> {
         let mut roots = rustls::RootCertStore::empty();
-        let files = place
-            .tls
-            .ca_file
-            .as_deref()
-            .into_iter()
-            .chain(TRUSTED.iter().map(Path::new).filter(|path| path.exists()));
-        for path in files {
+        let read = |path: &Path| -> Result<Vec<CertificateDer<'static>>, Error> {
             let pem = std::fs::read(path).map_err(on("read", path))?;
-            // One that cannot be used is no reason to do without the others.
-            roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&pem).flatten());
+            Ok(CertificateDer::pem_slice_iter(&pem).flatten().collect())
+        };
+        // One that cannot be used is no reason to do without the others.
+        for path in TRUSTED.iter().map(Path::new).filter(|path| path.exists()) {
+            roots.add_parsable_certificates(read(path)?);
         }
+        // What is named for this registry may be its own certificate as well as that of its authority.
+        let named = place.tls.ca_file.as_deref().map(read).transpose()?;
+        roots.add_parsable_certificates(named.iter().flatten().cloned());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let unusable =
-            |error: rustls::Error| Error::Unusable { what: place.host.clone(), why: error.to_string() };
+        let what = |why: String| Error::Unusable { what: place.host.clone(), why };
+        let unusable = |error: rustls::Error| what(error.to_string());
+        let itself = match named {
+            Some(own) => {
+                Some(pki::trusting_itself(roots.clone(), own).map_err(|error| what(error.to_string()))?)
+            }
+            None => None,
+        };
         let tls = rustls::ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(unusable)?
@@ -89,8 +95,9 @@ impl Registry {
             Some((chain, key)) => tls.with_client_auth_cert(chain, key).map_err(unusable)?,
             None => tls.with_no_client_auth(),
         };
-        if place.tls.insecure_skip_verify {
-            tls.dangerous().set_certificate_verifier(pki::anybody());
+        let verifier = if place.tls.insecure_skip_verify { Some(pki::anybody()) } else { itself };
+        if let Some(verifier) = verifier {
+            tls.dangerous().set_certificate_verifier(verifier);
         }
         let connector = hyper_rustls::HttpsConnectorBuilder::new()
             .with_tls_config(tls)

@@ -21,6 +21,9 @@ pub struct Settings {
     // Names alone are as good as ones that say nothing.
     mirrors: Option<BTreeMap<String, Option<Mirror>>>,
     configs: Option<BTreeMap<String, Option<Config>>>,
+    /// A registry that has mirrors is not asked itself; not of the file, but of who reads it.
+    #[serde(skip)]
+    pub mirrors_only: bool,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -122,7 +125,9 @@ impl Settings {
             })
             .collect();
         // What is named twice is not asked twice.
-        places.push(self.place(None, registry, "", repository.to_owned()));
+        if places.is_empty() || !self.mirrors_only {
+            places.push(self.place(None, registry, "", repository.to_owned()));
+        }
         let mut seen: Vec<Place> = Vec::new();
         places.into_iter().for_each(|place| {
             if !seen.contains(&place) {
@@ -253,6 +258,21 @@ configs:
         );
         let without: Settings = schema::yaml::read("mirrors:\nconfigs:\n").unwrap();
         assert_eq!(without.places("127.0.0.1:5000", "a")[0].scheme, "http");
+    }
+
+    #[test]
+    fn mirrors_may_be_all_there_is() {
+        let text = "mirrors:\n  a.example: {endpoint: ['http://mirror:5000']}\n  b.example:\n";
+        let settings: Settings = schema::yaml::read(text).unwrap();
+        let hosts = |registry: &str, mirrors_only: bool| {
+            let settings = Settings { mirrors_only, ..settings.clone() };
+            settings.places(registry, "x").into_iter().map(|place| place.host).collect::<Vec<_>>()
+        };
+        assert_eq!(hosts("a.example", false), ["mirror:5000", "a.example"]);
+        assert_eq!(hosts("a.example", true), ["mirror:5000"]);
+        // Who has none is asked, or nobody would be.
+        assert_eq!(hosts("b.example", true), ["b.example"]);
+        assert_eq!(hosts("c.example", true), ["c.example"]);
     }
 
     #[test]

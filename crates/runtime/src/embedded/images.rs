@@ -112,7 +112,9 @@ impl Embedded {
             |why: String| refused("PullImage", format!("failed to pull and unpack image {name:?}: {why}"));
         let reference = image::Reference::parse(&name).map_err(|error| failed(error.to_string()))?;
         // Read each time: whoever changes the file should not have to restart anything.
-        let settings = image::pull::Settings::read(&self.inner.config.registries).map_err(failed)?;
+        let super::Config { registries, mirrors_only, .. } = &self.inner.config;
+        let settings = image::pull::Settings::read(registries).map_err(failed)?;
+        let settings = image::pull::Settings { mirrors_only: *mirrors_only, ..settings };
         let puller = image::pull::Puller::new(self.inner.images.clone(), settings);
         let pulled = puller.pull(&reference, auth.and_then(credentials).as_ref()).await;
         pulled.map(|image| image.id.to_string()).map_err(|error| failed(chain(&error)))

@@ -247,6 +247,7 @@ pub async fn open_with(dir: &Path, program: PathBuf) -> Embedded {
         },
         ranges: vec!["10.88.0.0/24".parse().expect("a range")],
         registries: dir.join("registries.yaml"),
+        mirrors_only: false,
         seccomp_profiles: dir.join("seccomp"),
         host_ports: tokio::sync::watch::Sender::default(),
     };
