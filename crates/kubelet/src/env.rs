@@ -1,14 +1,20 @@
 //! A container's environment: what the pod says, what it refers to, what Services there are. Pure; what is
 //! referred to comes from [`Sources`].
 
+mod file;
+
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{
-    ConfigMap, Container, EnvVarSource, ObjectFieldSelector, Pod, ResourceFieldSelector, Secret, Service,
+    ConfigMap, Container, EnvVarSource, FileKeySelector, ObjectFieldSelector, Pod, ResourceFieldSelector,
+    Secret, Service,
 };
 use reconcile::Object as _;
 use schema::quantity::Quantity;
+
+use crate::volumes::sub_path;
 
 /// Where the values come from that the pod does not have itself.
 pub trait Sources {
@@ -25,6 +31,9 @@ pub trait Sources {
 #[error("{0}")]
 pub struct Missing(pub String);
 
+/// Where the pod's volumes of that name are on this host.
+pub type Volumes<'a> = dyn Fn(&str) -> Option<&'a Path> + 'a;
+
 /// What a pod knows of itself only once it is about to run.
 pub struct Addresses<'a> {
     pub host_ips: &'a [String],
@@ -37,6 +46,7 @@ pub fn environment(
     container: &Container,
     sources: &dyn Sources,
     addresses: &Addresses<'_>,
+    volumes: &Volumes<'_>,
 ) -> Result<Vec<(String, String)>, Missing> {
     let mut result: Vec<(String, String)> = Vec::new();
     let mut services = BTreeMap::new();
@@ -81,6 +91,7 @@ pub fn environment(
                 };
                 Some(expand(text, &known))
             }
+            (_, Some(EnvVarSource { file_key_ref: Some(reference), .. })) => from_file(reference, volumes)?,
             (_, Some(from)) => taken(pod, container, from, sources, addresses)?,
             _ => Some(String::new()),
         };
@@ -140,6 +151,26 @@ fn taken(
         };
     }
     Ok(None)
+}
+
+/// What a container before this one has left in a file.
+fn from_file(reference: &FileKeySelector, volumes: &Volumes<'_>) -> Result<Option<String>, Missing> {
+    let FileKeySelector { key, path, volume_name, optional } = reference;
+    let place = volumes(volume_name)
+        .ok_or_else(|| Missing(format!("cannot find the volume {volume_name:?} referenced by FileKeyRef")))?;
+    let opened = sub_path::file(place, path).map_err(|error| error.to_string());
+    let found = opened.and_then(|opened| file::find(&mut std::io::BufReader::new(opened), key));
+    let found = found.map_err(|why| {
+        tracing::warn!(path, %why, "cannot read variables from a file");
+        Missing("couldn't parse env file".to_owned())
+    })?;
+    match found.filter(|value| !value.is_empty()) {
+        None if *optional != Some(true) => {
+            let at = place.join(path.trim_start_matches('/'));
+            Err(Missing(format!("environment variable key {key:?} not found in file {at:?}")))
+        }
+        found => Ok(found),
+    }
 }
 
 /// A field of the pod by its path.

@@ -48,7 +48,6 @@ pub async fn start(
         note(node, pod, &spec.name, Severity::Warning, "Failed", format!("Error: {why}"));
         failed("CreateContainerConfigError", why)
     };
-    let env = environment(pod, spec, &sources, &addresses()).map_err(|missing| unusable(missing.0))?;
     let materials = Materials {
         ctx: &node.ctx,
         sources: &sources,
@@ -64,6 +63,9 @@ pub async fn start(
             return Err(failed("ContainerCreating", ""));
         }
     };
+    // Only now, since variables may come from files in volumes.
+    let path = |name: &str| places.get(name).map(|place| place.path.as_path());
+    let env = environment(pod, spec, &sources, &addresses(), &path).map_err(|missing| unusable(missing.0))?;
     let creating = |message: String| {
         note(node, pod, &spec.name, Severity::Warning, "Failed", format!("Error: {message}"));
         failed("CreateContainerError", message)

@@ -6,7 +6,7 @@ mod disk;
 pub mod iscsi;
 mod nfs;
 mod refused;
-mod sub_path;
+pub mod sub_path;
 mod tools;
 
 use std::collections::BTreeMap;

@@ -112,8 +112,10 @@ impl Cluster {
     async fn create(&self, name: &str, mut spec: Value) {
         spec["nodeName"] = json!("here");
         spec["terminationGracePeriodSeconds"] = json!(1);
-        for container in spec["containers"].as_array_mut().into_iter().flatten() {
-            container["image"] = json!("busybox:1.36");
+        for list in ["initContainers", "containers"] {
+            for container in spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
+                container["image"] = json!("busybox:1.36");
+            }
         }
         let value = json!({"metadata": {"name": name, "namespace": "default", "labels": {"app": name}}, "spec": spec});
         let pod: Pod = serde_json::from_value(value).expect("a pod");
@@ -284,6 +286,49 @@ async fn pods_run_and_go_and_leave_nothing() {
         (containers.is_empty() && sandboxes.is_empty() && !files && cgroups == [0, 0]).then_some(())
     };
     cluster.until("nothing is left", nothing).await;
+    node.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn variables_come_from_files() {
+    let (cluster, node) = Cluster::start().await;
+    let pod = |written: &str, path: &str, key: &str, optional: bool| {
+        let from = json!({"volumeName": "room", "path": path, "key": key, "optional": optional});
+        let mounts = json!([{"name": "room", "mountPath": "/room"}]);
+        json!({
+            "initContainers": [{"name": "before", "command": ["sh", "-c", written], "volumeMounts": mounts}],
+            // The volume need not be mounted where its file is used.
+            "containers": [{"name": "main", "env": [{"name": "X", "valueFrom": {"fileKeyRef": from}}]}],
+            "volumes": [{"name": "room", "emptyDir": {}}]
+        })
+    };
+    const WRITE: &str = r##"mkdir /room/a; printf "# made\nA='1'\nB='two\nlines' # b\n" > /room/a/env"##;
+    cluster.create("told", pod(WRITE, "a/env", "B", false)).await;
+    cluster.create("untold", pod(WRITE, "a/env", "C", true)).await;
+    for (name, expected) in [("told", "[two\nlines]"), ("untold", "[]")] {
+        let pod = cluster.becomes(name, "Running main:running ready#0").await;
+        assert_eq!(cluster.exec(&pod, "main", "echo \"[$X]\"").await, expected);
+    }
+    let volume = |name: &str| format!("/{name}/volumes/kubernetes.io~empty-dir/room");
+    for (name, spec, expected) in [
+        ("keyless", pod(WRITE, "a/env", "C", false), "environment variable key \"C\" not found in file \""),
+        ("fileless", pod(WRITE, "none", "A", true), "couldn't parse env file"),
+        // What a container links to is not the host's.
+        ("thief", pod("ln -s /etc/os-release /room/env", "env", "ID", false), "couldn't parse env file"),
+        ("unquoted", pod("echo A=1 > /room/env", "env", "A", true), "couldn't parse env file"),
+    ] {
+        cluster.create(name, spec).await;
+        let pod = cluster.becomes(name, "Pending main:CreateContainerConfigError#0").await;
+        let uid = pod.uid().to_owned();
+        let waiting = pod.status.and_then(|status| status.container_statuses?[0].state.clone()?.waiting);
+        let message = waiting.and_then(|waiting| waiting.message).unwrap_or_default();
+        let place = format!("{}/a/env\"", volume(&uid));
+        let is_expected = match expected.ends_with('"') {
+            true => message.starts_with(expected) && message.ends_with(&place),
+            false => message == expected,
+        };
+        assert!(is_expected, "{name}: {message}");
+    }
     node.end().await;
 }
 

@@ -64,10 +64,8 @@ fn own(flags: &ImageFlags) -> anyhow::Result<()> {
         }
         ImageAction::Pull { registries, names } => {
             let settings = image::pull::Settings::read(&registries.file(&flags.data_dir));
-            let settings = image::pull::Settings {
-                mirrors_only: registries.disable_default_registry_endpoint,
-                ..settings.map_err(anyhow::Error::msg)?
-            };
+            let settings = settings.map_err(anyhow::Error::msg)?;
+            let settings = settings.mirrors_only(registries.disable_default_registry_endpoint);
             let puller = image::pull::Puller::new(store, settings);
             let executor = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             for name in names {
@@ -125,7 +123,7 @@ fn remote(socket: &str, action: &ImageAction) -> anyhow::Result<()> {
                     runtime.remove_image(&spec(name)).await?;
                 }
             }
-            ImageAction::Pull { names } => {
+            ImageAction::Pull { names, .. } => {
                 for name in names {
                     let pulled = runtime.pull(&spec(name), None, &PodSandboxConfig::default()).await;
                     println!("{}", pulled.with_context(|| format!("cannot pull {name}"))?);

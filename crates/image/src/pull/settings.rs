@@ -23,7 +23,7 @@ pub struct Settings {
     configs: Option<BTreeMap<String, Option<Config>>>,
     /// A registry that has mirrors is not asked itself; not of the file, but of who reads it.
     #[serde(skip)]
-    pub mirrors_only: bool,
+    mirrors_only: bool,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -104,6 +104,11 @@ impl Settings {
             Some((pattern, error)) => Err(bad(format!("the rewrite {pattern:?}: {error}"))),
             None => Ok(settings),
         }
+    }
+
+    /// Whether registries that have mirrors are not asked themselves.
+    pub fn mirrors_only(self, mirrors_only: bool) -> Settings {
+        Settings { mirrors_only, ..self }
     }
 
     /// The places to try for a repository.
@@ -265,7 +270,7 @@ configs:
         let text = "mirrors:\n  a.example: {endpoint: ['http://mirror:5000']}\n  b.example:\n";
         let settings: Settings = schema::yaml::read(text).unwrap();
         let hosts = |registry: &str, mirrors_only: bool| {
-            let settings = Settings { mirrors_only, ..settings.clone() };
+            let settings = settings.clone().mirrors_only(mirrors_only);
             settings.places(registry, "x").into_iter().map(|place| place.host).collect::<Vec<_>>()
         };
         assert_eq!(hosts("a.example", false), ["mirror:5000", "a.example"]);

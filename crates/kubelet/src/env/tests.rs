@@ -45,7 +45,7 @@ fn of(container: serde_json::Value) -> Result<BTreeMap<String, String>, Missing>
     let container = &pod.spec.as_ref().expect("a spec").containers[0];
     let host_ips = ["192.0.2.1", "2001:db8::1"].map(str::to_owned);
     let addresses = Addresses { host_ips: &host_ips, pod_ips: &["10.42.0.7".to_owned()] };
-    environment(&pod, container, &Given, &addresses).map(|list| list.into_iter().collect())
+    environment(&pod, container, &Given, &addresses, &|_| None).map(|list| list.into_iter().collect())
 }
 
 #[track_caller]

@@ -50,7 +50,7 @@ fn open(place: &Path, part: &str) -> Result<OwnedFd, String> {
             _ => return Err(OUT.to_owned()),
         };
         way.push(name);
-        let look = || below(&root, &way);
+        let look = || below(&root, &way, flags, ResolveFlags::BENEATH);
         let found = match look() {
             Err(Errno::NOENT) => {
                 let parent = last.as_ref().map_or(root.as_fd(), AsFd::as_fd);
@@ -69,14 +69,23 @@ fn open(place: &Path, part: &str) -> Result<OwnedFd, String> {
     Ok(last.unwrap_or(root))
 }
 
+/// A file of the volume at `place`, to be read. Links lead where they would if the volume were all there is.
+pub fn file(place: &Path, part: &str) -> std::io::Result<std::fs::File> {
+    let root = rustix::fs::open(place, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    // A pipe must not keep us waiting.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = std::fs::File::from(below(&root, Path::new(part), flags, ResolveFlags::IN_ROOT)?);
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(std::io::Error::other("it is not a file")),
+    }
+}
+
 /// What is at a path below a directory.
-fn below(root: &OwnedFd, way: &Path) -> rustix::io::Result<OwnedFd> {
+fn below(root: &OwnedFd, way: &Path, flags: OFlags, how: ResolveFlags) -> rustix::io::Result<OwnedFd> {
     /// The kernel gives up on `..` while anything is mounted or renamed anywhere, which passes.
     const TRIES: usize = 1000;
-    let open = || {
-        let flags = OFlags::PATH | OFlags::CLOEXEC;
-        rustix::fs::openat2(root, way, flags, Mode::empty(), ResolveFlags::BENEATH)
-    };
+    let open = || rustix::fs::openat2(root, way, flags, Mode::empty(), how);
     let mut tried = (0..TRIES).map(|_| open());
     tried.find(|found| !matches!(found, Err(Errno::AGAIN))).unwrap_or(Err(Errno::AGAIN))
 }
@@ -104,6 +113,27 @@ mod tests {
         assert!(volume.join("new/deep").is_dir());
         for part in ["out", "out/passwd", "out/new", "up", "../x", "a/../../x"] {
             assert_eq!(open(&volume, part).map(drop), Err("it leads out of the volume".to_owned()), "{part}");
+        }
+    }
+
+    #[test]
+    fn files_are_those_of_the_volume() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let volume = dir.path().join("volume");
+        std::fs::create_dir_all(volume.join("etc")).expect("made");
+        std::fs::write(volume.join("etc/hostname"), "mine").expect("written");
+        std::fs::write(dir.path().join("secret"), "theirs").expect("written");
+        for (to, at) in [("/etc/hostname", "absolute"), ("../secret", "up"), ("/etc", "dir")] {
+            std::os::unix::fs::symlink(to, volume.join(at)).expect("linked");
+        }
+        let pipe = volume.join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, Mode::RWXU).expect("made");
+        let text = |part: &str| file(&volume, part).and_then(std::io::read_to_string).ok();
+        for part in ["etc/hostname", "/etc/hostname", "absolute", "dir/hostname", "../etc/hostname"] {
+            assert_eq!(text(part).as_deref(), Some("mine"), "{part}");
+        }
+        for part in ["up", "../secret", "dir", "pipe", "none", ""] {
+            assert_eq!(text(part), None, "{part}");
         }
     }
 

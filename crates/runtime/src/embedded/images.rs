@@ -114,7 +114,7 @@ impl Embedded {
         // Read each time: whoever changes the file should not have to restart anything.
         let super::Config { registries, mirrors_only, .. } = &self.inner.config;
         let settings = image::pull::Settings::read(registries).map_err(failed)?;
-        let settings = image::pull::Settings { mirrors_only: *mirrors_only, ..settings };
+        let settings = settings.mirrors_only(*mirrors_only);
         let puller = image::pull::Puller::new(self.inner.images.clone(), settings);
         let pulled = puller.pull(&reference, auth.and_then(credentials).as_ref()).await;
         pulled.map(|image| image.id.to_string()).map_err(|error| failed(chain(&error)))

@@ -1,0 +1,144 @@
+//! Variables from files that containers have written, in a small part of the shell's language: `NAME='value'`, where
+//! everything between the quotes, ends of lines included, is meant as it stands.
+//!
+//! Whoever writes such a file is not trusted: what is read of it at once is bounded.
+
+use std::io::{BufRead, Read as _};
+
+/// As upstream reads files.
+const LONGEST_LINE: u64 = 64 << 10;
+/// No process could be given more.
+const LARGEST_VALUE: usize = 2 << 20;
+
+const BLANKS: [char; 2] = [' ', '\t'];
+
+/// The value of a variable; what stands behind it is not looked at.
+pub fn find(file: &mut dyn BufRead, key: &str) -> Result<Option<String>, String> {
+    let mut lines = Lines { file, number: 0 };
+    while let Some(line) = lines.next()? {
+        let line = line.trim_start_matches(BLANKS);
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let wrong = |why: &str| Err(format!("line {}: {why}", lines.number));
+        let Some((name, value)) = line.split_once('=') else { return wrong("missing '='") };
+        if name.trim_end_matches(BLANKS).is_empty() {
+            return wrong("empty variable name");
+        }
+        if name.ends_with(BLANKS) {
+            return wrong("whitespace before '=' is not allowed");
+        }
+        // The shell takes this for nothing, and a command behind it.
+        if value.starts_with(BLANKS) {
+            if name == key {
+                return Ok(None);
+            }
+            continue;
+        }
+        let Some(quoted) = value.strip_prefix('\'') else {
+            return wrong("value must be enclosed in single quotes");
+        };
+        let (name, quoted) = (name.to_owned(), quoted.to_owned());
+        let value = lines.until_quote(quoted)?;
+        if name == key {
+            return Ok(Some(value));
+        }
+    }
+    Ok(None)
+}
+
+struct Lines<'a> {
+    file: &'a mut dyn BufRead,
+    number: usize,
+}
+
+impl Lines<'_> {
+    fn next(&mut self) -> Result<Option<String>, String> {
+        let mut line = Vec::new();
+        let read = (&mut *self.file).take(LONGEST_LINE).read_until(b'\n', &mut line);
+        if read.map_err(|error| error.to_string())? == 0 {
+            return Ok(None);
+        }
+        self.number += 1;
+        match line.pop_if(|last| *last == b'\n') {
+            Some(_) => drop(line.pop_if(|last| *last == b'\r')),
+            None if line.len() as u64 == LONGEST_LINE => {
+                return Err(format!("line {} is too long", self.number));
+            }
+            None => {}
+        }
+        Ok(Some(String::from_utf8_lossy(&line).into_owned()))
+    }
+
+    /// What follows an opening quote, up to the one that closes it and ends its line.
+    fn until_quote(&mut self, first: String) -> Result<String, String> {
+        let (mut value, mut rest, begun) = (String::new(), first, self.number);
+        loop {
+            if let Some((last, behind)) = rest.split_once('\'') {
+                let behind = behind.trim_start_matches(BLANKS);
+                if !behind.is_empty() && !behind.starts_with('#') {
+                    return Err(format!("line {}: unexpected content after closing quote", self.number));
+                }
+                return Ok(value + last);
+            }
+            value += &rest;
+            value.push('\n');
+            if value.len() > LARGEST_VALUE {
+                return Err(format!("line {begun}: the value is too long"));
+            }
+            let unclosed = || format!("starting at line {begun}: unclosed single quote");
+            rest = self.next()?.ok_or_else(unclosed)?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, expected: Result<Option<&str>, &str>) {
+        let found = find(&mut text.as_bytes(), "X");
+        let found = found.as_ref().map(Option::as_deref).map_err(String::as_str);
+        assert_eq!(found, expected, "{text:?}");
+    }
+
+    #[test]
+    fn what_a_file_may_say() {
+        check("", Ok(None));
+        check("X='1'", Ok(Some("1")));
+        check("# X='0'\n\n \t\n  X='1' # one\n", Ok(Some("1")));
+        check("A='x'\r\nX='1'\r\n", Ok(Some("1")));
+        check("X='  a $B \\n \"c\" = # d '\n", Ok(Some("  a $B \\n \"c\" = # d ")));
+        check("A='two\nX=\nlines'\nX='three\n\n  lines'", Ok(Some("three\n\n  lines")));
+        check("X='1'\nX='2'\nnonsense", Ok(Some("1")));
+        check("X=''", Ok(Some("")));
+        check("X= '1'\nX='2'", Ok(None));
+        check("A= nonsense\nX='2'", Ok(Some("2")));
+        check("XY='1'\nxX='2'", Ok(None));
+    }
+
+    #[test]
+    fn what_it_may_not() {
+        check("X", Err("line 1: missing '='"));
+        check("A='1'\n='1'", Err("line 2: empty variable name"));
+        check("X ='1'", Err("line 1: whitespace before '=' is not allowed"));
+        check("X=1", Err("line 1: value must be enclosed in single quotes"));
+        check("X=\"1\"", Err("line 1: value must be enclosed in single quotes"));
+        check("X=", Err("line 1: value must be enclosed in single quotes"));
+        check("X='1''2'", Err("line 1: unexpected content after closing quote"));
+        check("A='a\n\nX='2'", Err("line 3: unexpected content after closing quote"));
+        check("\nX='1\n\n", Err("starting at line 2: unclosed single quote"));
+        check(&"#".repeat(1 << 20), Err("line 1 is too long"));
+        check(&format!("X='{}", "a\n".repeat(2 << 20)), Err("line 1: the value is too long"));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn what_is_quoted_is_found(value in "[^'\r]{0,50}", text in "\\PC{0,50}") {
+            let written = format!("A='{value}'\nX='{value}'");
+            proptest::prop_assert_eq!(find(&mut written.as_bytes(), "X"), Ok(Some(value)));
+            let _ = find(&mut text.as_bytes(), "X");
+        }
+    }
+}
