@@ -1,29 +1,79 @@
-//! The cgroup of a pod: what its containers may use together, and its end after the runtime has said that nothing of the pod
-//! is left.
+//! The cgroup of a pod: where it is, what its containers may use together, and its end after the runtime has said that
+//! nothing of the pod is left. What pods of a kind have together is in [`levels`].
 //!
 //! The runtime removes the cgroups of containers, not the one of their pod that they are in. One that was killed while
 //! it began a container may have forgotten it altogether: what it had started then waits there for ever, and nobody but
 //! the kernel knows of it.
 
+mod levels;
+
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use api::resources::{add, list, of_pod};
+use api::resources::{ResourceList, add, list, of_pod};
 use k8s_openapi::api::core::v1::Pod;
+use reconcile::Object as _;
 use rustix::process::{Pid, Signal, kill_process};
 use schema::quantity::Quantity;
+use serde_json::Value;
 use sys::cgroup::{Cgroups, Limits};
 
 use crate::config::resources;
+pub(crate) use levels::keep;
+
+/// Where the kernel shows them: one hierarchy for all controllers, or one for each of them inside.
+const MOUNTED: &str = "/sys/fs/cgroup";
+/// All pods live under one cgroup of ours, so that all of it can be removed.
+const ROOT: &str = "skiff";
+/// Inside: pods that were promised all they may use are in none of these.
+const LEVELS: [&str; 2] = ["burstable", "besteffort"];
+
+/// The cgroup of a pod, by how much was promised to it.
+pub(crate) fn of(pod: &Pod) -> String {
+    of_below(Path::new(MOUNTED), pod)
+}
+
+fn of_below(root: &Path, pod: &Pod) -> String {
+    let [flat, burstable, best_effort] = names(pod.uid());
+    // Before there were levels all pods had the same place. Those that began there go on there.
+    let is_old = || bases(root).iter().any(|base| base.join(&flat).is_dir());
+    let name = match class(pod).as_ref() {
+        "Burstable" if !is_old() => burstable,
+        "BestEffort" if !is_old() => best_effort,
+        _ => flat,
+    };
+    format!("/{name}")
+}
+
+/// Wherever the cgroup of a pod may be.
+fn names(uid: &str) -> [String; 3] {
+    let [burstable, best_effort] = LEVELS.map(|level| format!("{ROOT}/{level}/pod{uid}"));
+    [format!("{ROOT}/pod{uid}"), burstable, best_effort]
+}
+
+/// Its quality of service.
+fn class(pod: &Pod) -> Cow<'_, str> {
+    match pod.status.as_ref().and_then(|status| status.qos_class.as_deref()) {
+        Some(class) if !class.is_empty() => class.into(),
+        _ => api::core::pod::qos_class(&serde_json::to_value(pod).unwrap_or_default()).into(),
+    }
+}
+
+/// What a pod asks for, with what running it takes.
+fn asked(spec: &Value) -> ResourceList {
+    let mut asked = of_pod(spec, "requests");
+    add(&mut asked, &list(spec, "overhead"));
+    asked
+}
 
 /// What a pod may use as a whole; no more than `pids` processes where that is more than none.
-pub fn limits(pod: &Pod, pids: i64) -> Limits {
+pub(crate) fn limits(pod: &Pod, pids: i64) -> Limits {
     let spec = serde_json::to_value(&pod.spec).unwrap_or_default();
-    let (mut asked, most) = (of_pod(&spec, "requests"), of_pod(&spec, "limits"));
+    let (asked, most) = (asked(&spec), of_pod(&spec, "limits"));
     let overhead = list(&spec, "overhead");
-    add(&mut asked, &overhead);
     // What one container has no limit for, the pod has none for either, unless it says so itself.
     let is_bounded = |name: &str| {
         let has = |resources: &serde_json::Value| resources["limits"][name].is_string();
@@ -34,25 +84,32 @@ pub fn limits(pod: &Pod, pids: i64) -> Limits {
         let bound = most.get(name).filter(|_| is_bounded(name))?;
         Some(overhead.get(name).map_or(*bound, |more| *bound + *more))
     };
-    let milli = asked.get("cpu").map_or(0, Quantity::milli);
     Limits {
-        cpu_shares: if milli > 0 { resources::shares(milli) } else { resources::LEAST_SHARES },
         cpu_quota: bound("cpu").map_or(0, |cpu| resources::quota(cpu.milli())),
         cpu_period: resources::PERIOD,
         memory: bound("memory").map_or(0, |memory| memory.value()),
         pids: pids.max(0),
-        ..Limits::default()
+        ..weighed(asked.get("cpu").map_or(0, Quantity::milli))
     }
 }
 
+/// The weight among others of somebody who asks for so many thousandths of a processor.
+fn weighed(milli: i64) -> Limits {
+    let shares = resources::shares(milli);
+    // Not as runtimes weigh containers: upstream's nodes have kept to a straight line from 2..262144 to 1..10000.
+    let weight = 1 + (shares - resources::LEAST_SHARES) * 9_999 / 262_142;
+    let unified = vec![("cpu.weight".to_owned(), weight.to_string())];
+    Limits { cpu_shares: shares, unified, ..Limits::default() }
+}
+
 /// The part that is about processors.
-pub fn time_only(limits: &Limits) -> Limits {
-    let Limits { cpu_shares, cpu_quota, cpu_period, .. } = *limits;
-    Limits { cpu_shares, cpu_quota, cpu_period, ..Limits::default() }
+pub(crate) fn time_only(limits: &Limits) -> Limits {
+    let Limits { cpu_shares, cpu_quota, cpu_period, ref unified, .. } = *limits;
+    Limits { cpu_shares, cpu_quota, cpu_period, unified: unified.clone(), ..Limits::default() }
 }
 
 /// Makes a cgroup that has these limits.
-pub fn limit(group: &str, limits: &Limits) -> io::Result<()> {
+pub(crate) fn limit(group: &str, limits: &Limits) -> io::Result<()> {
     let cgroups = Cgroups::of_host()?;
     cgroups.create(group)?;
     cgroups.limit(group, limits)
@@ -61,15 +118,27 @@ pub fn limit(group: &str, limits: &Limits) -> io::Result<()> {
 /// Ends what runs in the pod's cgroup although nobody knows of it, and removes the cgroup. Fails while something is left:
 /// the kernel takes a moment.
 pub fn clear(uid: &str) -> io::Result<()> {
-    clear_below(Path::new("/sys/fs/cgroup"), uid)
+    clear_below(Path::new(MOUNTED), uid)
+}
+
+/// Removes what pods are in, unless there still are some, of whomever.
+pub fn remove_levels() {
+    for root in bases(Path::new(MOUNTED)).iter().map(|base| base.join(ROOT)) {
+        let levels = LEVELS.map(|level| root.join(level));
+        levels.iter().chain([&root]).for_each(|place| drop(fs::remove_dir(place)));
+    }
+}
+
+/// The hierarchies, and what else is there.
+fn bases(root: &Path) -> Vec<PathBuf> {
+    let inner = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
+    inner.chain([root.to_owned()]).collect()
 }
 
 fn clear_below(root: &Path, uid: &str) -> io::Result<()> {
-    // One hierarchy for all controllers, or one for each of them; most of these are not there.
-    let inner = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
-    let bases = inner.chain([root.to_owned()]);
-    let groups: Vec<PathBuf> =
-        bases.map(|base| base.join(format!("skiff/pod{uid}"))).filter(|group| group.is_dir()).collect();
+    let names = names(uid);
+    let places = bases(root).into_iter().flat_map(|base| names.each_ref().map(|name| base.join(name)));
+    let groups: Vec<PathBuf> = places.filter(|group| group.is_dir()).collect();
     for group in &groups {
         remove(group);
     }
@@ -106,52 +175,4 @@ fn inside(group: &Path) -> Vec<PathBuf> {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    #[test]
-    fn what_pods_may_use_together() {
-        let check = |spec: Value, expected: (i64, i64, i64)| {
-            let pod: Pod =
-                serde_json::from_value(json!({"metadata": {}, "spec": spec.clone()})).expect("a pod");
-            let found = limits(&pod, 0);
-            assert_eq!((found.cpu_shares, found.cpu_quota, found.memory), expected, "{spec}");
-        };
-        let one = |requests: Value, limits: Value| json!({"name": "c", "resources": {"requests": requests, "limits": limits}});
-        let whole = || one(json!({"cpu": "500m"}), json!({"cpu": "1", "memory": "64Mi"}));
-        let open = || one(json!({"cpu": "250m"}), json!({"memory": "32Mi"}));
-        check(json!({"containers": [{"name": "c"}]}), (2, 0, 0));
-        check(json!({"containers": [whole()]}), (512, 100_000, 64 << 20));
-        check(json!({"containers": [whole(), open()]}), (768, 0, 96 << 20));
-        check(
-            json!({"containers": [whole()], "overhead": {"cpu": "500m", "memory": "1Mi"}}),
-            (1024, 150_000, 65 << 20),
-        );
-        let own = json!({"requests": {"cpu": "2"}, "limits": {"cpu": "3", "memory": "1Gi"}});
-        check(json!({"containers": [{"name": "c"}], "resources": own}), (2048, 300_000, 1 << 30));
-        let pod: Pod = serde_json::from_value(json!({"metadata": {}})).expect("a pod");
-        assert_eq!(limits(&pod, 100).pids, 100);
-    }
-
-    #[test]
-    fn what_is_empty_goes_and_what_runs_is_ended_first() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let group = |name: &str| dir.path().join(name);
-        fs::create_dir_all(group("memory/skiff/pod1/a/b")).expect("made");
-        fs::create_dir_all(group("skiff/pod1")).expect("made");
-        fs::create_dir_all(group("skiff/pod2/a")).expect("made");
-        let mut forgotten = std::process::Command::new("sleep").arg("1000").spawn().expect("a process");
-        // In the place of what the kernel does not let go.
-        fs::write(group("skiff/pod2/a/cgroup.procs"), format!("{}\n", forgotten.id())).expect("written");
-        clear_below(dir.path(), "1").expect("empty");
-        assert!(!group("memory/skiff/pod1").exists() && !group("skiff/pod1").exists());
-        let error = clear_below(dir.path(), "2").expect_err("in use");
-        assert!(error.to_string().ends_with("skiff/pod2 is still in use"), "{error}");
-        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&forgotten.wait().expect("ended")), Some(9));
-        fs::remove_file(group("skiff/pod2/a/cgroup.procs")).expect("removed");
-        clear_below(dir.path(), "2").expect("empty");
-        clear_below(dir.path(), "2").expect("gone already");
-    }
-}
+mod tests;

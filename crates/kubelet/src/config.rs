@@ -69,8 +69,8 @@ pub fn log_path(container: &str, attempt: u32) -> PathBuf {
     Path::new(container).join(format!("{attempt}.log"))
 }
 
-/// What the containers of the pod share.
-pub fn sandbox(pod: &Pod, attempt: u32, settings: &Settings) -> cri::PodSandboxConfig {
+/// What the containers of the pod share, in this cgroup.
+pub fn sandbox(pod: &Pod, attempt: u32, group: String, settings: &Settings) -> cri::PodSandboxConfig {
     let spec = pod.spec.clone().unwrap_or_default();
     let host_network = spec.host_network == Some(true);
     let mut labels = pod.metadata.labels.clone().unwrap_or_default();
@@ -98,7 +98,7 @@ pub fn sandbox(pod: &Pod, attempt: u32, settings: &Settings) -> cri::PodSandboxC
         labels,
         annotations: pod.metadata.annotations.clone().unwrap_or_default(),
         linux: Some(cri::LinuxPodSandboxConfig {
-            cgroup_parent: cgroup_parent(pod),
+            cgroup_parent: group,
             security_context: Some(security::sandbox(pod)),
             sysctls: security::sysctls(pod),
             ..cri::LinuxPodSandboxConfig::default()
@@ -181,11 +181,6 @@ pub fn look_into(config: &mut cri::ContainerConfig, target: Option<&str>) {
 fn identity(pod: &Pod) -> BTreeMap<String, String> {
     let labels = [(POD_NAME, pod.name()), (POD_NAMESPACE, pod.namespace()), (POD_UID, pod.uid())];
     labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into()
-}
-
-/// All pods live under one cgroup of ours, so that all of it can be removed.
-pub fn cgroup_parent(pod: &Pod) -> String {
-    format!("/skiff/pod{}", pod.uid())
 }
 
 /// The name by which others find the pod, where it has a domain.

@@ -47,7 +47,7 @@ impl Pool {
     }
 
     /// What the kernel calls the size, as in `2MB`.
-    fn cgroup(self) -> String {
+    pub fn cgroup(self) -> String {
         format!("{}B", written(self.size))
     }
 }

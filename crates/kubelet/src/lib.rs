@@ -9,7 +9,7 @@ mod admission;
 mod apparmor;
 mod ask;
 mod busy;
-mod cgroups;
+pub mod cgroups;
 mod changes;
 pub mod config;
 mod csi;
@@ -207,6 +207,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         () = dra::run(&node.ctx, &node.settings.node_name, &node.dra.drivers, || look_at_all(&node)) => {}
         () = node.dra.give_back_lost(&node.ctx, &node.settings.node_name) => {}
         () = node.devices.run() => {}
+        () = cgroups::keep(&node) => {}
         () = server::run(&node, config.api) => {}
         _ = shutdown.wait_for(|stop| *stop) => {}
     }

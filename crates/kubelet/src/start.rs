@@ -77,7 +77,7 @@ pub async fn start(
     let mounts = volumes::mounts(pod, spec, &mounted, recursive, &node.settings)
         .map_err(|why| unusable(why.to_string()))?;
     crate::identity::check(node, pod, spec, &image).await.map_err(unusable)?;
-    let mut sandbox_config = config::sandbox(pod, sandbox.attempt, &node.settings);
+    let mut sandbox_config = config::sandbox(pod, sandbox.attempt, crate::cgroups::of(pod), &node.settings);
     let mut config = config::container(pod, spec, attempt, &image, &env, mounts, &node.settings);
     config.devices.extend(volumes::devices(spec, &places).map_err(|why| unusable(why.to_string()))?);
     config.cdi_devices = node.dra.devices(pod, spec).map_err(unusable)?;
@@ -214,7 +214,7 @@ async fn image(node: &Node, pod: &Pod, needed: &Needed<'_>) -> Result<ImageSpec,
     }
     say(Severity::Normal, "Pulling", format!("Pulling image {name:?}"));
     let begun = Instant::now();
-    let sandbox = config::sandbox(pod, 0, &node.settings);
+    let sandbox = config::sandbox(pod, 0, crate::cgroups::of(pod), &node.settings);
     let keys: Vec<Option<AuthConfig>> = pull_secrets::keys(node, pod, &wanted.image);
     let mut last = String::new();
     for key in keys {

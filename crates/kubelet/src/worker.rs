@@ -352,7 +352,7 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
         Action::Resize { id, container } => {
             let Some(spec) = find(pod, &container) else { return };
             let resources = config::resources(pod, &spec, &node.settings);
-            let group = config::cgroup_parent(pod);
+            let group = crate::cgroups::of(pod);
             let whole = crate::cgroups::limits(pod, node.settings.keeping.pids);
             // The kernel wants no part to have more time than the whole; memory may wait for what is given back.
             let _ = crate::cgroups::limit(&group, &crate::cgroups::time_only(&whole));
@@ -397,11 +397,12 @@ fn memory_of_sandboxes(seen: &Observed) -> bool {
 async fn make_sandbox(node: &Node, pod: &Pod, attempt: u32) -> Result<(), String> {
     config::check_hostname(pod, &node.settings)?;
     let limits = crate::cgroups::limits(pod, node.settings.keeping.pids);
-    if let Err(error) = crate::cgroups::limit(&config::cgroup_parent(pod), &limits) {
+    let group = crate::cgroups::of(pod);
+    if let Err(error) = crate::cgroups::limit(&group, &limits) {
         // Its containers have limits of their own.
         tracing::warn!(%error, pod = %pod.key(), "cannot limit a pod as a whole");
     }
-    let mut config = config::sandbox(pod, attempt, &node.settings);
+    let mut config = config::sandbox(pod, attempt, group, &node.settings);
     std::fs::create_dir_all(&config.log_directory).map_err(|error| error.to_string())?;
     let handler = node.runtime_handler(pod).await?;
     if crate::users::are_own(pod) {

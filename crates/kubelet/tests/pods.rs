@@ -275,15 +275,8 @@ async fn pods_run_and_go_and_leave_nothing() {
         let containers = cluster.runtime.containers(&[]).await.expect("containers");
         let sandboxes = cluster.runtime.sandboxes(&[]).await.expect("sandboxes");
         let files = !is_empty(&cluster.path("pods")) || !is_empty(&cluster.path("logs"));
-        let cgroups = ["/sys/fs/cgroup/memory/skiff", "/sys/fs/cgroup/skiff"].map(|dir| {
-            let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-            entries
-                .filter(|entry| {
-                    uids.iter().any(|uid| entry.file_name().to_string_lossy() == format!("pod{uid}"))
-                })
-                .count()
-        });
-        (containers.is_empty() && sandboxes.is_empty() && !files && cgroups == [0, 0]).then_some(())
+        let cgroups = uids.iter().flat_map(|uid| testkit::cgroups_of_pod(uid)).count();
+        (containers.is_empty() && sandboxes.is_empty() && !files && cgroups == 0).then_some(())
     };
     cluster.until("nothing is left", nothing).await;
     node.end().await;

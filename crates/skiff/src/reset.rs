@@ -8,15 +8,12 @@ use anyhow::Context as _;
 use runtime::Runtime as _;
 use rustix::fs::FlockOperation;
 use rustix::mount::UnmountFlags;
-use sys::cgroup::Cgroups;
 use sys::netlink::Netlink;
 
 use crate::containerd::NETWORK_PROGRAMS;
 use crate::flags::{RegistryFlags, ResetFlags};
 use crate::{node, services};
 
-/// The cgroup all pods are in.
-const CGROUP: &str = "skiff";
 const POD_UID: &str = "io.kubernetes.pod.uid";
 /// How long processes may take to leave a cgroup.
 const LEAVE: Duration = Duration::from_secs(10);
@@ -80,15 +77,10 @@ pub async fn pods(data_dir: &Path, failures: &mut Failures) {
     // Those whose containers are gone may have left a cgroup.
     let volumes = std::fs::read_dir(data_dir.join("agent/pods")).into_iter().flatten().flatten();
     uids.extend(volumes.map(|entry| entry.file_name().to_string_lossy().into_owned()));
-    if let Some(cgroups) = failures.note(Cgroups::of_host().context("cannot find cgroups")) {
-        for uid in uids.iter().filter(|uid| !uid.is_empty()) {
-            failures.note(remove_cgroup(&cgroups, &format!("/{CGROUP}/pod{uid}")).await);
-        }
-        // Stays where pods of somebody else are in it.
-        for directory in cgroups.directories(CGROUP) {
-            let _ = std::fs::remove_dir(directory);
-        }
+    for uid in uids.iter().filter(|uid| !uid.is_empty()) {
+        failures.note(remove_cgroup(uid).await);
     }
+    kubelet::cgroups::remove_levels();
     failures.note(unmount(data_dir));
 }
 
@@ -107,14 +99,14 @@ async fn end_pods(data_dir: &Path) -> anyhow::Result<Vec<String>> {
     Ok(uids)
 }
 
-async fn remove_cgroup(cgroups: &Cgroups, group: &str) -> anyhow::Result<()> {
-    let tried = async {
-        while cgroups.remove(group).is_err() {
-            let _ = cgroups.kill(group);
-            tokio::time::sleep(AGAIN).await;
+async fn remove_cgroup(uid: &str) -> anyhow::Result<()> {
+    let begun = tokio::time::Instant::now();
+    loop {
+        match kubelet::cgroups::clear(uid) {
+            Err(_) if begun.elapsed() < LEAVE => tokio::time::sleep(AGAIN).await,
+            done => return done.context("cannot remove what a pod was in"),
         }
-    };
-    tokio::time::timeout(LEAVE, tried).await.with_context(|| format!("the cgroup {group} is still in use"))
+    }
 }
 
 /// Unmounts everything below a directory, the innermost first.

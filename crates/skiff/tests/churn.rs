@@ -5,7 +5,7 @@
 //! release. Needs root, kubectl and busybox; says so and passes where these are missing.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -263,10 +263,5 @@ fn entries(path: &Path) -> usize {
 
 /// Groups of pods, in all hierarchies.
 fn cgroups(uids: &BTreeSet<String>) -> usize {
-    let mut roots = vec![PathBuf::from("/sys/fs/cgroup")];
-    roots.extend(std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|dir| dir.path()));
-    roots.retain(|root| root.join("skiff").exists());
-    let there =
-        |uid: &String| roots.iter().filter(|root| root.join(format!("skiff/pod{uid}")).exists()).count();
-    uids.iter().map(there).sum()
+    uids.iter().map(|uid| testkit::cgroups_of_pod(uid).len()).sum()
 }

@@ -87,6 +87,7 @@ fn pods_live_and_die_by_kubectl_alone() {
     confined(&cluster);
     without_tools(&cluster);
     particulars(&cluster);
+    levels(&cluster);
     small(&cluster);
     images(&cluster);
     restart(&mut cluster);
@@ -142,11 +143,8 @@ fn rollouts_outlive_the_server() {
     cluster.server.kubectl(&["delete", "deployment", "many"]).ok();
     cluster.server.kubectl(&["delete", "pods", "--all", "--wait"]).ok();
     cluster.server.until("nothing is left", || cluster.traces().values().all(|count| *count == 0));
-    let roots = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup/pids", "/sys/fs/cgroup"];
-    let left = |uid: &str| {
-        roots.iter().any(|root| std::fs::exists(format!("{root}/skiff/pod{uid}")).unwrap_or(false))
-    };
-    cluster.server.until("their cgroups are gone", || !uids.split_whitespace().any(left));
+    let gone = |uid: &str| testkit::cgroups_of_pod(uid).is_empty();
+    cluster.server.until("their cgroups are gone", || uids.split_whitespace().all(gone));
 }
 
 /// Pods that take their time to end, more than a machine has hands: others begin meanwhile.
@@ -511,6 +509,48 @@ fn particulars(cluster: &Cluster) {
     let why = server.kubectl(&["get", "pod", "settler", "-o", path]).ok();
     let expected = "Pod was rejected: forbidden sysctl: \"kernel.core_pattern\" not allowlisted";
     assert_eq!(why, format!("SysctlForbidden: {expected}"));
+}
+
+/// Pods are in one cgroup with those who were promised as little, which weighs as much as that.
+fn levels(cluster: &Cluster) {
+    let server = &cluster.server;
+    let of_one = |name: &str, file: &[&str]| {
+        let uid = server.kubectl(&["get", "pod", name, "-o", "jsonpath={.metadata.uid}"]).ok();
+        let places = testkit::cgroups_of_pod(&uid);
+        let level =
+            places[0].parent().expect("it is in another").file_name().expect("it has a name").to_owned();
+        assert!(places.iter().all(|place| place.parent().is_some_and(|around| around.ends_with(&level))));
+        let read = |place: &std::path::Path| {
+            file.iter().find_map(|file| std::fs::read_to_string(place.join(file)).ok())
+        };
+        let weights = places.iter().find_map(|place| Some((read(place)?, read(place.parent()?)?)));
+        let (own, whole) = weights.expect("a weight");
+        let told = [level.to_string_lossy().into_owned(), own.trim().to_owned(), whole.trim().to_owned()];
+        (uid, told)
+    };
+    let asks = serde_json::json!({"requests": {"cpu": "500m"}});
+    for (name, resources) in [("promised", asks), ("unpromised", serde_json::json!({}))] {
+        let pod = serde_json::json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+            "spec": {
+                "terminationGracePeriodSeconds": 1,
+                "containers": [{"name": "main", "image": "busybox:1.36", "resources": resources}],
+            }
+        });
+        server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
+        server.wait_for_pod(name, "condition=Ready");
+    }
+    let files = ["cpu.shares", "cpu.weight"];
+    let is_v2 = std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    let (promised, [level, own, _]) = of_one("promised", &files);
+    // Others who run on this machine say what the whole weighs as well.
+    assert_eq!([level.as_str(), &own], ["burstable", if is_v2 { "20" } else { "512" }]);
+    let (unpromised, told) = of_one("unpromised", &files);
+    let least = if is_v2 { "1" } else { "2" };
+    assert_eq!(told, ["besteffort", least, least]);
+    server.kubectl(&["delete", "pods", "promised", "unpromised", "--wait"]).ok();
+    let gone = |uid: &String| testkit::cgroups_of_pod(uid).is_empty();
+    server.until("their cgroups are gone", || [&promised, &unpromised].into_iter().all(gone));
 }
 
 /// A pod whose volume needs a tool that the host lacks is told so, and goes when it is deleted.

@@ -42,11 +42,8 @@ impl Cluster {
 
     #[track_caller]
     fn until_cgroups_are_gone(&self, uids: &str) {
-        let roots = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup/pids", "/sys/fs/cgroup"];
-        let left = |uid: &str| {
-            roots.iter().any(|root| std::path::Path::new(root).join(format!("skiff/pod{uid}")).exists())
-        };
-        self.server.until("their cgroups are gone", || !uids.split_whitespace().any(left));
+        let gone = |uid: &str| testkit::cgroups_of_pod(uid).is_empty();
+        self.server.until("their cgroups are gone", || uids.split_whitespace().all(gone));
     }
 
     /// Connections that are open in the node's network.

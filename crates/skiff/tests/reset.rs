@@ -27,11 +27,12 @@ fn state(network: &Network, needles: &[String]) -> BTreeSet<String> {
     state.extend(mounts.lines().filter(|line| ours(line)).map(|line| format!("mount: {line}")));
     for hierarchy in ["/sys/fs/cgroup", "/sys/fs/cgroup/memory", "/sys/fs/cgroup/cpu", "/sys/fs/cgroup/pids"]
     {
-        for entry in std::fs::read_dir(format!("{hierarchy}/skiff")).into_iter().flatten().flatten() {
-            let path = entry.path().display().to_string();
-            if entry.path().is_dir() && ours(&path) {
-                state.insert(format!("cgroup: {path}"));
-            }
+        for level in ["", "/burstable", "/besteffort"] {
+            let entries =
+                std::fs::read_dir(format!("{hierarchy}/skiff{level}")).into_iter().flatten().flatten();
+            let groups = entries.map(|entry| entry.path()).filter(|path| path.is_dir());
+            let own = groups.map(|path| path.display().to_string()).filter(|path| ours(path));
+            state.extend(own.map(|path| format!("cgroup: {path}")));
         }
     }
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal};
 const STEP: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Groups of these names hold pods of everybody on the host, and stay.
-const SHARED: [&str; 2] = ["skiff", "k8s.io"];
+const SHARED: [&str; 4] = ["skiff/burstable/", "skiff/besteffort/", "skiff/", "k8s.io/"];
 
 /// Ends the pods of an embedded runtime below `dir`, takes away what is mounted there, and the cgroups of pods whose
 /// directories are in `pods`. Those in which something runs belong to another runtime, which ends them itself.
@@ -26,7 +26,7 @@ pub fn sweep(dir: &Path, pods: &Path) {
     }
     let uids = std::fs::read_dir(pods).into_iter().flatten().flatten().map(|entry| entry.file_name());
     for uid in uids {
-        remove_cgroup(&format!("skiff/pod{}", uid.display()));
+        pod_groups(&uid.to_string_lossy()).iter().for_each(|name| remove_cgroup(name));
     }
 }
 
@@ -100,13 +100,30 @@ pub(crate) fn cgroups_of(processes: &BTreeSet<u32>) -> BTreeSet<String> {
     for pid in processes {
         let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
         for path in text.lines().filter_map(|line| line.splitn(3, ':').nth(2)) {
-            let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
-            if parts.len() > 1 && SHARED.contains(&parts[0]) {
-                found.insert(parts[..2].join("/"));
-            }
+            found.extend(own_group(path.trim_matches('/')));
         }
     }
     found
+}
+
+/// The part of a path that is of one alone.
+fn own_group(path: &str) -> Option<String> {
+    let (shared, inner) = SHARED.iter().find_map(|shared| Some((shared, path.strip_prefix(shared)?)))?;
+    let own = inner.split('/').next().filter(|own| !own.is_empty())?;
+    let is_level = SHARED.contains(&&*format!("{shared}{own}/"));
+    (!is_level).then(|| format!("{shared}{own}"))
+}
+
+/// Wherever a node may put a pod.
+fn pod_groups(uid: &str) -> [String; 3] {
+    ["", "burstable/", "besteffort/"].map(|level| format!("skiff/{level}pod{uid}"))
+}
+
+/// The cgroups that a pod has, in all hierarchies.
+pub fn cgroups_of_pod(uid: &str) -> Vec<PathBuf> {
+    let names = pod_groups(uid);
+    let places = hierarchies().flat_map(|base| names.each_ref().map(|name| base.join(name)));
+    places.filter(|place| place.exists()).collect()
 }
 
 /// Removes a cgroup and those in it from all hierarchies, as far as nothing runs there.
@@ -157,6 +174,15 @@ fn mounted(dir: &Path) -> Vec<PathBuf> {
 mod tests {
     use super::*;
     use crate::Process;
+
+    #[test]
+    fn what_is_of_one_alone() {
+        let own = |path: &str| own_group(path).unwrap_or_default();
+        assert_eq!(own("skiff/pod1/c1"), "skiff/pod1");
+        assert_eq!(own("skiff/burstable/pod1/c1"), "skiff/burstable/pod1");
+        assert_eq!(own("k8s.io/c1"), "k8s.io/c1");
+        assert_eq!(["skiff", "skiff/burstable", "user/1", ""].map(own), ["", "", "", ""]);
+    }
 
     #[test]
     fn what_a_test_forgets_is_seen_and_can_be_ended() {

@@ -1,0 +1,117 @@
+//! What pods that were promised less than they may use have together: those that were promised something the time of
+//! processors that they were promised in all, those that were promised nothing next to none.
+//!
+//! Upstream's kubelet does so when it makes a pod, and every minute. Here it is done whenever a pod comes, changes or ends,
+//! and not otherwise.
+
+use std::io;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use schema::quantity::Quantity;
+use sys::cgroup::{Cgroups, Limits};
+use tokio::sync::Notify;
+
+use super::{LEVELS, ROOT, asked, class, weighed};
+use crate::{Node, huge_pages};
+
+/// More than any machine has.
+const UNBOUNDED: u64 = 1 << 62;
+
+/// Keeps the levels as the node's pods need them.
+pub async fn keep(node: &Node) {
+    let pods = node.ctx.caches.pods();
+    let changed = Arc::new(Notify::new());
+    let (news, own) = (changed.clone(), node.settings.node_name.clone());
+    pods.listen(move |change| {
+        // All that the levels depend on.
+        let seen = |pod: Option<&Arc<Pod>>| {
+            let pod = pod.filter(|pod| is_counted(pod))?;
+            let here = pod.spec.as_ref()?.node_name.as_deref() == Some(&own);
+            here.then_some(pod.metadata.generation)
+        };
+        if seen(change.before) != seen(change.after) {
+            news.notify_one();
+        }
+    });
+    pods.filled().await;
+    loop {
+        let here = pods.indexed("node", &node.settings.node_name);
+        let counted = here.iter().filter(|pod| is_counted(pod));
+        let promised = counted.fold(0, |sum: i64, pod| sum.saturating_add(promised(pod)));
+        let done = Cgroups::of_host().and_then(|cgroups| set(&cgroups, promised));
+        if let Err(error) = done {
+            tracing::warn!(%error, "cannot weigh pods by what they were promised");
+        }
+        changed.notified().await;
+    }
+}
+
+fn is_counted(pod: &Pod) -> bool {
+    !crate::pod::is_over(pod)
+}
+
+/// Thousandths of a processor that a pod counts for in its level.
+fn promised(pod: &Pod) -> i64 {
+    if class(pod) != "Burstable" {
+        return 0;
+    }
+    let spec = serde_json::to_value(&pod.spec).unwrap_or_default();
+    asked(&spec).get("cpu").map_or(0, Quantity::milli)
+}
+
+/// Makes the levels, where the first was promised so many thousandths of a processor.
+fn set(cgroups: &Cgroups, promised: i64) -> io::Result<()> {
+    for (level, milli) in LEVELS.into_iter().zip([promised, 0]) {
+        let group = format!("/{ROOT}/{level}");
+        let huge_pages = huge_pages::pools().into_iter().map(|pool| (pool.cgroup(), UNBOUNDED)).collect();
+        cgroups.create(&group)?;
+        cgroups.limit(&group, &Limits { huge_pages, ..weighed(milli) })?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn levels_weigh_what_was_promised() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let files = ["cpu/skiff/burstable", "cpu/skiff/besteffort"].map(|level| {
+            fs::create_dir_all(dir.path().join(level)).expect("made");
+            let file = dir.path().join(level).join("cpu.shares");
+            fs::write(&file, "").expect("written");
+            file
+        });
+        let v1 = Cgroups::V1 { hierarchies: vec![("cpu".to_owned(), dir.path().join("cpu"))] };
+        let check = |promised: i64, expected: [&str; 2]| {
+            for file in &files {
+                // The kernel takes each write for itself.
+                fs::write(file, "").expect("written");
+            }
+            set(&v1, promised).expect("set");
+            assert_eq!(files.each_ref().map(|file| fs::read_to_string(file).expect("read")), expected);
+        };
+        check(0, ["2", "2"]);
+        check(1500, ["1536", "2"]);
+        check(i64::MAX, ["262144", "2"]);
+    }
+
+    #[test]
+    fn only_part_of_the_pods_counts() {
+        let check = |class: &str, spec: Value, expected: i64| {
+            let pod = json!({"metadata": {}, "spec": spec.clone(), "status": {"qosClass": class}});
+            assert_eq!(promised(&serde_json::from_value(pod).expect("a pod")), expected, "{class} {spec}");
+        };
+        let one = || json!({"name": "c", "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}});
+        check("Burstable", json!({"containers": [one(), one()]}), 500);
+        check("Burstable", json!({"containers": [one()], "overhead": {"cpu": "50m"}}), 300);
+        check("Burstable", json!({"containers": [{"name": "c"}], "initContainers": [one()]}), 250);
+        check("Guaranteed", json!({"containers": [one()]}), 0);
+    }
+}

@@ -1,0 +1,74 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+#[test]
+fn what_pods_may_use_together() {
+    let check = |spec: Value, expected: (i64, i64, i64)| {
+        let pod: Pod = serde_json::from_value(json!({"metadata": {}, "spec": spec.clone()})).expect("a pod");
+        let found = limits(&pod, 0);
+        assert_eq!((found.cpu_shares, found.cpu_quota, found.memory), expected, "{spec}");
+    };
+    let one = |requests: Value, limits: Value| json!({"name": "c", "resources": {"requests": requests, "limits": limits}});
+    let whole = || one(json!({"cpu": "500m"}), json!({"cpu": "1", "memory": "64Mi"}));
+    let open = || one(json!({"cpu": "250m"}), json!({"memory": "32Mi"}));
+    check(json!({"containers": [{"name": "c"}]}), (2, 0, 0));
+    check(json!({"containers": [whole()]}), (512, 100_000, 64 << 20));
+    check(json!({"containers": [whole(), open()]}), (768, 0, 96 << 20));
+    check(
+        json!({"containers": [whole()], "overhead": {"cpu": "500m", "memory": "1Mi"}}),
+        (1024, 150_000, 65 << 20),
+    );
+    let own = json!({"requests": {"cpu": "2"}, "limits": {"cpu": "3", "memory": "1Gi"}});
+    check(json!({"containers": [{"name": "c"}], "resources": own}), (2048, 300_000, 1 << 30));
+    let pod: Pod = serde_json::from_value(json!({"metadata": {}})).expect("a pod");
+    assert_eq!(limits(&pod, 100).pids, 100);
+}
+
+#[test]
+fn weights_are_upstreams() {
+    let weight = |milli: i64| weighed(milli).unified[0].1.parse::<i64>().expect("a number");
+    assert_eq!([0, 1, 100, 1000, 2000, 1 << 40].map(weight), [1, 1, 4, 39, 79, 10_000]);
+}
+
+#[test]
+fn pods_are_where_their_class_is() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let place = |uid: &str, status: Value, resources: Value| {
+        let spec = json!({"containers": [{"name": "c", "resources": resources}]});
+        let pod = json!({"metadata": {"uid": uid}, "spec": spec, "status": status});
+        of_below(dir.path(), &serde_json::from_value(pod).expect("a pod"))
+    };
+    let told = |class: &str| place("1", json!({"qosClass": class}), json!({}));
+    let classes = ["Guaranteed", "Burstable", "BestEffort"];
+    assert_eq!(classes.map(told), ["/skiff/pod1", "/skiff/burstable/pod1", "/skiff/besteffort/pod1"]);
+    // Where nobody has said it yet.
+    assert_eq!(place("1", json!({}), json!({"requests": {"cpu": "1"}})), "/skiff/burstable/pod1");
+    assert_eq!(place("1", json!({}), json!({})), "/skiff/besteffort/pod1");
+    // One that began when there were no levels.
+    fs::create_dir_all(dir.path().join("memory/skiff/pod2")).expect("made");
+    assert_eq!(place("2", json!({"qosClass": "Burstable"}), json!({})), "/skiff/pod2");
+}
+
+#[test]
+fn what_is_empty_goes_and_what_runs_is_ended_first() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let group = |name: &str| dir.path().join(name);
+    fs::create_dir_all(group("memory/skiff/burstable/pod1/a/b")).expect("made");
+    fs::create_dir_all(group("memory/skiff/besteffort/pod1/a")).expect("made");
+    fs::create_dir_all(group("skiff/pod1")).expect("made");
+    fs::create_dir_all(group("skiff/pod2/a")).expect("made");
+    let mut forgotten = std::process::Command::new("sleep").arg("1000").spawn().expect("a process");
+    // In the place of what the kernel does not let go.
+    fs::write(group("skiff/pod2/a/cgroup.procs"), format!("{}\n", forgotten.id())).expect("written");
+    clear_below(dir.path(), "1").expect("empty");
+    for gone in ["memory/skiff/burstable/pod1", "memory/skiff/besteffort/pod1", "skiff/pod1"] {
+        assert!(!group(gone).exists() && group(gone).parent().is_some_and(Path::exists), "{gone}");
+    }
+    let error = clear_below(dir.path(), "2").expect_err("in use");
+    assert!(error.to_string().ends_with("skiff/pod2 is still in use"), "{error}");
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&forgotten.wait().expect("ended")), Some(9));
+    fs::remove_file(group("skiff/pod2/a/cgroup.procs")).expect("removed");
+    clear_below(dir.path(), "2").expect("empty");
+    clear_below(dir.path(), "2").expect("gone already");
+}
