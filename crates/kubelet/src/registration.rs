@@ -1,6 +1,7 @@
 //! The Node object: made when the node comes up, kept true, and kept alive by a lease.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -12,6 +13,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference, Time};
 use reconcile::{Error, Key, Object as _, Patch};
 use serde_json::json;
+use tokio::sync::Notify;
 
 use crate::abilities::{self, Abilities};
 use crate::{Node, huge_pages, look_at_all, network};
@@ -21,6 +23,8 @@ const LEASE_SECONDS: i32 = 40;
 const REPORT_EVERY: i64 = 300;
 /// Until the node can be used somebody waits for it.
 const UNREADY_EVERY: Duration = Duration::from_millis(250);
+/// How long a lease that could not be written is left alone, doubled each time, but no longer than until the next beat.
+const FIRST_LEASE_PAUSE: Duration = Duration::from_millis(200);
 const LOST_RACE: Duration = Duration::from_millis(50);
 const VERSION: &str = "v1.36.4";
 /// What the scheduler and admission may count on: streams reach containers as they come, in WebSockets too.
@@ -106,15 +110,39 @@ pub async fn run(node: &Node) {
                 }
             }
         },
-        async {
-            loop {
-                if let Err(error) = renew(node).await {
-                    tracing::warn!(%error, "cannot renew the node's lease");
-                }
-                node.pulse.next().await;
-            }
-        }
+        keep_lease(node)
     );
+}
+
+/// Renews the lease with each beat. It is made as soon as the node is, also when that was made anew.
+async fn keep_lease(node: &Node) {
+    let appeared = Arc::new(Notify::new());
+    let (news, own) = (appeared.clone(), node.settings.node_name.clone());
+    node.ctx.caches.nodes().listen(move |changed| {
+        let uid = |node: Option<&Arc<ApiNode>>| node.map(|node| node.uid().to_owned());
+        if changed.newest().name() == own && uid(changed.before) != uid(changed.after) {
+            news.notify_one();
+        }
+    });
+    let mut pause: Option<Duration> = None;
+    loop {
+        // Others need not have made yet what a lease needs.
+        pause = renew(node).await.err().map(|error| {
+            tracing::warn!(%error, "cannot renew the node's lease");
+            pause.map_or(FIRST_LEASE_PAUSE, |pause| pause.saturating_mul(2))
+        });
+        let soon = async {
+            match pause {
+                Some(pause) => tokio::time::sleep(pause).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = node.pulse.next() => {}
+            () = soon => {}
+            () = appeared.notified() => {}
+        }
+    }
 }
 
 /// Whether the node is ready.
