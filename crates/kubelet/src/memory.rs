@@ -20,6 +20,8 @@ pub struct Memory {
     pub resized: HashMap<String, String>,
     /// Runs and failures of which was told that they are left alone for a while.
     pub told: BTreeSet<String>,
+    /// They are made, and the pod's to change.
+    pub has_volumes: bool,
     /// It was found to have a place on the node.
     pub let_in: bool,
     /// Why the pod was ended by the node: reason and message.

@@ -6,17 +6,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
 use std::path::{Component, Path};
 
 /// Files by their paths below the volume.
 pub type Payload = BTreeMap<String, File>;
 
-/// A file's content and mode.
+/// A file's content and mode, and whose it is where not root's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
     pub bytes: Vec<u8>,
     pub mode: u32,
+    pub owner: Option<u32>,
 }
 
 const DATA: &str = "..data";
@@ -39,6 +40,9 @@ pub fn write(dir: &Path, payload: &Payload) -> io::Result<()> {
         fs::create_dir_all(target.parent().unwrap_or(&fresh))?;
         fs::write(&target, &file.bytes)?;
         fs::set_permissions(&target, fs::Permissions::from_mode(file.mode))?;
+        if file.owner.is_some() {
+            chown(&target, file.owner, None)?;
+        }
     }
     fs::set_permissions(&fresh, fs::Permissions::from_mode(0o755))?;
     let turning = dir.join("..data_tmp");
@@ -76,8 +80,10 @@ fn shows(dir: &Path, payload: &Payload) -> bool {
     let data = dir.join(DATA);
     let same = |path: &String, file: &File| {
         let target = data.join(path);
-        let mode = fs::metadata(&target).map(|metadata| metadata.permissions().mode() & 0o7777);
-        mode.is_ok_and(|mode| mode == file.mode) && fs::read(&target).is_ok_and(|bytes| bytes == file.bytes)
+        let is_such = |known: fs::Metadata| {
+            known.mode() & 0o7777 == file.mode && file.owner.is_none_or(|owner| known.uid() == owner)
+        };
+        fs::metadata(&target).is_ok_and(is_such) && fs::read(&target).is_ok_and(|bytes| bytes == file.bytes)
     };
     fs::read_link(&data).is_ok()
         && payload.iter().all(|(path, file)| same(path, file))
@@ -94,10 +100,8 @@ mod tests {
     use super::*;
 
     fn payload(files: &[(&str, &str)]) -> Payload {
-        files
-            .iter()
-            .map(|(path, text)| ((*path).to_owned(), File { bytes: text.as_bytes().to_vec(), mode: 0o644 }))
-            .collect()
+        let file = |text: &str| File { bytes: text.as_bytes().to_vec(), mode: 0o644, owner: None };
+        files.iter().map(|(path, text)| ((*path).to_owned(), file(text))).collect()
     }
 
     fn shown(dir: &Path) -> Vec<String> {

@@ -54,9 +54,13 @@ pub async fn start(
         settings: &node.settings,
         csi: &node.csi,
         addresses: addresses(),
+        is_first: seen.containers.is_empty() && !node.remember(pod, |memory| memory.has_volumes),
     };
     let places = match volumes::set_up(pod, &materials).await {
-        Ok(places) => places,
+        Ok(places) => {
+            node.remember(pod, |memory| memory.has_volumes = true);
+            places
+        }
         Err(error) if error.waits => return Err(Failed { waits: true, ..failed("ContainerCreating", "") }),
         Err(error) => {
             node.ctx.events.warning(pod, "FailedMount", error.to_string());

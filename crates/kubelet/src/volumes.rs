@@ -11,7 +11,7 @@ mod tools;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _, chown};
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _, lchown};
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, Pod, Secret, Volume, VolumeMount};
@@ -23,6 +23,11 @@ use crate::csi::{self, volume::Trouble};
 use crate::env::{Addresses, Sources, expand};
 use crate::huge_pages;
 use crate::payload;
+
+/// What a pod's group may do to volumes and what is in them, and to directories besides: whatever is made there is theirs too.
+const READABLE: u32 = 0o440;
+const WRITABLE: u32 = 0o660;
+const ENTERABLE: u32 = 0o2110;
 
 /// Why a volume is not there, in upstream's words.
 #[derive(Debug, thiserror::Error)]
@@ -75,6 +80,8 @@ pub struct Materials<'a> {
     pub settings: &'a Settings,
     pub csi: &'a csi::Drivers,
     pub addresses: Addresses<'a>,
+    /// Nothing of the pod has run yet: what is in its volumes is not its own doing.
+    pub is_first: bool,
 }
 
 /// Makes every volume of the pod, or says which cannot be made and why.
@@ -88,18 +95,18 @@ pub async fn set_up(pod: &Pod, materials: &Materials<'_>) -> Result<Places, Volu
         let failed = |message: String| VolumeError::new(&volume.name, message);
         let place = if let Some(claim) = claims::name(pod, volume) {
             let found = claims::set_up(materials, pod, volume, &claim).await?;
-            share(pod, &found).map_err(|message| VolumeError::new(&found.name, message))?;
+            share(pod, &found, materials).map_err(|message| VolumeError::new(&found.name, message))?;
             Place { path: found.place, read_only: found.read_only, is_block: found.is_block }
         } else if let Some(wanted) = csi::volume::Wanted::inline(pod, volume) {
             let ready = csi::volume::set_up(materials, pod, &wanted).await;
             let ready = ready.map_err(|trouble| VolumeError::of(&volume.name, trouble))?;
-            if ready.share && !wanted.read_only {
-                own(&ready.path, pod, 0o2775).map_err(failed)?;
+            if ready.share && !wanted.read_only && materials.is_first {
+                own(&ready.path, pod, WRITABLE).map_err(failed)?;
             }
             Place { path: ready.path, read_only: wanted.read_only, is_block: false }
         } else if let Some(wanted) = iscsi::Wanted::inline(pod, volume) {
             let found = claims::disk(materials, pod, &volume.name, &wanted).await?;
-            share(pod, &found).map_err(failed)?;
+            share(pod, &found, materials).map_err(failed)?;
             Place { path: found.place, read_only: found.read_only, is_block: false }
         } else {
             let path = one(pod, volume, materials).await.map_err(failed)?;
@@ -111,20 +118,21 @@ pub async fn set_up(pod: &Pod, materials: &Materials<'_>) -> Result<Places, Volu
 }
 
 /// Gives a claimed volume to the pod's group, unless it is known to be theirs already.
-fn share(pod: &Pod, found: &claims::Claimed) -> Result<(), String> {
+fn share(pod: &Pod, found: &claims::Claimed, materials: &Materials<'_>) -> Result<(), String> {
     let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
-    let Some(context) = context.filter(|context| context.fs_group.is_some() && found.is_shared) else {
+    let is_due = found.is_shared && materials.is_first;
+    let Some(context) = context.filter(|context| context.fs_group.is_some() && is_due) else {
         return Ok(());
     };
     let group = context.fs_group.and_then(|group| u32::try_from(group).ok());
     let is_theirs = fs::metadata(&found.place).is_ok_and(|known| {
         use std::os::unix::fs::MetadataExt as _;
-        Some(known.gid()) == group && known.mode() & 0o2060 == 0o2060
+        Some(known.gid()) == group && known.mode() & 0o2770 == 0o2770
     });
     if is_theirs && context.fs_group_change_policy.as_deref() == Some("OnRootMismatch") {
         return Ok(());
     }
-    own(&found.place, pod, 0o2775)
+    own(&found.place, pod, WRITABLE)
 }
 
 /// What a secret holds that a volume needs to be reached. It is asked for by name, since a node may see no others than those
@@ -159,8 +167,11 @@ async fn one(pod: &Pod, volume: &Volume, materials: &Materials<'_>) -> Result<Pa
             let options = size.map(|size| format!("size={}", size.value())).unwrap_or_default();
             mount(&dir, "tmpfs", &options)?;
         }
-        fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).map_err(|error| error.to_string())?;
-        own(&dir, pod, 0o2777)?;
+        if materials.is_first {
+            fs::set_permissions(&dir, fs::Permissions::from_mode(0o777))
+                .map_err(|error| error.to_string())?;
+            own(&dir, pod, WRITABLE)?;
+        }
         return Ok(dir);
     }
     if let Some(source) = &volume.nfs {
@@ -168,37 +179,42 @@ async fn one(pod: &Pod, volume: &Volume, materials: &Materials<'_>) -> Result<Pa
         nfs::mount(source, &[], &dir).await?;
         return Ok(dir);
     }
-    let Some((dir, payload)) = content::of(pod, volume, dir, materials).await? else {
+    let Some((dir, mut payload)) = content::of(pod, volume, dir, materials).await? else {
         return Err(refused::why(volume));
     };
+    if group_of(pod).is_some() {
+        // Right from the start, or it would never be as it should.
+        payload.values_mut().for_each(|file| file.mode |= READABLE);
+    }
     payload::write(&dir, &payload).map_err(|error| error.to_string())?;
-    own(&dir, pod, 0)?;
+    own(&dir, pod, READABLE)?;
     Ok(dir)
 }
 
-/// Gives a volume to the pod's group, where it has one; `mode` is for the directory itself.
-fn own(dir: &Path, pod: &Pod, mode: u32) -> Result<(), String> {
+/// The group that all of a pod's volumes are to belong to.
+fn group_of(pod: &Pod) -> Option<u32> {
     let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
-    let Some(group) =
-        context.and_then(|context| context.fs_group).and_then(|group| u32::try_from(group).ok())
-    else {
-        return Ok(());
-    };
-    let told = |error: std::io::Error| error.to_string();
-    chown(dir, None, Some(group)).map_err(told)?;
-    if mode != 0 {
-        fs::set_permissions(dir, fs::Permissions::from_mode(mode)).map_err(told)?;
+    context.and_then(|context| context.fs_group).and_then(|group| u32::try_from(group).ok())
+}
+
+/// Gives a volume to the pod's group, where it has one, which may do to it what `mode` says.
+fn own(dir: &Path, pod: &Pod, mode: u32) -> Result<(), String> {
+    match group_of(pod) {
+        Some(group) => own_all(dir, group, mode).map_err(|error| error.to_string()),
+        None => Ok(()),
     }
-    for entry in fs::read_dir(dir).map_err(told)?.flatten() {
-        let kind = entry.file_type().map_err(told)?;
-        if kind.is_dir() {
-            own(&entry.path(), pod, 0)?;
-        } else if kind.is_file() {
-            let mode = entry.metadata().map_err(told)?.permissions().mode();
-            chown(entry.path(), None, Some(group)).map_err(told)?;
-            fs::set_permissions(entry.path(), fs::Permissions::from_mode(mode | (mode & 0o400) >> 3))
-                .map_err(told)?;
-        }
+}
+
+fn own_all(path: &Path, group: u32, mode: u32) -> std::io::Result<()> {
+    let known = fs::symlink_metadata(path)?;
+    lchown(path, None, Some(group))?;
+    if known.is_symlink() {
+        return Ok(());
+    }
+    let more = if known.is_dir() { mode | ENTERABLE } else { mode };
+    fs::set_permissions(path, fs::Permissions::from_mode(known.permissions().mode() | more))?;
+    if known.is_dir() {
+        fs::read_dir(path)?.try_for_each(|entry| own_all(&entry?.path(), group, mode))?;
     }
     Ok(())
 }
@@ -488,6 +504,28 @@ mod tests {
         check(Some("Enabled"), true, Ok(true));
         let not = "volume \"v\" requested recursive read-only mount, but it is not supported by the runtime";
         check(Some("Enabled"), false, Err(not));
+    }
+
+    #[test]
+    fn a_group_gets_all_there_is() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| dir.path().join(name);
+        let mode_of = |name: &str| fs::metadata(at(name)).expect("there").permissions().mode() & 0o7777;
+        fs::create_dir(at("inner")).expect("made");
+        for (name, mode) in [("inner/key", 0o600), ("program", 0o755), ("", 0o700), ("inner", 0o700)] {
+            if !at(name).exists() {
+                fs::write(at(name), "").expect("written");
+            }
+            fs::set_permissions(at(name), fs::Permissions::from_mode(mode)).expect("set");
+        }
+        std::os::unix::fs::symlink("/nowhere", at("link")).expect("made");
+        let group = rustix::process::getegid().as_raw();
+        let check = |mode: u32, expected: [u32; 4]| {
+            own_all(dir.path(), group, mode).expect("given");
+            assert_eq!(["", "inner", "inner/key", "program"].map(mode_of), expected);
+        };
+        check(READABLE, [0o2750, 0o2750, 0o640, 0o755]);
+        check(WRITABLE, [0o2770, 0o2770, 0o660, 0o775]);
     }
 
     #[test]

@@ -294,8 +294,14 @@ async fn refresh(node: &Node, pod: &Pod, seen: &Observed) -> Option<Timestamp> {
     let sources = node.sources();
     let node_ips = node.settings.node_ips();
     let addresses = Addresses { host_ips: &node_ips, pod_ips: &sandbox.ips };
-    let materials =
-        Materials { ctx: &node.ctx, sources: &sources, settings: &node.settings, csi: &node.csi, addresses };
+    let materials = Materials {
+        ctx: &node.ctx,
+        sources: &sources,
+        settings: &node.settings,
+        csi: &node.csi,
+        addresses,
+        is_first: false,
+    };
     if let Err(error) = volumes::set_up(pod, &materials).await {
         tracing::debug!(%error, pod = %pod.key(), "a volume is out of date");
     }

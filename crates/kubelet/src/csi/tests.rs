@@ -282,6 +282,7 @@ impl Rig {
             settings: &self.settings,
             csi: &self.drivers,
             addresses: Addresses { host_ips: &[], pod_ips: &[] },
+            is_first: true,
         }
     }
 

@@ -54,16 +54,16 @@ fn chosen(
     optional: bool,
 ) -> Result<Payload, String> {
     let Some(items) = items.filter(|items| !items.is_empty()) else {
-        let all = data
-            .iter()
-            .map(|(key, bytes)| (key.clone(), File { bytes: bytes.clone(), mode: mode_of(None, mode) }));
+        let all = data.iter().map(|(key, bytes)| {
+            (key.clone(), File { bytes: bytes.clone(), mode: mode_of(None, mode), owner: None })
+        });
         return Ok(all.collect());
     };
     let mut payload = Payload::new();
     for item in items {
         match data.get(&item.key) {
             Some(bytes) => {
-                let file = File { bytes: bytes.clone(), mode: mode_of(item.mode, mode) };
+                let file = File { bytes: bytes.clone(), mode: mode_of(item.mode, mode), owner: None };
                 payload.insert(item.path.clone(), file);
             }
             None if optional => {}
@@ -121,7 +121,7 @@ fn downward(
             _ => continue,
         };
         let bytes = text.map_err(|missing| missing.0)?.into_bytes();
-        payload.insert(item.path.clone(), File { bytes, mode: mode_of(item.mode, mode) });
+        payload.insert(item.path.clone(), File { bytes, mode: mode_of(item.mode, mode), owner: None });
     }
     Ok(payload)
 }
@@ -150,14 +150,25 @@ async fn projected(
                 Some(known) => known,
                 None => token(pod, wanted.audience.as_deref(), seconds, materials).await?,
             };
-            // Only the pod's own user may read it, or its group where it has one.
-            let grouped =
-                pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref()?.fs_group).is_some();
-            let mode = if grouped { 0o640 } else { mode_of(None, mode) };
-            payload.insert(wanted.path.clone(), File { bytes: token.into_bytes(), mode });
+            let (owner, mode) = (only_user(pod), mode_of(None, mode));
+            // Nobody else has to read it where it is known who does.
+            let mode = if owner.is_some() || super::group_of(pod).is_some() { 0o600 } else { mode };
+            payload.insert(wanted.path.clone(), File { bytes: token.into_bytes(), mode, owner });
         }
     }
     Ok(payload)
+}
+
+/// The user that all containers of a pod are told to run as, if it is one.
+fn only_user(pod: &Pod) -> Option<u32> {
+    let spec = pod.spec.as_ref()?;
+    let shared = spec.security_context.as_ref().and_then(|shared| shared.run_as_user);
+    let mut users = crate::pod::containers(pod).into_iter().map(|container| {
+        let own = container.security_context.and_then(|own| own.run_as_user);
+        own.or(shared)
+    });
+    let first = users.next()??;
+    users.all(|user| user == Some(first)).then(|| u32::try_from(first).ok()).flatten()
 }
 
 /// The token that is there, while most of its time is still to come.
@@ -186,4 +197,32 @@ async fn token(
     let answer = materials.ctx.client.create_at::<ServiceAccount>(&key, "token", &body).await;
     let answer = answer.map_err(|error| format!("failed to fetch token: {error}"))?;
     Ok(answer["status"]["token"].as_str().unwrap_or_default().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn who_alone_reads_a_token() {
+        let check = |shared: Value, own: [Value; 3], expected: Option<u32>| {
+            let [init, main, look] =
+                own.map(|user| json!({"name": "c", "securityContext": {"runAsUser": user}}));
+            let spec = json!({
+                "securityContext": {"runAsUser": shared},
+                "initContainers": [init], "containers": [main], "ephemeralContainers": [look],
+            });
+            let pod = serde_json::from_value(json!({"metadata": {}, "spec": spec})).expect("a pod");
+            assert_eq!(only_user(&pod), expected, "{spec}");
+        };
+        let unsaid = || Value::Null;
+        check(unsaid(), [unsaid(), unsaid(), unsaid()], None);
+        check(json!(7), [unsaid(), unsaid(), unsaid()], Some(7));
+        check(json!(7), [unsaid(), json!(8), unsaid()], None);
+        check(json!(7), [json!(8), json!(8), json!(8)], Some(8));
+        check(unsaid(), [json!(8), json!(8), unsaid()], None);
+        check(json!(0), [unsaid(), unsaid(), unsaid()], Some(0));
+    }
 }
