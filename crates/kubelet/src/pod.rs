@@ -1,5 +1,6 @@
 //! A pod's worker: what it needs next ([`plan`]), what is said about it ([`status`]).
 
+pub mod anew;
 pub mod plan;
 pub mod status;
 

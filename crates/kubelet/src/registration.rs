@@ -27,8 +27,9 @@ const UNREADY_EVERY: Duration = Duration::from_millis(250);
 const FIRST_LEASE_PAUSE: Duration = Duration::from_millis(200);
 const LOST_RACE: Duration = Duration::from_millis(50);
 const VERSION: &str = "v1.36.4";
-/// What the scheduler and admission may count on: streams reach containers as they come, in WebSockets too.
-const DECLARED: [&str; 1] = ["ExtendWebSocketsToKubelet"];
+/// What the scheduler and admission may count on: streams reach containers as they come, in WebSockets too, and one
+/// container's end may begin all others anew.
+const DECLARED: [&str; 2] = ["ExtendWebSocketsToKubelet", "RestartAllContainersOnContainerExits"];
 /// What is said of each shortage: reason and message where there is none, and where there is.
 const PRESSURES: [(&str, [&str; 2], [&str; 2]); 3] = [
     (

@@ -16,6 +16,7 @@ use crate::config::{self, Settings};
 use crate::env::Addresses;
 use crate::memory::{Failure, Memory};
 use crate::observed::{Observed, POD_UID};
+use crate::pod::anew::Anew;
 use crate::pod::container as find;
 use crate::pod::plan::{Action, Why, deadline, is_finished, plan, restart_at};
 use crate::pod::status::{Host, status};
@@ -241,6 +242,7 @@ fn tell_of_pauses(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
         return;
     }
     let mut news = Vec::new();
+    let anew = Anew::of(pod, seen);
     node.remember(pod, |memory| {
         for container in crate::pod::containers(pod) {
             let name = container.name.clone();
@@ -254,7 +256,7 @@ fn tell_of_pauses(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
                 news.push((name.clone(), Severity::Warning, "Failed", "Error: ImagePullBackOff".to_owned()));
             }
             let waits = |run: &&crate::observed::Ran| restart_at(run).is_some_and(|at| at > now);
-            if let Some(run) = seen.latest(&name).filter(waits)
+            if let Some(run) = anew.latest(&name).filter(waits)
                 && memory.told.insert(run.id.clone())
             {
                 let whole = format!("{}_{}({})", pod.name(), pod.namespace(), pod.uid());
@@ -434,6 +436,7 @@ async fn stop(node: &Arc<Node>, pod: &Pod, id: &str, container: &str, why: Why) 
         Why::PodEnds if evicted => Some(1),
         Why::PodEnds => pod.metadata.deletion_grace_period_seconds,
         Why::Unhealthy => probe.and_then(|probe: &Probe| probe.termination_grace_period_seconds),
+        Why::AllBeginAnew => Some(0),
         Why::SandboxGone | Why::Changed => None,
     };
     let grace = grace.or(spec.and_then(|spec| spec.termination_grace_period_seconds)).unwrap_or(30);
@@ -444,11 +447,13 @@ async fn stop(node: &Arc<Node>, pod: &Pod, id: &str, container: &str, why: Why) 
             format!("Container {container} failed {kind} probe, will be restarted")
         }
         Why::Changed => format!("Container {container} definition changed, will be restarted"),
+        Why::AllBeginAnew => "killing".to_owned(),
         _ => format!("Stopping container {container}"),
     };
     crate::start::note(node, pod, container, Severity::Normal, "Killing", message);
     let begun = tokio::time::Instant::now();
-    if let Some(hook) = own.as_ref().and_then(|own| own.lifecycle.as_ref()?.pre_stop.clone()) {
+    let hook = own.as_ref().and_then(|own| own.lifecycle.as_ref()?.pre_stop.clone());
+    if let Some(hook) = hook.filter(|_| why != Why::AllBeginAnew) {
         let run = crate::hooks::run(node, pod, id, &hook);
         if let Ok(Err(message)) = tokio::time::timeout(grace.max(Duration::from_secs(1)), run).await {
             crate::start::note(node, pod, container, Severity::Warning, "FailedPreStopHook", message);

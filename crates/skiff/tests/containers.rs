@@ -88,6 +88,7 @@ fn pods_live_and_die_by_kubectl_alone() {
     without_tools(&cluster);
     particulars(&cluster);
     levels(&cluster);
+    all_anew(&cluster);
     small(&cluster);
     images(&cluster);
     restart(&mut cluster);
@@ -551,6 +552,50 @@ fn levels(cluster: &Cluster) {
     server.kubectl(&["delete", "pods", "promised", "unpromised", "--wait"]).ok();
     let gone = |uid: &String| testkit::cgroups_of_pod(uid).is_empty();
     server.until("their cgroups are gone", || [&promised, &unpromised].into_iter().all(gone));
+}
+
+/// One container ends in a way that all of them begin anew for, first steps too. All are one user, who alone has the token.
+fn all_anew(cluster: &Cluster) {
+    let server = &cluster.server;
+    let container = |name: &str, script: &str| {
+        serde_json::json!({
+            "name": name, "image": "busybox:1.36", "command": ["sh", "-c", script],
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+        })
+    };
+    let mut judge = container(
+        "judge",
+        "test -e /data/once && exec sleep 1000000; until test -e /data/go; do sleep 0.1; done; touch /data/once; exit 42",
+    );
+    judge["restartPolicy"] = "Never".into();
+    let codes = serde_json::json!({"operator": "In", "values": [42]});
+    judge["restartPolicyRules"] = serde_json::json!([{"action": "RestartAllContainers", "exitCodes": codes}]);
+    let pod = serde_json::json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "anew"},
+        "spec": {
+            "restartPolicy": "Never", "terminationGracePeriodSeconds": 1,
+            "securityContext": {"runAsUser": 1000}, "volumes": [{"name": "data", "emptyDir": {}}],
+            "initContainers": [container("first", "echo run >> /data/runs")],
+            "containers": [judge, container("other", "exec sleep 1000000")],
+        }
+    });
+    server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
+    server.wait_for_pod("anew", "condition=Ready");
+    let look = "stat -L -c '%a %u' /var/run/secrets/kubernetes.io/serviceaccount/token; touch /data/go";
+    let said = server.kubectl(&["exec", "anew", "-c", "other", "--", "sh", "-c", look]).ok();
+    assert_eq!(said, "600 1000\n");
+    let told = |path: &str| server.kubectl(&["get", "pod", "anew", "-o", &format!("jsonpath={path}")]).ok();
+    let counts =
+        "{.status.initContainerStatuses[*].restartCount} {.status.containerStatuses[*].restartCount}";
+    server.until("all have begun anew", || told(counts) == "1 1 1");
+    server.wait_for_pod("anew", "condition=Ready");
+    let reasons = told("{.status.containerStatuses[*].lastState.terminated.reason}");
+    assert_eq!(reasons, "RestartingAllContainers RestartingAllContainers");
+    let condition = told("{.status.conditions[?(@.type==\"AllContainersRestarting\")].status}");
+    assert_eq!(condition, "False");
+    let runs = server.kubectl(&["exec", "anew", "-c", "other", "--", "cat", "/data/runs"]).ok();
+    assert_eq!(runs, "run\nrun\n");
+    server.kubectl(&["delete", "pod", "anew", "--wait"]).ok();
 }
 
 /// A pod whose volume needs a tool that the host lacks is told so, and goes when it is deleted.

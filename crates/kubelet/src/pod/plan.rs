@@ -1,9 +1,10 @@
 //! Decides what a pod needs next. Pure: everything known is an argument, the time too.
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, Pod};
 use reconcile::Object as _;
 
+use super::anew::Anew;
 use crate::config::resources_text;
 use crate::memory::{Failure, Memory};
 use crate::observed::{Observed, Ran, State};
@@ -57,6 +58,8 @@ pub enum Why {
     SandboxGone,
     /// It is to be made from something else.
     Changed,
+    /// Another has ended in a way that all are to begin anew for.
+    AllBeginAnew,
 }
 
 /// Whether the pod has said its last word: nothing in it will ever be started again.
@@ -68,7 +71,8 @@ pub fn is_finished(pod: &Pod, seen: &Observed, memory: &Memory) -> bool {
     if failed_init(pod, seen) {
         return true;
     }
-    let over = |container: &Container| match seen.latest(&container.name).map(|run| run.state) {
+    let anew = Anew::of(pod, seen);
+    let over = |container: &Container| match anew.latest(&container.name).map(|run| run.state) {
         Some(State::Exited { code, .. }) => !restarts(pod, container, code),
         _ => false,
     };
@@ -104,17 +108,25 @@ fn next(pod: &Pod, seen: &Observed, memory: &Memory, now: Timestamp) -> Vec<Acti
         actions.push(Action::StopSandbox { id: old.id.clone() });
     }
     let spec = pod.spec.clone().unwrap_or_default();
+    let anew = Anew::of(pod, seen);
+    let past: Vec<&Ran> = anew.still_running().collect();
+    if !past.is_empty() {
+        let why = Why::AllBeginAnew;
+        let stop = |run: &&Ran| Action::Stop { id: run.id.clone(), container: run.name.clone(), why };
+        actions.extend(past.iter().map(stop));
+        return actions;
+    }
     // Whoever wants to have a look waits for nobody, and has one look.
     for container in spec.ephemeral_containers.iter().flatten().map(super::ephemeral) {
         let run = seen.latest(&container.name);
         if run.is_none_or(|run| run.state == State::Created) {
-            start(&container, run, memory, now, &mut actions);
+            start(&container, run, &anew, memory, now, &mut actions);
         }
     }
     for container in spec.init_containers.iter().flatten() {
         let sidecar = is_sidecar(container);
         let run = seen.latest(&container.name);
-        match run.map(|run| run.state) {
+        match anew.latest(&container.name).map(|run| run.state) {
             Some(State::Exited { code: 0, .. }) if !sidecar => continue,
             Some(State::Running { .. }) if sidecar => {
                 keep(container, run, memory, &mut actions);
@@ -125,7 +137,7 @@ fn next(pod: &Pod, seen: &Observed, memory: &Memory, now: Timestamp) -> Vec<Acti
             }
             Some(State::Running { .. }) => return actions,
             _ => {
-                start(container, run, memory, now, &mut actions);
+                start(container, run, &anew, memory, now, &mut actions);
                 // Later ones wait for this one, be it a step to be taken or a companion to be there.
                 return actions;
             }
@@ -133,10 +145,10 @@ fn next(pod: &Pod, seen: &Observed, memory: &Memory, now: Timestamp) -> Vec<Acti
     }
     for container in &spec.containers {
         let run = seen.latest(&container.name);
-        match run.map(|run| run.state) {
+        match anew.latest(&container.name).map(|run| run.state) {
             Some(State::Running { .. }) => keep(container, run, memory, &mut actions),
             Some(State::Exited { code, .. }) if !restarts(pod, container, code) => {}
-            _ => start(container, run, memory, now, &mut actions),
+            _ => start(container, run, &anew, memory, now, &mut actions),
         }
     }
     actions
@@ -216,11 +228,13 @@ fn must_restart(container: &Container, before: Option<&String>, now: &str) -> bo
 fn start(
     container: &Container,
     run: Option<&Ran>,
+    anew: &Anew<'_>,
     memory: &Memory,
     now: Timestamp,
     actions: &mut Vec<Action>,
 ) {
-    let after_exit = run.and_then(restart_at);
+    // Nobody who begins anew with all others has to wait.
+    let after_exit = run.filter(|run| !anew.is_past(run)).and_then(restart_at);
     let after_failure = memory.failures.get(&container.name).map(|failure| failure.again);
     let attempt = match run {
         // Made but never started: that one is tried again.
@@ -266,14 +280,7 @@ pub fn policy(pod: &Pod) -> &str {
 
 /// Whether a container that has ended in this way is started again: by its own rules, its own policy, or the pod's.
 pub fn restarts(pod: &Pod, container: &Container, code: i32) -> bool {
-    let mut rules = container.restart_policy_rules.iter().flatten();
-    let rule = rules.find(|rule| {
-        rule.exit_codes.as_ref().is_some_and(|codes| {
-            let is_named = codes.values.iter().flatten().any(|value| *value == code);
-            if codes.operator == "NotIn" { !is_named } else { is_named }
-        })
-    });
-    if rule.is_some_and(|rule| rule.action.starts_with("Restart")) {
+    if rule(container, code).is_some_and(|rule| rule.action.starts_with("Restart")) {
         return true;
     }
     match container.restart_policy.as_deref().unwrap_or(policy(pod)) {
@@ -283,10 +290,22 @@ pub fn restarts(pod: &Pod, container: &Container, code: i32) -> bool {
     }
 }
 
+/// The rule for a container that has ended in this way.
+pub fn rule(container: &Container, code: i32) -> Option<&ContainerRestartRule> {
+    let mut rules = container.restart_policy_rules.iter().flatten();
+    rules.find(|rule| {
+        rule.exit_codes.as_ref().is_some_and(|codes| {
+            let is_named = codes.values.iter().flatten().any(|value| *value == code);
+            if codes.operator == "NotIn" { !is_named } else { is_named }
+        })
+    })
+}
+
 /// An init container has failed and is not tried again.
 pub fn failed_init(pod: &Pod, seen: &Observed) -> bool {
+    let anew = Anew::of(pod, seen);
     let failed = |container: &Container| {
-        let run = seen.latest(&container.name);
+        let run = anew.latest(&container.name);
         !is_sidecar(container)
             && run.is_some_and(|run| {
                 matches!(run.state, State::Exited { code, .. } if code != 0 && !restarts(pod, container, code))

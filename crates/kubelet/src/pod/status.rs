@@ -9,9 +9,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use reconcile::Object as _;
 use reconcile::conditions::{PodConditions, why_unready};
 
+use super::anew::{self, Anew};
 use super::plan::{failed_init, is_finished, is_sidecar, restart_at, restarts, waits_from};
 use crate::memory::Memory;
 use crate::observed::{Observed, Ran, State};
+
+/// Of pods in which that can happen: all containers are about to begin anew, and why.
+const RESTARTING: &str = "AllContainersRestarting";
+const RESTARTING_WHY: (&str, &str) =
+    ("RestartAllContainersStarted", "container exited with restart policy rule");
 
 /// What the node adds to what the pod is.
 pub struct Host<'a> {
@@ -27,7 +33,7 @@ pub struct Host<'a> {
 pub fn status(pod: &Pod, seen: &Observed, memory: &Memory, host: &Host<'_>, now: Timestamp) -> PodStatus {
     let before = pod.status.clone().unwrap_or_default();
     let spec = pod.spec.clone().unwrap_or_default();
-    let look = Look { pod, seen, memory, host, now };
+    let look = Look { pod, seen, memory, host, now, anew: Anew::of(pod, seen) };
     let inits: Vec<_> = spec.init_containers.iter().flatten().map(|container| look.init(container)).collect();
     let initialized = look.initialized();
     let idle = if inits.is_empty() || initialized { "ContainerCreating" } else { "PodInitializing" };
@@ -59,6 +65,13 @@ pub fn status(pod: &Pod, seen: &Observed, memory: &Memory, host: &Host<'_>, now:
     let disrupted = memory.ended.as_ref().filter(|(reason, _)| by_node.contains(&reason.as_str()));
     let disrupted = disrupted
         .map(|(_, message)| ("DisruptionTarget", true, Some(("TerminationByKubelet", message.clone()))));
+    let restarting = anew::can_happen(pod).then(|| match phase {
+        "Succeeded" | "Failed" => (RESTARTING, false, Some((why_unready(phase, &[]).0, String::new()))),
+        _ if look.anew.is_due() => {
+            (RESTARTING, true, Some(RESTARTING_WHY).map(|(why, how)| (why, how.to_owned())))
+        }
+        _ => (RESTARTING, false, None),
+    });
     let (reason, message) = memory.ended.clone().filter(|_| over).unzip();
     PodStatus {
         phase: Some(phase.to_owned()),
@@ -74,12 +87,19 @@ pub fn status(pod: &Pod, seen: &Observed, memory: &Memory, host: &Host<'_>, now:
         container_statuses: (!mains.is_empty()).then_some(mains),
         observed_generation: pod.metadata.generation,
         // A pod that was not disrupted does not say so.
-        conditions: Some(conditions.all(disrupted.into_iter().chain([
-            ("PodReadyToStartContainers", seen.sandbox().is_some(), None),
-            ("Initialized", initialized, uninitialized),
-            ("Ready", ready && closed.is_none(), closed.or(why.clone())),
-            ("ContainersReady", ready, why),
-        ]))),
+        conditions: Some(
+            conditions.all(
+                disrupted
+                    .into_iter()
+                    .chain([
+                        ("PodReadyToStartContainers", seen.sandbox().is_some(), None),
+                        ("Initialized", initialized, uninitialized),
+                        ("Ready", ready && closed.is_none(), closed.or(why.clone())),
+                        ("ContainersReady", ready, why),
+                    ])
+                    .chain(restarting),
+            ),
+        ),
         ..before.clone()
     }
 }
@@ -94,6 +114,7 @@ struct Look<'a> {
     memory: &'a Memory,
     host: &'a Host<'a>,
     now: Timestamp,
+    anew: Anew<'a>,
 }
 
 impl Look<'_> {
@@ -102,7 +123,7 @@ impl Look<'_> {
     }
 
     fn is_done(&self, container: &Container) -> bool {
-        let Some(run) = self.seen.latest(&container.name) else { return false };
+        let Some(run) = self.anew.latest(&container.name) else { return false };
         match run.state {
             State::Exited { code, .. } if !is_sidecar(container) => code == 0,
             State::Running { .. } if is_sidecar(container) => self.is_started(container, run),
@@ -212,9 +233,12 @@ impl Look<'_> {
         };
         let last = match (&state.waiting, run) {
             // The newest run is over and the next has not begun: it is the last one.
-            (Some(_), Some(run)) => self.ended(run),
-            _ => self.seen.previous(&container.name).and_then(|run| self.ended(run)),
+            (Some(_), Some(run)) => Some(run),
+            _ => self.seen.previous(&container.name),
         };
+        let last =
+            last.and_then(|run| if self.anew.is_past(run) { Some(put_away()) } else { self.ended(run) });
+        let starts_anew = run.filter(|run| self.starts_anew(run)).is_some();
         let shown = run.filter(|run| run.state != State::Created);
         ContainerStatus {
             name: container.name.clone(),
@@ -223,7 +247,9 @@ impl Look<'_> {
             container_id: shown.map(|run| self.id(run)),
             state: Some(state),
             last_state: Some(last.unwrap_or_default()),
-            restart_count: run.map_or(0, |run| i32::try_from(run.attempt).unwrap_or(i32::MAX)),
+            restart_count: run
+                .map_or(0, |run| i32::try_from(run.attempt).unwrap_or(i32::MAX))
+                .saturating_add(i32::from(starts_anew)),
             ready: running && ready,
             started: Some(running && run.is_some_and(|run| self.is_started(container, run))),
             resources: running.then(|| container.resources.clone()).flatten(),
@@ -259,6 +285,9 @@ impl Look<'_> {
             }
             return waiting(&failure.reason, &failure.message);
         }
+        if run.is_some_and(|run| self.starts_anew(run)) {
+            return waiting(anew::REASON, anew::MESSAGE);
+        }
         let over = is_finished(self.pod, self.seen, self.memory);
         let again = |code: i32| !over && (is_sidecar(container) || self.restarts(container, code));
         match run.map(|run| (run, run.state)) {
@@ -272,6 +301,12 @@ impl Look<'_> {
             Some((run, State::Exited { .. })) => self.ended(run).unwrap_or_default(),
             _ => waiting(idle, ""),
         }
+    }
+
+    /// Whether a run was put away, so that the next can begin.
+    fn starts_anew(&self, run: &Ran) -> bool {
+        let ends = self.pod.is_deleting() || self.memory.ended.is_some();
+        !ends && self.anew.is_cleared(run)
     }
 
     fn restarts(&self, container: &Container, code: i32) -> bool {
@@ -315,6 +350,17 @@ impl Look<'_> {
     fn id(&self, run: &Ran) -> String {
         format!("{}://{}", self.host.runtime, run.id)
     }
+}
+
+/// How a run ended that others have put an end to.
+fn put_away() -> ContainerState {
+    let end = ContainerStateTerminated {
+        exit_code: 137,
+        reason: Some(anew::REASON.to_owned()),
+        message: Some(anew::MESSAGE.to_owned()),
+        ..ContainerStateTerminated::default()
+    };
+    ContainerState { terminated: Some(end), ..ContainerState::default() }
 }
 
 fn waiting(reason: &str, message: &str) -> ContainerState {

@@ -35,7 +35,7 @@ fn pod(text: &str) -> Pod {
     serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a pod")
 }
 
-/// `s0 ready | a#0 running | b#1 exit 3 at 5`.
+/// `s0 ready | a#0 running | b#1 exit 3 at 5 | c#1 running since 6`.
 fn seen(text: &str) -> Observed {
     let mut observed = Observed::default();
     for part in text.split('|').map(str::trim).filter(|part| !part.is_empty()) {
@@ -46,12 +46,16 @@ fn seen(text: &str) -> Observed {
             continue;
         }
         let (name, attempt) = words[0].split_once('#').expect("name#attempt");
+        let after = |word: &str| {
+            let place = words.iter().position(|known| *known == word);
+            time(place.and_then(|place| words.get(place + 1)?.parse().ok()).unwrap_or(0))
+        };
         let state = match words[1] {
             "created" => State::Created,
-            "running" => State::Running { since: time(0) },
+            "running" => State::Running { since: after("since") },
             _ => State::Exited {
-                since: time(0),
-                at: time(words.get(4).and_then(|second| second.parse().ok()).unwrap_or(0)),
+                since: after("since"),
+                at: after("at"),
                 code: words[2].parse().expect("a code"),
             },
         };
@@ -288,4 +292,60 @@ fn a_pod_is_over_when_none_of_its_containers_comes_back() {
     let over = |text: &str| is_finished(&pod, &seen(text), &Memory::default());
     assert!(!over("s0 ready | a#0 exit 1 at 1 | b#0 running"));
     assert!(over("s0 ready | a#0 exit 1 at 1 | b#0 exit 0 at 2"));
+}
+
+#[test]
+fn all_begin_anew_when_one_says_so() {
+    let mut pod = pod("init i | side s | main a b | Never");
+    let codes = json!({"operator": "In", "values": [42]});
+    let rule = json!({"action": "RestartAllContainers", "exitCodes": codes});
+    let spec = pod.spec.as_mut().expect("a spec");
+    spec.containers[0].restart_policy = Some("Never".to_owned());
+    spec.containers[0].restart_policy_rules = serde_json::from_value(json!([rule])).expect("rules");
+    let check = |text: &str, expected: Expect| {
+        let (seen, memory) = (seen(text), Memory::default());
+        assert!(!is_finished(&pod, &seen, &memory), "{text}");
+        expected.assert_eq(&shown(&plan(&pod, &seen, &memory, time(50))));
+    };
+    // Another end is no such thing.
+    check("s0 ready | i#0 exit 0 | s#0 running | a#0 exit 1 at 9 | b#0 running", expect![""]);
+    check(
+        "s0 ready | i#0 exit 0 | s#0 running | a#0 exit 42 at 9 | b#0 running",
+        expect![[r#"
+            stop b#0 AllBeginAnew
+            stop s#0 AllBeginAnew
+        "#]],
+    );
+    check(
+        "s0 ready | i#0 exit 0 | s#0 running | a#0 exit 42 at 9 | b#0 exit 0 at 3",
+        expect![[r#"
+            stop s#0 AllBeginAnew
+        "#]],
+    );
+    let past = "s0 ready | i#0 exit 0 | s#0 exit 137 at 10 | a#0 exit 42 at 9 | b#0 exit 137 at 10";
+    check(
+        past,
+        expect![[r#"
+            start i#1
+        "#]],
+    );
+    check(&format!("{past} | i#1 running since 11"), expect![""]);
+    let began = format!("{past} | i#1 exit 0 at 12 since 11 | s#1 running since 13");
+    check(
+        &began,
+        expect![[r#"
+            start a#1
+            start b#1
+        "#]],
+    );
+    let ran = format!("{began} | a#1 running since 14 | b#1 running since 14");
+    check(&ran, expect![""]);
+    // And again, without any pause.
+    check(
+        &ran.replace("a#1 running since 14", "a#1 exit 42 at 15 since 14"),
+        expect![[r#"
+            stop b#1 AllBeginAnew
+            stop s#1 AllBeginAnew
+        "#]],
+    );
 }

@@ -256,3 +256,66 @@ fn what_has_ended_stays_so_when_nothing_is_left_of_it() {
         assert_eq!(after.init_container_statuses, before.init_container_statuses);
     }
 }
+
+#[test]
+fn all_begin_anew() {
+    let mut pod = pod("Never", &[]);
+    let rule = json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}});
+    let more =
+        json!([{"name": "main", "restartPolicy": "Never", "restartPolicyRules": [rule]}, {"name": "b"}]);
+    pod.spec.as_mut().expect("a spec").containers = serde_json::from_value(more).expect("containers");
+    let memory = Memory::default();
+    let running = |since: i64| State::Running { since: time(since) };
+    let ended = run("main", 0, exited(42, 9));
+    check(
+        &pod,
+        &seen(vec![ended.clone(), run("b", 0, running(0))]),
+        &memory,
+        10,
+        expect![[r#"
+        Running 10.42.0.7
+        main: Error 42, last -, ready false, restarts 0
+        b: running, last -, ready true, restarts 0
+        PodReadyToStartContainers=True
+        Initialized=True
+        Ready=False ContainersNotReady
+        ContainersReady=False ContainersNotReady
+        AllContainersRestarting=True RestartAllContainersStarted
+    "#]],
+    );
+    let past = [ended, run("b", 0, exited(137, 10))];
+    check(
+        &pod,
+        &seen(past.to_vec()),
+        &memory,
+        11,
+        expect![[r#"
+        Running 10.42.0.7
+        main: RestartingAllContainers (The container is removed because RestartAllContainers in place), last RestartingAllContainers 137, ready false, restarts 1
+        b: RestartingAllContainers (The container is removed because RestartAllContainers in place), last RestartingAllContainers 137, ready false, restarts 1
+        PodReadyToStartContainers=True
+        Initialized=True
+        Ready=False ContainersNotReady
+        ContainersReady=False ContainersNotReady
+        AllContainersRestarting=True RestartAllContainersStarted
+    "#]],
+    );
+    let mut all = vec![run("main", 1, running(12)), run("b", 1, running(12))];
+    all.extend(past);
+    check(
+        &pod,
+        &seen(all),
+        &memory,
+        13,
+        expect![[r#"
+        Running 10.42.0.7
+        main: running, last RestartingAllContainers 137, ready true, restarts 1
+        b: running, last RestartingAllContainers 137, ready true, restarts 1
+        PodReadyToStartContainers=True
+        Initialized=True
+        Ready=True
+        ContainersReady=True
+        AllContainersRestarting=False
+    "#]],
+    );
+}
