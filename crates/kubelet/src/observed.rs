@@ -1,6 +1,7 @@
 //! What the runtime has of a pod: its sandboxes and everything that ran or runs in them.
 
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
 use runtime::cri;
 
 /// Labels under which the runtime knows what belongs to which pod; upstream's, since tools look at them.
@@ -29,6 +30,8 @@ pub struct Sandbox {
     pub attempt: u32,
     pub ready: bool,
     pub ips: Vec<String>,
+    /// It has lost its network: a runtime that was killed while it made or ended it may forget that it did.
+    pub is_cut_off: bool,
 }
 
 /// One run of a container.
@@ -70,7 +73,7 @@ impl State {
 impl Observed {
     /// The sandbox in which containers can be run.
     pub fn sandbox(&self) -> Option<&Sandbox> {
-        self.sandboxes.first().filter(|sandbox| sandbox.ready)
+        self.sandboxes.first().filter(|sandbox| sandbox.ready && !sandbox.is_cut_off)
     }
 
     /// The newest run of a container.
@@ -93,9 +96,15 @@ impl Observed {
     }
 
     /// From what the runtime lists, in its words.
-    pub fn new(sandboxes: &[cri::PodSandboxStatus], containers: &[cri::ContainerStatus]) -> Observed {
-        let mut sandboxes: Vec<Sandbox> = sandboxes.iter().map(Sandbox::of).collect();
-        sandboxes.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.attempt));
+    pub fn new(
+        pod: &Pod,
+        sandboxes: &[cri::PodSandboxStatus],
+        containers: &[cri::ContainerStatus],
+    ) -> Observed {
+        let on_host = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
+        let mut sandboxes: Vec<Sandbox> =
+            sandboxes.iter().map(|status| Sandbox::of(status, on_host)).collect();
+        sandboxes.sort_by_key(|sandbox| (std::cmp::Reverse(sandbox.attempt), sandbox.is_cut_off));
         let mut containers: Vec<Ran> = containers.iter().map(Ran::of).collect();
         containers.sort_by_key(|run| std::cmp::Reverse(run.attempt));
         Observed { sandboxes, containers }
@@ -103,7 +112,7 @@ impl Observed {
 }
 
 impl Sandbox {
-    fn of(status: &cri::PodSandboxStatus) -> Sandbox {
+    fn of(status: &cri::PodSandboxStatus, on_host: bool) -> Sandbox {
         let network = status.network.clone().unwrap_or_default();
         let mut ips = vec![network.ip];
         ips.extend(network.additional_ips.into_iter().map(|ip| ip.ip));
@@ -112,6 +121,7 @@ impl Sandbox {
             id: status.id.clone(),
             attempt: status.metadata.as_ref().map_or(0, |metadata| metadata.attempt),
             ready: status.state() == cri::PodSandboxState::Ready,
+            is_cut_off: !on_host && status.network.is_some() && ips.is_empty(),
             ips,
         }
     }
@@ -161,6 +171,26 @@ fn time(nanoseconds: i64) -> Timestamp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sandbox_without_an_address_is_none() {
+        let status = |id: &str, ip: &str| cri::PodSandboxStatus {
+            id: id.to_owned(),
+            network: Some(cri::PodSandboxNetworkStatus { ip: ip.to_owned(), additional_ips: Vec::new() }),
+            ..cri::PodSandboxStatus::default()
+        };
+        let check = |spec: serde_json::Value, sandboxes: &[cri::PodSandboxStatus], expected: Option<&str>| {
+            let pod = serde_json::from_value(serde_json::json!({"spec": spec})).expect("a pod");
+            let seen = Observed::new(&pod, sandboxes, &[]);
+            assert_eq!(seen.sandbox().map(|sandbox| sandbox.id.as_str()), expected);
+        };
+        let plain = || serde_json::json!({"containers": []});
+        check(plain(), &[status("a", "10.0.0.1")], Some("a"));
+        check(plain(), &[status("a", "")], None);
+        // Of two that were made at the same attempt the one that was given up is the other.
+        check(plain(), &[status("a", ""), status("b", "10.0.0.1")], Some("b"));
+        check(serde_json::json!({"containers": [], "hostNetwork": true}), &[status("a", "")], Some("a"));
+    }
 
     #[test]
     fn a_start_that_nobody_waited_for_is_none() {

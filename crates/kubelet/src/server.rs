@@ -204,11 +204,9 @@ async fn port_forward(
     let ports: Vec<i32> =
         flags.all("port").flat_map(|text| text.split(',')).filter_map(|port| port.parse().ok()).collect();
     let pod = find(node, pod)?;
-    let sandboxes = node.runtime.sandboxes(&[(crate::POD_UID, pod.uid())]).await.map_err(failed)?;
     // The newest: one that was given up may not have been noticed to be over yet, and its network is gone.
-    let ready = sandboxes.iter().filter(|sandbox| sandbox.state() == cri::PodSandboxState::Ready);
-    let ready = ready.max_by_key(|sandbox| sandbox.metadata.as_ref().map_or(0, |known| known.attempt));
-    let Some(sandbox) = ready else {
+    let seen = crate::worker::observe(&*node.runtime, &pod, &node.settings).await.map_err(failed)?;
+    let Some(sandbox) = seen.sandbox() else {
         return Err((StatusCode::INTERNAL_SERVER_ERROR, format!("not found (\"{}\")", pod.key())));
     };
     let url = node.runtime.port_forward(&sandbox.id, &ports).await.map_err(failed)?;

@@ -117,7 +117,7 @@ pub async fn observe(runtime: &dyn Runtime, pod: &Pod, settings: &Settings) -> r
             Err(error) => return Err(error),
         }
     }
-    let mut seen = Observed::new(&sandboxes, &containers);
+    let mut seen = Observed::new(pod, &sandboxes, &containers);
     crate::last_words::add(pod, &mut seen, settings);
     Ok(seen)
 }

@@ -35,14 +35,16 @@ fn pod(text: &str) -> Pod {
     serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a pod")
 }
 
-/// `s0 ready | a#0 running | b#1 exit 3 at 5 | c#1 running since 6`.
+/// `s0 ready | s1 ready alone | a#0 running | b#1 exit 3 at 5 | c#1 running since 6`.
 fn seen(text: &str) -> Observed {
     let mut observed = Observed::default();
     for part in text.split('|').map(str::trim).filter(|part| !part.is_empty()) {
         let words: Vec<&str> = part.split_whitespace().collect();
         if let Some(attempt) = words[0].strip_prefix('s').and_then(|number| number.parse().ok()) {
             let id = words[0].to_owned();
-            observed.sandboxes.push(Sandbox { id, attempt, ready: words[1] == "ready", ips: Vec::new() });
+            let is_cut_off = words.contains(&"alone");
+            let ready = words[1] == "ready";
+            observed.sandboxes.push(Sandbox { id, attempt, ready, ips: Vec::new(), is_cut_off });
             continue;
         }
         let (name, attempt) = words[0].split_once('#').expect("name#attempt");
@@ -148,6 +150,11 @@ fn a_lost_sandbox_is_replaced_once_nothing_runs_any_more() {
     check("main a", "s0 gone | a#0 running", 0, expect![["stop a#0 SandboxGone\n"]]);
     check("main a", "s0 gone | a#0 exit 137", 0, expect![["sandbox #1\n"]]);
     check("main a", "s0 gone | s1 ready | a#0 exit 137", 0, expect![["start a#1\n"]]);
+    // One that is there but that nobody can reach is as good as none.
+    check("main a", "s0 ready alone | a#0 running", 0, expect![["stop a#0 SandboxGone\n"]]);
+    check("main a", "s0 ready alone | a#0 exit 137", 0, expect![["sandbox #1\n"]]);
+    let both = "s0 ready alone | s1 ready | a#0 exit 137";
+    check("main a", both, 0, expect![["stop sandbox s0\nstart a#1\n"]]);
 }
 
 #[test]
@@ -210,7 +217,9 @@ fn apply(observed: &mut Observed, action: Action, now: i64) -> i64 {
     match action {
         Action::MakeSandbox { attempt } => {
             let id = format!("s{attempt}");
-            observed.sandboxes.insert(0, Sandbox { id, attempt, ready: true, ips: Vec::new() });
+            observed
+                .sandboxes
+                .insert(0, Sandbox { id, attempt, ready: true, ips: Vec::new(), is_cut_off: false });
         }
         Action::Start { container, attempt } => {
             let state = if container == "i" { ended(0) } else { State::Running { since: time(now) } };
