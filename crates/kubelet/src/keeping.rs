@@ -36,6 +36,8 @@ pub struct Keeping {
     /// How long a shortage is said to last after it was last seen.
     pub lasts: jiff::SignedDuration,
     pub images: images::Policy,
+    /// Of which images it is asked who may use them.
+    pub pulled: crate::pulled::Policy,
     /// Bytes of a log at which a new one is begun, and how many are kept.
     pub log_size: u64,
     pub log_files: usize,
@@ -52,6 +54,7 @@ impl Default for Keeping {
             soft: pressure::Soft::default(),
             lasts: pressure::LASTS,
             images: images::Policy::default(),
+            pulled: crate::pulled::Policy::default(),
             log_size: 10 << 20,
             log_files: 5,
             pids: 0,

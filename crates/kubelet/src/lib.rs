@@ -30,6 +30,7 @@ mod payload;
 mod plugins;
 mod pod;
 mod pull_secrets;
+mod pulled;
 mod pulse;
 mod reclaim;
 mod reference;
@@ -59,6 +60,7 @@ pub use k8s_openapi::api::core::v1::Taint;
 pub use keeping::Keeping;
 pub use keeping::images::Policy as ImagePolicy;
 pub use keeping::pressure::{Amount, Limits};
+pub use pulled::{Policy as PullPolicy, Verify};
 pub use referred::Referred;
 pub use registration::Presentation;
 pub use server::Api;
@@ -101,6 +103,7 @@ struct Node {
     settings: Settings,
     /// The numbers that pods with users of their own have.
     users: users::Users,
+    pulled: pulled::Pulled,
     presentation: Presentation,
     /// By the uid of the pod.
     memories: Mutex<HashMap<String, Memory>>,
@@ -148,6 +151,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
         runtime_name: version.runtime_name,
         users: users::Users::open(&config.settings.pods),
+        pulled: pulled::Pulled::open(&config.settings.root),
         csi: csi::Drivers::open(&config.settings.root),
         dra: dra::Dra::open(&config.settings.root),
         devices: devices::Devices::new(&config.settings.root, &config.settings.pods),
@@ -164,6 +168,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         referred: config.referred,
         ctx,
     });
+    node.pulled.recover(&*node.runtime, node.ctx.clock.now()).await;
     let own = node.settings.node_name.clone();
     if let Some(referred) = &node.referred {
         referred.listen(&node.ctx.caches, &own);

@@ -41,6 +41,13 @@ pub fn with_tag(name: &str) -> Result<String, String> {
     }
 }
 
+/// The name without its tag and digest.
+pub fn without_tag(name: &str) -> &str {
+    let rest = name.split_once('@').map_or(name, |(rest, _)| rest);
+    let last = rest.rfind('/').map_or(0, |at| at + 1);
+    rest[last..].find(':').map_or(rest, |at| &rest[..last + at])
+}
+
 fn is_digest(text: &str) -> bool {
     text.split_once(':').is_some_and(|(algorithm, hex)| {
         let named = algorithm.starts_with(|c: char| c.is_ascii_alphabetic());

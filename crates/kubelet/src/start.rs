@@ -5,10 +5,11 @@ use std::time::Instant;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use reconcile::{Object as _, Severity};
-use runtime::cri::{AuthConfig, ImageSpec};
+use runtime::cri::ImageSpec;
 
 use crate::env::{Addresses, environment};
 use crate::observed::{Observed, State};
+use crate::pull_secrets::Shown;
 use crate::volumes::{self, Materials};
 use crate::{Node, config, hooks, pull_secrets, users};
 
@@ -201,14 +202,21 @@ async fn image(node: &Node, pod: &Pod, needed: &Needed<'_>) -> Result<ImageSpec,
         failed("ImageInspectError", error.message())
     })?;
     let default = if wanted.image.ends_with(":latest") { "Always" } else { "IfNotPresent" };
+    let keys = pull_secrets::keys(node, pod, &wanted.image);
+    let may_use = |id: &str| {
+        let secrets: Vec<_> = keys.iter().map(|key| key.from.clone()).collect();
+        let policy = &node.settings.keeping.pulled;
+        node.pulled.may_use(policy, &name, id, &secrets, node.ctx.clock.now())
+    };
     match (needed.policy.unwrap_or(default), present) {
-        ("IfNotPresent" | "Never", Some(present)) => {
+        ("IfNotPresent" | "Never", Some(present)) if may_use(&present.id) => {
             let message =
                 format!("Container image {name:?} already present on machine and can be accessed by the pod");
             say(Severity::Normal, "Pulled", message);
             return Ok(ImageSpec { image: present.id, user_specified_image: name, ..ImageSpec::default() });
         }
-        ("Never", None) => {
+        // Whether it is there is nobody's business who may not use it.
+        ("Never", _) => {
             let message = format!("Container image {name:?} is not present with pull policy of Never");
             warn("ErrImageNeverPull", message.clone());
             warn("Failed", "Error: ErrImageNeverPull".into());
@@ -216,16 +224,26 @@ async fn image(node: &Node, pod: &Pod, needed: &Needed<'_>) -> Result<ImageSpec,
         }
         _ => {}
     }
+    node.pulled.begin(&name).map_err(|why| {
+        let message = format!("Failed to record image pull intent for container image {name:?}: {why}");
+        warn("Failed", message.clone());
+        failed("ErrImagePull", message)
+    })?;
     say(Severity::Normal, "Pulling", format!("Pulling image {name:?}"));
     let begun = Instant::now();
     let sandbox = config::sandbox(pod, 0, crate::cgroups::of(pod), &node.settings);
-    let keys: Vec<Option<AuthConfig>> = pull_secrets::keys(node, pod, &wanted.image);
     let mut last = String::new();
-    for key in keys {
-        match node.runtime.pull(&wanted, key.as_ref(), &sandbox).await {
+    // Without any, the registry may still let everybody have it.
+    let tries: Vec<Option<&Shown>> =
+        if keys.is_empty() { vec![None] } else { keys.iter().map(Some).collect() };
+    for key in tries {
+        match node.runtime.pull(&wanted, key.map(|key| &key.auth), &sandbox).await {
             Ok(reference) => {
                 let time = format!("{:.3}s", begun.elapsed().as_secs_f64());
-                let size = node.runtime.image(&wanted).await.ok().flatten().map_or(0, |image| image.size);
+                let there = node.runtime.image(&wanted).await.ok().flatten();
+                let size = there.as_ref().map_or(0, |image| image.size);
+                let id = there.as_ref().map_or(&reference, |image| &image.id);
+                node.pulled.end(&name, Some((id, key.map(|key| &key.from))), node.ctx.clock.now());
                 let message = format!(
                     "Successfully pulled image {name:?} in {time} ({time} including waiting). Image size: {size} bytes."
                 );
@@ -239,6 +257,7 @@ async fn image(node: &Node, pod: &Pod, needed: &Needed<'_>) -> Result<ImageSpec,
             Err(error) => last = error.message(),
         }
     }
+    node.pulled.end(&name, None, node.ctx.clock.now());
     warn("Failed", format!("Failed to pull image {name:?}: {last}"));
     warn("Failed", "Error: ErrImagePull".into());
     Err(failed("ErrImagePull", last))

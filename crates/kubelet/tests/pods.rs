@@ -1,5 +1,6 @@
 //! Pods on a real containerd: what they are given, what is said of them, and that nothing is left of them.
 
+use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -114,7 +115,9 @@ impl Cluster {
         spec["terminationGracePeriodSeconds"] = json!(1);
         for list in ["initContainers", "containers"] {
             for container in spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
-                container["image"] = json!("busybox:1.36");
+                if container["image"].is_null() {
+                    container["image"] = json!("busybox:1.36");
+                }
             }
         }
         let value = json!({"metadata": {"name": name, "namespace": "default", "labels": {"app": name}}, "spec": spec});
@@ -322,6 +325,129 @@ async fn variables_come_from_files() {
         };
         assert!(is_expected, "{name}: {message}");
     }
+    node.end().await;
+}
+
+/// A registry with the one image `app:1`, for those who know the password `secret`.
+fn registry(dir: &Path, network: &Path) -> String {
+    let run = |words: &[&str]| {
+        let done = std::process::Command::new(words[0]).args(&words[1..]).current_dir(dir).output();
+        String::from_utf8_lossy(&done.expect("a tool of every system").stdout).into_owned()
+    };
+    run(&["install", "-D", "/bin/busybox", "root/bin/busybox"]);
+    run(&["ln", "-s", "busybox", "root/bin/sh"]);
+    run(&["tar", "cf", "layer", "-C", "root", "bin"]);
+    let digest = |name: &str| format!("sha256:{}", run(&["sha256sum", name]).split(' ').next().expect("one"));
+    let size = |name: &str| std::fs::metadata(dir.join(name)).expect("a file").len();
+    let config = json!({
+        "architecture": if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" },
+        "os": "linux",
+        "config": {"Cmd": ["sh", "-c", "trap exit TERM; while :; do /bin/busybox sleep 1; done"]},
+        "rootfs": {"type": "layers", "diff_ids": [digest("layer")]}
+    });
+    std::fs::write(dir.join("config"), config.to_string()).expect("written");
+    let kind = |name: &str| format!("application/vnd.oci.image.{name}");
+    let piece =
+        |name: &str, of: &str| json!({"mediaType": kind(of), "digest": digest(name), "size": size(name)});
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": kind("manifest.v1+json"),
+        "config": piece("config", "config.v1+json"),
+        "layers": [piece("layer", "layer.v1.tar")]
+    });
+    std::fs::write(dir.join("manifest"), manifest.to_string()).expect("written");
+    let files: Vec<(String, Vec<u8>)> = ["manifest", "config", "layer"]
+        .map(|name| (digest(name), std::fs::read(dir.join(name)).expect("read")))
+        .into();
+    // Where containerd is, which has a network of its own.
+    let network = std::fs::File::open(network).expect("a network");
+    let bound = std::thread::spawn(move || {
+        rustix::thread::move_into_link_name_space(network.as_fd(), None).expect("entered");
+        std::net::TcpListener::bind("127.0.0.1:0").expect("a port")
+    });
+    let listener = bound.join().expect("a listener");
+    listener.set_nonblocking(true).expect("set");
+    let listener = tokio::net::TcpListener::from_std(listener).expect("a listener");
+    let host = listener.local_addr().expect("an address").to_string();
+    tokio::spawn(async move {
+        use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _};
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut head = String::new();
+            let mut lines = tokio::io::BufReader::new(&mut stream);
+            while lines.read_line(&mut head).await.is_ok_and(|read| read > 2) {}
+            let path = head.split(' ').nth(1).unwrap_or_default().replace("manifests/1", &files[0].0);
+            let found = files.iter().find(|(digest, _)| path.ends_with(digest));
+            let (status, more, body) = match found {
+                _ if !head.to_lowercase().contains("authorization: basic bwu6c2vjcmv0") => {
+                    ("401 Unauthorized", "www-authenticate: Basic realm=\"test\"".to_owned(), &[][..])
+                }
+                Some((digest, body)) => {
+                    let kind = "application/vnd.oci.image.manifest.v1+json";
+                    ("200 OK", format!("docker-content-digest: {digest}\r\ncontent-type: {kind}"), &body[..])
+                }
+                None => ("404 Not Found", "x-none: 1".to_owned(), &[][..]),
+            };
+            let length = body.len();
+            let head_only = head.starts_with("HEAD");
+            let head = format!(
+                "HTTP/1.1 {status}\r\n{more}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n"
+            );
+            let _ = stream.write_all(head.as_bytes()).await;
+            if !head_only {
+                let _ = stream.write_all(body).await;
+            }
+            let _ = stream.shutdown().await;
+        }
+    });
+    host
+}
+
+/// An image that is there is for those who could have pulled it, also after the kubelet was started again.
+#[tokio::test(flavor = "multi_thread")]
+async fn images_are_for_those_who_could_pull_them() {
+    let (cluster, node) = Cluster::start().await;
+    let host = registry(&cluster.path("registry"), &cluster.containerd.network());
+    for (name, password) in [("own", "secret"), ("twin", "secret"), ("wrong", "guess")] {
+        let auths = json!({"auths": {&host: {"username": "me", "password": password}}}).to_string();
+        let secret = json!({
+            "metadata": {"name": name, "namespace": "default"},
+            "type": "kubernetes.io/dockerconfigjson",
+            "stringData": {".dockerconfigjson": auths}
+        });
+        let secret: k8s_openapi::api::core::v1::Secret = serde_json::from_value(secret).expect("a secret");
+        cluster.client.create(&secret).await.expect("created");
+    }
+    let pod = |secret: &str, policy: &str| {
+        let image = format!("{host}/app:1");
+        let container = json!({"name": "main", "image": image, "imagePullPolicy": policy});
+        json!({"containers": [container], "imagePullSecrets": [{"name": secret}]})
+    };
+    const RUNS: &str = "Running main:running ready#0";
+    const NEVER: &str = "Pending main:ErrImageNeverPull#0";
+    cluster.create("early", pod("own", "Never")).await;
+    cluster.becomes("early", NEVER).await;
+    cluster.create("owner", pod("own", "IfNotPresent")).await;
+    cluster.becomes("owner", RUNS).await;
+    cluster.create("nobody", pod("none", "Never")).await;
+    let nobody = cluster.becomes("nobody", NEVER).await;
+    let waiting = nobody.status.and_then(|status| status.container_statuses?[0].state.clone()?.waiting);
+    let expected = format!("Container image \"{host}/app:1\" is not present with pull policy of Never");
+    assert_eq!(waiting.and_then(|waiting| waiting.message), Some(expected));
+    cluster.create("guest", pod("wrong", "IfNotPresent")).await;
+    cluster
+        .until("the guest is refused", async || {
+            let shown = state(&cluster.get("guest").await?);
+            (shown.contains("ErrImagePull") || shown.contains("ImagePullBackOff")).then_some(())
+        })
+        .await;
+    node.end().await;
+    let node = cluster.run_node();
+    cluster.create("friend", pod("twin", "Never")).await;
+    cluster.becomes("friend", RUNS).await;
+    cluster.create("again", pod("own", "Never")).await;
+    cluster.becomes("again", RUNS).await;
+    cluster.create("stranger", pod("none", "Never")).await;
+    cluster.becomes("stranger", NEVER).await;
     node.end().await;
 }
 

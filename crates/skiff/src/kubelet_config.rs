@@ -72,6 +72,7 @@ pub fn apply(arguments: &[String], config: &mut Config) -> anyhow::Result<()> {
             "evictionSoft {signal} (--eviction-soft): grace period must be specified for the soft eviction threshold"
         );
     }
+    config.settings.keeping.pulled.check().map_err(anyhow::Error::msg)?;
     let images = &config.settings.keeping.images;
     ensure!(
         images.low < images.high,
@@ -188,6 +189,14 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
         "imageGCLowThresholdPercent" => settings.keeping.images.low = percent(number()?)?,
         "imageMaximumGCAge" => settings.keeping.images.oldest = duration(&text()?)?,
         "imageMinimumGCAge" => settings.keeping.images.youngest = duration(&text()?)?,
+        "imagePullCredentialsVerificationPolicy" => {
+            settings.keeping.pulled.verify = kubelet::Verify::named(&text()?).map_err(anyhow::Error::msg)?;
+        }
+        "preloadedImagesVerificationAllowlist" => {
+            let all = value.as_array().context("this is a list")?.iter();
+            let name = |name: &Value| name.as_str().map(str::to_owned).context("this is a list of texts");
+            settings.keeping.pulled.allowed = all.map(name).collect::<anyhow::Result<_>>()?;
+        }
         "kubeReserved" | "systemReserved" => {
             for (name, amount) in value.as_object().context("this is a map")? {
                 let amount = amount.as_str().with_context(|| format!("{name} is a text"))?;
@@ -301,7 +310,8 @@ mod tests {
         let path = dir.path().join("kubelet.yaml");
         let text = "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\nmaxPods: 5\n\
             staticPodPath: /etc/pods\nevictionHard:\n  memory.available: 200Mi\n  nodefs.available: 7%\n\
-            containerLogMaxSize: 1Mi\nimageMinimumGCAge: 1m30s\nimageMaximumGCAge: 24h\n\
+            imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages\n\
+            preloadedImagesVerificationAllowlist: [registry.example/*]\ncontainerLogMaxSize: 1Mi\nimageMinimumGCAge: 1m30s\nimageMaximumGCAge: 24h\n\
             shutdownGracePeriod: 1m30s\nshutdownGracePeriodCriticalPods: 10s\nsystemReserved:\n  cpu: 500m\n  memory: 1Gi\n";
         std::fs::write(&path, text).expect("written");
         let mut config = config();
@@ -340,6 +350,11 @@ mod tests {
         assert_eq!((soft.limits.disk, soft.patience["nodefs.available"].as_secs()), (Number(1 << 30), 90));
         assert_eq!((soft.grace, config.settings.keeping.lasts.as_secs()), (20, 60));
         assert_eq!(config.settings.keeping.log_size, 1 << 20);
+        let pulled = kubelet::PullPolicy {
+            verify: kubelet::Verify::NotAllowed,
+            allowed: vec!["registry.example/*".to_owned()],
+        };
+        assert_eq!(config.settings.keeping.pulled, pulled);
         let images = &config.settings.keeping.images;
         assert_eq!((images.youngest.as_secs(), images.oldest.as_secs()), (90, 86_400));
         let shutdown: Vec<_> =

@@ -134,6 +134,8 @@ pub async fn remove_all(node: &Arc<Node>) -> bool {
 /// The images nobody uses, in the order in which they go, and when the first look was.
 async fn look(node: &Node, now: Timestamp) -> Option<(Vec<Unused>, Timestamp)> {
     let (images, containers) = (node.runtime.images().await.ok()?, node.runtime.containers(&[]).await.ok()?);
+    let ids: Vec<&str> = images.iter().map(|image| image.id.as_str()).collect();
+    node.pulled.forget_others(&ids, now);
     // What holds pods together is needed although nothing seems to use it.
     let sandbox = sandbox_image(node).await;
     let mounted = mounted(node).await?;

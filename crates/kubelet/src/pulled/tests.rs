@@ -1,0 +1,121 @@
+use super::*;
+
+fn secret(text: &str) -> PullSecret {
+    let mut words = text.split('/').map(str::to_owned);
+    let mut next = || words.next().unwrap_or_default();
+    PullSecret { namespace: next(), name: next(), uid: next(), hash: next() }
+}
+
+fn known(text: &str) -> Known {
+    let mut record = json!({});
+    match text {
+        "" => return Known::default(),
+        "pulling" => return Known { is_pulling: true, record: None },
+        "unknown" => {}
+        "all" => drop(add(&mut record, "r.example/a:9", None)),
+        "full" => {
+            for i in 0..MOST_ADDED {
+                add(&mut record, "r.example/a", Some(&secret(&format!("ns/many/{i}/h{i}"))));
+            }
+        }
+        secrets => {
+            for one in secrets.split(' ') {
+                add(&mut record, "r.example/a@sha256:1", Some(&secret(one)));
+            }
+        }
+    }
+    Known { record: Some(record), is_pulling: false }
+}
+
+#[track_caller]
+fn check(text: &str, secrets: &str, expected: &str) {
+    let secrets: Vec<PullSecret> = secrets.split_whitespace().map(secret).collect();
+    let found = match decide(&Policy::default(), "r.example/a:1", &known(text), &secrets) {
+        Verdict::Usable => "usable".to_owned(),
+        Verdict::Unproven => "unproven".to_owned(),
+        Verdict::UsableBy(one) => format!("by {}/{}/{}/{}", one.namespace, one.name, one.uid, one.hash),
+    };
+    assert_eq!(found, expected, "{text} {secrets:?}");
+}
+
+#[test]
+fn who_may_use_what_is_there() {
+    // The administrator's, and what everybody could pull.
+    check("", "", "usable");
+    check("all", "", "usable");
+    // Pulled by this node, nobody knows how.
+    check("pulling", "ns/s/1/h", "unproven");
+    check("unknown", "ns/s/1/h", "unproven");
+    check("ns/s/1/h", "", "unproven");
+    check("ns/s/1/h", "ns/s/1/h", "usable");
+    // Another secret of the same words; the same secret with new words; another of that name.
+    check("ns/s/1/h", "ns/other/2/h", "by ns/other/2/h");
+    check("ns/s/1/h", "else/s/3/h", "by else/s/3/h");
+    check("ns/s/1/h", "ns/s/1/new", "by ns/s/1/new");
+    check("ns/s/1/h", "ns/s/2/new", "unproven");
+    check("ns/s/1/h", "ns/a/4/x ns/b/5/y ns/s/1/h", "usable");
+    check("ns/s/1/h ns/t/2/i", "ns/t/2/i", "usable");
+    // No digest is not the same as no digest.
+    check("ns/s/1/", "ns/t/2/", "unproven");
+    check("full", "ns/other/x/h7", "usable");
+    check("full", "ns/many/7/new", "unproven");
+}
+
+#[test]
+fn another_name_of_the_same_image_is_another_image() {
+    let known = known("all");
+    let policy = Policy::default();
+    assert_eq!(decide(&policy, "r.example/a:2", &known, &[]), Verdict::Usable);
+    assert_eq!(decide(&policy, "r.example/b:1", &known, &[]), Verdict::Unproven);
+    let always = Policy { verify: Verify::Always, ..policy };
+    assert_eq!(decide(&always, "r.example/b:1", &Known::default(), &[]), Verdict::Unproven);
+}
+
+#[test]
+fn what_is_known_outlives_us() {
+    let dir = tempfile::tempdir().unwrap();
+    let policy = Policy::default();
+    let now: Timestamp = "2026-01-02T03:04:05Z".parse().unwrap();
+    let auth = AuthConfig { username: "me".into(), password: "sesame".into(), ..AuthConfig::default() };
+    let own = PullSecret { hash: digest(&auth), ..secret("ns/s/1") };
+    let (image, id) = ("r.example/a:1", "sha256:1");
+    let may = |secrets: &[PullSecret]| Pulled::open(dir.path()).may_use(&policy, image, id, secrets, now);
+
+    assert!(may(&[]), "it was there before");
+    let pulled = Pulled::open(dir.path());
+    pulled.begin(image).unwrap();
+    pulled.begin(image).unwrap();
+    assert!(!may(&[]), "it is about to be ours");
+    pulled.end(image, None, now);
+    assert!(!may(&[]), "somebody is still at it");
+    pulled.end(image, Some((id, Some(&own))), now);
+    assert!(!may(&[]) && may(std::slice::from_ref(&own)));
+    assert_eq!(pulled.files("pulling"), []);
+
+    let files = pulled.files("pulled");
+    expect_test::expect![[r#"{"apiVersion":"kubelet.config.k8s.io/v1beta1","credentialMapping":{"r.example/a":{"kubernetesSecrets":[{"credentialHash":"HASH","name":"s","namespace":"ns","uid":"1"}]}},"imageRef":"sha256:1","kind":"ImagePulledRecord","lastUpdatedTime":"2026-01-02T03:04:05Z"}"#]]
+    .assert_eq(&files[0].1.to_string().replace(&own.hash, "HASH"));
+    assert!(!files[0].1.to_string().contains("sesame"));
+
+    // Who had a look is known from then on.
+    let twin = PullSecret { hash: own.hash.clone(), ..secret("else/t/2") };
+    assert!(may(std::slice::from_ref(&twin)));
+    let changed = PullSecret { hash: "other".into(), ..twin };
+    assert!(may(std::slice::from_ref(&changed)));
+
+    // What cannot be read is nobody's.
+    for broken in ["{", r#"{"credentialMapping": []}"#, r#"{"credentialMapping": {"r.example/a": 1}}"#] {
+        std::fs::write(&files[0].0, broken).unwrap();
+        assert!(!may(std::slice::from_ref(&own)), "{broken}");
+        pulled.begin(image).unwrap();
+        pulled.end(image, Some((id, None)), now);
+        assert!(may(&[]));
+    }
+
+    pulled.forget_others(&[id], now + jiff::SignedDuration::from_secs(1));
+    assert_eq!(pulled.files("pulled").len(), 1);
+    pulled.forget_others(&[], now);
+    assert_eq!(pulled.files("pulled").len(), 1, "it is newer than what was seen");
+    pulled.forget_others(&[], now + jiff::SignedDuration::from_secs(1));
+    assert_eq!(pulled.files("pulled"), []);
+}
