@@ -118,6 +118,12 @@ async fn reconcile(ctx: &Ctx, all: &AllRetries, key: &Key) -> Result<Next, Error
                     None => Ok(recheck.map_or(Next::Change, Next::At)),
                 };
             }
+            Step::Pods(change)
+                if !change.create.is_empty()
+                    && !ownership::may_have_more(ctx, &*set, &pods, told(&set)).await? =>
+            {
+                return Ok(Next::Change);
+            }
             Step::Pods(pods) => {
                 manage = false;
                 let hash = history.newest().and_then(|revision| revision.label(POD_REVISION));
@@ -128,6 +134,11 @@ async fn reconcile(ctx: &Ctx, all: &AllRetries, key: &Key) -> Result<Next, Error
             other => revise(ctx, &set, other).await?,
         }
     }
+}
+
+/// How many pods there are by the set's status.
+fn told(set: &DaemonSet) -> Option<i32> {
+    set.status.as_ref().map(|status| status.current_number_scheduled)
 }
 
 async fn change(ctx: &Ctx, set: &DaemonSet, hash: &str, pods: Pods) -> Result<(), Error> {

@@ -25,7 +25,7 @@ use reconcile::{Controller, Ctx, Error, Key, Next, Object as _, Patch, keys};
 use serde_json::json;
 
 use crate::batches::slow_start;
-use crate::ownership::{candidates, claim, settle_with};
+use crate::ownership::{candidates, claim, may_have_more, settle_with};
 use crate::{pod, template};
 use backoff::Backoff;
 use plan::{Plan, Sight, Step, Tracking, plan};
@@ -104,6 +104,12 @@ async fn reconcile(ctx: &Ctx, backoffs: &Backoffs, key: &Key) -> Result<Next, Er
                     Some(error) => Err(error),
                     None => Ok(recheck.map_or(Next::Change, Next::At)),
                 };
+            }
+            // Its pods do not go before they were seen to be on their way.
+            Step::Pods { create, .. }
+                if !create.is_empty() && !may_have_more(ctx, &*job, &pods, None).await? =>
+            {
+                return Ok(Next::Change);
             }
             Step::Pods { remove, create } => {
                 manage = false;

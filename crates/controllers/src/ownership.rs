@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use api::selector::LabelSelector;
+use k8s_openapi::api::core::v1::Pod;
 use reconcile::{Cache, Cached, Ctx, Error, Object, Patch};
 use serde_json::json;
 
@@ -117,6 +118,21 @@ pub async fn is_alive<O: Object>(ctx: &Ctx, owner: &O) -> Result<bool, Error> {
         Err(error) if error.is_not_found() => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// Whether an owner of these pods, of which its status tells so many, may be given more. Where some have come to an end,
+/// it may be gone as well, and its cache has yet to hear of it: then the server is asked.
+pub async fn may_have_more<O: Object>(
+    ctx: &Ctx,
+    owner: &O,
+    pods: &[Arc<Pod>],
+    told: Option<i32>,
+) -> Result<bool, Error> {
+    let told = told.and_then(|told| usize::try_from(told).ok()).unwrap_or(0);
+    if pods.len() >= told && !pods.iter().any(|pod| pod.is_deleting()) {
+        return Ok(true);
+    }
+    is_alive(ctx, owner).await
 }
 
 #[cfg(test)]

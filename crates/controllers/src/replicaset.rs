@@ -88,8 +88,10 @@ async fn reconcile<T: Replicated>(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
     let related = || owner.related_pods(ctx);
     let change = plan::change(&set, &active, related, ctx.clock.now());
     let ending = plan::terminating(&set, &selector, &all);
+    let told = set.status.as_ref().and_then(|status| usize::try_from(status.replicas).ok());
     // Where pods come to an end, the set may be gone as well, and its cache has yet to hear of it.
-    if matches!(change, Change::Create(_)) && ending > 0 && !ownership::is_alive(ctx, owner.as_ref()).await? {
+    let is_doubtful = matches!(change, Change::Create(_)) && (ending > 0 || told > Some(active.len()));
+    if is_doubtful && !ownership::is_alive(ctx, owner.as_ref()).await? {
         return Ok(Next::Change);
     }
     let (pods, failure) = match change {

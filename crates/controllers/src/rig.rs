@@ -4,9 +4,9 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
 use reconcile::cloud::Place;
-use reconcile::{Client, Clock, Ctx, Key, Settings, Signers};
+use reconcile::{Cached, Caches, Client, Clock, Ctx, Delete, Key, Object as _, Settings, Signers};
 use tokio::sync::watch;
 
 use crate::CONTROLLERS;
@@ -60,6 +60,60 @@ impl Rig {
     pub fn add(&self, controller: &str) {
         let row = CONTROLLERS.iter().find(|row| row.name == controller).expect("a controller of this name");
         tokio::spawn((row.run)(self.ctx.named(row.name)));
+    }
+}
+
+impl Rig {
+    /// An owner whose pods are gone, or on their way, and it after them, of which the cluster as this context shows it knows
+    /// nothing. Its controller has made it a pod before, and said so at `told` of its status.
+    pub async fn gone<T: Cached>(
+        &self,
+        controller: &str,
+        owner: &T,
+        told: &str,
+        begin: impl FnOnce(&Caches),
+    ) -> Ctx {
+        let row = CONTROLLERS.iter().find(|row| row.name == controller).expect("a controller of this name");
+        let stop = watch::Sender::new(false);
+        let work = Ctx { shutdown: stop.subscribe(), ..self.ctx.named(row.name) };
+        self.client.create(owner).await.expect("an owner");
+        let work = tokio::spawn((row.run)(work));
+        until("its pod", || async {
+            let owner: T = self.client.get(&owner.key()).await.expect("the owner");
+            let status = serde_json::to_value(&owner).expect("an object")["status"][told].clone();
+            (status == 1).then_some(())
+        })
+        .await;
+        stop.send_replace(true);
+        work.await.expect("it ends by itself");
+        for pod in self.client.list::<Pod>(owner.namespace()).await.expect("pods") {
+            let now = Delete { grace_seconds: Some(0), ..Delete::uid(pod.uid()) };
+            self.client.delete::<Pod>(&pod.key(), &now).await.expect("deleted");
+        }
+        let ctx = self.frozen(begin).await;
+        let background = Delete { propagation: Some("Background"), ..Delete::default() };
+        self.client.delete::<T>(&owner.key(), &background).await.expect("deleted");
+        ctx
+    }
+
+    /// The cluster as it is now, and stays: what is begun is filled, and hears of nothing more.
+    async fn frozen(&self, begin: impl FnOnce(&Caches)) -> Ctx {
+        let stop = watch::Sender::new(false);
+        let ctx = Ctx::new(self.client.clone(), Clock::default(), stop.subscribe());
+        let before = stop.receiver_count();
+        begin(&ctx.caches);
+        ctx.caches.filled().await;
+        stop.send_replace(true);
+        // Those who follow the server are gone, and the one that writes events.
+        until("nobody listens", || async { (stop.receiver_count() < before).then_some(()) }).await;
+        ctx
+    }
+
+    /// That there are no pods but those on their way.
+    pub async fn has_no_pods(&self) {
+        let pods = self.client.list::<Pod>("default").await.expect("pods");
+        let names: Vec<&str> = pods.iter().filter(|pod| !pod.is_deleting()).map(|pod| pod.name()).collect();
+        assert_eq!(names, [""; 0]);
     }
 }
 

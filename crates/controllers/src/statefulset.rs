@@ -81,6 +81,12 @@ async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
                 };
             }
             Step::Revise(lacking) => revise(ctx, &set, lacking).await?,
+            Step::Act(actions)
+                if actions.iter().any(Action::makes)
+                    && !ownership::may_have_more(ctx, &*set, &pods, told(&set)).await? =>
+            {
+                return Ok(Next::Change);
+            }
             Step::Act(actions) => {
                 manage = false;
                 failure = act(ctx, &set, actions).await.err();
@@ -89,6 +95,11 @@ async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
             Step::Status(status) => write_status(ctx, &set, status).await?,
         }
     }
+}
+
+/// How many pods there are by the set's status.
+fn told(set: &StatefulSet) -> Option<i32> {
+    set.status.as_ref().map(|status| status.replicas)
 }
 
 async fn write_status(ctx: &Ctx, set: &StatefulSet, status: StatefulSetStatus) -> Result<(), Error> {

@@ -487,3 +487,22 @@ async fn a_set_follows_its_nodes_on_a_server() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_set_that_is_gone_has_no_more_pods() {
+    let rig = Rig::start(&[]).await;
+    let node = json!({"metadata": {"name": "a", "labels": {"disk": "ssd"}}});
+    let node = rig.client.create::<Node>(&serde_json::from_value(node).expect("a node")).await;
+    let ready = Patch::Merge(json!({"spec": {"taints": null}}));
+    rig.client.patch::<Node>(&node.expect("a node").key(), &ready).await.expect("a node");
+    let mut wanted = set(rolling(json!(1), json!(0)), "i");
+    wanted.metadata.uid = None;
+    wanted.metadata.namespace = Some("default".to_owned());
+    let begin = |caches: &reconcile::Caches| {
+        let _ = (caches.daemon_sets(), caches.pods(), caches.nodes(), caches.controller_revisions());
+    };
+    let ctx = rig.gone("daemonset-controller", &wanted, "currentNumberScheduled", begin).await;
+    let done = reconcile(&ctx, &AllRetries::default(), &wanted.key()).await;
+    assert_eq!(done.expect("nothing to do"), Next::Change);
+    rig.has_no_pods().await;
+}

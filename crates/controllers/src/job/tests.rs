@@ -495,3 +495,20 @@ async fn a_job_runs_to_completion_on_a_server() {
     assert_eq!(pods.len(), 5);
     assert!(pods.iter().all(|pod| !is_tracked(pod)));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_is_gone_has_no_more_pods() {
+    let rig = Rig::start(&[]).await;
+    let template =
+        json!({"spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "i"}]}});
+    let metadata = json!({"name": "work", "namespace": "default"});
+    let job: Job =
+        serde_json::from_value(json!({"metadata": metadata, "spec": {"template": template}})).expect("a job");
+    let begin = |caches: &reconcile::Caches| _ = (caches.jobs(), caches.pods());
+    let ctx = rig.gone("job-controller", &job, "active", begin).await;
+    // Its pod has failed, and is not replaced at once.
+    ctx.clock.jump(3600);
+    let done = super::reconcile(&ctx, &Backoffs::default(), &job.key()).await;
+    assert_eq!(done.expect("nothing to do"), Next::Change);
+    rig.has_no_pods().await;
+}

@@ -124,3 +124,15 @@ async fn what_the_server_refuses_is_told() {
     active(&rig, 3).await;
     status::<ReplicaSet>(&rig, |status| status.conditions.is_none() && status.replicas == 3).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_set_that_is_gone_has_no_more_pods() {
+    let rig = Rig::start(&[]).await;
+    let set = labelled(1, json!({"matchLabels": {"app": "web"}}));
+    let set: ReplicaSet = serde_json::from_value(set).expect("a set");
+    let begin = |caches: &reconcile::Caches| _ = (caches.replica_sets(), caches.pods());
+    let ctx = rig.gone("replicaset-controller", &set, "replicas", begin).await;
+    let done = super::reconcile::<ReplicaSet>(&ctx, &set.key()).await;
+    assert_eq!(done.expect("nothing to do"), Next::Change);
+    rig.has_no_pods().await;
+}

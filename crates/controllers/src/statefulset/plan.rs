@@ -73,6 +73,13 @@ pub enum Action {
     },
 }
 
+impl Action {
+    /// Whether something is made for the set.
+    pub fn makes(&self) -> bool {
+        matches!(self, Action::CreateClaim { .. } | Action::CreatePod(_))
+    }
+}
+
 /// What to do next. `manage` is whether pods may be made and deleted.
 pub fn plan(sight: &Sight<'_>, manage: bool) -> Plan {
     let update = match sight.history.settled() {

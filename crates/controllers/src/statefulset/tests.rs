@@ -576,3 +576,17 @@ async fn a_set_is_scaled_and_rolled_out_on_a_server() {
     settled("two").await;
     assert_eq!(rig.client.list::<ControllerRevision>("default").await.expect("revisions").len(), 2);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_set_that_is_gone_has_no_more_pods() {
+    let rig = Rig::start(&[]).await;
+    let mut wanted = set(json!({"replicas": 1}), "one");
+    wanted.metadata.uid = None;
+    wanted.metadata.namespace = Some("default".to_owned());
+    let begin = |caches: &reconcile::Caches| {
+        let _ = (caches.stateful_sets(), caches.pods(), caches.controller_revisions());
+    };
+    let ctx = rig.gone("statefulset-controller", &wanted, "replicas", begin).await;
+    assert_eq!(reconcile(&ctx, &wanted.key()).await.expect("nothing to do"), Next::Change);
+    rig.has_no_pods().await;
+}
