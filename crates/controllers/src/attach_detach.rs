@@ -1,13 +1,15 @@
 //! Attaches volumes of CSI drivers to the nodes whose pods use them, and detaches them when none does any more.
 //!
 //! The work itself is the driver's: a VolumeAttachment asks for it, and says when it is done. What is attached stands
-//! in the node's status before the kubelet may mount it, and is taken from there before it is detached.
+//! in the node's status before the kubelet may mount it, and is taken from there before it is detached. Disks that nodes
+//! log in to by themselves need no more than that ([`disks`]).
 
+mod disks;
 mod plan;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -26,7 +28,18 @@ pub async fn run(ctx: Ctx) {
     let name = "attachdetach-controller";
     let ctx = Ctx { client: ctx.client.acting_as(name), events: ctx.events.from(name), ..ctx };
     let controller = Controller::new("attach_detach", &ctx);
-    controller.on(ctx.caches.nodes(), keys::own::<Node>);
+    let caches = ctx.caches.clone();
+    controller.on(ctx.caches.nodes(), move |changed: &Changed<'_, Node>, enqueue| {
+        keys::own::<Node>(changed, enqueue);
+        let disks = |node: Option<&Arc<Node>>| {
+            let names = node.map(|node| disks::on_node(node)).unwrap_or_default();
+            names.into_iter().map(str::to_owned).collect::<BTreeSet<String>>()
+        };
+        // Another node may be waiting for it.
+        if !disks(changed.before).is_subset(&disks(changed.after)) {
+            caches.nodes().all().iter().for_each(|node| enqueue(node.key()));
+        }
+    });
     controller.on(ctx.caches.pods(), |changed: &Changed<'_, Pod>, enqueue| {
         for pod in [changed.before, changed.after].into_iter().flatten() {
             if !pod::node(pod).is_empty() && claims_of(pod).next().is_some() {
@@ -69,7 +82,7 @@ pub async fn run(ctx: Ctx) {
     controller.on(ctx.caches.csi_drivers(), move |_: &Changed<'_, CSIDriver>, enqueue| {
         nodes.all().iter().for_each(|node| enqueue(node.key()));
     });
-    let desk = Arc::new(Desk { ctx: ctx.clone(), unwanted: Mutex::default() });
+    let desk = Arc::new(Desk { ctx: ctx.clone(), unwanted: Mutex::default(), given: Mutex::default() });
     let reconcile = move |key: Key| {
         let desk = desk.clone();
         async move { desk.reconcile(&key).await }
@@ -90,6 +103,8 @@ struct Desk {
     ctx: Ctx,
     /// Since when nobody wants what is attached, by the names of attachments.
     unwanted: Mutex<HashMap<String, Timestamp>>,
+    /// The nodes that were given disks, which not everybody has seen yet.
+    given: Mutex<HashMap<String, String>>,
 }
 
 impl Desk {
@@ -97,7 +112,7 @@ impl Desk {
         let (ctx, now) = (&self.ctx, self.ctx.clock.now());
         let node = ctx.caches.nodes().get(key);
         let attachments = ctx.caches.volume_attachments().indexed("node", &key.name);
-        let wanted = self.wanted(&key.name);
+        let (wanted, disks) = self.wanted(&key.name);
         let elsewhere: Vec<_> =
             wanted.iter().flat_map(|wanted| self.elsewhere(&wanted.volume, &key.name)).collect();
         let since = {
@@ -108,22 +123,57 @@ impl Desk {
                     false => drop(unwanted.entry(attachment.name().to_owned()).or_insert(now)),
                 }
             }
+            let wanted: BTreeSet<String> =
+                disks.iter().filter_map(|disk| disks::unique_name(&disk.volume)).collect();
+            for name in node.as_deref().map(disks::on_node).unwrap_or_default() {
+                match wanted.contains(name) {
+                    true => drop(unwanted.remove(&disks::mark(name, &key.name))),
+                    false => drop(unwanted.entry(disks::mark(name, &key.name)).or_insert(now)),
+                }
+            }
             unwanted.clone()
         };
-        let node_state = plan::NodeState { name: &key.name, node: node.as_deref() };
+        let actions = {
+            // Two nodes must not be given the same disk, though neither sees yet that the other was.
+            let mut given = self.given.lock();
+            let taken = self.taken(&disks, &key.name, &given);
+            let state =
+                plan::NodeState { name: &key.name, node: node.as_deref(), disks: &disks, taken: &taken };
+            let actions = plan::plan(&state, &wanted, &attachments, &elsewhere, &since, now);
+            for report in actions.iter().filter_map(Action::report) {
+                // What it gives back stands in its status until that is written.
+                given.retain(|_, node| **node != *key.name);
+                let disks = report.iter().map(|volume| &volume.name).filter(|name| disks::is_disk(name));
+                given.extend(disks.map(|name| (name.clone(), key.name.to_string())));
+            }
+            actions
+        };
         let mut next = Next::Change;
-        for action in plan::plan(&node_state, &wanted, &attachments, &elsewhere, &since, now) {
+        for action in actions {
             match action {
                 Action::Attach(attachment) => match ctx.create(&*attachment).await {
                     Err(error) if !error.is_already_exists() => return Err(error),
                     _ => {}
                 },
                 Action::Report(volumes) => {
-                    let patch = Patch::Merge(json!({"status": {"volumesAttached": volumes}}));
+                    let mut patch = json!({"status": {"volumesAttached": volumes}});
+                    let stays = |name: &str| volumes.iter().any(|volume| volume.name == name);
+                    if let Some(node) = &node
+                        && !disks::on_node(node).into_iter().all(stays)
+                    {
+                        // The node may have said meanwhile that it uses a disk again.
+                        patch["metadata"] = json!({"resourceVersion": node.metadata.resource_version});
+                    }
+                    let patch = Patch::Merge(patch);
                     match ctx.patch_status::<Node>(key, &patch).await {
                         Err(error) if !error.is_not_found() => return Err(error),
                         _ => {}
                     }
+                    let here = disks::mark("", &key.name);
+                    self.unwanted.lock().retain(|mark, _| match mark.strip_suffix(&here) {
+                        Some(name) if disks::is_disk(name) => stays(name),
+                        _ => true,
+                    });
                 }
                 Action::Detach(attachment) => {
                     ctx.delete(&*attachment).await?;
@@ -138,10 +188,10 @@ impl Desk {
         Ok(next)
     }
 
-    /// The volumes that pods on a node use and that have to be attached for that.
-    fn wanted(&self, node: &str) -> Vec<Wanted> {
+    /// The volumes that pods on a node use and that have to be attached for that, and the disks it has to log in to.
+    fn wanted(&self, node: &str) -> (Vec<Wanted>, Vec<Wanted>) {
         let caches = &self.ctx.caches;
-        let mut wanted: Vec<Wanted> = Vec::new();
+        let (mut wanted, mut disks) = (Vec::new(), Vec::new());
         for pod in caches.pods().indexed("node", node) {
             if pod::is_terminal(&pod) {
                 continue;
@@ -153,19 +203,41 @@ impl Desk {
                 let Some(volume) = caches.persistent_volumes().get(&Key::new("", &name)) else { continue };
                 let driver =
                     plan::driver(&volume).and_then(|name| caches.csi_drivers().get(&Key::new("", name)));
-                if !plan::is_attachable(&claim, &volume, driver.as_deref()) {
+                let all: &mut Vec<Wanted> = if plan::is_attachable(&claim, &volume, driver.as_deref()) {
+                    &mut wanted
+                } else if plan::is_owned(&claim, &volume) && disks::unique_name(&volume).is_some() {
+                    &mut disks
+                } else {
                     continue;
-                }
-                match wanted.iter_mut().find(|wanted| wanted.volume.name() == volume.name()) {
+                };
+                match all.iter_mut().find(|wanted| wanted.volume.name() == volume.name()) {
                     Some(wanted) => wanted.pods.push(pod.clone()),
                     None => {
                         let rivals = self.rivals(&claim, node);
-                        wanted.push(Wanted { volume, pods: vec![pod.clone()], rivals });
+                        all.push(Wanted { volume, pods: vec![pod.clone()], rivals });
                     }
                 }
             }
         }
-        wanted
+        (wanted, disks)
+    }
+
+    /// The disks that are for one node alone and that another has.
+    fn taken(&self, disks: &[Wanted], node: &str, given: &HashMap<String, String>) -> BTreeSet<String> {
+        let mut names: BTreeSet<String> = disks::exclusive(disks).collect();
+        if !names.is_empty() {
+            let others: Vec<Arc<Node>> =
+                self.ctx.caches.nodes().all().into_iter().filter(|other| other.name() != node).collect();
+            let is_taken = |name: &String| {
+                let has = |other: &Arc<Node>| {
+                    given.get(name).is_some_and(|node| node == other.name())
+                        || disks::on_node(other).contains(name.as_str())
+                };
+                others.iter().any(has)
+            };
+            names.retain(is_taken);
+        }
+        names
     }
 
     /// The pods on other nodes that use a claim.

@@ -40,7 +40,7 @@ impl Drivers {
     pub fn open(root: &std::path::Path) -> Drivers {
         let drivers = Drivers::default();
         let staged = record::staged(root).into_iter().map(|record| record.unique_name());
-        drivers.in_use.lock().extend(staged);
+        drivers.in_use.lock().extend(staged.chain(crate::volumes::iscsi::in_use(root)));
         drivers
     }
 
@@ -70,7 +70,8 @@ impl Drivers {
         self.in_use.lock().iter().cloned().collect()
     }
 
-    fn use_of(&self, name: &str, is_used: bool) {
+    /// Says that a volume must not be detached, or may be.
+    pub fn use_of(&self, name: &str, is_used: bool) {
         let mut in_use = self.in_use.lock();
         let changed = if is_used { in_use.insert(name.to_owned()) } else { in_use.remove(name) };
         if changed {

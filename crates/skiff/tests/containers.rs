@@ -605,26 +605,57 @@ fn without_tools(cluster: &Cluster) {
         return eprintln!("skipped: this host has iscsiadm");
     }
     let server = &cluster.server;
-    let disk = serde_json::json!({"targetPortal": "192.0.2.1", "iqn": "iqn.2026-01.example:disk", "lun": 0});
-    let pod = serde_json::json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "disk"},
-        "spec": {
-            "volumes": [{"name": "data", "iscsi": disk}], "terminationGracePeriodSeconds": 1,
-            "containers": [{
-                "name": "main", "image": "busybox:1.36", "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-            }],
-        }
-    });
-    server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
-    let selector = "--field-selector=involvedObject.name=disk,reason=FailedMount";
-    let said = || server.kubectl(&["get", "events", selector, "-o", "jsonpath={.items[0].message}"]).stdout;
-    server.until("it is said what is missing", || !said().is_empty());
-    let expected = "MountVolume.WaitForAttach failed for volume \"data\" : exec: \"iscsiadm\": executable file not found \
-        in $PATH: install open-iscsi (Debian) or iscsi-initiator-utils (Fedora)";
-    assert_eq!(said(), expected);
-    server.kubectl(&["delete", "pod", "disk", "--wait", "--timeout=60s"]).ok();
-    let left = server.data_dir().join("agent/kubelet/plugins/kubernetes.io/iscsi");
-    server.until("nothing is left of it", || std::fs::read_dir(&left).into_iter().flatten().count() == 0);
+    let disk =
+        || serde_json::json!({"targetPortal": "192.0.2.1", "iqn": "iqn.2026-01.example:disk", "lun": 0});
+    let shared =
+        serde_json::json!({"accessModes": ["ReadWriteOnce"], "storageClassName": "", "volumeName": "disk"});
+    let (mut volume, mut claim) = (shared.clone(), shared);
+    volume["capacity"]["storage"] = "1Gi".into();
+    volume["iscsi"] = disk();
+    claim["resources"]["requests"]["storage"] = "1Gi".into();
+    volume.as_object_mut().expect("an object").remove("volumeName");
+    for (kind, name, spec) in
+        [("PersistentVolume", "disk", volume), ("PersistentVolumeClaim", "claim", claim)]
+    {
+        let object =
+            serde_json::json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "spec": spec});
+        server.kubectl_with(&["create", "-f", "-"], &object.to_string()).ok();
+    }
+    let claimed = serde_json::json!({"persistentVolumeClaim": {"claimName": "claim"}});
+    // The second has to be given to this node first.
+    for (pod, mut source, name) in
+        [("inline", serde_json::json!({"iscsi": disk()}), "data"), ("claimed", claimed, "disk")]
+    {
+        source["name"] = "data".into();
+        let spec = serde_json::json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod},
+            "spec": {
+                "volumes": [source], "terminationGracePeriodSeconds": 1,
+                "containers": [{
+                    "name": "main", "image": "busybox:1.36", "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                }],
+            }
+        });
+        server.kubectl_with(&["create", "-f", "-"], &spec.to_string()).ok();
+        let selector = format!("--field-selector=involvedObject.name={pod},reason=FailedMount");
+        let said =
+            || server.kubectl(&["get", "events", &selector, "-o", "jsonpath={.items[0].message}"]).stdout;
+        server.until("it is said what is missing", || !said().is_empty());
+        let expected = format!(
+            "MountVolume.WaitForAttach failed for volume {name:?} : exec: \"iscsiadm\": executable file not found \
+             in $PATH: install open-iscsi (Debian) or iscsi-initiator-utils (Fedora)"
+        );
+        assert_eq!(said(), expected);
+        let path = "jsonpath={.status.volumesAttached[*].name} {.status.volumesInUse[*]}";
+        let held = || server.kubectl(&["get", "node", "here", "-o", path]).ok();
+        let disk = "kubernetes.io/iscsi/192.0.2.1:iqn.2026-01.example:disk:0";
+        assert_eq!(held(), if pod == "claimed" { format!("{disk} {disk}") } else { " ".to_owned() });
+        server.kubectl(&["delete", "pod", pod, "--wait", "--timeout=60s"]).ok();
+        let left = server.data_dir().join("agent/kubelet/plugins/kubernetes.io/iscsi");
+        server.until("nothing is left of it", || std::fs::read_dir(&left).into_iter().flatten().count() == 0);
+        server.until("others may have it", || held() == " ");
+    }
+    server.kubectl(&["delete", "pvc/claim", "pv/disk", "--wait", "--timeout=60s"]).ok();
 }
 
 fn restart(cluster: &mut Cluster) {

@@ -1,6 +1,6 @@
 //! What is attached to a node and what is not. Pure.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -12,6 +12,7 @@ use k8s_openapi::api::storage::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use reconcile::{Key, Object, Severity};
 
+use super::disks;
 use crate::node;
 
 /// Nodes whose kubelet leaves attaching to this loop.
@@ -33,6 +34,10 @@ pub struct Wanted {
 pub struct NodeState<'a> {
     pub name: &'a str,
     pub node: Option<&'a Node>,
+    /// The disks that its pods use and it has to log in to by itself.
+    pub disks: &'a [Wanted],
+    /// Those of them that another node has and that are for one alone.
+    pub taken: &'a BTreeSet<String>,
 }
 
 #[derive(Debug, PartialEq)]
@@ -48,6 +53,13 @@ pub enum Action {
         message: String,
     },
     RecheckAt(Timestamp),
+}
+
+impl Action {
+    /// What is said to be attached.
+    pub fn report(&self) -> Option<&[AttachedVolume]> {
+        if let Action::Report(volumes) = self { Some(volumes) } else { None }
+    }
 }
 
 /// The claim a volume belongs to.
@@ -66,12 +78,14 @@ pub fn is_attachable(
     volume: &PersistentVolume,
     driver: Option<&CSIDriver>,
 ) -> bool {
-    let spec = volume.spec.as_ref();
-    let owned = spec
-        .and_then(|spec| spec.claim_ref.as_ref())
-        .is_some_and(|owner| owner.uid.as_deref() == Some(claim.uid()));
     let attached = driver.is_none_or(|driver| driver.spec.attach_required != Some(false));
-    owned && attached && self::driver(volume).is_some()
+    is_owned(claim, volume) && attached && self::driver(volume).is_some()
+}
+
+/// Whether a claim's volume is its own.
+pub fn is_owned(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> bool {
+    let owner = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+    owner.is_some_and(|owner| owner.uid.as_deref() == Some(claim.uid()))
 }
 
 /// Whether a volume can be on one node only.
@@ -148,15 +162,7 @@ pub fn plan(
                     other.spec.source.persistent_volume_name.as_deref() == volume
                 };
                 match elsewhere.iter().find(taken) {
-                    Some(_) => {
-                        let why = match wanted.rivals.as_slice() {
-                            [] => "Volume is already exclusively attached to one node, waiting on detach before it can be attached to another node".to_owned(),
-                            rivals => format!("Volume is already used by pod(s) {}", rivals.join(", ")),
-                        };
-                        let message =
-                            format!("Waiting for detach for volume {:?} {why}", wanted.volume.name());
-                        tell(&mut actions, wanted, Severity::Warning, "FailedAttachVolume", &message);
-                    }
+                    Some(_) => tell_of_rivals(&mut actions, wanted),
                     None => actions.push(Action::Attach(Box::new(attachment_of(wanted, name, state.name)))),
                 }
             }
@@ -168,10 +174,9 @@ pub fn plan(
             continue;
         }
         let unique = mounted_as(attachment, state.node);
-        let due =
-            since.get(attachment.name()).map_or(now, |since| *since).saturating_add(MOUNTED).unwrap_or(now);
+        let due = due(since.get(attachment.name()), now);
         let free = match (state.node, &unique) {
-            (Some(node), Some(_)) => has_taint(node, OUT_OF_SERVICE) || !node::is_ready(node) && due <= now,
+            (Some(node), Some(_)) => is_lost(node, due, now),
             _ => true,
         };
         match free {
@@ -184,6 +189,10 @@ pub fn plan(
             }
         }
     }
+    let disks = disks::plan(state, since, now);
+    actions.extend(disks.actions);
+    report.extend(disks.report);
+    recheck = recheck.into_iter().chain(disks.recheck).min();
     report.sort();
     report.dedup();
     if state.node.is_some() && report != reported {
@@ -195,7 +204,33 @@ pub fn plan(
     actions
 }
 
-fn tell(actions: &mut Vec<Action>, wanted: &Wanted, severity: Severity, reason: &'static str, message: &str) {
+/// Until when a node that is not well may keep what nobody wants.
+pub fn due(since: Option<&Timestamp>, now: Timestamp) -> Timestamp {
+    since.map_or(now, |since| *since).saturating_add(MOUNTED).unwrap_or(now)
+}
+
+/// Whether a node need not be asked any more for what it has mounted.
+pub fn is_lost(node: &Node, due: Timestamp, now: Timestamp) -> bool {
+    has_taint(node, OUT_OF_SERVICE) || !node::is_ready(node) && due <= now
+}
+
+/// Another node has what is for one alone.
+pub fn tell_of_rivals(actions: &mut Vec<Action>, wanted: &Wanted) {
+    let why = match wanted.rivals.as_slice() {
+        [] => "Volume is already exclusively attached to one node, waiting on detach before it can be attached to another node".to_owned(),
+        rivals => format!("Volume is already used by pod(s) {}", rivals.join(", ")),
+    };
+    let message = format!("Waiting for detach for volume {:?} {why}", wanted.volume.name());
+    tell(actions, wanted, Severity::Warning, "FailedAttachVolume", &message);
+}
+
+pub fn tell(
+    actions: &mut Vec<Action>,
+    wanted: &Wanted,
+    severity: Severity,
+    reason: &'static str,
+    message: &str,
+) {
     actions.extend(wanted.pods.iter().map(|pod| Action::Tell {
         pod: pod.clone(),
         severity,
@@ -205,7 +240,7 @@ fn tell(actions: &mut Vec<Action>, wanted: &Wanted, severity: Severity, reason: 
 }
 
 /// What the node's status says is attached.
-fn reported(node: &Node) -> Vec<String> {
+pub fn reported(node: &Node) -> Vec<String> {
     let volumes = node.status.iter().flat_map(|status| status.volumes_attached.iter().flatten());
     let mut names: Vec<String> = volumes.map(|volume| volume.name.clone()).collect();
     names.sort();

@@ -84,7 +84,7 @@ fn check(
     let here: Vec<_> = there.iter().filter(|one| one.spec.node_name == "n").cloned().collect();
     let since = here.iter().map(|one| (one.name().to_owned(), Timestamp::UNIX_EPOCH)).collect();
     let now = Timestamp::from_second(minutes * 60).expect("a time");
-    let state = plan::NodeState { name: "n", node };
+    let state = plan::NodeState { name: "n", node, disks: &[], taken: &BTreeSet::new() };
     expected.assert_eq(&shown(&plan::plan(&state, wanted, &here, &elsewhere, &since, now)));
 }
 
@@ -180,7 +180,8 @@ proptest! {
         let mut node = node(ready, &told, &used);
         let (mut rounds, now) = (0, Timestamp::UNIX_EPOCH);
         loop {
-            let state = plan::NodeState { name: "n", node: Some(&node) };
+            let state =
+                plan::NodeState { name: "n", node: Some(&node), disks: &[], taken: &BTreeSet::new() };
             let mut actions = plan::plan(&state, &wanted, &there, &other, &HashMap::new(), now);
             actions.retain(|action| !matches!(action, Action::Tell { .. } | Action::RecheckAt(_)));
             if actions.is_empty() {
@@ -244,4 +245,119 @@ async fn a_pods_volume_is_attached_and_detached() {
     until("no report", || attached(0)).await;
     let gone = || async { rig.client.get::<VolumeAttachment>(&key).await.is_err().then_some(()) };
     until("the end of the attachment", gone).await;
+}
+
+fn disk(mode: &str) -> Wanted {
+    let iscsi = json!({"targetPortal": "192.0.2.1:3260", "iqn": "iqn.x", "lun": 1});
+    let volume = json!({"metadata": {"name": "d"}, "spec": {"accessModes": [mode], "iscsi": iscsi}});
+    Wanted { volume: Arc::new(typed(volume)), ..wanted("d", mode) }
+}
+
+#[test]
+fn a_disk_is_given_to_one_node_after_the_other() {
+    const NAME: &str = "kubernetes.io/iscsi/192.0.2.1:3260:iqn.x:1";
+    assert_eq!(disks::unique_name(&disk("").volume).as_deref(), Some(NAME));
+    let node = |ready: bool, attached: bool, used: bool| {
+        let mut node = node(ready, &[], &[]);
+        let status = node.status.as_mut().expect("a status");
+        let volume = json!([{"name": NAME, "devicePath": ""}]);
+        status.volumes_attached = attached.then(|| typed(volume));
+        status.volumes_in_use = used.then(|| vec![NAME.to_owned()]);
+        node
+    };
+    let check = |node: Node, disks: &[Wanted], taken: bool, minutes: i64, expected: Expect| {
+        let taken = if taken { disks::exclusive(disks).collect() } else { BTreeSet::new() };
+        let since = HashMap::from([(disks::mark(NAME, "n"), Timestamp::UNIX_EPOCH)]);
+        let now = Timestamp::from_second(minutes * 60).expect("a time");
+        let state = plan::NodeState { name: "n", node: Some(&node), disks, taken: &taken };
+        expected.assert_eq(&shown(&plan::plan(&state, &[], &[], &[], &since, now)));
+    };
+    let (once, many) = ([disk("ReadWriteOnce")], [disk("ReadWriteMany")]);
+    check(
+        node(true, false, false),
+        &once,
+        false,
+        0,
+        expect![[r#"
+        tell SuccessfulAttachVolume AttachVolume.Attach succeeded for volume "d" 
+        report ["kubernetes.io/iscsi/192.0.2.1:3260:iqn.x:1"]"#]],
+    );
+    check(
+        node(true, false, false),
+        &once,
+        true,
+        0,
+        expect![[
+            r#"tell FailedAttachVolume Waiting for detach for volume "d" Volume is already exclusively attached to one node, waiting on detach before it can be attached to another node"#
+        ]],
+    );
+    check(
+        node(true, false, false),
+        &many,
+        true,
+        0,
+        expect![[r#"
+        tell SuccessfulAttachVolume AttachVolume.Attach succeeded for volume "d" 
+        report ["kubernetes.io/iscsi/192.0.2.1:3260:iqn.x:1"]"#]],
+    );
+    check(node(true, true, true), &once, true, 0, expect![""]);
+    // Nobody wants it any more.
+    check(node(true, true, true), &[], false, 1, expect!["recheck 1970-01-01T00:06:00Z"]);
+    check(node(true, true, false), &[], false, 1, expect!["report []"]);
+    check(node(false, true, true), &[], false, 5, expect!["recheck 1970-01-01T00:06:00Z"]);
+    check(node(false, true, true), &[], false, 7, expect!["report []"]);
+}
+
+#[tokio::test]
+async fn two_nodes_have_a_disk_in_turn() {
+    let rig =
+        Rig::start(&["persistentvolume-attach-detach-controller", "persistentvolume-binder-controller"])
+            .await;
+    let post = async |path: &str, object: Value| {
+        rig.client.request(http::Method::POST, path, Some(&object)).await.expect("an object");
+    };
+    let managed = json!({"volumes.kubernetes.io/controller-managed-attach-detach": "true"});
+    let spec = json!({
+        "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": "x",
+        "iscsi": {"targetPortal": "192.0.2.1", "iqn": "iqn.2026-01.example:disk", "lun": 0},
+    });
+    post("/api/v1/persistentvolumes", json!({"metadata": {"name": "v"}, "spec": spec})).await;
+    let spec = json!({"accessModes": ["ReadWriteOnce"], "storageClassName": "x", "resources": {"requests": {"storage": "1Gi"}}});
+    post(
+        "/api/v1/namespaces/default/persistentvolumeclaims",
+        json!({"metadata": {"name": "c"}, "spec": spec}),
+    )
+    .await;
+    for node in ["m", "n"] {
+        post("/api/v1/nodes", json!({"metadata": {"name": node, "annotations": managed}})).await;
+        let spec = json!({
+            "nodeName": node, "containers": [{"name": "c", "image": "i"}],
+            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}],
+        });
+        post("/api/v1/namespaces/default/pods", json!({"metadata": {"name": node}, "spec": spec})).await;
+    }
+    let holders = async || {
+        let mut holders = rig.client.list::<Node>("").await.unwrap_or_default();
+        holders.retain(|node| {
+            let attached = node.status.as_ref().and_then(|status| status.volumes_attached.as_ref());
+            attached.is_some_and(|attached| !attached.is_empty())
+        });
+        holders.iter().map(|node| node.name().to_owned()).collect::<Vec<String>>()
+    };
+    let first = until("somebody has it", async || holders().await.pop()).await;
+    // The other is told to wait, which is the last thing that happens to it.
+    let second = if first == "m" { "n" } else { "m" };
+    until("the other waits", async || {
+        let events = rig.client.list::<k8s_openapi::api::core::v1::Event>("default").await.ok()?;
+        let is_it = |event: &k8s_openapi::api::core::v1::Event| {
+            event.involved_object.name.as_deref() == Some(second)
+                && event.reason.as_deref() == Some("FailedAttachVolume")
+        };
+        events.iter().any(is_it).then_some(())
+    })
+    .await;
+    assert_eq!(holders().await, [first.as_str()]);
+    let options = reconcile::Delete { grace_seconds: Some(0), ..reconcile::Delete::default() };
+    rig.client.delete::<Pod>(&Key::new("default", &first), &options).await.expect("a deletion");
+    until("the other has it", async || (holders().await == [second.to_owned()]).then_some(())).await;
 }

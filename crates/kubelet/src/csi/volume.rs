@@ -266,19 +266,23 @@ async fn attached(
     wanted: &Wanted,
     name: &str,
 ) -> Result<BTreeMap<String, String>, Trouble> {
-    materials.csi.use_of(name, true);
+    may_be_used(materials, name)?;
     let node_name = &materials.settings.node_name;
-    let node = materials.ctx.caches.nodes().get(&Key::new("", node_name)).ok_or(Trouble::Waits)?;
-    let status = node.status.as_ref().ok_or(Trouble::Waits)?;
-    let is_told = status.volumes_in_use.iter().flatten().any(|known| known == name);
-    let is_attached = status.volumes_attached.iter().flatten().any(|known| known.name == name);
-    if !is_told || !is_attached {
-        return Err(Trouble::Waits);
-    }
     let key = Key::new("", &record::attachment_name(&wanted.handle, &wanted.driver, node_name));
     let attachment = materials.ctx.client.get::<VolumeAttachment>(&key).await;
     let attachment = attachment.map_err(|error| failed("MountVolume.WaitForAttach", error))?;
     Ok(attachment.status.and_then(|status| status.attachment_metadata).unwrap_or_default())
+}
+
+/// Says that a volume is going to be used, and waits until the node's status tells that both is so: that it is attached
+/// here, and that it must not be detached.
+pub fn may_be_used(materials: &Materials<'_>, name: &str) -> Result<(), Trouble> {
+    materials.csi.use_of(name, true);
+    let node = materials.ctx.caches.nodes().get(&Key::new("", &materials.settings.node_name));
+    let status = node.as_ref().and_then(|node| node.status.as_ref()).ok_or(Trouble::Waits)?;
+    let is_told = status.volumes_in_use.iter().flatten().any(|known| known == name);
+    let is_attached = status.volumes_attached.iter().flatten().any(|known| known.name == name);
+    if is_told && is_attached { Ok(()) } else { Err(Trouble::Waits) }
 }
 
 /// Puts a volume where all pods of this node get it from; where that is.

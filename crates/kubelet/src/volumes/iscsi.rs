@@ -24,6 +24,8 @@ use attach::Host;
 const RECORD: &str = "iscsi.json";
 const USERS: &str = "users";
 const PORT: &str = "3260";
+/// Where disks are mounted for all pods.
+const PLACE: &str = "plugins/kubernetes.io/iscsi";
 
 /// A disk behind a target, and how to get there. This is what is written down of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,6 +58,8 @@ pub struct Wanted {
     session_chap: bool,
     /// Namespace and name.
     secret: Option<(String, String)>,
+    /// What statuses of nodes call it, where they tell who may use it.
+    given_as: Option<String>,
 }
 
 /// What both sides say to prove who they are; never shown to anybody.
@@ -83,8 +87,10 @@ impl Wanted {
     /// One that its claim leads to.
     pub fn persistent(pod: &Pod, volume: &PersistentVolume, read_only: bool) -> Option<Wanted> {
         let spec = volume.spec.as_ref()?;
-        let wanted = Wanted::from(volume.name(), pod.namespace(), &json!(spec.iscsi.as_ref()?));
+        let disk = spec.iscsi.as_ref()?;
+        let wanted = Wanted::from(volume.name(), pod.namespace(), &json!(disk));
         Some(Wanted {
+            given_as: Some(format!("kubernetes.io/iscsi/{}:{}:{}", disk.target_portal, disk.iqn, disk.lun)),
             read_only: read_only || wanted.read_only,
             is_block: spec.volume_mode.as_deref() == Some("Block"),
             mount_options: spec.mount_options.clone().unwrap_or_default(),
@@ -118,6 +124,7 @@ impl Wanted {
             discovery_chap: source["chapAuthDiscovery"] == true,
             session_chap: source["chapAuthSession"] == true,
             secret,
+            given_as: None,
         }
     }
 
@@ -140,6 +147,11 @@ pub async fn set_up(materials: &Materials<'_>, pod: &Pod, wanted: &Wanted) -> Re
     if let Some(path) = disks.found(pod.uid(), wanted) {
         return Ok(Ready { path, is_fresh: false });
     }
+    if let Some(name) = &wanted.given_as {
+        // Before anything is said: whoever goes away meanwhile takes it back.
+        disks.note(pod.uid(), wanted).await?;
+        csi::volume::may_be_used(materials, name)?;
+    }
     let mut chap = Chap { discovery: wanted.discovery_chap, session: wanted.session_chap, ..Chap::default() };
     if let Some((namespace, name)) = wanted.secret.as_ref().filter(|_| chap.discovery || chap.session) {
         chap.secrets = secret_data(materials, namespace, name).await.map_err(|why| {
@@ -153,6 +165,11 @@ pub async fn set_up(materials: &Materials<'_>, pod: &Pod, wanted: &Wanted) -> Re
 /// the node.
 pub async fn let_go(busy: &csi::Drivers, settings: &Settings, pod: &str) -> Result<(), String> {
     Disks::new(settings, busy).let_go(pod).await
+}
+
+/// The disks that this node was given, as statuses of nodes call them.
+pub fn in_use(root: &Path) -> Vec<String> {
+    all(&root.join(PLACE)).iter().filter_map(|dir| given_as(dir)).collect()
 }
 
 /// The pods that have disks, or had them when somebody was interrupted.
@@ -172,7 +189,7 @@ struct Disks<'a> {
 
 impl<'a> Disks<'a> {
     fn new(settings: &'a Settings, busy: &'a csi::Drivers) -> Disks<'a> {
-        let root = settings.root.join("plugins/kubernetes.io/iscsi");
+        let root = settings.root.join(PLACE);
         Disks { host: Host::default(), root, pods: &settings.pods, busy }
     }
 
@@ -201,6 +218,13 @@ impl<'a> Disks<'a> {
         Some(self.place(pod, wanted)).filter(|place| is_mounted(place))
     }
 
+    /// Writes down that a pod is to have a disk.
+    async fn note(&self, pod: &str, wanted: &Wanted) -> Result<(), Trouble> {
+        wanted.target.check().map_err(|why| wanted.failed("begin", why))?;
+        let _alone = self.alone(&wanted.target).await;
+        note(&self.dir(wanted), wanted, pod).map_err(|error| wanted.failed("attach", error))
+    }
+
     async fn set_up(&self, pod: &str, wanted: &Wanted, chap: &Chap) -> Result<Ready, Trouble> {
         let target = &wanted.target;
         target.check().map_err(|why| wanted.failed("begin", why))?;
@@ -209,7 +233,7 @@ impl<'a> Disks<'a> {
         if let Some(path) = self.found(pod, wanted) {
             return Ok(Ready { path, is_fresh: false });
         }
-        note(&dir, target, pod).map_err(|error| wanted.failed("attach", error))?;
+        note(&dir, wanted, pod).map_err(|error| wanted.failed("attach", error))?;
         let shared = dir.join("mount");
         let ready = |path: PathBuf| Ready { path, is_fresh: true };
         if wanted.is_block || !is_mounted(&shared) {
@@ -253,6 +277,7 @@ impl<'a> Disks<'a> {
                 attach::detach(&self.host, &target, device.as_deref(), &others)
                     .await
                     .map_err(|why| told(&why))?;
+                let name = given_as(&dir);
                 // Nothing of a disk is in here any more, or this fails.
                 let _ = std::fs::remove_dir(&shared);
                 for name in [&*format!("{USERS}/{pod}"), "device", RECORD] {
@@ -261,6 +286,11 @@ impl<'a> Disks<'a> {
                 let _ = std::fs::remove_dir(dir.join(USERS));
                 std::fs::remove_dir(&dir).map_err(|error| told(&error))?;
                 let _ = dir.parent().map(std::fs::remove_dir);
+                let is_used =
+                    |name: &String| self.all().iter().any(|dir| given_as(dir).as_ref() == Some(name));
+                if let Some(name) = name.filter(|name| !is_used(name)) {
+                    self.busy.use_of(&name, false);
+                }
             } else {
                 let _ = std::fs::remove_file(dir.join(USERS).join(pod));
             }
@@ -270,10 +300,22 @@ impl<'a> Disks<'a> {
 
     /// Where each disk is written down.
     fn all(&self) -> Vec<PathBuf> {
-        let interfaces = children(&self.root).into_iter().chain(children(&self.root.join("volumeDevices")));
-        let dirs = interfaces.filter(|dir| !dir.ends_with("volumeDevices")).flat_map(|dir| children(&dir));
-        dirs.filter(|dir| dir.join(RECORD).exists()).collect()
+        all(&self.root)
     }
+}
+
+fn all(root: &Path) -> Vec<PathBuf> {
+    let interfaces = children(root).into_iter().chain(children(&root.join("volumeDevices")));
+    let dirs = interfaces.filter(|dir| !dir.ends_with("volumeDevices")).flat_map(|dir| children(&dir));
+    dirs.filter(|dir| dir.join(RECORD).exists()).collect()
+}
+
+fn recorded(dir: &Path) -> Option<Value> {
+    serde_json::from_slice(&std::fs::read(dir.join(RECORD)).ok()?).ok()
+}
+
+fn given_as(dir: &Path) -> Option<String> {
+    recorded(dir)?["givenAs"].as_str().map(str::to_owned)
 }
 
 impl Target {
@@ -288,7 +330,7 @@ impl Target {
     }
 
     fn read(dir: &Path) -> Option<Target> {
-        let value: Value = serde_json::from_slice(&std::fs::read(dir.join(RECORD)).ok()?).ok()?;
+        let value = recorded(dir)?;
         let text = |name: &str| value[name].as_str().map(str::to_owned);
         let portals = value["portals"].as_array()?.iter();
         let copied = text("initiatorName")
@@ -304,12 +346,13 @@ impl Target {
 }
 
 /// Writes down that a pod is to have a disk.
-fn note(dir: &Path, target: &Target, pod: &str) -> std::io::Result<()> {
-    let Target { portals, iqn, lun, interface, copied } = target;
+fn note(dir: &Path, wanted: &Wanted, pod: &str) -> std::io::Result<()> {
+    let Target { portals, iqn, lun, interface, copied } = &wanted.target;
     let text = json!({
         "portals": portals, "iqn": iqn, "lun": lun, "iface": interface,
         "initIface": copied.as_ref().map(|copied| &copied.from),
         "initiatorName": copied.as_ref().map(|copied| &copied.initiator),
+        "givenAs": wanted.given_as,
     });
     std::fs::create_dir_all(dir.join(USERS))?;
     std::fs::write(dir.join(USERS).join(pod), "")?;

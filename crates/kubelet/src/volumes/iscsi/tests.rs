@@ -189,6 +189,31 @@ async fn a_disk_is_had_by_several_pods_and_leaves_with_the_last() {
 }
 
 #[tokio::test]
+async fn what_this_node_was_given_is_in_use_until_nobody_has_it() {
+    let Some(played) = Played::start() else { return };
+    let name = "kubernetes.io/iscsi/192.0.2.1:iqn:0";
+    let wanted = Wanted { given_as: Some(name.to_owned()), ..wanted(json!({})) };
+    let remembered = || all(&played.disks().root).iter().filter_map(|dir| given_as(dir)).collect::<Vec<_>>();
+    // One goes away while it waits, the other gets it.
+    for pod in ["one", "two"] {
+        played.busy.use_of(name, true);
+        assert!(played.disks().note(pod, &wanted).await.is_ok());
+    }
+    played.set_up("two", &wanted, &Chap::default()).await.expect("a disk");
+    assert_eq!(remembered(), [name]);
+    played.until_gone("one").await;
+    assert_eq!(played.busy.in_use(), [name]);
+    played.until_gone("two").await;
+    assert_eq!(played.busy.in_use(), [""; 0]);
+    assert_eq!(remembered(), [""; 0]);
+    // Nobody has ever had it.
+    played.busy.use_of(name, true);
+    assert!(played.disks().note("three", &wanted).await.is_ok());
+    played.until_gone("three").await;
+    assert_eq!(played.busy.in_use(), [""; 0]);
+}
+
+#[tokio::test]
 async fn secrets_are_told_without_being_shown() {
     let Some(played) = Played::start() else { return };
     std::fs::write(played.dir.path().join("chap"), "").expect("written");
@@ -299,6 +324,6 @@ fn what_a_volume_says() {
     assert_eq!(wanted.secret, Some(("team".to_owned(), "chap".to_owned())));
     assert!(wanted.is_block && wanted.read_only && wanted.session_chap && !wanted.discovery_chap);
     let dir = tempfile::tempdir().expect("a directory");
-    note(dir.path(), &wanted.target, "one").expect("written");
+    note(dir.path(), &wanted, "one").expect("written");
     assert_eq!(Target::read(dir.path()), Some(wanted.target));
 }
