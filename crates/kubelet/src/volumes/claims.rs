@@ -93,9 +93,15 @@ pub async fn set_up(
         }
         _ => place(&found).map_err(failed)?,
     };
-    // NFS has its own idea of who owns what.
-    let is_shared = !read_only && !is_block && spec.nfs.is_none();
+    let is_shared = !read_only && !is_block && may_be_given(&found);
     Ok(Claimed { name: bound, place, read_only, is_shared, is_block })
+}
+
+/// Whether a volume becomes its pod's group's. NFS has its own idea of who owns what, and a place of the host is the
+/// administrator's, unless it was made for a claim.
+fn may_be_given(volume: &PersistentVolume) -> bool {
+    let is_made = volume.annotation("pv.kubernetes.io/provisioned-by").is_some();
+    volume.spec.as_ref().is_some_and(|spec| spec.nfs.is_none() && (spec.host_path.is_none() || is_made))
 }
 
 /// The same for a disk that this node logs in to.
@@ -194,6 +200,19 @@ mod tests {
         check(own(), owned, Ok("pv"));
         let own: Volume = serde_json::from_value(own()).expect("a volume");
         assert_eq!(name(&pod(), &own).as_deref(), Some("web-data"));
+    }
+
+    #[test]
+    fn what_is_the_hosts_stays_so() {
+        let check = |metadata: Value, source: Value, expected: bool| {
+            let volume = json!({"metadata": metadata, "spec": source});
+            assert_eq!(may_be_given(&serde_json::from_value(volume).expect("a volume")), expected);
+        };
+        let made = || json!({"annotations": {"pv.kubernetes.io/provisioned-by": "skiff"}});
+        check(json!({}), json!({"local": {"path": "/data"}}), true);
+        check(json!({}), json!({"hostPath": {"path": "/"}}), false);
+        check(made(), json!({"hostPath": {"path": "/data"}}), true);
+        check(made(), json!({"nfs": {"server": "s", "path": "/"}}), false);
     }
 
     #[test]
