@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 
 use crate::busy::Busy;
 use driver::Driver;
-pub use messages::{BYTES, INODES};
+pub use messages::{BYTES, INODES, VolumeUsage};
 
 /// The drivers of this node, and what is known of their volumes here.
 #[derive(Default)]

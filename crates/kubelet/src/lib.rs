@@ -110,6 +110,7 @@ struct Node {
     queue: Enqueue,
     /// What is known of the pace of things.
     counts: stats::Counts,
+    looking: stats::volumes::Looking,
     reviews: reconcile::review::Reviews,
     keeping: keeping::Known,
     pulse: pulse::Pulse,
@@ -162,6 +163,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         queue: controller.enqueue(),
         news: watch::Sender::new(0),
         counts: stats::Counts::default(),
+        looking: stats::volumes::Looking::default(),
         reviews: Default::default(),
         keeping: keeping::Known::default(),
         pulse: pulse::Pulse::begin(),

@@ -1,5 +1,7 @@
 //! What pods and the node use, read when somebody asks: from the runtime, and from the kernel's own accounts.
 
+pub mod volumes;
+
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
@@ -211,9 +213,8 @@ pub async fn summary(node: &Node, only_cpu_and_memory: bool) -> runtime::Result<
             ephemeral["usedBytes"] = json!(bytes + layers);
             ephemeral["inodesUsed"] = json!(files);
             one["ephemeral-storage"] = ephemeral;
-            let volumes = volumes(node, known.as_deref(), &pod.uid, now).await;
-            if !volumes.is_empty() {
-                one["volume"] = json!(volumes);
+            if let Some(known) = &known {
+                one["volume"] = json!(volumes::of_pod(node, known, false, now).await);
             }
         }
         told.push(one);
@@ -239,38 +240,6 @@ pub async fn summary(node: &Node, only_cpu_and_memory: bool) -> runtime::Result<
         }
     }
     Ok(json!({"node": machine_told, "pods": told}))
-}
-
-/// What drivers say of a pod's volumes.
-async fn volumes(
-    node: &Node,
-    pod: Option<&k8s_openapi::api::core::v1::Pod>,
-    uid: &str,
-    now: Timestamp,
-) -> Vec<Value> {
-    let told = crate::csi::volume::stats(&node.csi, &node.settings, uid).await;
-    let told = told.into_iter().map(|(name, usage)| {
-        let mut one = json!({"name": name, "time": shown(now)});
-        for usage in usage {
-            let [available, total, used] = match usage.unit {
-                crate::csi::BYTES => ["availableBytes", "capacityBytes", "usedBytes"],
-                crate::csi::INODES => ["inodesFree", "inodes", "inodesUsed"],
-                _ => continue,
-            };
-            for (field, amount) in [(available, usage.available), (total, usage.total), (used, usage.used)] {
-                one[field] = json!(amount);
-            }
-        }
-        let volume =
-            pod.and_then(|pod| pod.spec.as_ref()?.volumes.as_ref()?.iter().find(|known| known.name == name));
-        if let (Some(pod), Some(volume)) = (pod, volume)
-            && let Some(claim) = crate::volumes::claims::name(pod, volume)
-        {
-            one["pvcRef"] = json!({"name": claim, "namespace": pod.metadata.namespace});
-        }
-        one
-    });
-    told.collect()
 }
 
 fn put_usage(node: &Node, into: &mut Value, id: &str, usage: &Usage, available: Option<u64>) {

@@ -71,6 +71,7 @@ pub async fn own(node: &Node) -> String {
     for (driver, count) in node.dra.in_use() {
         page.line("dra_resource_claims_in_use", &[("driver_name", &driver)], count, None);
     }
+    volumes(node, &mut page).await;
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: Vec<u64> = statm.split(' ').filter_map(|text| text.parse().ok()).collect();
     page.about("process_resident_memory_bytes", "gauge", "Resident memory size in bytes.");
@@ -80,6 +81,27 @@ pub async fn own(node: &Node) -> String {
         node.ctx.metrics.write(&mut page.0);
     }
     page.0
+}
+
+/// What claims hold, as `/stats/summary` tells it.
+async fn volumes(node: &Node, page: &mut Page) {
+    const METRICS: [(&str, &str, &str); 6] = [
+        ("capacity_bytes", "capacityBytes", "Capacity in bytes of the volume"),
+        ("available_bytes", "availableBytes", "Number of available bytes in the volume"),
+        ("used_bytes", "usedBytes", "Number of used bytes in the volume"),
+        ("inodes", "inodes", "Maximum number of inodes in the volume"),
+        ("inodes_free", "inodesFree", "Number of free inodes in the volume"),
+        ("inodes_used", "inodesUsed", "Number of used inodes in the volume"),
+    ];
+    let claims = stats::volumes::of_claims(node).await;
+    for (name, field, help) in METRICS.iter().filter(|_| !claims.is_empty()) {
+        let name = format!("kubelet_volume_stats_{name}");
+        page.about(&name, "gauge", help);
+        for ((namespace, claim), told) in &claims {
+            let labels = [("namespace", namespace.as_str()), ("persistentvolumeclaim", claim)];
+            page.line(&name, &labels, &told[field], None);
+        }
+    }
 }
 
 /// `/metrics/resource`: what autoscaling and `kubectl top` go by.
