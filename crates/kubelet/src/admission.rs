@@ -24,7 +24,7 @@ pub struct Refusal {
 }
 
 /// What speaks against the pod beside `others`, which have been let in before.
-pub fn judge(pod: &Pod, node: &Node, others: &[Arc<Pod>], runtime: Abilities) -> Option<Refusal> {
+pub fn judge(pod: &Pod, node: &Node, others: &[Arc<Pod>], runtime: &Abilities) -> Option<Refusal> {
     let spec = pod.spec.as_ref()?;
     if let Some(refusal) = wrong_system(pod, spec) {
         return Some(refusal);
@@ -179,8 +179,8 @@ mod tests {
         }))
         .expect("a node");
         let others: Vec<Arc<Pod>> = others.iter().cloned().map(Arc::new).collect();
-        let found =
-            judge(pod, &node, &others, Abilities::default()).map(|refusal| (refusal.reason, refusal.message));
+        let found = judge(pod, &node, &others, &Abilities::default())
+            .map(|refusal| (refusal.reason, refusal.message));
         assert_eq!(found.as_ref().map(|(reason, message)| (reason.as_str(), message.as_str())), expected);
     }
 

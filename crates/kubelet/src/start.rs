@@ -78,7 +78,7 @@ pub async fn start(
     volumes::write_files(pod, spec, attempt, &node.settings, &sandbox.ips)
         .map_err(|error| creating(error.to_string()))?;
     let mounted = volumes::Mounted { attempt, places: &places, images: &images, env: &env };
-    let recursive = node.abilities.lock().recursive_read_only;
+    let recursive = node.is_recursive(pod).await;
     let mounts = volumes::mounts(pod, spec, &mounted, recursive, &node.settings)
         .map_err(|why| unusable(why.to_string()))?;
     crate::identity::check(node, pod, spec, &image).await.map_err(unusable)?;

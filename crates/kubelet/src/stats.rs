@@ -213,8 +213,12 @@ pub async fn summary(node: &Node, only_cpu_and_memory: bool) -> runtime::Result<
             ephemeral["usedBytes"] = json!(bytes + layers);
             ephemeral["inodesUsed"] = json!(files);
             one["ephemeral-storage"] = ephemeral;
-            if let Some(known) = &known {
-                one["volume"] = json!(volumes::of_pod(node, known, false, now).await);
+            let volumes = match &known {
+                Some(known) => volumes::of_pod(node, known, false, now).await,
+                None => Vec::new(),
+            };
+            if !volumes.is_empty() {
+                one["volume"] = json!(volumes);
             }
         }
         told.push(one);

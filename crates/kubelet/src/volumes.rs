@@ -265,6 +265,16 @@ pub struct Mounted<'a> {
     pub env: &'a [(String, String)],
 }
 
+/// The mounts of all containers of a pod.
+pub fn all_mounts(pod: &Pod) -> impl Iterator<Item = &VolumeMount> {
+    let spec = pod.spec.as_ref();
+    let inits = spec.and_then(|spec| spec.init_containers.as_ref()).into_iter().flatten();
+    let looks = spec.and_then(|spec| spec.ephemeral_containers.as_ref()).into_iter().flatten();
+    let own = inits.chain(spec.into_iter().flat_map(|spec| &spec.containers));
+    let mounts = own.map(|one| &one.volume_mounts).chain(looks.map(|one| &one.volume_mounts));
+    mounts.flatten().flatten()
+}
+
 /// Whether all that is mounted below is to be read only as well, on a node whose runtime can do that or not.
 pub fn is_recursively_read_only(mount: &VolumeMount, can: bool) -> Result<bool, String> {
     match mount.recursive_read_only.as_deref() {

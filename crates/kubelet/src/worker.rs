@@ -218,7 +218,7 @@ fn misplaced(node: &Node, pod: &Pod) -> Option<Refusal> {
     }
     let beside = |other: &Arc<Pod>| other.uid() != pod.uid() && !crate::pod::is_over(other) && is_in(other);
     let others: Vec<Arc<Pod>> = on_node.into_iter().filter(beside).collect();
-    let refusal = admission::judge(pod, &host, &others, *node.abilities.lock());
+    let refusal = admission::judge(pod, &host, &others, &node.abilities.lock());
     memories.entry(pod.uid().to_owned()).or_default().let_in = refusal.is_none();
     refusal
 }
@@ -274,7 +274,7 @@ fn tell_of_pauses(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
 async fn tell(node: &Node, pod: &Pod, seen: &Observed) -> Result<(), Error> {
     let Some(current) = node.ctx.caches.pods().get_exactly(&pod.key(), pod.uid()) else { return Ok(()) };
     let memory = node.remember(pod, |memory| memory.clone());
-    let (node_ips, recursive) = (node.settings.node_ips(), node.abilities.lock().recursive_read_only);
+    let (node_ips, recursive) = (node.settings.node_ips(), node.is_recursive(pod).await);
     let host = Host { ips: &node_ips, runtime: &node.runtime_name, recursive };
     let now = node.ctx.clock.now();
     let mut status = status(&current, seen, &memory, &host, now);
@@ -574,6 +574,22 @@ impl Node {
         }
     }
 
+    /// Whether what is mounted below read-only mounts of the pod can be read-only as well.
+    pub async fn is_recursive(&self, pod: &Pod) -> bool {
+        let mounts = volumes::all_mounts(pod);
+        // Nearly nobody asks for it.
+        if mounts.filter_map(|mount| mount.recursive_read_only.as_deref()).all(|mode| mode == "Disabled") {
+            return false;
+        }
+        match self.runtime_handler(pod).await {
+            Ok(handler) => self.abilities.lock().is_recursive(&handler),
+            Err(error) => {
+                tracing::warn!(error, pod = %pod.key(), "no runtime handler");
+                false
+            }
+        }
+    }
+
     /// Whether the runtime has users of pods' own, in upstream's words where not.
     async fn may_have_users(&self, handler: &str) -> Result<(), String> {
         let not = match handler {
@@ -584,6 +600,9 @@ impl Node {
         };
         let status = self.runtime.status().await.map_err(|error| format!("{not}: {}", error.message()))?;
         let found = status.runtime_handlers.iter().find(|known| known.name == handler);
+        if found.is_none() && !status.runtime_handlers.is_empty() {
+            return Err(format!("{not}: the handler {handler:?} is not known"));
+        }
         let has = found.and_then(|known| known.features.as_ref()).is_some_and(|has| has.user_namespaces);
         if has { Ok(()) } else { Err(not) }
     }

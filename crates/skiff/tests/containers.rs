@@ -87,6 +87,7 @@ fn pods_live_and_die_by_kubectl_alone() {
     confined(&cluster);
     without_tools(&cluster);
     particulars(&cluster);
+    volumes(&cluster);
     levels(&cluster);
     all_anew(&cluster);
     small(&cluster);
@@ -510,6 +511,76 @@ fn particulars(cluster: &Cluster) {
     let why = server.kubectl(&["get", "pod", "settler", "-o", path]).ok();
     let expected = "Pod was rejected: forbidden sysctl: \"kernel.core_pattern\" not allowlisted";
     assert_eq!(why, format!("SysctlForbidden: {expected}"));
+}
+
+/// What volumes hold is told, of those that drivers look after or not; but not of the host's.
+fn volumes(cluster: &Cluster) {
+    let server = &cluster.server;
+    let disk = cluster.dir.path().join("disk");
+    std::fs::create_dir_all(&disk).expect("a directory");
+    let size = serde_json::json!({"storage": "1Mi"});
+    let here = serde_json::json!({"key": "kubernetes.io/hostname", "operator": "In", "values": ["here"]});
+    let volume = serde_json::json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "disk"},
+        "spec": {
+            "capacity": size, "accessModes": ["ReadWriteOnce"], "storageClassName": "",
+            "local": {"path": disk},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
+        }
+    });
+    let claim = serde_json::json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "claim"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "storageClassName": "", "volumeName": "disk",
+            "resources": {"requests": size},
+        }
+    });
+    let mount = |name: &str| serde_json::json!({"name": name, "mountPath": format!("/{name}")});
+    let pod = serde_json::json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "holder"},
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": false,
+            "volumes": [
+                {"name": "claimed", "persistentVolumeClaim": {"claimName": "claim"}},
+                {"name": "host", "hostPath": {"path": disk}},
+                {"name": "room", "emptyDir": {}},
+            ],
+            "containers": [{
+                "name": "main", "image": "busybox:1.36",
+                "command": ["sh", "-c", "dd if=/dev/zero of=/room/x bs=1000 count=300; exec sleep 1000"],
+                "volumeMounts": [mount("claimed"), mount("host"), mount("room")],
+            }],
+        }
+    });
+    for object in [volume, claim, pod] {
+        server.kubectl_with(&["create", "-f", "-"], &object.to_string()).ok();
+    }
+    server.wait_for_pod("holder", "condition=Ready");
+    let raw =
+        |path: &str| server.kubectl(&["get", "--raw", &format!("/api/v1/nodes/here/proxy/{path}")]).ok();
+    let told = || {
+        let summary: serde_json::Value = serde_json::from_str(&raw("stats/summary")).expect("a summary");
+        let pods = summary["pods"].as_array().cloned().unwrap_or_default();
+        let pod = pods.into_iter().find(|pod| pod["podRef"]["name"] == "holder");
+        pod.and_then(|pod| pod["volume"].as_array().cloned()).unwrap_or_default()
+    };
+    let is_written = |told: &[serde_json::Value]| told[0]["usedBytes"].as_u64() >= Some(300_000);
+    server.until("the volumes are told of", || {
+        let told = told();
+        let names: Vec<_> = told.iter().filter_map(|one| one["name"].as_str()).collect();
+        names == ["room", "claimed"] && is_written(&told)
+    });
+    let told = told();
+    assert!(told[0]["usedBytes"].as_u64() < Some(400_000) && told[0]["inodesUsed"] == 2, "{told:?}");
+    let reference = serde_json::json!({"name": "claim", "namespace": "default"});
+    assert_eq!((&told[0]["pvcRef"], &told[1]["pvcRef"]), (&serde_json::Value::Null, &reference));
+    let capacity = told[1]["capacityBytes"].as_u64().expect("a number");
+    let metrics = raw("metrics");
+    let line = r#"kubelet_volume_stats_capacity_bytes{namespace="default",persistentvolumeclaim="claim"}"#;
+    assert!(metrics.contains(&format!("{line} {capacity}\n")), "{metrics}");
+    assert_eq!(metrics.matches("\nkubelet_volume_stats_").count(), 6);
+    server.kubectl(&["delete", "pod/holder", "pvc/claim", "pv/disk", "--wait"]).ok();
 }
 
 /// Pods are in one cgroup with those who were promised as little, which weighs as much as that.
