@@ -81,25 +81,25 @@ mod tests {
 
     #[test]
     fn levels_weigh_what_was_promised() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let files = ["cpu/skiff/burstable", "cpu/skiff/besteffort"].map(|level| {
-            fs::create_dir_all(dir.path().join(level)).expect("made");
-            let file = dir.path().join(level).join("cpu.shares");
-            fs::write(&file, "").expect("written");
-            file
-        });
-        let v1 = Cgroups::V1 { hierarchies: vec![("cpu".to_owned(), dir.path().join("cpu"))] };
-        let check = |promised: i64, expected: [&str; 2]| {
-            for file in &files {
-                // The kernel takes each write for itself.
-                fs::write(file, "").expect("written");
+        let check = |promised: i64, shares: [&str; 2], weights: [&str; 2]| {
+            let dir = tempfile::tempdir().expect("a directory");
+            let root = dir.path().to_owned();
+            let v1 = Cgroups::V1 { hierarchies: vec![("cpu".to_owned(), root.clone())] };
+            for (cgroups, name, expected) in
+                [(v1, "cpu.shares", shares), (Cgroups::V2 { root: root.clone() }, "cpu.weight", weights)]
+            {
+                let files = LEVELS.map(|level| root.join(ROOT).join(level).join(name));
+                for file in &files {
+                    fs::create_dir_all(file.parent().expect("a level")).expect("made");
+                    fs::write(file, "").expect("written");
+                }
+                set(&cgroups, promised).expect("set");
+                assert_eq!(files.map(|file| fs::read_to_string(file).expect("read")), expected);
             }
-            set(&v1, promised).expect("set");
-            assert_eq!(files.each_ref().map(|file| fs::read_to_string(file).expect("read")), expected);
         };
-        check(0, ["2", "2"]);
-        check(1500, ["1536", "2"]);
-        check(i64::MAX, ["262144", "2"]);
+        check(0, ["2", "2"], ["1", "1"]);
+        check(1500, ["1536", "2"], ["59", "1"]);
+        check(i64::MAX, ["262144", "2"], ["10000", "1"]);
     }
 
     #[test]

@@ -107,7 +107,8 @@ impl Cgroups {
 
 fn limit_v2(directory: &Path, limits: &Limits) -> io::Result<()> {
     let set = |file: &str, value: String| write(&directory.join(file), &value);
-    if limits.cpu_shares > 0 {
+    // Whoever names the weight itself does not want another for a moment.
+    if limits.cpu_shares > 0 && !limits.unified.iter().any(|(file, _)| file == "cpu.weight") {
         set("cpu.weight", weight(limits.cpu_shares).to_string())?;
     }
     if limits.cpu_quota != 0 {
