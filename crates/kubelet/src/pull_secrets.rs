@@ -9,8 +9,11 @@ use reconcile::{Key, Object as _};
 use runtime::cri::AuthConfig;
 use serde_json::Value;
 
-use crate::Node;
 use crate::pulled::{self, PullSecret};
+use crate::{Node, reference};
+
+/// Docker's own registry as secrets name it, whatever images do.
+const HUB: &str = "index.docker.io";
 
 /// What is shown to a registry, and the secret it is from.
 pub struct Shown {
@@ -18,29 +21,39 @@ pub struct Shown {
     pub from: PullSecret,
 }
 
-/// What to try, in order: every credential for the image's registry, of the pod's secrets.
+/// What to try, in order: every credential for the image, of the pod's secrets, the ones that are meant for the least
+/// first.
 pub fn keys(node: &Node, pod: &Pod, image: &str) -> Vec<Shown> {
-    let registry = registry(image);
     let secrets = pod.spec.iter().flat_map(|spec| spec.image_pull_secrets.iter().flatten());
-    let mut keys = Vec::new();
+    let mut all = Vec::new();
     for reference in secrets {
         let Some(secret) = node.ctx.caches.secrets().get(&Key::new(pod.namespace(), &reference.name)) else {
             continue;
         };
         for (server, entry) in auths(secret.data.as_ref()) {
-            if host(&server) == registry {
-                let auth = key(&entry);
-                let from = PullSecret {
-                    namespace: secret.namespace().to_owned(),
-                    name: secret.name().to_owned(),
-                    uid: secret.uid().to_owned(),
-                    hash: pulled::digest(&auth),
-                };
-                keys.push(Shown { auth, from });
-            }
+            let auth = key(&entry);
+            let from = PullSecret {
+                namespace: secret.namespace().to_owned(),
+                name: secret.name().to_owned(),
+                uid: secret.uid().to_owned(),
+                hash: pulled::digest(&auth),
+            };
+            all.push((place(&server), Shown { auth, from }));
         }
     }
-    keys
+    chosen(all, image)
+}
+
+/// Those of the credentials for places that are for an image.
+fn chosen<T>(mut all: Vec<(String, T)>, image: &str) -> Vec<T> {
+    let repository = repository(image);
+    let has_own = all.iter().any(|(place, _)| is_for(place, &repository));
+    all.retain(|(place, _)| match has_own {
+        true => is_for(place, &repository),
+        false => place == HUB && repository.starts_with("docker.io/"),
+    });
+    all.sort_by(|(one, _), (other, _)| other.cmp(one));
+    all.into_iter().map(|(_, one)| one).collect()
 }
 
 /// What a secret holds, by registry; in docker's form of today or of old.
@@ -71,32 +84,104 @@ fn key(entry: &Value) -> AuthConfig {
     AuthConfig { username, password, ..AuthConfig::default() }
 }
 
-/// The host of an image's registry; images without one are the hub's.
-fn registry(image: &str) -> &str {
-    match image.split_once('/') {
-        Some((first, _)) if first.contains(['.', ':']) || first == "localhost" => first,
-        _ => "docker.io",
+/// The image's repository in full.
+fn repository(image: &str) -> String {
+    let name = reference::without_tag(image);
+    match name.split_once('/') {
+        Some((first, _)) if first.contains(['.', ':']) || first == "localhost" => name.to_owned(),
+        Some(_) => format!("docker.io/{name}"),
+        None => format!("docker.io/library/{name}"),
     }
 }
 
-fn host(server: &str) -> &str {
-    let server = server.trim_start_matches("https://").trim_start_matches("http://");
-    match server.split('/').next().unwrap_or(server) {
-        "index.docker.io" | "registry-1.docker.io" => "docker.io",
-        host => host,
+/// A registry, or a part of it, as secrets name it: with or without a scheme and the version of its API.
+fn place(server: &str) -> String {
+    let rest = server.strip_prefix("https://").or_else(|| server.strip_prefix("http://")).unwrap_or(server);
+    let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let path = match path.get(..4) {
+        Some("/v1/" | "/v2/") => &path[3..],
+        _ => path,
+    };
+    if path == "/" { host.to_owned() } else { format!("{host}{path}") }
+}
+
+/// Whether a place, of whose host any part may be a pattern, has a repository.
+fn is_for(place: &str, repository: &str) -> bool {
+    let apart = |text: &str| {
+        let (host, path) = text.split_at(text.find('/').unwrap_or(text.len()));
+        let (name, port) = host.rsplit_once(':').unwrap_or((host, ""));
+        (name.split('.').map(str::to_owned).collect::<Vec<_>>(), port.to_owned(), path.to_owned())
+    };
+    let ((patterns, port, path), (parts, own_port, own_path)) = (apart(place), apart(repository));
+    port == own_port
+        && own_path.starts_with(&path)
+        && patterns.len() == parts.len()
+        && patterns.iter().zip(&parts).all(|(pattern, part)| fits(pattern.as_bytes(), part.as_bytes()))
+}
+
+/// Whether a text is as a pattern says, where `*` stands for anything and `?` for any one letter.
+fn fits(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut at, mut seen) = (0, 0);
+    // The last star, and what it stood for up to where.
+    let mut star = None;
+    while seen < text.len() {
+        match pattern.get(at) {
+            Some(b'*') => {
+                star = Some((at, seen));
+                at += 1;
+            }
+            Some(letter) if *letter == b'?' || *letter == text[seen] => (at, seen) = (at + 1, seen + 1),
+            _ => {
+                let Some((begun, until)) = star else { return false };
+                star = Some((begun, until + 1));
+                (at, seen) = (begun + 1, until + 1);
+            }
+        }
     }
+    pattern[at..].iter().all(|letter| *letter == b'*')
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    #[track_caller]
+    fn check(servers: &[&str], image: &str, expected: &[&str]) {
+        let all = servers.iter().map(|server| (place(server), *server)).collect();
+        assert_eq!(chosen(all, image), expected, "{image}");
+    }
+
     #[test]
-    fn registries_are_known_by_their_hosts() {
-        assert_eq!(registry("busybox:1"), "docker.io");
-        assert_eq!(registry("luksa/kubia:v1"), "docker.io");
-        assert_eq!(registry("registry.example:5000/a/b"), "registry.example:5000");
-        assert_eq!(host("https://index.docker.io/v1/"), "docker.io");
+    fn credentials_are_for_places() {
+        const HUB: &str = "https://index.docker.io/v1/";
+        check(&[HUB, "quay.io"], "busybox:1", &[HUB]);
+        check(&[HUB], "luksa/kubia:v1", &[HUB]);
+        check(&[HUB, "docker.io"], "busybox", &["docker.io"]);
+        check(&[HUB], "quay.io/a", &[]);
+        check(&["r.example", "r.example:5000"], "r.example:5000/a/b:1", &["r.example:5000"]);
+        check(&["http://r.example/v2/"], "r.example/a@sha256:0", &["http://r.example/v2/"]);
+        check(&["r.example", "r.example/a", "r.example/b"], "r.example/a/x", &["r.example/a", "r.example"]);
+        check(&["*.example", "a*.example", "*.*.example"], "r.example/a", &["*.example"]);
+        check(&["r?.*example"], "r1.my-example/a", &["r?.*example"]);
+        check(&["", "/", "*"], "r.example/a", &[]);
+    }
+
+    #[test]
+    fn patterns() {
+        for (pattern, text, expected) in [
+            ("", "", true),
+            ("*", "", true),
+            ("**", "abc", true),
+            ("a*c", "abbc", true),
+            ("a*c", "abbcd", false),
+            ("*ab*ab", "abab", true),
+            ("a?c", "ac", false),
+            ("abc", "ab", false),
+        ] {
+            assert_eq!(fits(pattern.as_bytes(), text.as_bytes()), expected, "{pattern} {text}");
+        }
+        // Not even one that is made to take long does.
+        assert!(!fits("*a".repeat(500).as_bytes(), "a".repeat(499).as_bytes()));
     }
 
     #[test]
