@@ -52,6 +52,9 @@ struct Flags {
     /// Nothing but what webhooks and policies cost a create
     #[arg(long)]
     only_admission: bool,
+    /// Nothing but what a flood of lists does to writes
+    #[arg(long)]
+    only_fairness: bool,
     /// The program to measure [default: the one built beside this one]
     #[arg(long, env = "SKIFF_BIN")]
     skiff: Option<PathBuf>,
@@ -154,6 +157,9 @@ fn main() -> Result<()> {
         }
         if flags.only_admission {
             return admission::run(&mut report, &binary, &dir, plan.admitted).await;
+        }
+        if flags.only_fairness {
+            return wire::fairness(&mut report, &binary, &dir, plan.wire).await;
         }
         // First, while the heap has no holes that would hide what is measured.
         access::run(&mut report, plan.decisions)?;

@@ -70,6 +70,14 @@ pub async fn run(report: &mut Report, binary: &Path, dir: &Path, sizes: Sizes) -
     watch::run(report, &server, &clients, sizes).await
 }
 
+/// Nothing but pods and who is delayed by lists of them.
+pub async fn fairness(report: &mut Report, binary: &Path, dir: &Path, sizes: Sizes) -> Result<()> {
+    let server = start(report, binary, dir, 1).await?;
+    let clients = connect(&server, CLIENTS[2]).await?;
+    write_pods(report, &server, &clients, sizes).await?;
+    fair::run(report, &server, &clients, sizes).await
+}
+
 pub fn collection(plural: &str) -> String {
     format!("/api/v1/namespaces/{NAMESPACE}/{plural}")
 }

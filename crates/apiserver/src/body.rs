@@ -39,6 +39,14 @@ impl Body {
         }
     }
 
+    /// A list that keeps something until the last of it is made.
+    pub fn holding(self, hold: impl Send + 'static) -> Body {
+        match self {
+            Body::Chunks(chunks) => Body::Chunks(Box::new(Holding { chunks, hold: Some(hold) })),
+            other => other,
+        }
+    }
+
     /// The size where it is known before sending.
     pub fn size(&self) -> Option<usize> {
         match self {
@@ -82,6 +90,23 @@ impl http_body::Body for Body {
 
     fn size_hint(&self) -> SizeHint {
         self.size().map_or_else(SizeHint::default, |size| SizeHint::with_exact(size as u64))
+    }
+}
+
+struct Holding<T> {
+    chunks: Box<dyn Iterator<Item = Bytes> + Send>,
+    hold: Option<T>,
+}
+
+impl<T> Iterator for Holding<T> {
+    type Item = Bytes;
+
+    fn next(&mut self) -> Option<Bytes> {
+        let chunk = self.chunks.next();
+        if chunk.is_none() {
+            self.hold = None;
+        }
+        chunk
     }
 }
 

@@ -324,11 +324,10 @@ impl Entered {
                 let hold = Hold::new(self.seat, self.limit);
                 let watching = self.watching;
                 response.map(|body| match body {
-                    Body::Chunks(chunks) => Body::Chunks(Box::new(HeldChunks { chunks, hold: Some(hold) })),
                     Body::Stream(stream) => {
                         Body::Stream(Box::pin(HeldStream { stream, hold: Some(hold), _watching: watching }))
                     }
-                    whole => whole,
+                    other => other.holding(hold),
                 })
             }
         }
@@ -360,23 +359,6 @@ impl Drop for Hold {
         self.timer.abort();
         let seat = self.seat.lock().take();
         drop(seat);
-    }
-}
-
-struct HeldChunks {
-    chunks: Box<dyn Iterator<Item = Bytes> + Send>,
-    hold: Option<Hold>,
-}
-
-impl Iterator for HeldChunks {
-    type Item = Bytes;
-
-    fn next(&mut self) -> Option<Bytes> {
-        let chunk = self.chunks.next();
-        if chunk.is_none() {
-            self.hold = None;
-        }
-        chunk
     }
 }
 

@@ -1,5 +1,6 @@
 //! The listener: TLS, HTTP/1.1 and HTTP/2, and an orderly end.
 
+mod lane;
 mod turns;
 
 use std::convert::Infallible;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use http::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use jiff::Timestamp;
@@ -23,6 +24,7 @@ use crate::audit::Remote;
 use crate::authentication::Peer;
 use crate::cache::stopped;
 use crate::server::Server;
+use lane::{Beside, InLane, Lane, Sending};
 use turns::Turns;
 
 /// How long clients may take: one that dawdles must not keep a connection from others.
@@ -70,6 +72,7 @@ async fn serve_with(
     let acceptor = TlsAcceptor::from(Arc::new(tls));
     let graceful = GracefulShutdown::new();
     let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let lane = Lane::new(tokio::runtime::Handle::current().metrics().num_workers());
     loop {
         let accept = async {
             let place = room.clone().acquire_owned().await.expect("never closed");
@@ -79,12 +82,15 @@ async fn serve_with(
             (accepted, place) = accept => match accepted {
                 Ok((stream, remote)) => {
                     let stream = (stream, remote.ip());
+                    let sending = Sending::new(lane.clone());
+                    let watcher = graceful.watcher();
                     let connection =
-                        connection(server.clone(), acceptor.clone(), stream, graceful.watcher(), patience);
-                    tokio::spawn(async move {
+                        connection(server.clone(), acceptor.clone(), stream, watcher, patience, sending.clone());
+                    let held = async move {
                         connection.await;
                         drop(place);
-                    });
+                    };
+                    tokio::spawn(InLane::new(held, sending));
                 }
                 Err(error) => {
                     // Out of file descriptors, most likely: let some be closed first.
@@ -107,6 +113,7 @@ async fn connection(
     (stream, remote): (TcpStream, IpAddr),
     watcher: hyper_util::server::graceful::Watcher,
     patience: Patience,
+    sending: Sending,
 ) {
     let _ = stream.set_nodelay(true);
     let mut shutdown = server.shutdown.clone();
@@ -123,17 +130,17 @@ async fn connection(
     let peer = Peer::of(&server.authenticators, shown, Timestamp::now());
     let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     let heard = Arc::new(AtomicBool::new(false));
-    let hears = heard.clone();
+    let (hears, noted) = (heard.clone(), sending.clone());
     let service = service_fn(move |mut request: Request<Incoming>| {
         hears.store(true, Ordering::Relaxed);
         if server.audit.is_some() {
             request.extensions_mut().insert(Remote(remote));
         }
-        let (server, peer) = (server.clone(), peer.clone());
-        async move { Ok::<_, Infallible>(server.answer(request, peer).await) }
+        let (server, peer, sending) = (server.clone(), peer.clone(), noted.clone());
+        async move { Ok::<_, Infallible>(sending.note(server.answer(request, peer).await)) }
     });
     // What was agreed on in the handshake is not guessed from the first bytes, which may never come.
-    let builder = auto::Builder::new(TokioExecutor::new());
+    let builder = auto::Builder::new(Beside(sending.clone()));
     let mut builder = if http2 { builder.http2_only() } else { builder.http1_only() };
     builder.http1().timer(TokioTimer::new()).header_read_timeout(patience.next).max_buf_size(BUFFER);
     builder
