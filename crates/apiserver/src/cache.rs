@@ -9,8 +9,8 @@ mod postings;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque, btree_map};
 use std::ops::Bound;
-use std::sync::{Arc, LazyLock};
-use std::time::Duration;
+use std::sync::{Arc, LazyLock, Weak};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
@@ -27,6 +27,10 @@ use postings::{Postings, Questions};
 /// Events kept per kind for watchers that resume or lag; whichever limit is met first.
 const RING_EVENTS: usize = 50_000;
 const RING_BYTES: usize = 16 << 20;
+/// And for no longer than the store keeps its history: a cluster at rest gives back what a busy hour took.
+const RING_AGE: Duration = Duration::from_secs(300);
+/// How often that is looked after, while there is something to forget.
+const FORGET: Duration = Duration::from_secs(60);
 /// How much of the newest events is kept as built lines too: enough for watchers that keep up.
 const LINES: usize = 10_000;
 const LINE_BYTES: usize = 4 << 20;
@@ -104,6 +108,7 @@ pub struct Event {
     /// The state before; `None` when the object is new.
     pub previous: Option<Arc<Object>>,
     pub deleted: bool,
+    seen: Instant,
     line: Mutex<Line>,
 }
 
@@ -150,6 +155,7 @@ impl Cache {
     ) -> Result<(), store::Error> {
         let watch = self.load(&*store).await?;
         tokio::spawn(follow(self.clone(), store, watch, shutdown));
+        tokio::spawn(forget(Arc::downgrade(self), self.revision.subscribe()));
         Ok(())
     }
 
@@ -289,6 +295,20 @@ async fn follow(
     }
 }
 
+/// Lets go of events by age, for as long as the cache is there.
+async fn forget(cache: Weak<Cache>, mut revision: watch::Receiver<Revision>) {
+    // A cluster in which nothing happens is not looked at.
+    while revision.changed().await.is_ok() {
+        let mut left = true;
+        while left {
+            tokio::time::sleep(FORGET).await;
+            let Some(cache) = cache.upgrade() else { return };
+            let shards: Vec<_> = cache.shards.read().by_prefix.values().cloned().collect();
+            left = shards.iter().fold(false, |left, shard| shard.forget(RING_AGE) || left);
+        }
+    }
+}
+
 /// Waits until the server is told to stop.
 pub async fn stopped(shutdown: &mut watch::Receiver<bool>) {
     // An error means that nobody can tell any more, which is as good as being told.
@@ -424,7 +444,7 @@ impl Shard {
         state.objects_bytes += object.size();
         state.objects_bytes -= previous.as_ref().map_or(0, |previous| previous.size());
         let revision = object.revision;
-        state.push(Event { revision, object, previous, deleted: false, line: Mutex::new(Line::Unbuilt) });
+        state.push(Event::new(revision, object, previous, false));
     }
 
     fn delete(&self, key: &str, revision: Revision) {
@@ -433,7 +453,7 @@ impl Shard {
             state.objects_bytes -= object.size();
             state.postings.remove(key);
             let previous = Some(object.clone());
-            state.push(Event { revision, object, previous, deleted: true, line: Mutex::new(Line::Unbuilt) });
+            state.push(Event::new(revision, object, previous, true));
         }
     }
 
@@ -448,14 +468,17 @@ impl Shard {
         self.announce();
     }
 
-    /// As if many more events had happened since.
-    #[cfg(test)]
-    pub fn forget_events(&self) {
+    /// Lets go of the events that are older; whether there are others.
+    pub fn forget(&self, age: Duration) -> bool {
         let mut state = self.state.write();
-        state.first += state.ring.len() as u64;
-        state.floor = state.last;
-        state.ring.clear();
-        (state.ring_bytes, state.lined, state.lined_bytes) = (0, 0, 0);
+        while state.ring.front().is_some_and(|oldest| oldest.seen.elapsed() >= age) {
+            state.pop();
+        }
+        // What many events took is not kept for the few of a quiet time.
+        if state.ring.capacity() / 4 > state.ring.len() {
+            state.ring.shrink_to_fit();
+        }
+        !state.ring.is_empty()
     }
 
     /// Wakes whoever waits for events.
@@ -483,16 +506,30 @@ impl State {
             self.lined -= 1;
         }
         while self.ring.len() > RING_EVENTS || self.ring_bytes > RING_BYTES && self.ring.len() > self.lined {
-            if let Some(old) = self.ring.pop_front() {
-                self.ring_bytes -= old.weight();
-                self.first += 1;
-                self.floor = old.revision;
+            self.pop();
+        }
+    }
+
+    /// Lets go of the oldest event.
+    fn pop(&mut self) {
+        if let Some(old) = self.ring.pop_front() {
+            self.ring_bytes -= old.weight();
+            self.first += 1;
+            self.floor = old.revision;
+            if self.lined > self.ring.len() {
+                self.lined -= 1;
+                self.lined_bytes -= old.object.size();
             }
         }
     }
 }
 
 impl Event {
+    fn new(revision: Revision, object: Arc<Object>, previous: Option<Arc<Object>>, deleted: bool) -> Event {
+        let (seen, line) = (Instant::now(), Mutex::new(Line::Unbuilt));
+        Event { revision, object, previous, deleted, seen, line }
+    }
+
     /// The memory that only the event keeps: itself and the version it replaced.
     fn weight(&self) -> usize {
         self.previous.as_ref().map_or(0, |previous| previous.size()) + 256

@@ -231,3 +231,23 @@ fn lists_by_label_are_the_same_with_and_without_a_posting_list() {
     }
     check(&[("app", "a1")], 7);
 }
+
+#[test]
+fn old_events_are_let_go_of_and_what_they_say_is_asked_for_anew() {
+    let shard = Shard::new(0);
+    for revision in 1..=3 {
+        shard.put(object("/registry/configmaps/ns/a", revision, 10));
+    }
+    let position = shard.position_after(1).unwrap();
+    assert!(shard.forget(Duration::from_secs(3600)), "they are young");
+    assert_eq!(revisions(shard.events_from(position, 9)), Some(vec![2, 3]));
+    assert!(!shard.forget(Duration::ZERO));
+    assert_eq!(revisions(shard.events_from(position, 9)), None);
+    assert_eq!(shard.position_after(2), Err(CacheError::TooOld { asked: 2, oldest: 3 }));
+    let position = shard.position_after(3).unwrap();
+    shard.put(object("/registry/configmaps/ns/a", 4, 10));
+    assert_eq!(revisions(shard.events_from(position, 9)), Some(vec![4]));
+    let state = shard.state.read();
+    assert_eq!((state.lined, state.ring.len()), (1, 1));
+    assert_eq!(state.lined_bytes, state.ring[0].object.size());
+}
