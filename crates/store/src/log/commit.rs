@@ -7,7 +7,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::JoinHandle;
@@ -30,6 +30,9 @@ const BATCH_BYTES: usize = 8 << 20;
 const TRIM: usize = 1000;
 /// Keys that should have expired are tried this often on a failed disk.
 const EXPIRE_RETRY: Duration = Duration::from_secs(1);
+/// After this many writes that came alone the next is taken to, too. Of a crowd each would wait for the disk in turn,
+/// where one wait does for all.
+pub const ALONE: u32 = 8;
 /// A disk that takes less than this for a write, on average, is quick: one may wait for it where others wait too.
 const QUICK: Duration = Duration::from_millis(1);
 
@@ -48,6 +51,7 @@ pub struct Desk {
     commands: Sender<Command>,
     /// The thread is at work, or has ended.
     awake: Arc<AtomicBool>,
+    alone: Arc<AtomicU32>,
 }
 
 pub struct Committer {
@@ -61,6 +65,8 @@ pub struct Committer {
     /// Which revision was the newest when, to forget history by age.
     marks: VecDeque<(Instant, Revision)>,
     snapshot: Option<Snapshotting>,
+    /// How many writes in a row came alone.
+    alone: Arc<AtomicU32>,
     /// What a durable write took of late; `None` when it is not known, or no more may be written.
     pace: Option<Duration>,
     /// The thread has to look after something.
@@ -84,9 +90,10 @@ impl Desk {
     ) -> io::Result<(Desk, JoinHandle<()>)> {
         let (commands, queue) = mpsc::channel();
         let committer = Committer::new(config, dir, memory, watchers, commands.clone(), recovered)?;
+        let alone = committer.alone.clone();
         let committer = Arc::new(Mutex::new(committer));
         let awake = Arc::new(AtomicBool::new(false));
-        let desk = Desk { committer: committer.clone(), commands, awake: awake.clone() };
+        let desk = Desk { committer: committer.clone(), commands, awake: awake.clone(), alone };
         let thread = std::thread::Builder::new()
             .name("store-commit".into())
             .spawn(move || run(&committer, &queue, &awake))?;
@@ -101,11 +108,16 @@ impl Desk {
     /// write is given back, for the thread.
     pub fn at_once(&self, write: Write) -> Result<Result<Revision, Error>, Write> {
         // What is lazy or expires is looked after by the thread.
-        if write.lazy || write.ttl.is_some() || self.awake.load(Ordering::Acquire) {
+        if write.lazy || write.ttl.is_some() {
             return Err(write);
         }
-        let Ok(mut committer) = self.committer.try_lock() else { return Err(write) };
-        if committer.pace.is_none_or(|pace| pace > QUICK) {
+        let free = if self.awake.load(Ordering::Acquire) { None } else { self.committer.try_lock().ok() };
+        let Some(mut committer) = free else {
+            self.alone.store(0, Ordering::Relaxed);
+            return Err(write);
+        };
+        let alone = self.alone.load(Ordering::Relaxed) >= ALONE;
+        if !alone || committer.pace.is_none_or(|pace| pace > QUICK) {
             return Err(write);
         }
         let (reply, mut answer) = oneshot::channel();
@@ -123,11 +135,12 @@ impl Desk {
 
 #[cfg(test)]
 impl Desk {
-    /// As if writes had taken that long, once the thread sleeps.
-    pub async fn set_pace(&self, pace: Option<Duration>) {
+    /// As if so many writes had come alone and taken that long, once the thread sleeps.
+    pub async fn set_past(&self, alone: u32, pace: Option<Duration>) {
         while self.awake.load(Ordering::Acquire) {
             tokio::task::yield_now().await;
         }
+        self.alone.store(alone, Ordering::Relaxed);
         self.committer.lock().unwrap().pace = pace;
     }
 }
@@ -189,6 +202,7 @@ impl Committer {
             expiries,
             marks,
             snapshot: None,
+            alone: Arc::default(),
             pace: None,
             chores: false,
         })
@@ -257,6 +271,10 @@ impl Committer {
                 self.pace = None;
                 return self.refuse(batch, &reason);
             }
+            match batch.changes.len() {
+                1 => self.alone.fetch_add(1, Ordering::Relaxed),
+                _ => self.alone.swap(0, Ordering::Relaxed),
+            };
             if batch.durable {
                 let took = begun.elapsed();
                 self.pace = Some(self.pace.map_or(took, |pace| (pace * 7 + took) / 8));

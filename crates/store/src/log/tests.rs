@@ -7,6 +7,7 @@ mod faults;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 
+use super::commit::ALONE;
 use super::*;
 use crate::suite::{self, create, delete, next_events, put, update};
 use crate::{Event, Expect};
@@ -336,18 +337,19 @@ async fn a_write_that_comes_alone_is_committed_where_it_is_asked_for() {
         Ok(())
     });
     let store = LogStore::open(dir.path(), Config { faults, ..Config::default() }).unwrap();
-    let check = async |pace: Option<Duration>, write: Write, by_thread: bool| {
-        store.desk.set_pace(pace).await;
+    let check = async |alone: u32, pace: Option<u64>, write: Write, by_thread: bool| {
+        store.desk.set_past(alone, pace.map(Duration::from_millis)).await;
         by.lock().unwrap().clear();
         store.write(write).await.unwrap();
-        assert_eq!(*by.lock().unwrap(), [by_thread], "with pace {pace:?}");
+        assert_eq!(*by.lock().unwrap(), [by_thread], "{alone} alone with pace {pace:?}");
     };
     let new = |key: &str| put(key, "", Expect::Absent);
-    check(None, new("/unknown"), true).await;
-    check(Some(Duration::ZERO), new("/quick"), false).await;
-    check(Some(Duration::from_millis(9)), new("/slow"), true).await;
-    check(Some(Duration::ZERO), Write { ttl: Some(Duration::from_secs(9)), ..new("/expires") }, true).await;
-    check(Some(Duration::ZERO), Write { lazy: true, ..new("/lazy") }, true).await;
+    check(ALONE, None, new("/unknown"), true).await;
+    check(ALONE, Some(0), new("/quick"), false).await;
+    check(ALONE, Some(9), new("/slow"), true).await;
+    check(ALONE - 1, Some(0), new("/crowd"), true).await;
+    check(ALONE, Some(0), Write { ttl: Some(Duration::from_secs(9)), ..new("/expires") }, true).await;
+    check(ALONE, Some(0), Write { lazy: true, ..new("/lazy") }, true).await;
     store.close();
     let late = store.write(new("/late")).await;
     assert!(matches!(late, Err(Error::Unavailable { .. })), "{late:?}");
