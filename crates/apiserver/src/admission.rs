@@ -425,6 +425,11 @@ impl Server {
         self.ask_validating(request, object).await
     }
 
+    /// Whether anybody else may look at what is written.
+    pub fn is_overseen(&self) -> bool {
+        !(self.policies.are_none() && self.webhooks.are_none())
+    }
+
     /// Lets policies and webhooks change the object.
     async fn ask_mutating(
         &self,

@@ -73,9 +73,13 @@ impl Server {
         let versioned =
             parse_version(value.at("metadata").text("resourceVersion")).is_ok_and(|v| v > Some(0));
         // Whoever creates an object owns what they sent and its defaults, not what the server adds below.
-        match tracked {
-            Some(fields) => drop(value.object_mut("metadata").insert("managedFields".into(), fields)),
-            None => track(row, None, &mut value, options, "")?,
+        let mut record = None;
+        if let Some(fields) = tracked {
+            value.object_mut("metadata").insert("managedFields".into(), fields);
+        } else if options.dry_run || versioned || row.custom.is_some() || self.is_overseen() {
+            track(row, None, &mut value, options, "")?;
+        } else {
+            record = track_new(row, &mut value, options)?;
         }
         let user = options.user.as_ref();
         let request = Request::new(target, Operation::Create, &value, None, user).writing(options);
@@ -120,7 +124,7 @@ impl Server {
                 tries += 1;
                 continue;
             }
-            match self.put(row, attempt, None).await? {
+            match self.put_with(row, attempt, record.as_deref(), None).await? {
                 Some(object) => {
                     claim.keep_for(self, &object).await;
                     return Ok((Outcome::Stored(self.shown(row, object).await?), warnings));
@@ -250,6 +254,33 @@ pub fn track(
     options: &WriteOptions,
     subresource: &str,
 ) -> Result<(), Status> {
+    written_by(row, options, subresource, |table, ty, writer| {
+        patch::apply::track(table, ty, old, new, writer);
+    })
+}
+
+/// The same for a new object, beside it if possible: a tree of fields costs more than all else that is done to it.
+fn track_new(
+    row: &'static Resource,
+    new: &mut Value,
+    options: &WriteOptions,
+) -> Result<Option<Vec<u8>>, Status> {
+    written_by(row, options, "", |table, ty, writer| {
+        let sent = new.object_mut("metadata").contains_key("managedFields");
+        let record = if sent { None } else { patch::apply::track_new(table, ty, new, writer) };
+        if record.is_none() {
+            patch::apply::track(table, ty, None, new, writer);
+        }
+        record.filter(|record| record != b"[]")
+    })
+}
+
+fn written_by<T>(
+    row: &'static Resource,
+    options: &WriteOptions,
+    subresource: &str,
+    work: impl FnOnce(&schema::Table, schema::TypeId, &patch::apply::Writer) -> T,
+) -> Result<T, Status> {
     let stored = stored_as(row);
     let api_version = codec::api_version(stored.group, stored.version);
     let now = options.timestamp();
@@ -260,5 +291,5 @@ pub fn track(
         now: &now,
         ignore: ignored(stored, subresource),
     };
-    codec::with_type(stored, |table, ty| patch::apply::track(table, ty, old, new, &writer))
+    codec::with_type(stored, |table, ty| work(table, ty, &writer))
 }

@@ -14,6 +14,7 @@ use serde_json::{Map, Value};
 use store::Revision;
 
 const METADATA: &[u8] = b"\"metadata\":{";
+const MANAGED: &str = "managedFields";
 
 /// One stored object at one revision.
 #[derive(Debug)]
@@ -306,8 +307,13 @@ fn end_of_string(bytes: &[u8], at: usize) -> Option<usize> {
 }
 
 /// The bytes to store for `value`: kind, apiVersion and metadata first, without resourceVersion.
-pub fn to_stored(mut value: Value) -> Bytes {
-    let mut out = Vec::with_capacity(1024);
+pub fn to_stored(value: Value) -> Bytes {
+    to_stored_with(value, None)
+}
+
+/// The same with `record` as its managedFields, of which it has none: JSON text that was never anything else.
+pub fn to_stored_with(mut value: Value, mut record: Option<&[u8]>) -> Bytes {
+    let mut out = Vec::with_capacity(1024 + record.map_or(0, |record| 3 * record.len()));
     let mut fields = match value.as_object_mut() {
         Some(fields) => std::mem::take(fields),
         None => Map::new(),
@@ -315,24 +321,42 @@ pub fn to_stored(mut value: Value) -> Bytes {
     let kind = fields.remove("kind").unwrap_or_default();
     let api_version = fields.remove("apiVersion").unwrap_or_default();
     let mut metadata = fields.remove("metadata").unwrap_or_default();
-    if let Some(metadata) = metadata.as_object_mut() {
-        metadata.remove("resourceVersion");
-    }
-    for (prefix, value) in
-        [("{\"kind\":", kind), (",\"apiVersion\":", api_version), (",\"metadata\":", metadata)]
-    {
+    for (prefix, value) in [("{\"kind\":", kind), (",\"apiVersion\":", api_version)] {
         out.extend_from_slice(prefix.as_bytes());
         write_value(&value, &mut out);
     }
+    out.extend_from_slice(b",\"metadata\":");
+    match &mut metadata {
+        Value::Object(metadata) => {
+            metadata.remove("resourceVersion");
+            let mut separator = b'{';
+            for (name, value) in &*metadata {
+                if let Some(record) = record.take_if(|_| name.as_str() > MANAGED) {
+                    write_member(&mut separator, MANAGED, |out| out.extend_from_slice(record), &mut out);
+                }
+                write_member(&mut separator, name, |out| write_value(value, out), &mut out);
+            }
+            if let Some(record) = record {
+                write_member(&mut separator, MANAGED, |out| out.extend_from_slice(record), &mut out);
+            }
+            out.extend_from_slice(if separator == b'{' { b"{}" } else { b"}" });
+        }
+        other => write_value(other, &mut out),
+    }
+    let mut separator = b',';
     for (name, value) in &fields {
-        out.push(b',');
-        write_value(&Value::String(name.clone()), &mut out);
-        out.push(b':');
-        write_value(value, &mut out);
+        write_member(&mut separator, name, |out| write_value(value, out), &mut out);
     }
     out.push(b'}');
     // Cut to size: there are many of these and they live long.
     out.into_boxed_slice().into()
+}
+
+fn write_member(separator: &mut u8, name: &str, value: impl FnOnce(&mut Vec<u8>), out: &mut Vec<u8>) {
+    out.push(std::mem::replace(separator, b','));
+    serde_json::to_writer(&mut *out, name).expect("a string always serialises to memory");
+    out.push(b':');
+    value(out);
 }
 
 fn write_value(value: &Value, out: &mut Vec<u8>) {
@@ -381,6 +405,18 @@ mod tests {
         let metadata: Value = serde_json::from_slice(&metadata).unwrap();
         assert_eq!(metadata["metadata"], expected["metadata"]);
         assert_eq!((object.namespace(), object.name()), ("ns", "x"));
+    }
+
+    #[test]
+    fn a_record_that_is_text_stands_where_a_value_would() {
+        for metadata in [json!({"labels": {"a": "b"}, "name": "x"}), json!({"annotations": {}}), json!({})] {
+            let without =
+                json!({"kind": "K", "apiVersion": "v1", "metadata": metadata, "spec": {"managedFields": 1}});
+            let mut with = without.clone();
+            with["metadata"]["managedFields"] = json!([{"fieldsV1": {"f:spec": {}}, "manager": "me"}]);
+            let record = with["metadata"]["managedFields"].to_string();
+            assert_eq!(to_stored_with(without, Some(record.as_bytes())), to_stored(with));
+        }
     }
 
     #[test]

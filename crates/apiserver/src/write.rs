@@ -14,7 +14,7 @@ use store::{Expect, Write};
 use crate::access::User;
 use crate::body::Body;
 use crate::codec::FieldValidation;
-use crate::object::{Object, to_stored};
+use crate::object::{Object, to_stored_with};
 use crate::registry::stored_as;
 use crate::remarks::Remarks;
 use crate::request::Target;
@@ -149,13 +149,24 @@ impl Server {
         value: Value,
         old: Option<&Object>,
     ) -> Result<Option<Arc<Object>>, Status> {
+        self.put_with(resource, value, None, old).await
+    }
+
+    /// The same with managedFields that are text already.
+    pub async fn put_with(
+        &self,
+        resource: &'static Resource,
+        value: Value,
+        record: Option<&[u8]>,
+        old: Option<&Object>,
+    ) -> Result<Option<Arc<Object>>, Status> {
         let stored = stored_as(resource);
         let meta = value.at("metadata");
         let collection = Target::collection(resource, meta.text("namespace"));
         let key: Arc<str> = Target { name: meta.text("name").to_owned(), ..collection }.key().into();
         let value = self.to_storage(resource, value).await?;
         let is_event = stored.group.is_empty() && stored.plural == "events";
-        let bytes = to_stored(value);
+        let bytes = to_stored_with(value, record);
         let write = Write {
             key: key.clone(),
             value: Some(bytes.clone()),
@@ -164,10 +175,12 @@ impl Server {
             lazy: is_heartbeat(stored),
         };
         match self.store.write(write).await {
-            Ok(revision) => {
-                let object = Object::new(key, bytes, revision).map_err(Status::internal)?;
-                Ok(Some(Arc::new(object)))
-            }
+            // The cache was told of it before we were, unless the store is elsewhere.
+            Ok(revision) => match self.shard(resource).get(&key).filter(|object| object.revision == revision)
+            {
+                Some(object) => Ok(Some(object)),
+                None => Ok(Some(Arc::new(Object::new(key, bytes, revision).map_err(Status::internal)?))),
+            },
             Err(error) => self.lost(error).await,
         }
     }

@@ -132,19 +132,15 @@ pub fn track(table: &Table, ty: TypeId, live: Option<&Value>, new: &mut Value, w
     }
     let sent = sent.filter(|sent| main && sent.as_array().is_some_and(|list| !list.is_empty()));
 
+    if live.is_none()
+        && sent.is_none()
+        && let Some(record) = track_new(table, ty, new, writer)
+    {
+        let record = serde_json::from_slice(&record);
+        return put_entries(new, record.expect("a record is JSON"));
+    }
     let typed = Typed::root(table, ty);
     let ignored = Set::of(writer.ignore);
-    if live.is_none() && sent.is_none() {
-        let left_out = LeftOut { paths: Some(&STRIPPED), trees: Some(&ignored) };
-        if let Ok(fields) = created::fields(typed, new, left_out) {
-            if !fields.is_empty() {
-                let owner = owner(writer, writer.manager, Operation::Update);
-                let entry = Entry::stored(owner, Some(writer.now.to_owned()), Value::Object(fields));
-                put_entries(new, Managed { entries: vec![entry] }.print());
-            }
-            return;
-        }
-    }
     let zero;
     let old = match live {
         Some(live) => live,
@@ -175,6 +171,33 @@ pub fn track(table: &Table, ty: TypeId, live: Option<&Value>, new: &mut Value, w
     give(typed, &mut managed, changes, &owner(writer, writer.manager, Operation::Update), writer.now);
     managed.cap_updaters();
     put_entries(new, managed.print());
+}
+
+/// The managed fields of a new object that has none yet, as the JSON text that [`track`] would put into it; `[]` if its
+/// writer owns nothing. `None`: it has something in it that only `track` can judge.
+pub fn track_new(table: &Table, ty: TypeId, new: &Value, writer: &Writer) -> Option<Vec<u8>> {
+    let ignored = Set::of(writer.ignore);
+    let left_out = LeftOut { paths: Some(&STRIPPED), trees: Some(&ignored) };
+    let mut out = Vec::with_capacity(1024);
+    let text = |out: &mut Vec<u8>, name: &str, value: &str| {
+        out.extend_from_slice(name.as_bytes());
+        // Writing into a Vec cannot fail.
+        let _ = serde_json::to_writer(out, value);
+    };
+    let owner = owner(writer, writer.manager, Operation::Update);
+    text(&mut out, "[{\"apiVersion\":", &owner.api_version);
+    out.extend_from_slice(b",\"fieldsType\":\"FieldsV1\",\"fieldsV1\":");
+    if !created::fields(Typed::root(table, ty), new, left_out, &mut out).ok()? {
+        return Some(b"[]".to_vec());
+    }
+    text(&mut out, ",\"manager\":", &owner.manager);
+    text(&mut out, ",\"operation\":", "Update");
+    if !owner.subresource.is_empty() {
+        text(&mut out, ",\"subresource\":", &owner.subresource);
+    }
+    text(&mut out, ",\"time\":", writer.now);
+    out.extend_from_slice(b"}]");
+    Some(out)
 }
 
 /// Puts back the times of `live` when nothing else about the object differs, so that writing the same again

@@ -90,6 +90,10 @@ impl Policies {
         self.tally.print(out);
     }
 
+    pub fn are_none(&self) -> bool {
+        self.configured.look().hooks.iter().all(|hooks| hooks.is_empty())
+    }
+
     /// Those that may have something to say.
     fn hooks(&self, side: usize, request: &Request<'_>) -> Hooks {
         match concerns(request) {

@@ -116,6 +116,10 @@ impl Webhooks {
         self.tally.print(out);
     }
 
+    pub fn are_none(&self) -> bool {
+        self.configurations.look().hooks.iter().all(|hooks| hooks.is_empty())
+    }
+
     /// Those that may have something to say.
     fn hooks(&self, kind: usize, request: &Request<'_>) -> Hooks {
         match concerns(request) {

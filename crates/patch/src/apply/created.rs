@@ -7,7 +7,7 @@ use schema::{Field, ListKind, Shape};
 use serde_json::{Map, Value};
 
 use super::fieldset::Set;
-use super::fieldsv1::{field_key, key};
+use super::fieldsv1::key;
 use super::typed::{Atom, Fields, Typed};
 
 /// Something [`super::compare`] has to look at.
@@ -30,23 +30,33 @@ pub(crate) struct LeftOut<'s> {
     pub trees: Option<&'s Set>,
 }
 
-/// The JSON form of all fields a new object sets; empty if there are none.
-pub(crate) fn fields(typed: Typed, object: &Value, left_out: LeftOut) -> Result<Map<String, Value>, Unusual> {
+/// Appends the JSON form of all fields a new object sets; false if there are none.
+pub(crate) fn fields(
+    typed: Typed,
+    object: &Value,
+    left_out: LeftOut,
+    out: &mut Vec<u8>,
+) -> Result<bool, Unusual> {
     match (typed.atom(object), object) {
         (Atom::Map(fields @ Fields { atomic: false, .. }), Value::Object(object)) if !typed.is_free() => {
-            members(fields, true, object, left_out)
+            out.push(b'{');
+            let any = members(fields, true, object, left_out, out)?;
+            out.push(b'}');
+            Ok(any)
         }
         _ => Err(Unusual),
     }
 }
 
+/// Appends the members of an object, which are sorted by name as those of the record are; false if there are none.
 fn members(
     fields: Fields,
     always: bool,
     object: &Map<String, Value>,
     left_out: LeftOut,
-) -> Result<Map<String, Value>, Unusual> {
-    let mut found = Vec::with_capacity(object.len());
+    out: &mut Vec<u8>,
+) -> Result<bool, Unusual> {
+    let mut any = false;
     for (name, value) in object {
         let tree = left_out.trees.and_then(|set| set.field(name));
         if tree.is_some_and(|node| node.member) {
@@ -58,25 +68,55 @@ fn members(
             trees: tree.map(|node| &node.children).filter(|set| !set.is_empty()),
         };
         let zero = fields.declared(name).filter(|_| always).map_or(Zero::Nothing, zero);
-        let (member, contents) = walk(fields.child(name), zero, value, below)?;
-        let member = member && !path.is_some_and(|node| node.member);
-        if member || !contents.is_empty() {
-            found.push((field_key(name), printed(member, contents)));
+        let begin = out.len();
+        if any {
+            out.push(b',');
+        }
+        write_key("f:", name, out);
+        let stripped = path.is_some_and(|node| node.member);
+        match node(fields.child(name), zero, value, below, stripped, out)? {
+            true => any = true,
+            false => out.truncate(begin),
         }
     }
-    // Sorted already, so that this is no more than filling nodes.
-    Ok(found.into_iter().collect())
+    Ok(any)
 }
 
-/// Whether the path to a value belongs to its creator, and what below it does.
+/// Appends `{…}` with what below a value belongs to its creator, and a dot if the path to it does; false if neither.
+fn node(
+    typed: Typed,
+    zero: Zero,
+    value: &Value,
+    left_out: LeftOut,
+    stripped: bool,
+    out: &mut Vec<u8>,
+) -> Result<bool, Unusual> {
+    const DOT: &[u8] = b"\".\":{},";
+    // The dot comes first, but is only there where something follows.
+    out.push(b'{');
+    let begin = out.len();
+    out.extend_from_slice(DOT);
+    let (member, contents) = walk(typed, zero, value, left_out, out)?;
+    let member = member && !stripped;
+    match (member, contents) {
+        (true, true) => {}
+        (false, true) => drop(out.drain(begin..begin + DOT.len())),
+        (_, false) => out.truncate(begin),
+    }
+    out.push(b'}');
+    Ok(member || contents)
+}
+
+/// Whether the path to a value belongs to its creator, and whether anything below it does, which is appended.
 fn walk(
     typed: Typed,
     zero: Zero,
     value: &Value,
     left_out: LeftOut,
-) -> Result<(bool, Map<String, Value>), Unusual> {
+    out: &mut Vec<u8>,
+) -> Result<(bool, bool), Unusual> {
     if matches!(&zero, Zero::Plain(zero) if zero == value) {
-        return Ok((false, Map::new()));
+        return Ok((false, false));
     }
     let new = matches!(zero, Zero::Nothing);
     if !new && typed.is_free() {
@@ -87,35 +127,55 @@ fn walk(
         | (Atom::Map(Fields { atomic: true, .. }), _) => match zero {
             // An empty value of such a type is compared as a whole.
             Zero::Struct => Err(Unusual),
-            _ => Ok((true, Map::new())),
+            _ => Ok((true, false)),
         },
         (Atom::Map(fields), Value::Object(object)) => {
             let is_struct = matches!(zero, Zero::Struct);
             // An empty object in the place of nothing is a value of its own.
             let member = new || (object.is_empty() && !is_struct);
-            Ok((member, members(fields, is_struct, object, left_out)?))
+            Ok((member, members(fields, is_struct, object, left_out, out)?))
         }
         (Atom::List { item, kind }, Value::Array(items)) => {
-            let mut found = Map::new();
-            for value in items {
-                let element = item.item_key(kind, value).map_err(|_| Unusual)?;
-                let (member, contents) =
-                    walk(item, Zero::Nothing, value, LeftOut { paths: None, trees: None })?;
-                if found.insert(key(&element), printed(member, contents)).is_some() {
-                    return Err(Unusual);
-                }
-            }
-            Ok((new || items.is_empty(), found))
+            elements(item, kind, items, out)?;
+            Ok((new || items.is_empty(), !items.is_empty()))
         }
         _ => Err(Unusual),
     }
 }
 
-fn printed(member: bool, mut contents: Map<String, Value>) -> Value {
-    if member && !contents.is_empty() {
-        contents.insert(".".to_owned(), Value::Object(Map::new()));
+/// Appends the elements of a list, sorted by their keys.
+fn elements(item: Typed, kind: &ListKind, items: &[Value], out: &mut Vec<u8>) -> Result<(), Unusual> {
+    let mut keys = Vec::with_capacity(items.len());
+    for value in items {
+        keys.push((key(&item.item_key(kind, value).map_err(|_| Unusual)?), value));
     }
-    Value::Object(contents)
+    keys.sort_by(|(a, _), (b, _)| a.cmp(b));
+    if keys.windows(2).any(|pair| pair[0].0 == pair[1].0) {
+        return Err(Unusual);
+    }
+    for (at, (key, value)) in keys.into_iter().enumerate() {
+        if at > 0 {
+            out.push(b',');
+        }
+        write_key("", &key, out);
+        node(item, Zero::Nothing, value, LeftOut { paths: None, trees: None }, false, out)?;
+    }
+    Ok(())
+}
+
+/// Appends a member's name and the colon.
+fn write_key(prefix: &str, name: &str, out: &mut Vec<u8>) {
+    let plain = |byte: &u8| *byte >= b' ' && *byte != b'"' && *byte != b'\\';
+    if name.as_bytes().iter().all(plain) {
+        out.push(b'"');
+        out.extend_from_slice(prefix.as_bytes());
+        out.extend_from_slice(name.as_bytes());
+        out.push(b'"');
+    } else {
+        // Writing into a Vec cannot fail.
+        let _ = serde_json::to_writer(&mut *out, &[prefix, name].concat());
+    }
+    out.push(b':');
 }
 
 fn zero(field: &Field) -> Zero {

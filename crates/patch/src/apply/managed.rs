@@ -213,11 +213,6 @@ impl Entry {
         Entry { owner, time, set, raw: None }
     }
 
-    /// With the set in the form it is stored in.
-    pub fn stored(owner: Owner, time: Option<String>, fields: Value) -> Entry {
-        Entry { owner, time, set: Set::default(), raw: Some(fields) }
-    }
-
     /// The set, read if it has not been. What is stored was read before it was stored.
     pub fn open(&mut self) -> &mut Set {
         if let Some(raw) = self.raw.take() {
