@@ -430,8 +430,7 @@ pub fn watch_event(media: Media, kind: &str, object: Value) -> Bytes {
         Media::Json => {
             // By hand, since the type comes first, as it does upstream.
             let mut line = format!("{{\"type\":\"{kind}\",\"object\":").into_bytes();
-            // Writing into memory cannot fail.
-            let _ = serde_json::to_writer(&mut line, &object);
+            schema::json::write(&object, &mut line);
             line.extend_from_slice(b"}\n");
             line.into()
         }

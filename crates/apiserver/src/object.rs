@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
+use schema::json::{self, members};
 use serde_json::{Map, Value};
 use store::Revision;
 
@@ -242,70 +243,6 @@ fn metadata_of(bytes: &[u8]) -> Option<(Span, Span)> {
     Some((span(start, end), labels))
 }
 
-/// Shows each member of the JSON object whose first one begins at `at`: its name in quotes, where it begins,
-/// and where its value is. Answers with the position of the closing brace.
-fn members(bytes: &[u8], at: usize, mut show: impl FnMut(&[u8], usize, Range<usize>)) -> Option<usize> {
-    let mut at = at;
-    loop {
-        let name_end = end_of_string(bytes, at)?;
-        if bytes.get(name_end) != Some(&b':') {
-            return None;
-        }
-        let end = end_of_value(bytes, name_end + 1)?;
-        show(&bytes[at..name_end], at, name_end + 1..end);
-        match bytes.get(end)? {
-            b',' => at = end + 1,
-            b'}' => return Some(end),
-            _ => return None,
-        }
-    }
-}
-
-/// The position after the JSON value without blanks that begins at `at`.
-fn end_of_value(bytes: &[u8], at: usize) -> Option<usize> {
-    let mut depth = 0usize;
-    let mut at = at;
-    loop {
-        match bytes.get(at)? {
-            b'"' => at = end_of_string(bytes, at)?,
-            b'{' | b'[' => {
-                depth += 1;
-                at += 1;
-                continue;
-            }
-            b'}' | b']' => {
-                depth = depth.checked_sub(1)?;
-                at += 1;
-            }
-            b',' | b':' if depth > 0 => {
-                at += 1;
-                continue;
-            }
-            b',' | b':' => return None,
-            // A number, `true`, `false` or `null`.
-            _ => at += bytes[at..].iter().position(|byte| b",}]".contains(byte))?,
-        }
-        if depth == 0 {
-            return Some(at);
-        }
-    }
-}
-
-/// The position after the string that begins at `at`.
-fn end_of_string(bytes: &[u8], at: usize) -> Option<usize> {
-    if bytes.get(at) != Some(&b'"') {
-        return None;
-    }
-    let mut at = at + 1;
-    loop {
-        at += memchr::memchr2(b'"', b'\\', bytes.get(at..)?)?;
-        match bytes[at] {
-            b'"' => return Some(at + 1),
-            _ => at += 2,
-        }
-    }
-}
-
 /// The bytes to store for `value`: kind, apiVersion and metadata first, without resourceVersion.
 pub fn to_stored(value: Value) -> Bytes {
     to_stored_with(value, None)
@@ -323,7 +260,7 @@ pub fn to_stored_with(mut value: Value, mut record: Option<&[u8]>) -> Bytes {
     let mut metadata = fields.remove("metadata").unwrap_or_default();
     for (prefix, value) in [("{\"kind\":", kind), (",\"apiVersion\":", api_version)] {
         out.extend_from_slice(prefix.as_bytes());
-        write_value(&value, &mut out);
+        json::write(&value, &mut out);
     }
     out.extend_from_slice(b",\"metadata\":");
     match &mut metadata {
@@ -334,18 +271,18 @@ pub fn to_stored_with(mut value: Value, mut record: Option<&[u8]>) -> Bytes {
                 if let Some(record) = record.take_if(|_| name.as_str() > MANAGED) {
                     write_member(&mut separator, MANAGED, |out| out.extend_from_slice(record), &mut out);
                 }
-                write_member(&mut separator, name, |out| write_value(value, out), &mut out);
+                write_member(&mut separator, name, |out| json::write(value, out), &mut out);
             }
             if let Some(record) = record {
                 write_member(&mut separator, MANAGED, |out| out.extend_from_slice(record), &mut out);
             }
             out.extend_from_slice(if separator == b'{' { b"{}" } else { b"}" });
         }
-        other => write_value(other, &mut out),
+        other => json::write(other, &mut out),
     }
     let mut separator = b',';
     for (name, value) in &fields {
-        write_member(&mut separator, name, |out| write_value(value, out), &mut out);
+        write_member(&mut separator, name, |out| json::write(value, out), &mut out);
     }
     out.push(b'}');
     // Cut to size: there are many of these and they live long.
@@ -354,13 +291,9 @@ pub fn to_stored_with(mut value: Value, mut record: Option<&[u8]>) -> Bytes {
 
 fn write_member(separator: &mut u8, name: &str, value: impl FnOnce(&mut Vec<u8>), out: &mut Vec<u8>) {
     out.push(std::mem::replace(separator, b','));
-    serde_json::to_writer(&mut *out, name).expect("a string always serialises to memory");
+    json::write_text(name, out);
     out.push(b':');
     value(out);
-}
-
-fn write_value(value: &Value, out: &mut Vec<u8>) {
-    serde_json::to_writer(out, value).expect("a JSON value with string keys always serialises to memory");
 }
 
 #[cfg(test)]

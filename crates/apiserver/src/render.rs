@@ -230,6 +230,12 @@ fn list_meta(meta: &ListMeta) -> Value {
 /// A value that is no stored object (reviews, scales, discovery) in the media type asked for.
 pub fn encoded(code: StatusCode, format: &Format, value: Value) -> Response<Body> {
     let bytes = match format.media {
+        Media::Json if !format.pretty => {
+            let mut bytes = Vec::with_capacity(1024);
+            schema::json::write(&value, &mut bytes);
+            bytes.push(b'\n');
+            bytes
+        }
         Media::Json => json(format, &value),
         Media::Yaml => crate::codec::to_yaml(&value).into_bytes(),
         Media::Protobuf => crate::codec::to_protobuf(&value),

@@ -181,8 +181,7 @@ pub fn track_new(table: &Table, ty: TypeId, new: &Value, writer: &Writer) -> Opt
     let mut out = Vec::with_capacity(1024);
     let text = |out: &mut Vec<u8>, name: &str, value: &str| {
         out.extend_from_slice(name.as_bytes());
-        // Writing into a Vec cannot fail.
-        let _ = serde_json::to_writer(out, value);
+        schema::json::write_text(value, out);
     };
     let owner = owner(writer, writer.manager, Operation::Update);
     text(&mut out, "[{\"apiVersion\":", &owner.api_version);

@@ -7,6 +7,7 @@
 
 pub mod custom;
 pub mod decode;
+pub mod json;
 pub mod openapi;
 pub mod protobuf;
 pub mod quantity;

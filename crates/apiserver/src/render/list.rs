@@ -132,8 +132,7 @@ impl Renderer {
                 self.write_row(object, out)
             }
             _ => {
-                // Writing into a Vec cannot fail.
-                let _ = serde_json::to_writer(out, &self.item_value(object));
+                schema::json::write(&self.item_value(object), out);
             }
         }
     }

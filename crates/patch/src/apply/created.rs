@@ -67,14 +67,15 @@ fn members(
             paths: path.map(|node| &node.children).filter(|set| !set.is_empty()),
             trees: tree.map(|node| &node.children).filter(|set| !set.is_empty()),
         };
-        let zero = fields.declared(name).filter(|_| always).map_or(Zero::Nothing, zero);
+        let declared = fields.declared(name);
+        let zero = declared.filter(|_| always).map_or(Zero::Nothing, zero);
         let begin = out.len();
         if any {
             out.push(b',');
         }
         write_key("f:", name, out);
         let stripped = path.is_some_and(|node| node.member);
-        match node(fields.child(name), zero, value, below, stripped, out)? {
+        match node(fields.described(declared), zero, value, below, stripped, out)? {
             true => any = true,
             false => out.truncate(begin),
         }
@@ -165,17 +166,10 @@ fn elements(item: Typed, kind: &ListKind, items: &[Value], out: &mut Vec<u8>) ->
 
 /// Appends a member's name and the colon.
 fn write_key(prefix: &str, name: &str, out: &mut Vec<u8>) {
-    let plain = |byte: &u8| *byte >= b' ' && *byte != b'"' && *byte != b'\\';
-    if name.as_bytes().iter().all(plain) {
-        out.push(b'"');
-        out.extend_from_slice(prefix.as_bytes());
-        out.extend_from_slice(name.as_bytes());
-        out.push(b'"');
-    } else {
-        // Writing into a Vec cannot fail.
-        let _ = serde_json::to_writer(&mut *out, &[prefix, name].concat());
-    }
-    out.push(b':');
+    out.push(b'"');
+    out.extend_from_slice(prefix.as_bytes());
+    schema::json::write_inside(name, out);
+    out.extend_from_slice(b"\":");
 }
 
 fn zero(field: &Field) -> Zero {

@@ -164,7 +164,12 @@ impl<'t> Typed<'t> {
 impl<'t> Fields<'t> {
     /// The schema of one field. What no schema names is tracked as it comes; `validate` refuses it before.
     pub fn child(&self, name: &str) -> Typed<'t> {
-        let what = self.declared(name).map(|field| What::Shape(&field.shape)).or(self.rest);
+        self.described(self.declared(name))
+    }
+
+    /// What a member is that is declared like this, or not at all.
+    pub fn described(&self, declared: Option<&'t Field>) -> Typed<'t> {
+        let what = declared.map(|field| What::Shape(&field.shape)).or(self.rest);
         Typed { table: self.table, what: what.unwrap_or(What::Free) }
     }
 
