@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use api::json::Json as _;
 use api::{Resource, Status};
 use bytes::Bytes;
 use http::{HeaderMap, header};
@@ -158,9 +159,14 @@ pub fn decode(
     };
     let decoded = match media {
         Media::Json => {
-            let said = type_meta(body).map_err(|error| unrecognized(kind, &error, body))?;
-            check_type_meta(&said, group, version, kind)?;
-            schema::from_json(table, ty, body).map_err(|error| cannot(error.to_string()))?
+            let decoded = schema::from_json(table, ty, body);
+            // What is not of the kind it should be is refused for that first. Hardly anything is, so that it is not
+            // worth reading everything twice.
+            if !decoded.as_ref().is_ok_and(|decoded| is_said_to_be(&decoded.value, group, version, kind)) {
+                let said = type_meta(body).map_err(|error| unrecognized(kind, &error, body))?;
+                check_type_meta(&said, group, version, kind)?;
+            }
+            decoded.map_err(|error| cannot(error.to_string()))?
         }
         Media::Yaml => {
             let yaml = read_yaml(body).map_err(|why| unrecognized(kind, &why, body))?;
@@ -189,6 +195,15 @@ pub fn decode(
 
 pub fn api_version(group: &str, version: &str) -> String {
     if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") }
+}
+
+fn is_said_to_be(value: &Value, group: &str, version: &str, kind: &str) -> bool {
+    let said = value.text("apiVersion");
+    value.text("kind") == kind
+        && match group {
+            "" => said == version,
+            _ => said.split_once('/') == Some((group, version)),
+        }
 }
 
 pub fn set_type_meta(value: &mut Value, group: &str, version: &str, kind: &str) {

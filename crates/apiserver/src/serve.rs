@@ -12,7 +12,7 @@ use std::time::Duration;
 use http::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use jiff::Timestamp;
@@ -24,7 +24,7 @@ use crate::audit::Remote;
 use crate::authentication::Peer;
 use crate::cache::stopped;
 use crate::server::Server;
-use lane::{Beside, InLane, Lane, Sending};
+use lane::{InLane, Lane, Sending};
 use turns::Turns;
 
 /// How long clients may take: one that dawdles must not keep a connection from others.
@@ -130,17 +130,17 @@ async fn connection(
     let peer = Peer::of(&server.authenticators, shown, Timestamp::now());
     let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     let heard = Arc::new(AtomicBool::new(false));
-    let (hears, noted) = (heard.clone(), sending.clone());
+    let hears = heard.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
         hears.store(true, Ordering::Relaxed);
         if server.audit.is_some() {
             request.extensions_mut().insert(Remote(remote));
         }
-        let (server, peer, sending) = (server.clone(), peer.clone(), noted.clone());
+        let (server, peer, sending) = (server.clone(), peer.clone(), sending.clone());
         async move { Ok::<_, Infallible>(sending.note(server.answer(request, peer).await)) }
     });
     // What was agreed on in the handshake is not guessed from the first bytes, which may never come.
-    let builder = auto::Builder::new(Beside(sending.clone()));
+    let builder = auto::Builder::new(TokioExecutor::new());
     let mut builder = if http2 { builder.http2_only() } else { builder.http1_only() };
     builder.http1().timer(TokioTimer::new()).header_read_timeout(patience.next).max_buf_size(BUFFER);
     builder

@@ -11,7 +11,6 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use http::Response;
-use hyper::rt::Executor;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 
 use crate::body::Body;
@@ -82,7 +81,7 @@ impl Drop for End {
     }
 }
 
-/// Work of one connection, which is only gone on with when there is room in the lane.
+/// A connection, which is only gone on with when there is room in the lane.
 pub struct InLane<F> {
     work: Pin<Box<F>>,
     sending: Sending,
@@ -110,16 +109,6 @@ impl<F: Future> Future for InLane<F> {
         }
         *waiting = None;
         work.as_mut().poll(cx)
-    }
-}
-
-/// What a connection does beside itself, which is each request over HTTP/2.
-#[derive(Clone)]
-pub struct Beside(pub Sending);
-
-impl<F: Future<Output: Send> + Send + 'static> Executor<F> for Beside {
-    fn execute(&self, work: F) {
-        tokio::spawn(InLane::new(work, self.0.clone()));
     }
 }
 

@@ -156,18 +156,18 @@ pub(super) fn pod_claims(e: &mut Errors, spec: &Value, meta: Option<&Value>, pat
             name if !seen.insert(name) => e.duplicate(&at.at("name"), name),
             name => label(e, &at.at("name"), name),
         }
-        let shown = super::internal::compact("PodResourceClaim", claim);
+        let shown = || super::internal::compact("PodResourceClaim", claim);
         match (claim.has("resourceClaimName"), claim.has("resourceClaimTemplateName")) {
             (true, true) => super::rules::invalid_as(
                 e,
                 &at,
-                &shown,
+                &shown(),
                 "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified",
             ),
             (false, false) => super::rules::invalid_as(
                 e,
                 &at,
-                &shown,
+                &shown(),
                 "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`",
             ),
             _ => {}

@@ -52,15 +52,15 @@ pub(super) fn container(e: &mut Errors, context: &Value, path: &Path, host_users
     }
     seccomp(e, context.at("seccompProfile"), &path.at("seccompProfile"));
     if context.at("allowPrivilegeEscalation").as_bool() == Some(false) {
-        let shown = compact("SecurityContext", context);
+        let shown = || compact("SecurityContext", context);
         if context.flag("privileged") {
             let words = "cannot set `allowPrivilegeEscalation` to false and `privileged` to true";
-            invalid_as(e, path, &shown, words);
+            invalid_as(e, path, &shown(), words);
         }
         let added = context.at("capabilities").items("add").iter();
         for _ in added.filter(|capability| capability.as_str() == Some("CAP_SYS_ADMIN")) {
             let words = "cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN";
-            invalid_as(e, path, &shown, words);
+            invalid_as(e, path, &shown(), words);
         }
     }
     windows::options(e, context.at("windowsOptions"), &path.at("windowsOptions"));
