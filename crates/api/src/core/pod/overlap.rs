@@ -14,28 +14,28 @@ struct File {
 
 pub(super) fn warnings(found: &mut Vec<String>, volumes: &[Value]) {
     for volume in volumes {
-        let name = quoted(volume.text("name"));
-        let single = [
-            ("configMap", format!("ConfigMap {}", quoted(volume.at("configMap").text("name")))),
-            ("secret", format!("Secret {}", quoted(volume.at("secret").text("secretName")))),
-            ("downwardAPI", "DownwardAPI".to_owned()),
-        ];
-        for (field, shown) in single {
-            let clashes = clashes(files(volume.at(field), ""));
-            found.extend(
-                clashes.iter().map(|one| format!("volume {name} ({shown}): overlapping paths: {one}")),
-            );
+        let name = || quoted(volume.text("name"));
+        for (field, shown, named) in [
+            ("configMap", "ConfigMap ", "name"),
+            ("secret", "Secret ", "secretName"),
+            ("downwardAPI", "DownwardAPI", ""),
+        ] {
+            let source = volume.at(field);
+            for one in clashes(files(source, "")) {
+                let of = if named.is_empty() { String::new() } else { quoted(source.text(named)) };
+                found.push(format!("volume {} ({shown}{of}): overlapping paths: {one}", name()));
+            }
         }
         let mut all = Vec::new();
         for source in volume.at("projected").items("sources") {
             if source.as_object().is_some_and(serde_json::Map::is_empty) {
-                found.push(format!("volume {name} (Projected) has no sources provided"));
+                found.push(format!("volume {} (Projected) has no sources provided", name()));
             }
             all.extend(projected(source));
         }
-        let clashes = clashes(all);
-        found
-            .extend(clashes.iter().map(|one| format!("volume {name} (Projected): overlapping paths: {one}")));
+        for one in clashes(all) {
+            found.push(format!("volume {} (Projected): overlapping paths: {one}", name()));
+        }
     }
 }
 
