@@ -304,7 +304,7 @@ async fn forget(cache: Weak<Cache>, mut revision: watch::Receiver<Revision>) {
             tokio::time::sleep(FORGET).await;
             let Some(cache) = cache.upgrade() else { return };
             let shards: Vec<_> = cache.shards.read().by_prefix.values().cloned().collect();
-            left = shards.iter().fold(false, |left, shard| shard.forget(RING_AGE) || left);
+            left = shards.iter().filter(|shard| shard.forget(RING_AGE)).count() > 0;
         }
     }
 }
