@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Pod, Probe};
-use k8s_openapi::api::node::v1::RuntimeClass;
 use reconcile::{Delete, Error, Key, Next, Object as _, Severity};
 use runtime::Runtime;
 
@@ -559,52 +558,6 @@ impl Node {
 
     pub fn forget(&self, uid: &str) {
         self.memories.lock().remove(uid);
-    }
-
-    /// What the runtime calls the class the pod wants to be run by.
-    async fn runtime_handler(&self, pod: &Pod) -> Result<String, String> {
-        let class = pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref()).unwrap_or_default();
-        if class.is_empty() {
-            return Ok(String::new());
-        }
-        match self.ctx.client.get::<RuntimeClass>(&Key::new("", class)).await {
-            Ok(class) => Ok(class.handler),
-            Err(error) if error.is_not_found() => Err(error.to_string()),
-            Err(error) => Err(format!("failed to lookup RuntimeClass {class}: {error}")),
-        }
-    }
-
-    /// Whether what is mounted below read-only mounts of the pod can be read-only as well.
-    pub async fn is_recursive(&self, pod: &Pod) -> bool {
-        let mounts = volumes::all_mounts(pod);
-        // Nearly nobody asks for it.
-        if mounts.filter_map(|mount| mount.recursive_read_only.as_deref()).all(|mode| mode == "Disabled") {
-            return false;
-        }
-        match self.runtime_handler(pod).await {
-            Ok(handler) => self.abilities.lock().is_recursive(&handler),
-            Err(error) => {
-                tracing::warn!(error, pod = %pod.key(), "no runtime handler");
-                false
-            }
-        }
-    }
-
-    /// Whether the runtime has users of pods' own, in upstream's words where not.
-    async fn may_have_users(&self, handler: &str) -> Result<(), String> {
-        let not = match handler {
-            "" => "can't set `spec.hostUsers: false`, runtime does not support user namespaces".to_owned(),
-            name => format!(
-                "can't set `spec.hostUsers: false`, RuntimeClass handler {name:?} does not support user namespaces"
-            ),
-        };
-        let status = self.runtime.status().await.map_err(|error| format!("{not}: {}", error.message()))?;
-        let found = status.runtime_handlers.iter().find(|known| known.name == handler);
-        if found.is_none() && !status.runtime_handlers.is_empty() {
-            return Err(format!("{not}: the handler {handler:?} is not known"));
-        }
-        let has = found.and_then(|known| known.features.as_ref()).is_some_and(|has| has.user_namespaces);
-        if has { Ok(()) } else { Err(not) }
     }
 
     pub fn sources(&self) -> Cluster<'_> {
