@@ -2,12 +2,15 @@
 //!
 //! The files are in a directory of their own, `..data` points to it, and what people see are links through
 //! `..data`. A change makes a new directory and turns the one link, so nobody ever sees half of it.
+//!
+//! Containers see a volume read-only, but those that began under an older skiff may write to it. So a directory is made
+//! beside the volume and moved into it when it is whole, and nothing in the volume is trusted to lead where it should.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 /// Files by their paths below the volume.
 pub type Payload = BTreeMap<String, File>;
@@ -22,18 +25,32 @@ pub struct File {
 
 const DATA: &str = "..data";
 
-/// Makes the volume at `dir` show `payload`. Does nothing where it does already.
-pub fn write(dir: &Path, payload: &Payload) -> io::Result<()> {
-    fs::create_dir_all(dir)?;
+/// Makes the volume at `dir` show `payload`; `finish` has a look at the files before anybody else. Does nothing where it
+/// does already.
+pub fn write(
+    dir: &Path,
+    payload: &Payload,
+    finish: impl FnOnce(&Path) -> Result<(), String>,
+) -> Result<(), String> {
     if let Some(path) = payload.keys().find(|path| !is_inside(path)) {
-        return Err(io::Error::other(format!("{path:?} leads out of the volume")));
+        return Err(format!("{path:?} leads out of the volume"));
     }
+    let failed = |error: io::Error| error.to_string();
+    fs::create_dir_all(dir).map_err(failed)?;
     if shows(dir, payload) {
         return Ok(());
     }
-    let old = fs::read_link(dir.join(DATA)).ok();
-    let name = fresh_name(dir);
-    let fresh = dir.join(&name);
+    let fresh = make(dir, payload).map_err(failed)?;
+    finish(&fresh)?;
+    show(dir, &fresh, payload).map_err(failed)
+}
+
+/// The files in a directory beside the volume.
+fn make(dir: &Path, payload: &Payload) -> io::Result<PathBuf> {
+    let volume = dir.file_name().unwrap_or_default().to_string_lossy();
+    let fresh = dir.with_file_name(format!("..{volume}"));
+    // What a killed skiff has left.
+    let _ = fs::remove_dir_all(&fresh);
     fs::create_dir(&fresh)?;
     for (path, file) in payload {
         let target = fresh.join(path);
@@ -45,6 +62,13 @@ pub fn write(dir: &Path, payload: &Payload) -> io::Result<()> {
         }
     }
     fs::set_permissions(&fresh, fs::Permissions::from_mode(0o755))?;
+    Ok(fresh)
+}
+
+fn show(dir: &Path, fresh: &Path, payload: &Payload) -> io::Result<()> {
+    let old = fs::read_link(dir.join(DATA)).ok();
+    let name = fresh_name(dir);
+    fs::rename(fresh, dir.join(&name))?;
     let turning = dir.join("..data_tmp");
     let _ = fs::remove_file(&turning);
     symlink(&name, &turning)?;
@@ -62,10 +86,15 @@ pub fn write(dir: &Path, payload: &Payload) -> io::Result<()> {
             fs::remove_file(entry.path())?;
         }
     }
-    match old {
+    match old.as_deref().and_then(Path::to_str).filter(|old| is_ours(old)) {
         Some(old) => fs::remove_dir_all(dir.join(old)),
         None => Ok(()),
     }
+}
+
+/// Whether this is the name of a directory as we make them, and no way to anywhere else.
+fn is_ours(name: &str) -> bool {
+    name.strip_prefix("..").is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
 fn is_inside(path: &str) -> bool {
@@ -73,7 +102,10 @@ fn is_inside(path: &str) -> bool {
 }
 
 fn fresh_name(dir: &Path) -> String {
-    (0u32..).map(|number| format!("..{number}")).find(|name| !dir.join(name).exists()).expect("numbers go on")
+    (0u32..)
+        .map(|number| format!("..{number}"))
+        .find(|name| fs::symlink_metadata(dir.join(name)).is_err())
+        .expect("numbers go on")
 }
 
 fn shows(dir: &Path, payload: &Payload) -> bool {
@@ -81,7 +113,10 @@ fn shows(dir: &Path, payload: &Payload) -> bool {
     let same = |path: &String, file: &File| {
         let target = data.join(path);
         let is_such = |known: fs::Metadata| {
-            known.mode() & 0o7777 == file.mode && file.owner.is_none_or(|owner| known.uid() == owner)
+            known.is_file()
+                && known.len() == file.bytes.len() as u64
+                && known.mode() & 0o7777 == file.mode
+                && file.owner.is_none_or(|owner| known.uid() == owner)
         };
         fs::metadata(&target).is_ok_and(is_such) && fs::read(&target).is_ok_and(|bytes| bytes == file.bytes)
     };
@@ -104,6 +139,10 @@ mod tests {
         files.iter().map(|(path, text)| ((*path).to_owned(), file(text))).collect()
     }
 
+    fn write(dir: &Path, payload: &Payload) -> Result<(), String> {
+        super::write(dir, payload, |_| Ok(()))
+    }
+
     fn shown(dir: &Path) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(dir)
             .unwrap()
@@ -121,7 +160,7 @@ mod tests {
     #[test]
     fn a_volume_changes_all_at_once_and_leaves_nothing_behind() {
         let dir = tempfile::tempdir().unwrap();
-        let dir = dir.path();
+        let dir = &dir.path().join("volume");
         write(dir, &payload(&[("a", "1"), ("b", "2")])).unwrap();
         assert_eq!(shown(dir), ["a=1", "b=2"]);
         let before = fs::read_link(dir.join(DATA)).unwrap();
@@ -140,7 +179,43 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for path in ["../x", "/etc/x", "a/../../x", ""] {
             let error = write(&dir.path().join("volume"), &payload(&[(path, "1")])).unwrap_err();
-            assert!(error.to_string().ends_with("leads out of the volume"), "{error}");
+            assert!(error.ends_with("leads out of the volume"), "{error}");
         }
+    }
+
+    /// Containers may have turned the link while they could.
+    #[test]
+    fn nothing_is_removed_outside() {
+        let around = tempfile::tempdir().unwrap();
+        let dir = &around.path().join("volume");
+        let victim = around.path().join("victim");
+        fs::create_dir_all(victim.join("deep")).unwrap();
+        for (at, led) in
+            [victim.clone(), "../victim".into(), "..".into(), "..7/../../victim".into()].iter().enumerate()
+        {
+            write(dir, &payload(&[("a", "1")])).unwrap();
+            fs::remove_file(dir.join(DATA)).unwrap();
+            symlink(led, dir.join(DATA)).unwrap();
+            symlink(&victim, dir.join("..9")).unwrap();
+            write(dir, &payload(&[("a", &format!("changed {at}"))])).unwrap();
+            assert_eq!(shown(dir), [format!("a=changed {at}")]);
+            assert!(victim.join("deep").is_dir(), "{}", led.display());
+            fs::remove_file(dir.join("..9")).unwrap();
+        }
+    }
+
+    #[test]
+    fn files_are_finished_before_they_are_seen() {
+        let around = tempfile::tempdir().unwrap();
+        let dir = &around.path().join("volume");
+        let finish = |fresh: &Path| {
+            assert!(fresh.join("a").is_file() && !fresh.starts_with(dir));
+            Err("no".to_owned())
+        };
+        assert_eq!(super::write(dir, &payload(&[("a", "1")]), finish), Err("no".to_owned()));
+        assert!(shown(dir).is_empty());
+        write(dir, &payload(&[("a", "1")])).unwrap();
+        assert_eq!(shown(dir), ["a=1"]);
+        assert_eq!(fs::read_dir(around.path()).unwrap().count(), 1);
     }
 }

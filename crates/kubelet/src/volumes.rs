@@ -110,7 +110,7 @@ pub async fn set_up(pod: &Pod, materials: &Materials<'_>) -> Result<Places, Volu
             Place { path: found.place, read_only: found.read_only, is_block: false }
         } else {
             let path = one(pod, volume, materials).await.map_err(failed)?;
-            Place { path, read_only: false, is_block: false }
+            Place { path, read_only: content::is_in(volume), is_block: false }
         };
         places.insert(volume.name.clone(), place);
     }
@@ -186,8 +186,12 @@ async fn one(pod: &Pod, volume: &Volume, materials: &Materials<'_>) -> Result<Pa
         // Right from the start, or it would never be as it should.
         payload.values_mut().for_each(|file| file.mode |= READABLE);
     }
-    payload::write(&dir, &payload).map_err(|error| error.to_string())?;
-    own(&dir, pod, READABLE)?;
+    payload::write(&dir, &payload, |fresh| own(fresh, pod, READABLE))?;
+    if let Some(group) = group_of(pod) {
+        let more = fs::Permissions::from_mode(0o755 | READABLE | ENTERABLE);
+        let given = lchown(&dir, None, Some(group)).and_then(|()| fs::set_permissions(&dir, more));
+        given.map_err(|error| error.to_string())?;
+    }
     Ok(dir)
 }
 

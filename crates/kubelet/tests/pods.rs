@@ -223,6 +223,15 @@ async fn pods_run_and_go_and_leave_nothing() {
         "ca.crt\nnamespace\ntoken"
     );
     assert_eq!(cluster.exec(&web, "main", "grep -c web /etc/hosts; touch /room/x && ls /room").await, "1\nx");
+    // Where a pod could turn the link, the node would follow it to whatever it has there.
+    for change in [
+        "touch /settings/x",
+        "ln -sfn /etc /settings/..data",
+        "touch /var/run/secrets/kubernetes.io/serviceaccount/x",
+    ] {
+        let tried = format!("{change} 2>/dev/null || echo refused");
+        assert_eq!(cluster.exec(&web, "main", &tried).await, "refused", "{change}");
+    }
     let change = Patch::Merge(json!({"data": {"color": "red"}}));
     cluster.client.patch::<ConfigMap>(&Key::new("default", "settings"), &change).await.expect("changed");
     cluster

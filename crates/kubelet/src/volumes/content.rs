@@ -1,7 +1,7 @@
 //! What volumes of configuration hold: parts of ConfigMaps, Secrets, the pod itself, and tokens.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::io::Read as _;
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::{
@@ -13,6 +13,17 @@ use serde_json::json;
 use super::Materials;
 use crate::env::{field_value, resource_value};
 use crate::payload::{File, Payload};
+
+/// Far more than a token needs.
+const LONGEST_TOKEN: u64 = 64 << 10;
+
+/// Whether a volume is of one of these kinds, which nobody but the node may change.
+pub fn is_in(volume: &Volume) -> bool {
+    volume.config_map.is_some()
+        || volume.secret.is_some()
+        || volume.downward_api.is_some()
+        || volume.projected.is_some()
+}
 
 /// What a volume of one of these kinds holds, and the name of its kind; `None` for others.
 pub async fn of(
@@ -146,7 +157,7 @@ async fn projected(
         }
         if let Some(wanted) = &source.service_account_token {
             let seconds = wanted.expiration_seconds.unwrap_or(3607);
-            let token = match young(&dir.join(&wanted.path), seconds) {
+            let token = match young(dir, &wanted.path, seconds) {
                 Some(known) => known,
                 None => token(pod, wanted.audience.as_deref(), seconds, materials).await?,
             };
@@ -172,10 +183,11 @@ fn only_user(pod: &Pod) -> Option<u32> {
 }
 
 /// The token that is there, while most of its time is still to come.
-fn young(path: &Path, seconds: i64) -> Option<String> {
-    let age = fs::metadata(path).ok()?.modified().ok()?.elapsed().ok()?;
+fn young(dir: &Path, path: &str, seconds: i64) -> Option<String> {
+    let file = super::sub_path::file(dir, path).ok()?;
+    let age = file.metadata().ok()?.modified().ok()?.elapsed().ok()?;
     let fresh = age.as_secs() < u64::try_from(seconds).ok()? * 8 / 10;
-    fresh.then(|| fs::read_to_string(path).ok()).flatten()
+    fresh.then(|| std::io::read_to_string(file.take(LONGEST_TOKEN)).ok()).flatten()
 }
 
 /// A token for the pod's service account that is good for this pod alone.
