@@ -29,6 +29,8 @@ const RING_EVENTS: usize = 50_000;
 const RING_BYTES: usize = 16 << 20;
 /// And for no longer than the store keeps its history: a cluster at rest gives back what a busy hour took.
 const RING_AGE: Duration = Duration::from_secs(300);
+/// But for the newest, as upstream does: whoever resumes where a quiet kind was long ago misses nothing.
+const RING_KEPT: usize = 100;
 /// How often that is looked after, while there is something to forget.
 const FORGET: Duration = Duration::from_secs(60);
 /// How much of the newest events is kept as built lines too: enough for watchers that keep up.
@@ -304,7 +306,7 @@ async fn forget(cache: Weak<Cache>, mut revision: watch::Receiver<Revision>) {
             tokio::time::sleep(FORGET).await;
             let Some(cache) = cache.upgrade() else { return };
             let shards: Vec<_> = cache.shards.read().by_prefix.values().cloned().collect();
-            left = shards.iter().filter(|shard| shard.forget(RING_AGE)).count() > 0;
+            left = shards.iter().filter(|shard| shard.forget(RING_AGE, RING_KEPT)).count() > 0;
         }
     }
 }
@@ -468,17 +470,26 @@ impl Shard {
         self.announce();
     }
 
-    /// Lets go of the events that are older; whether there are others.
-    pub fn forget(&self, age: Duration) -> bool {
+    /// Lets go of events that are older, but for the newest `keep`; whether there are more than these.
+    pub fn forget(&self, age: Duration, keep: usize) -> bool {
+        let now = Instant::now();
         let mut state = self.state.write();
-        while state.ring.front().is_some_and(|oldest| oldest.seen.elapsed() >= age) {
-            state.pop();
+        let mut old = Vec::new();
+        while state.ring.len() > keep
+            && let Some(oldest) = state.ring.front()
+            && now.saturating_duration_since(oldest.seen) >= age
+        {
+            old.extend(state.pop());
         }
         // What many events took is not kept for the few of a quiet time.
         if state.ring.capacity() / 4 > state.ring.len() {
             state.ring.shrink_to_fit();
         }
-        !state.ring.is_empty()
+        let more = state.ring.len() > keep;
+        // Nobody should wait while they are taken apart.
+        drop(state);
+        drop(old);
+        more
     }
 
     /// Wakes whoever waits for events.
@@ -510,17 +521,17 @@ impl State {
         }
     }
 
-    /// Lets go of the oldest event.
-    fn pop(&mut self) {
-        if let Some(old) = self.ring.pop_front() {
-            self.ring_bytes -= old.weight();
-            self.first += 1;
-            self.floor = old.revision;
-            if self.lined > self.ring.len() {
-                self.lined -= 1;
-                self.lined_bytes -= old.object.size();
-            }
+    /// Takes out the oldest event.
+    fn pop(&mut self) -> Option<Arc<Event>> {
+        let old = self.ring.pop_front()?;
+        self.ring_bytes -= old.weight();
+        self.first += 1;
+        self.floor = old.revision;
+        if self.lined > self.ring.len() {
+            self.lined -= 1;
+            self.lined_bytes -= old.object.size();
         }
+        Some(old)
     }
 }
 

@@ -266,6 +266,8 @@ pub fn to_stored_with(mut value: Value, mut record: Option<&[u8]>) -> Bytes {
     match &mut metadata {
         Value::Object(metadata) => {
             metadata.remove("resourceVersion");
+            // Somebody may have looked at it after all, and put in what was missing.
+            record = record.filter(|_| !metadata.contains_key(MANAGED));
             let mut separator = b'{';
             for (name, value) in &*metadata {
                 if let Some(record) = record.take_if(|_| name.as_str() > MANAGED) {

@@ -56,7 +56,7 @@ impl WriteOptions {
     /// The same with complaints the caller already has.
     pub fn parse_with(call: &Call, kind: &str, mut errors: Errors) -> Result<WriteOptions, Status> {
         let given = call.query.get("fieldManager");
-        check_manager(given, &mut errors);
+        api::meta::field_manager(given, &Path::new("fieldManager"), &mut errors);
         let dry_run: Vec<&str> = call.query.all("dryRun").collect();
         check_dry_run(&dry_run, &mut errors);
         let word = call.query.get("fieldValidation");
@@ -105,16 +105,6 @@ impl WriteOptions {
 pub fn check_dry_run(values: &[&str], errors: &mut Errors) {
     if values.iter().any(|value| *value != "All") {
         errors.not_supported(&Path::new("dryRun"), values, &["All"]);
-    }
-}
-
-fn check_manager(manager: &str, errors: &mut Errors) {
-    let path = Path::new("fieldManager");
-    if manager.len() > 128 {
-        errors.too_long(&path, 128);
-    }
-    for (i, c) in manager.char_indices().filter(|(_, c)| c.is_control()).take(128) {
-        errors.invalid(&path, manager, &format!("invalid character U+{:04X} (at position {i})", c as u32));
     }
 }
 

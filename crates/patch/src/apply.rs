@@ -135,9 +135,10 @@ pub fn track(table: &Table, ty: TypeId, live: Option<&Value>, new: &mut Value, w
     if live.is_none()
         && sent.is_none()
         && let Some(record) = track_new(table, ty, new, writer)
+        // It is deeper than the object, which may be as deep as can be read.
+        && let Ok(record) = serde_json::from_slice(&record)
     {
-        let record = serde_json::from_slice(&record);
-        return put_entries(new, record.expect("a record is JSON"));
+        return put_entries(new, record);
     }
     let typed = Typed::root(table, ty);
     let ignored = Set::of(writer.ignore);

@@ -239,9 +239,11 @@ fn old_events_are_let_go_of_and_what_they_say_is_asked_for_anew() {
         shard.put(object("/registry/configmaps/ns/a", revision, 10));
     }
     let position = shard.position_after(1).unwrap();
-    assert!(shard.forget(Duration::from_secs(3600)), "they are young");
+    assert!(shard.forget(Duration::from_secs(3600), 0), "they are young");
     assert_eq!(revisions(shard.events_from(position, 9)), Some(vec![2, 3]));
-    assert!(!shard.forget(Duration::ZERO));
+    assert!(!shard.forget(Duration::ZERO, 2), "the newest are kept");
+    assert_eq!(revisions(shard.events_from(position, 9)), Some(vec![2, 3]));
+    assert!(!shard.forget(Duration::ZERO, 0));
     assert_eq!(revisions(shard.events_from(position, 9)), None);
     assert_eq!(shard.position_after(2), Err(CacheError::TooOld { asked: 2, oldest: 3 }));
     let position = shard.position_after(3).unwrap();

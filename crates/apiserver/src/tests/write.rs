@@ -186,6 +186,12 @@ async fn patches_that_fail() {
         ),
         (
             MERGE,
+            "?fieldManager=a%E2%80%8Bb",
+            "{}",
+            "422 PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Invalid value: \"a\\u200bb\": invalid character U+200B (at position 1)",
+        ),
+        (
+            MERGE,
             "",
             r#"{"metadata":{"resourceVersion":"1"}}"#,
             "409 Operation cannot be fulfilled on configmaps \"a\": the object has been modified; please apply your changes to the latest version and try again",

@@ -108,11 +108,10 @@ impl Desk {
     /// write is given back, for the thread.
     pub fn at_once(&self, write: Write) -> Result<Result<Revision, Error>, Write> {
         // What is lazy or expires is looked after by the thread.
-        if write.lazy || write.ttl.is_some() {
+        if write.lazy || write.ttl.is_some() || self.awake.load(Ordering::Acquire) {
             return Err(write);
         }
-        let free = if self.awake.load(Ordering::Acquire) { None } else { self.committer.try_lock().ok() };
-        let Some(mut committer) = free else {
+        let Ok(mut committer) = self.committer.try_lock() else {
             self.alone.store(0, Ordering::Relaxed);
             return Err(write);
         };
