@@ -16,7 +16,9 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use parking_lot::Mutex;
-use reconcile::{Caches, Changed, Controller, Ctx, Error, Key, Next, Object, Patch, claims_of, keys};
+use reconcile::{
+    Caches, Changed, Controller, Ctx, Enqueue, Error, Key, Next, Object, Patch, claims_of, keys,
+};
 use serde_json::json;
 
 use crate::pod;
@@ -82,7 +84,13 @@ pub async fn run(ctx: Ctx) {
     controller.on(ctx.caches.csi_drivers(), move |_: &Changed<'_, CSIDriver>, enqueue| {
         nodes.all().iter().for_each(|node| enqueue(node.key()));
     });
-    let desk = Arc::new(Desk { ctx: ctx.clone(), unwanted: Mutex::default(), given: Mutex::default() });
+    let desk = Desk {
+        ctx: ctx.clone(),
+        enqueue: controller.enqueue(),
+        unwanted: Mutex::default(),
+        given: Mutex::default(),
+    };
+    let desk = Arc::new(desk);
     let reconcile = move |key: Key| {
         let desk = desk.clone();
         async move { desk.reconcile(&key).await }
@@ -101,6 +109,7 @@ fn nodes_of_claim(caches: &Caches, claim: &Key, enqueue: &mut dyn FnMut(Key)) {
 
 struct Desk {
     ctx: Ctx,
+    enqueue: Enqueue,
     /// Since when nobody wants what is attached, by the names of attachments.
     unwanted: Mutex<HashMap<String, Timestamp>>,
     /// The nodes that were given disks, which not everybody has seen yet.
@@ -140,11 +149,9 @@ impl Desk {
             let state =
                 plan::NodeState { name: &key.name, node: node.as_deref(), disks: &disks, taken: &taken };
             let actions = plan::plan(&state, &wanted, &attachments, &elsewhere, &since, now);
-            for report in actions.iter().filter_map(Action::report) {
-                // What it gives back stands in its status until that is written.
-                given.retain(|_, node| **node != *key.name);
-                let disks = report.iter().map(|volume| &volume.name).filter(|name| disks::is_disk(name));
-                given.extend(disks.map(|name| (name.clone(), key.name.to_string())));
+            if disks::remember(&mut given, &state, &actions) {
+                let others = ctx.caches.nodes().all().into_iter().map(|node| node.key());
+                others.filter(|other| other != key).for_each(|other| self.enqueue.now(other));
             }
             actions
         };

@@ -76,6 +76,23 @@ pub fn plan(state: &NodeState<'_>, since: &HashMap<String, Timestamp>, now: Time
     plan
 }
 
+/// Remembers what a node is about to be given, which not everybody has seen yet; whether it was to be given a disk that it is
+/// not given after all, and that another may be waiting for.
+pub fn remember(given: &mut HashMap<String, String>, state: &NodeState<'_>, actions: &[Action]) -> bool {
+    let report = actions.iter().find_map(Action::report);
+    // What it gives back stands in its status until that is written, and its status is never older than our last word.
+    let has = state.node.map(on_node).unwrap_or_default();
+    let mut is_dropped = false;
+    given.retain(|disk, node| {
+        let is_its_own = *node == state.name;
+        is_dropped |= is_its_own && report.is_none() && !has.contains(disk.as_str());
+        !is_its_own
+    });
+    let disks = report.into_iter().flatten().map(|volume| &volume.name).filter(|name| is_disk(name));
+    given.extend(disks.map(|name| (name.clone(), state.name.to_owned())));
+    is_dropped
+}
+
 /// Those of a node's disks that another node must not have meanwhile.
 pub fn exclusive(disks: &[Wanted]) -> impl Iterator<Item = String> {
     let alone = disks.iter().filter(|disk| plan::is_exclusive(&disk.volume));

@@ -308,6 +308,35 @@ fn a_disk_is_given_to_one_node_after_the_other() {
     check(node(false, true, true), &[], false, 7, expect!["report []"]);
 }
 
+#[test]
+fn what_was_to_be_given_and_was_not_is_free() {
+    const NAME: &str = "kubernetes.io/iscsi/192.0.2.1:3260:iqn.x:1";
+    let volumes = |names: &[&str]| -> Vec<k8s_openapi::api::core::v1::AttachedVolume> {
+        typed(names.iter().map(|name| json!({"name": name, "devicePath": ""})).collect())
+    };
+    let other = ("other".to_owned(), "m".to_owned());
+    // What the status says, what is to be said, who is remembered then, and whether others have to look.
+    let check = |status: &[&str], report: Option<&[&str]>, expected: &[&str], is_dropped: bool| {
+        let mut node = node(true, &[], &[]);
+        node.status.as_mut().expect("a status").volumes_attached = Some(volumes(status));
+        let mut given = HashMap::from([(NAME.to_owned(), "n".to_owned()), other.clone()]);
+        let state = plan::NodeState { name: "n", node: Some(&node), disks: &[], taken: &BTreeSet::new() };
+        let actions: Vec<Action> = report.map(|names| Action::Report(volumes(names))).into_iter().collect();
+        assert_eq!(disks::remember(&mut given, &state, &actions), is_dropped, "{status:?} {report:?}");
+        assert_eq!(given.remove("other").as_deref(), Some("m"));
+        assert_eq!(given.keys().collect::<Vec<_>>(), expected, "{status:?} {report:?}");
+    };
+    check(&[], Some(&[NAME, "kubernetes.io/csi/d^v"]), &[NAME], false);
+    // It is written.
+    check(&[NAME], None, &[], false);
+    check(&[NAME], Some(&[]), &[], false);
+    // It was not, and nobody wants it any more.
+    check(&[], None, &[], true);
+    let mut given = HashMap::from([(NAME.to_owned(), "n".to_owned())]);
+    let gone = plan::NodeState { name: "n", node: None, disks: &[], taken: &BTreeSet::new() };
+    assert!(disks::remember(&mut given, &gone, &[]) && given.is_empty());
+}
+
 #[tokio::test]
 async fn two_nodes_have_a_disk_in_turn() {
     let rig =
