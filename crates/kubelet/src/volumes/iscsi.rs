@@ -26,6 +26,8 @@ const USERS: &str = "users";
 const PORT: &str = "3260";
 /// Where disks are mounted for all pods.
 const PLACE: &str = "plugins/kubernetes.io/iscsi";
+/// Where they are for a pod, in its directory.
+const OF_POD: &str = "volumes/kubernetes.io~iscsi";
 
 /// A disk behind a target, and how to get there. This is what is written down of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,7 +92,7 @@ impl Wanted {
         let disk = spec.iscsi.as_ref()?;
         let wanted = Wanted::from(volume.name(), pod.namespace(), &json!(disk));
         Some(Wanted {
-            given_as: Some(format!("kubernetes.io/iscsi/{}:{}:{}", disk.target_portal, disk.iqn, disk.lun)),
+            given_as: Some(unique_name(&disk.target_portal, &disk.iqn, disk.lun.into())),
             read_only: read_only || wanted.read_only,
             is_block: spec.volume_mode.as_deref() == Some("Block"),
             mount_options: spec.mount_options.clone().unwrap_or_default(),
@@ -144,7 +146,7 @@ impl Wanted {
 /// Makes a disk be there for a pod; may be repeated.
 pub async fn set_up(materials: &Materials<'_>, pod: &Pod, wanted: &Wanted) -> Result<Ready, Trouble> {
     let disks = Disks::new(materials.settings, materials.csi);
-    if let Some(path) = disks.found(pod.uid(), wanted) {
+    if let Some(path) = disks.had(pod.uid(), wanted).await? {
         return Ok(Ready { path, is_fresh: false });
     }
     if let Some(name) = &wanted.given_as {
@@ -161,15 +163,16 @@ pub async fn set_up(materials: &Materials<'_>, pod: &Pod, wanted: &Wanted) -> Re
     disks.set_up(pod.uid(), wanted, &chap).await
 }
 
-/// Takes all disks away from a pod that is gone, after what is mounted in its directory; those nobody has any more leave
-/// the node.
+/// Takes all disks away from a pod that is over, after the parts of them that its containers had; those nobody has any
+/// more leave the node.
 pub async fn let_go(busy: &csi::Drivers, settings: &Settings, pod: &str) -> Result<(), String> {
     Disks::new(settings, busy).let_go(pod).await
 }
 
 /// The disks that this node was given, as statuses of nodes call them.
 pub fn in_use(root: &Path) -> Vec<String> {
-    all(&root.join(PLACE)).iter().filter_map(|dir| given_as(dir)).collect()
+    let had = all(&root.join(PLACE)).into_iter().filter(|dir| !children(&dir.join(USERS)).is_empty());
+    had.flat_map(|dir| names(&dir)).collect()
 }
 
 /// The pods that have disks, or had them when somebody was interrupted.
@@ -205,7 +208,7 @@ impl<'a> Disks<'a> {
     }
 
     fn place(&self, pod: &str, wanted: &Wanted) -> PathBuf {
-        self.pods.join(pod).join("volumes/kubernetes.io~iscsi").join(&wanted.name)
+        self.pods.join(pod).join(OF_POD).join(&wanted.name)
     }
 
     /// Where a disk is that the pod has already.
@@ -216,6 +219,16 @@ impl<'a> Disks<'a> {
             return (dir.join(USERS).join(pod).exists() && device.exists()).then_some(device);
         }
         Some(self.place(pod, wanted)).filter(|place| is_mounted(place))
+    }
+
+    /// The same, which is said again: whoever mounted it may not have known that it has to be.
+    async fn had(&self, pod: &str, wanted: &Wanted) -> Result<Option<PathBuf>, Trouble> {
+        let Some(path) = self.found(pod, wanted) else { return Ok(None) };
+        if let Some(name) = &wanted.given_as {
+            self.note(pod, wanted).await?;
+            self.busy.use_of(name, true);
+        }
+        Ok(Some(path))
     }
 
     /// Writes down that a pod is to have a disk.
@@ -257,6 +270,13 @@ impl<'a> Disks<'a> {
     }
 
     async fn let_go(&self, pod: &str) -> Result<(), String> {
+        for place in children(&self.pods.join(pod).join(OF_POD)) {
+            if is_mounted(&place) {
+                let _ = rustix::mount::unmount(&place, rustix::mount::UnmountFlags::DETACH);
+            }
+            // Whatever else is in there is somebody's data.
+            let _ = std::fs::remove_dir(place);
+        }
         for dir in self.all().into_iter().filter(|dir| dir.join(USERS).join(pod).exists()) {
             let Some(target) = Target::read(&dir) else { continue };
             let _alone = self.alone(&target).await;
@@ -277,20 +297,25 @@ impl<'a> Disks<'a> {
                 attach::detach(&self.host, &target, device.as_deref(), &others)
                     .await
                     .map_err(|why| told(&why))?;
-                let name = given_as(&dir);
-                // Nothing of a disk is in here any more, or this fails.
-                let _ = std::fs::remove_dir(&shared);
-                for name in [&*format!("{USERS}/{pod}"), "device", RECORD] {
+                // Nothing of a disk is in here any more, or this fails and is tried again, for which it has to be known.
+                match std::fs::remove_dir(&shared) {
+                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(told(&error)),
+                    _ => {}
+                }
+                let elsewhere: Vec<String> =
+                    self.all().iter().filter(|other| **other != dir).flat_map(|dir| names(dir)).collect();
+                // Whoever was here before may have known it by another name.
+                for name in names(&dir).iter().chain(&target.names()) {
+                    if !elsewhere.contains(name) {
+                        self.busy.use_of(name, false);
+                    }
+                }
+                for name in ["device", &*format!("{USERS}/{pod}"), RECORD] {
                     let _ = std::fs::remove_file(dir.join(name));
                 }
                 let _ = std::fs::remove_dir(dir.join(USERS));
-                std::fs::remove_dir(&dir).map_err(|error| told(&error))?;
+                let _ = std::fs::remove_dir(&dir);
                 let _ = dir.parent().map(std::fs::remove_dir);
-                let is_used =
-                    |name: &String| self.all().iter().any(|dir| given_as(dir).as_ref() == Some(name));
-                if let Some(name) = name.filter(|name| !is_used(name)) {
-                    self.busy.use_of(&name, false);
-                }
             } else {
                 let _ = std::fs::remove_file(dir.join(USERS).join(pod));
             }
@@ -314,11 +339,32 @@ fn recorded(dir: &Path) -> Option<Value> {
     serde_json::from_slice(&std::fs::read(dir.join(RECORD)).ok()?).ok()
 }
 
-fn given_as(dir: &Path) -> Option<String> {
-    recorded(dir)?["givenAs"].as_str().map(str::to_owned)
+/// What statuses of nodes call a disk that this node was given. Those that a skiff mounted which did not write that down may
+/// be called either way.
+fn names(dir: &Path) -> Vec<String> {
+    match recorded(dir).as_ref().map(|known| known.get("givenAs")) {
+        Some(Some(name)) => name.as_str().map(str::to_owned).into_iter().collect(),
+        Some(None) => Target::read(dir).map(|target| target.names()).unwrap_or_default(),
+        None => Vec::new(),
+    }
+}
+
+fn unique_name(portal: &str, iqn: &str, lun: i64) -> String {
+    format!("kubernetes.io/iscsi/{portal}:{iqn}:{lun}")
 }
 
 impl Target {
+    /// What statuses of nodes may call it: its volume need not say the port.
+    fn names(&self) -> Vec<String> {
+        let portal = self.portals.first().map_or("", String::as_str);
+        let short = portal.strip_suffix(PORT).and_then(|portal| portal.strip_suffix(':'));
+        [Some(portal), short]
+            .into_iter()
+            .flatten()
+            .map(|portal| unique_name(portal, &self.iqn, self.lun))
+            .collect()
+    }
+
     /// Names become those of directories and files.
     fn check(&self) -> Result<(), String> {
         let names = self.portals.iter().chain([&self.iqn, &self.interface]);
@@ -348,15 +394,27 @@ impl Target {
 /// Writes down that a pod is to have a disk.
 fn note(dir: &Path, wanted: &Wanted, pod: &str) -> std::io::Result<()> {
     let Target { portals, iqn, lun, interface, copied } = &wanted.target;
-    let text = json!({
+    let before = recorded(dir);
+    let mut record = json!({
         "portals": portals, "iqn": iqn, "lun": lun, "iface": interface,
         "initIface": copied.as_ref().map(|copied| &copied.from),
         "initiatorName": copied.as_ref().map(|copied| &copied.initiator),
-        "givenAs": wanted.given_as,
     });
+    // A pod that names the disk itself takes it from nobody who was given it.
+    match (&wanted.given_as, &before) {
+        (None, Some(before)) => {
+            if let Some(name) = before.get("givenAs") {
+                record["givenAs"] = name.clone();
+            }
+        }
+        (name, _) => record["givenAs"] = json!(name),
+    }
     std::fs::create_dir_all(dir.join(USERS))?;
     std::fs::write(dir.join(USERS).join(pod), "")?;
-    std::fs::write(dir.join(RECORD), text.to_string())
+    if before.as_ref() == Some(&record) {
+        return Ok(());
+    }
+    std::fs::write(dir.join(RECORD), record.to_string())
 }
 
 fn with_port(portal: &str) -> String {

@@ -82,7 +82,7 @@ impl Played {
             by_path: dir.join("by-path"),
             records: vec![dir.join("elsewhere"), dir.join("records")],
         };
-        Disks { host, root: dir.join("root"), pods: dir, busy: &self.busy }
+        Disks { host, root: dir.join(PLACE), pods: dir, busy: &self.busy }
     }
 
     async fn set_up(&self, pod: &str, wanted: &Wanted, chap: &Chap) -> Result<PathBuf, String> {
@@ -93,17 +93,10 @@ impl Played {
         }
     }
 
-    /// As it is when a pod has gone.
-    async fn let_go(&self, pod: &str) -> Result<(), String> {
-        let place = self.disks().place(pod, &wanted(json!({})));
-        let _ = rustix::mount::unmount(&place, rustix::mount::UnmountFlags::DETACH);
-        self.disks().let_go(pod).await
-    }
-
-    /// The same, once whoever looked at the mounts of this host meanwhile has let go of them, too.
+    /// As it is when a pod is over, once whoever looked at the mounts of this host meanwhile has let go of them, too.
     async fn until_gone(&self, pod: &str) {
         let begun = std::time::Instant::now();
-        while let Err(why) = self.let_go(pod).await {
+        while let Err(why) = self.disks().let_go(pod).await {
             assert!(begun.elapsed() < std::time::Duration::from_secs(60), "{why}");
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
@@ -169,7 +162,7 @@ async fn a_disk_is_had_by_several_pods_and_leaves_with_the_last() {
 
     // Somebody has a file open there.
     let held = std::fs::File::open(two.join("note")).expect("a file");
-    let why = played.let_go("two").await.expect_err("it is in use");
+    let why = played.disks().let_go("two").await.expect_err("it is in use");
     assert!(why.ends_with("is still in use"), "{why}");
     drop(held);
     played.until_gone("two").await;
@@ -193,7 +186,7 @@ async fn what_this_node_was_given_is_in_use_until_nobody_has_it() {
     let Some(played) = Played::start() else { return };
     let name = "kubernetes.io/iscsi/192.0.2.1:iqn:0";
     let wanted = Wanted { given_as: Some(name.to_owned()), ..wanted(json!({})) };
-    let remembered = || all(&played.disks().root).iter().filter_map(|dir| given_as(dir)).collect::<Vec<_>>();
+    let remembered = || in_use(played.dir.path());
     // One goes away while it waits, the other gets it.
     for pod in ["one", "two"] {
         played.busy.use_of(name, true);
@@ -211,6 +204,70 @@ async fn what_this_node_was_given_is_in_use_until_nobody_has_it() {
     assert!(played.disks().note("three", &wanted).await.is_ok());
     played.until_gone("three").await;
     assert_eq!(played.busy.in_use(), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_disk_that_a_skiff_before_this_one_mounted_is_in_use() {
+    let Some(played) = Played::start() else { return };
+    let name = format!("kubernetes.io/iscsi/192.0.2.1:{IQN}:0");
+    let inline = wanted(json!({}));
+    let given = Wanted { given_as: Some(name.clone()), ..wanted(json!({})) };
+    let place = played.set_up("one", &inline, &Chap::default()).await.expect("a disk");
+    assert_eq!(in_use(played.dir.path()), [""; 0]);
+    // It did not write down what the disk is called.
+    let record = played.disks().dir(&inline).join(RECORD);
+    let mut known: Value =
+        serde_json::from_slice(&std::fs::read(&record).expect("a record")).expect("it is one");
+    known.as_object_mut().expect("an object").remove("givenAs").expect("a name");
+    std::fs::write(&record, known.to_string()).expect("written");
+    let either = [format!("kubernetes.io/iscsi/192.0.2.1:3260:{IQN}:0"), name.clone()];
+    assert_eq!(in_use(played.dir.path()), either);
+    in_use(played.dir.path()).iter().for_each(|name| played.busy.use_of(name, true));
+    // One that names it itself does not know either.
+    assert!(played.disks().note("two", &inline).await.is_ok());
+    assert_eq!(in_use(played.dir.path()), either);
+    played.until_gone("two").await;
+    assert_eq!(played.busy.in_use(), either);
+    let found = played.disks().had("one", &given).await;
+    assert_eq!(found.ok().flatten(), Some(place));
+    assert_eq!(in_use(played.dir.path()), [name]);
+    played.until_gone("one").await;
+    assert_eq!(played.busy.in_use(), [""; 0]);
+    assert_eq!(played.left(), Vec::<PathBuf>::new());
+    // A new one is.
+    assert!(played.disks().had("one", &given).await.is_ok_and(|found| found.is_none()));
+    assert_eq!(played.busy.in_use(), [""; 0]);
+}
+
+#[tokio::test]
+async fn what_a_disk_is_called_is_kept_until_it_has_left() {
+    let Some(played) = Played::start() else { return };
+    let name = format!("kubernetes.io/iscsi/192.0.2.1:{IQN}:0");
+    let given = Wanted { given_as: Some(name.clone()), ..wanted(json!({})) };
+    // It cannot leave at once: something else is where it is mounted.
+    let below = played.disks().dir(&given).join("mount/note");
+    std::fs::create_dir_all(below.parent().expect("a directory")).expect("made");
+    std::fs::write(&below, "").expect("written");
+    played.busy.use_of(&name, true);
+    played.set_up("one", &given, &Chap::default()).await.expect("a disk");
+    played.set_up("two", &wanted(json!({})), &Chap::default()).await.expect("a disk");
+    assert_eq!(in_use(played.dir.path()), [name.as_str()]);
+    played.until_gone("one").await;
+    assert_eq!(played.busy.in_use(), [name.as_str()]);
+    let begun = std::time::Instant::now();
+    loop {
+        let why = played.disks().let_go("two").await.expect_err("something is left");
+        if why.contains("not empty") {
+            break;
+        }
+        assert!(begun.elapsed() < std::time::Duration::from_secs(60), "{why}");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    assert_eq!(played.busy.in_use(), [name.as_str()]);
+    std::fs::remove_file(below).expect("removed");
+    played.until_gone("two").await;
+    assert_eq!(played.busy.in_use(), [""; 0]);
+    assert_eq!(played.left(), Vec::<PathBuf>::new());
 }
 
 #[tokio::test]
