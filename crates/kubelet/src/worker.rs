@@ -482,20 +482,43 @@ async fn let_go(node: &Node, pod: &Pod, seen: &Observed) -> Result<Next, Error> 
     }
 }
 
-/// A pod that is over keeps its containers, for their logs, but no sandbox.
+/// A pod that is over keeps its containers, for their logs, but no sandbox, and nothing that another may be waiting for.
 async fn tidy_up(node: &Node, pod: &Pod) -> Next {
     if let Err(error) = node.dra.unprepare(pod.uid()).await {
         tracing::warn!(error, pod = %pod.key(), "devices are not given back yet");
         return Next::After(UNGIVEN);
     }
-    for sandbox in node.runtime.sandboxes(&[(POD_UID, pod.uid())]).await.unwrap_or_default() {
-        if sandbox.state() == runtime::cri::PodSandboxState::Ready
-            && node.runtime.stop_sandbox(&sandbox.id).await.is_err()
-        {
-            return Next::After(Duration::from_secs(5));
-        }
+    if let Err(error) = end_sandboxes(node, pod.uid()).await {
+        tracing::warn!(%error, pod = %pod.key(), "cannot stop what is left of a pod");
+        return Next::After(UNGIVEN);
+    }
+    if let Err(error) = give_back_volumes(node, pod.uid()).await {
+        tracing::warn!(error, pod = %pod.key(), "volumes are not given back yet");
+        return Next::After(UNGIVEN);
     }
     Next::Change
+}
+
+async fn end_sandboxes(node: &Node, uid: &str) -> runtime::Result<()> {
+    let mine = [(POD_UID, uid)];
+    let containers = node.runtime.containers(&mine).await?;
+    for sandbox in node.runtime.sandboxes(&mine).await? {
+        let runs = containers.iter().any(|container| {
+            container.pod_sandbox_id == sandbox.id
+                && container.state() == runtime::cri::ContainerState::Running
+        });
+        if runs || sandbox.state() == runtime::cri::PodSandboxState::Ready {
+            node.runtime.stop_sandbox(&sandbox.id).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes from a pod that is over what other nodes may be waiting for; its own directories stay.
+async fn give_back_volumes(node: &Node, uid: &str) -> Result<(), String> {
+    volumes::sub_path::hide(&node.settings.pods.join(uid)).map_err(|error| error.to_string())?;
+    let csi = crate::csi::volume::let_go(&node.csi, &node.settings, uid).await;
+    volumes::iscsi::let_go(&node.csi, &node.settings, uid).await.and(csi)
 }
 
 /// Removes everything of a pod, which may be one nobody knows any more; `false` where something is left.
@@ -524,6 +547,8 @@ pub async fn remove_all(node: &Node, uid: &str) -> bool {
 pub async fn clear(node: &Node, uid: &str) -> Result<(), String> {
     crate::cgroups::clear(uid).map_err(|error| error.to_string())?;
     node.dra.unprepare(uid).await?;
+    // What is left of them holds a volume that is about to go; if it cannot be helped, it goes with the rest below.
+    let _ = volumes::sub_path::hide(&node.settings.pods.join(uid));
     crate::csi::volume::let_go(&node.csi, &node.settings, uid).await?;
     volumes::clear(uid, &node.settings).map_err(|error| error.to_string())?;
     volumes::iscsi::let_go(&node.csi, &node.settings, uid).await?;

@@ -294,6 +294,54 @@ async fn pods_run_and_go_and_leave_nothing() {
     node.end().await;
 }
 
+/// A pod that is over keeps what it wrote, but no disk that another node may be waiting for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_is_over_gives_back_its_disks() {
+    const NAME: &str = "kubernetes.io/iscsi/192.0.2.1:iqn.2026-01.example:disk:0";
+    let (cluster, node) = Cluster::start().await;
+    let script = "echo begun; until [ -e /room/end ]; do sleep 0.1; done";
+    let main = json!({
+        "name": "main", "command": ["sh", "-c", script],
+        "volumeMounts": [
+            {"name": "room", "mountPath": "/room"}, {"name": "room", "mountPath": "/part", "subPath": "part"},
+        ],
+    });
+    let volumes = json!([{"name": "room", "emptyDir": {}}]);
+    cluster.create("once", json!({"restartPolicy": "Never", "containers": [main], "volumes": volumes})).await;
+    let pod = cluster.becomes("once", "Running main:running ready#0").await;
+    node.end().await;
+    // As it is left by a node that had a disk for it.
+    let disk = cluster.path("root/plugins/kubernetes.io/iscsi/iface-default/disk");
+    let record = json!({
+        "portals": ["192.0.2.1:3260"], "iqn": "iqn.2026-01.example:disk", "lun": 0, "iface": "default", "givenAs": NAME,
+    });
+    std::fs::create_dir(disk.join("users")).expect("made");
+    std::fs::write(disk.join("users").join(pod.uid()), "").expect("written");
+    std::fs::write(disk.join("iscsi.json"), record.to_string()).expect("written");
+    let node = cluster.run_node();
+    let used = async || {
+        let node: Option<Node> = cluster.client.get(&Key::new("", "here")).await.ok();
+        node.and_then(|node| node.status?.volumes_in_use).unwrap_or_default()
+    };
+    cluster.until("the disk is in use", async || (used().await == [NAME]).then_some(())).await;
+    let room = cluster.path("pods").join(pod.uid()).join("volumes/kubernetes.io~empty-dir/room");
+    let shown = cluster.path("pods").join(pod.uid()).join("volume-subpaths/room/main/1");
+    std::fs::write(room.join("part/note"), "").expect("written");
+    assert!(shown.join("note").exists(), "a part of a volume is mounted");
+    std::fs::write(room.join("end"), "").expect("written");
+    cluster.becomes("once", "Succeeded main:exit 0#0").await;
+    cluster.until("the disk is given back", async || used().await.is_empty().then_some(())).await;
+    assert!(!disk.exists() && room.join("end").exists());
+    assert!(shown.is_dir() && !shown.join("note").exists(), "a part of a volume is still mounted");
+    let log = log_of(&cluster, "once").await;
+    assert!(std::fs::read_to_string(&log).expect("a log").contains("begun"));
+    let options = reconcile::Delete::default();
+    cluster.client.delete::<Pod>(&Key::new("default", "once"), &options).await.expect("a deletion");
+    let dir = cluster.path("pods").join(pod.uid());
+    cluster.until("nothing is left", async || (!dir.exists()).then_some(())).await;
+    node.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn variables_come_from_files() {
     let (cluster, node) = Cluster::start().await;

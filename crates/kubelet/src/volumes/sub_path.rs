@@ -8,6 +8,9 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
+/// Where parts are shown, in the directory of a pod.
+const SHOWN: &str = "volume-subpaths";
+
 /// Shows `part` of the volume at `place` at another place, `at`; directories that are not there are made.
 ///
 /// A path would not do: whoever writes to the volume could exchange what is there before the runtime mounts it. What was
@@ -17,6 +20,26 @@ pub fn bind(place: &Path, part: &str, at: &Path) -> Result<PathBuf, String> {
     let found = open(place, part).map_err(told)?;
     show(&found, at).map_err(|error| told(error.to_string()))?;
     Ok(at.to_owned())
+}
+
+/// Takes away all that is shown to a pod in its directory, none of whose containers runs.
+pub fn hide(pod: &Path) -> std::io::Result<()> {
+    let below = |dirs: Vec<PathBuf>| -> Vec<PathBuf> {
+        let entries = dirs.into_iter().flat_map(|dir| std::fs::read_dir(dir).into_iter().flatten().flatten());
+        entries.map(|entry| entry.path()).collect()
+    };
+    // By volume, container and mount.
+    for at in below(below(below(vec![pod.join(SHOWN)]))) {
+        loop {
+            match rustix::mount::unmount(&at, UnmountFlags::NOFOLLOW) {
+                Ok(()) => {}
+                // It is no mount (any more).
+                Err(Errno::INVAL | Errno::NOENT) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    Ok(())
 }
 
 fn show(found: &OwnedFd, at: &Path) -> std::io::Result<()> {
@@ -176,8 +199,19 @@ mod tests {
             }
             over.store(true, Ordering::Relaxed);
         });
-        while rustix::mount::unmount(&at, UnmountFlags::DETACH).is_ok() {}
         assert!(shown > 0 && refused > 0, "{shown} {refused}");
+        // Whoever looks at the mounts of this host meanwhile holds them for a moment.
+        let begun = std::time::Instant::now();
+        while let Err(error) = hide(&root.join("pod")) {
+            assert!(
+                error.kind() == std::io::ErrorKind::ResourceBusy && begun.elapsed().as_secs() < 60,
+                "{error}"
+            );
+            std::thread::yield_now();
+        }
+        assert!(at.is_dir() && !at.join("mine").exists(), "it is still shown");
+        hide(&root.join("pod")).expect("nothing to do");
+        hide(&root.join("none")).expect("nothing to do");
     }
 
     /// A link with `..` in it is followed although files are renamed elsewhere meanwhile, of which the kernel cannot
