@@ -21,6 +21,8 @@ pub struct Observed {
     pub sandboxes: Vec<Sandbox>,
     /// The newest of each name first.
     pub containers: Vec<Ran>,
+    /// When it was seen, by the clock that the runtime goes by.
+    pub at: Option<Timestamp>,
 }
 
 /// What the containers of a pod share.
@@ -107,7 +109,7 @@ impl Observed {
         sandboxes.sort_by_key(|sandbox| (std::cmp::Reverse(sandbox.attempt), sandbox.is_cut_off));
         let mut containers: Vec<Ran> = containers.iter().map(Ran::of).collect();
         containers.sort_by_key(|run| std::cmp::Reverse(run.attempt));
-        Observed { sandboxes, containers }
+        Observed { sandboxes, containers, at: Some(Timestamp::now()) }
     }
 }
 

@@ -4,11 +4,15 @@
 //! Upstream removes all of them for that, and remembers in the pod's status that it is at it. Here they stay as what was
 //! before: whatever began before the last such end is of the past. So nothing has to be remembered, a node that is stopped
 //! in the midst of it goes on where it was, and logs of the last run can still be read. Pure.
+//!
+//! Something may begin after that end because nobody has seen it yet: its image was being pulled meanwhile. It must not run
+//! beside init containers that it had to wait for, so what stands behind the first of them is of the past too if it began
+//! before that one did again. Those that wait for no such thing have begun anew if they began after the end.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-use super::plan::rule;
+use super::plan::{is_sidecar, rule};
 use crate::observed::{Observed, Ran, State};
 
 const ACTION: &str = "RestartAllContainers";
@@ -22,6 +26,8 @@ pub struct Anew<'a> {
     seen: &'a Observed,
     /// The last time that all had to begin anew.
     since: Option<Timestamp>,
+    /// The place of the first container that has to end before others begin, and when it did begin anew.
+    step: Option<(usize, Timestamp)>,
 }
 
 impl<'a> Anew<'a> {
@@ -32,18 +38,20 @@ impl<'a> Anew<'a> {
             let container = containers(pod).find(|container| container.name == run.name)?;
             rule(container, code).filter(|rule| rule.action == ACTION).map(|_| at)
         });
-        Anew { pod, seen, since: ends.max() }
+        // Once a clock is set back, all that begins would be of the past for as long as an end seems to be yet to come.
+        let last = ends.filter(|end| seen.at.is_none_or(|now| *end <= now)).max();
+        Anew { pod, seen, since: last, step: last.and_then(|end| first_step(pod, seen, end)) }
     }
 
     /// Whether a run is from before all had to begin anew.
     pub fn is_past(&self, run: &Ran) -> bool {
-        let begun = match run.state {
-            State::Created => None,
-            State::Running { since } | State::Exited { since, .. } => Some(since),
-        };
+        let (Some(since), Some(begun)) = (self.since, begun(run)) else { return false };
         // Those for having a look are not the pod's own.
-        begun.is_some_and(|begun| self.since.is_some_and(|since| begun < since))
-            && containers(self.pod).any(|container| container.name == run.name)
+        let place = containers(self.pod).position(|container| container.name == run.name);
+        place.is_some_and(|place| match self.step {
+            Some((step, again)) if place > step => begun < again,
+            _ => begun < since,
+        })
     }
 
     /// The newest run of a container that is not of the past.
@@ -75,6 +83,23 @@ impl<'a> Anew<'a> {
 pub fn can_happen(pod: &Pod) -> bool {
     containers(pod)
         .any(|container| container.restart_policy_rules.iter().flatten().any(|rule| rule.action == ACTION))
+}
+
+/// Where the first container is that others wait for the end of, and when it first began after that time, if it did.
+/// A companion would not do: it begins anew by itself, and only its last runs are known.
+fn first_step(pod: &Pod, seen: &Observed, since: Timestamp) -> Option<(usize, Timestamp)> {
+    let inits = pod.spec.as_ref()?.init_containers.as_ref()?;
+    let (place, step) = inits.iter().enumerate().find(|(_, container)| !is_sidecar(container))?;
+    let runs = seen.containers.iter().filter(|run| run.name == step.name);
+    let again = runs.filter_map(begun).filter(|begun| *begun >= since).min();
+    Some((place, again.unwrap_or(Timestamp::MAX)))
+}
+
+fn begun(run: &Ran) -> Option<Timestamp> {
+    match run.state {
+        State::Created => None,
+        State::Running { since } | State::Exited { since, .. } => Some(since),
+    }
 }
 
 fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {

@@ -357,4 +357,80 @@ fn all_begin_anew_when_one_says_so() {
             stop s#1 AllBeginAnew
         "#]],
     );
+    // Its image was being pulled when the other one ended.
+    check(
+        "s0 ready | i#0 exit 0 | s#0 exit 137 at 10 | a#0 exit 42 at 9 | b#0 running since 10",
+        expect![[r#"
+            stop b#0 AllBeginAnew
+        "#]],
+    );
+    let late = past.replace("b#0 exit 137 at 10", "b#0 exit 137 at 11 since 10");
+    check(
+        &late,
+        expect![[r#"
+            start i#1
+        "#]],
+    );
+    check(
+        &format!("{late} | i#1 exit 0 at 12 since 11 | s#1 running since 13"),
+        expect![[r#"
+            start a#1
+            start b#1
+        "#]],
+    );
+}
+
+#[test]
+fn a_companion_that_begins_by_itself_is_no_new_beginning() {
+    let mut pod = pod("side s | init i | main a b");
+    let rule = json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}});
+    let spec = pod.spec.as_mut().expect("a spec");
+    spec.containers[0].restart_policy_rules = serde_json::from_value(json!([rule])).expect("rules");
+    let check = |text: &str, expected: Expect| {
+        expected.assert_eq(&shown(&plan(&pod, &seen(text), &Memory::default(), time(50))));
+    };
+    let past = "s0 ready | i#0 exit 0 | a#0 exit 42 at 9 | b#0 exit 137 at 11 since 10";
+    check(
+        &format!("{past} | s#1 running since 12"),
+        expect![[r#"
+            start i#1
+        "#]],
+    );
+    let began = "i#1 exit 0 at 14 since 13 | a#1 running since 15 | b#1 running since 15";
+    check(&format!("{past} | s#2 exit 1 at 29 since 20 | s#3 running since 30 | {began}"), expect![""]);
+}
+
+#[test]
+fn main_containers_begin_anew_without_waiting_for_each_other() {
+    let mut pod = pod("main a b | Never");
+    let rule = json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}});
+    let spec = pod.spec.as_mut().expect("a spec");
+    spec.containers[1].restart_policy_rules = serde_json::from_value(json!([rule])).expect("rules");
+    // The first one cannot be started, which is no reason to stop the other again and again.
+    let seen = seen("s0 ready | a#0 exit 137 at 10 | b#0 exit 42 at 9 | b#1 running since 11");
+    expect![[r#"
+        start a#1
+    "#]]
+    .assert_eq(&shown(&plan(&pod, &seen, &Memory::default(), time(50))));
+}
+
+#[test]
+fn a_clock_that_was_set_back_makes_nothing_begin_anew() {
+    let mut pod = pod("init i | main a b");
+    let rule = json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}});
+    let spec = pod.spec.as_mut().expect("a spec");
+    spec.containers[0].restart_policy_rules = serde_json::from_value(json!([rule])).expect("rules");
+    let check = |at: i64, expected: Expect| {
+        let text = "s0 ready | i#0 exit 0 | a#0 exit 42 at 99 | a#1 running since 20 | b#0 running since 20";
+        let seen = Observed { at: Some(time(at)), ..seen(text) };
+        expected.assert_eq(&shown(&plan(&pod, &seen, &Memory::default(), time(at))));
+    };
+    check(98, expect![""]);
+    check(
+        99,
+        expect![[r#"
+            stop a#1 AllBeginAnew
+            stop b#0 AllBeginAnew
+        "#]],
+    );
 }

@@ -41,7 +41,7 @@ fn exited(code: i32, at: i64) -> State {
 fn seen(containers: Vec<Ran>) -> Observed {
     let sandbox =
         Sandbox { id: "s".into(), attempt: 0, ready: true, ips: vec!["10.42.0.7".into()], is_cut_off: false };
-    Observed { sandboxes: vec![sandbox], containers }
+    Observed { sandboxes: vec![sandbox], containers, at: None }
 }
 
 #[track_caller]
