@@ -209,18 +209,59 @@ fn own(dir: &Path, pod: &Pod, mode: u32) -> Result<(), String> {
     }
 }
 
-fn own_all(path: &Path, group: u32, mode: u32) -> std::io::Result<()> {
-    let known = fs::symlink_metadata(path)?;
-    lchown(path, None, Some(group))?;
+/// Gives all there is in a directory to a group, the directory itself last: by that one sees that it is done.
+///
+/// What cannot be given stays as it is, for its being so may be meant, or it is gone by now.
+fn own_all(top: &Path, group: u32, mode: u32) -> std::io::Result<()> {
+    use tokio::runtime::{Handle, RuntimeFlavor};
+    let all = || -> std::io::Result<()> {
+        let (mut refused, mut count) = (None, 0);
+        let mut give = |path: &Path, known: &fs::Metadata| {
+            if let Err(error) = own_one(path, known, group, mode) {
+                count += 1;
+                refused.get_or_insert_with(|| (path.to_owned(), error));
+            }
+        };
+        let known = fs::symlink_metadata(top)?;
+        let mut dirs = if known.is_dir() { vec![top.to_owned()] } else { Vec::new() };
+        while let Some(dir) = dirs.pop() {
+            for entry in unless_gone(fs::read_dir(&dir))?.into_iter().flatten() {
+                let path = entry?.path();
+                let Some(known) = unless_gone(fs::symlink_metadata(&path))? else { continue };
+                give(&path, &known);
+                if known.is_dir() {
+                    dirs.push(path);
+                }
+            }
+        }
+        give(top, &known);
+        if let Some((path, error)) = refused {
+            let first = path.display();
+            tracing::warn!(%first, %error, count, "not all of a volume can be given to the pod's group");
+        }
+        Ok(())
+    };
+    // There may be any number of files, and others have work to do.
+    match Handle::try_current().map(|handle| handle.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(all),
+        _ => all(),
+    }
+}
+
+fn own_one(path: &Path, known: &fs::Metadata, group: u32, mode: u32) -> std::io::Result<()> {
+    let given = lchown(path, None, Some(group));
     if known.is_symlink() {
-        return Ok(());
+        return given;
     }
     let more = if known.is_dir() { mode | ENTERABLE } else { mode };
-    fs::set_permissions(path, fs::Permissions::from_mode(known.permissions().mode() | more))?;
-    if known.is_dir() {
-        fs::read_dir(path)?.try_for_each(|entry| own_all(&entry?.path(), group, mode))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(known.permissions().mode() | more)).and(given)
+}
+
+fn unless_gone<T>(found: std::io::Result<T>) -> std::io::Result<Option<T>> {
+    match found {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        found => found.map(Some),
     }
-    Ok(())
 }
 
 fn host_path(path: &str, kind: &str) -> Result<PathBuf, String> {
@@ -540,6 +581,28 @@ mod tests {
         };
         check(READABLE, [0o2750, 0o2750, 0o640, 0o755]);
         check(WRITABLE, [0o2770, 0o2770, 0o660, 0o775]);
+    }
+
+    #[test]
+    fn what_cannot_be_given_is_no_reason_to_do_without_a_volume() {
+        use std::os::unix::fs::MetadataExt as _;
+        // What the kernel shows of a process belongs to it and to nobody else, and comes and goes.
+        let of_the_kernel = Path::new("/proc/self/fdinfo");
+        let before = fs::metadata(of_the_kernel).expect("there").gid();
+        own_all(of_the_kernel, before.wrapping_add(1), READABLE).expect("what can be given is");
+        assert_eq!(fs::metadata(of_the_kernel).expect("there").gid(), before);
+        let gone = tempfile::tempdir().expect("a directory").path().join("gone");
+        own_all(&gone, 0, READABLE).expect_err("there is nothing to give");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_deep_volume_is_given_on_a_worker() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let group = rustix::process::getegid().as_raw();
+        let deep = (0..500).fold(dir.path().to_owned(), |path, _| path.join("d"));
+        fs::create_dir_all(&deep).expect("made");
+        own_all(dir.path(), group, WRITABLE).expect("given");
+        assert_eq!(fs::metadata(&deep).expect("there").permissions().mode() & 0o2770, 0o2770);
     }
 
     #[test]
