@@ -225,6 +225,8 @@ impl Pulled {
     /// Forgets images that are gone: all but these, as they were at that time.
     pub fn forget_others(&self, ids: &[&str], until: Timestamp) {
         let _pulling = self.pulling.lock();
+        // Records say in which second they were written.
+        let until = Timestamp::from_second(until.as_second()).unwrap_or(until);
         for (path, record) in self.files("pulled") {
             let written = record["lastUpdatedTime"].as_str().and_then(|text| text.parse::<Timestamp>().ok());
             let is_new = written.is_some_and(|written| written >= until);
