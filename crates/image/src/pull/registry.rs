@@ -81,7 +81,8 @@ impl Registry {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let what = |why: String| Error::Unusable { what: place.host.clone(), why };
         let unusable = |error: rustls::Error| what(error.to_string());
-        let itself = match named {
+        let verifier = match named {
+            _ if place.tls.insecure_skip_verify => Some(pki::anybody()),
             Some(own) => {
                 Some(pki::trusting_itself(roots.clone(), own).map_err(|error| what(error.to_string()))?)
             }
@@ -95,7 +96,6 @@ impl Registry {
             Some((chain, key)) => tls.with_client_auth_cert(chain, key).map_err(unusable)?,
             None => tls.with_no_client_auth(),
         };
-        let verifier = if place.tls.insecure_skip_verify { Some(pki::anybody()) } else { itself };
         if let Some(verifier) = verifier {
             tls.dangerous().set_certificate_verifier(verifier);
         }
@@ -350,6 +350,22 @@ mod tests {
         assert_eq!(found.each_ref().map(Option::as_deref), expected);
         assert_eq!(parameter("realm", "realm"), None);
         assert_eq!(parameter("realm=\"cut", "realm"), None);
+    }
+
+    /// Where the system trusts nobody either, nobody is left who could vouch.
+    #[test]
+    fn who_is_not_verified_needs_nobody_to_vouch() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let tls = Tls { ca_file: Some(file.path().to_owned()), insecure_skip_verify: true, ..Tls::default() };
+        let place = Place {
+            scheme: "https",
+            host: "r.example:443".to_owned(),
+            path: "/v2".to_owned(),
+            repository: "a".to_owned(),
+            tls,
+        };
+        let name = Reference::parse("r.example/a").expect("a name");
+        assert!(Registry::new(place, &name, None).is_ok());
     }
 
     #[test]
