@@ -1,4 +1,4 @@
-//! `/metrics` and its relatives, in Prometheus' words. Everything is counted when it is asked for.
+//! `/metrics` and its relatives, in Prometheus' words. Everything is counted when it is asked for, but for what claims hold.
 
 use std::fmt::Write as _;
 

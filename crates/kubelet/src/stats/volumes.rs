@@ -2,7 +2,7 @@
 //! directory of one that lives as long as its pod, and the file system of one that does not. Of a directory of the host
 //! nothing is told, as upstream has it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Seek as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, V
 use parking_lot::Mutex;
 use reconcile::{Key, Object as _};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::{shown, size_of};
 use crate::csi::{self, VolumeUsage};
@@ -29,9 +30,26 @@ const AMOUNTS: [(i32, [&str; 3]); 2] = [
     (csi::INODES, ["inodesFree", "inodes", "inodesUsed"]),
 ];
 
+/// How long what was told of a pod's claims is told again, as upstream has it.
+const TOLD_AGAIN: Duration = Duration::from_secs(60);
+
 /// Volumes that are being looked at: looking cannot be given up, only waiting for it.
 #[derive(Clone, Default)]
-pub struct Looking(Arc<Mutex<HashMap<PathBuf, usize>>>);
+pub struct Looking {
+    waiting: Arc<Mutex<HashMap<PathBuf, usize>>>,
+    told: Arc<Mutex<Told>>,
+}
+
+/// What was told last of each pod's claims, by the pod's uid, and when.
+#[derive(Default)]
+struct Told(HashMap<String, (Instant, Vec<Value>)>);
+
+impl Told {
+    /// What may be told again of a pod.
+    fn again(&self, uid: &str) -> Option<Vec<Value>> {
+        self.0.get(uid).filter(|(at, _)| at.elapsed() < TOLD_AGAIN).map(|(_, told)| told.clone())
+    }
+}
 
 /// How a volume is looked at.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,16 +97,34 @@ pub async fn of_pod(node: &Node, pod: &Pod, only_claims: bool, now: Timestamp) -
     all.into_iter().map(|(_, one)| one).collect()
 }
 
-/// What all claims of this node's pods hold, by namespace and name.
+/// What all claims of this node's pods hold, by namespace and name. Whoever collects that asks often, and finding out means to
+/// ask the API server and drivers, so for a while the same is told again.
 pub async fn of_claims(node: &Node) -> BTreeMap<(String, String), Value> {
     let now = node.ctx.clock.now();
+    let pods = node.ctx.caches.pods().indexed("node", &node.settings.node_name);
+    let uids: HashSet<&str> = pods.iter().map(|pod| pod.uid()).collect();
+    node.looking.told.lock().0.retain(|uid, _| uids.contains(uid.as_str()));
     let mut all = BTreeMap::new();
-    for pod in node.ctx.caches.pods().indexed("node", &node.settings.node_name) {
-        let is_over = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-        if matches!(is_over, Some("Succeeded" | "Failed")) {
+    for pod in &pods {
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        let volumes = || pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+        let is_over = matches!(phase, Some("Succeeded" | "Failed"));
+        if is_over || !volumes().any(|volume| volumes::claims::name(pod, volume).is_some()) {
             continue;
         }
-        for one in of_pod(node, &pod, true, now).await {
+        let known = node.looking.told.lock().again(pod.uid());
+        let told = match known {
+            Some(told) => told,
+            None => {
+                let told = of_pod(node, pod, true, now).await;
+                // Before that not all may be there yet.
+                if phase == Some("Running") {
+                    node.looking.told.lock().0.insert(pod.uid().to_owned(), (Instant::now(), told.clone()));
+                }
+                told
+            }
+        };
+        for one in told {
             let name = one["pvcRef"]["name"].as_str().unwrap_or_default().to_owned();
             all.entry((pod.namespace().to_owned(), name)).or_insert(one);
         }
@@ -154,14 +190,14 @@ impl Looking {
     async fn see(&self, look: Look) -> Option<Vec<VolumeUsage>> {
         let (Look::Files(path) | Look::FileSystem(path) | Look::Device(path)) = look.clone();
         {
-            let mut waiting = self.0.lock();
+            let mut waiting = self.waiting.lock();
             let count = waiting.entry(path.clone()).or_default();
             if *count >= MOST_WAITING {
                 return None;
             }
             *count += 1;
         }
-        let all = self.0.clone();
+        let all = self.waiting.clone();
         let looked = tokio::task::spawn_blocking(move || {
             let seen = look.see();
             let mut all = all.lock();
@@ -245,6 +281,16 @@ mod tests {
         }
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn the_same_is_told_for_a_minute() {
+        let mut told = Told::default();
+        told.0.insert("1".to_owned(), (Instant::now(), vec![json!(1)]));
+        tokio::time::advance(TOLD_AGAIN - Duration::from_millis(1)).await;
+        assert_eq!((told.again("1"), told.again("2")), (Some(vec![json!(1)]), None));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(told.again("1"), None);
+    }
+
     #[tokio::test]
     async fn what_is_seen() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -258,6 +304,6 @@ mod tests {
         assert_eq!(amounts(&device)["capacityBytes"], 100_000);
         assert_eq!(amounts(&device)["inodes"], 0);
         assert_eq!(looking.see(Look::Files(dir.path().join("none"))).await, None);
-        assert!(looking.0.lock().is_empty());
+        assert!(looking.waiting.lock().is_empty());
     }
 }
