@@ -287,8 +287,7 @@ pub fn to_stored_with(mut value: Value, mut record: Option<&[u8]>) -> Bytes {
         write_member(&mut separator, name, |out| json::write(value, out), &mut out);
     }
     out.push(b'}');
-    // Cut to size: there are many of these and they live long.
-    out.into_boxed_slice().into()
+    out.into()
 }
 
 fn write_member(separator: &mut u8, name: &str, value: impl FnOnce(&mut Vec<u8>), out: &mut Vec<u8>) {

@@ -228,11 +228,12 @@ impl Dra {
     pub async fn give_back_lost(&self, ctx: &Ctx, node: &str) {
         ctx.caches.pods().filled().await;
         loop {
-            let known = ctx.caches.pods().indexed("node", node);
-            let known: BTreeSet<&str> = known.iter().map(|pod| pod.uid()).collect();
-            let uses: BTreeSet<String> =
+            let mut lost: BTreeSet<String> =
                 self.book.lock().all().flat_map(|claim| claim.pods.clone()).collect();
-            for uid in uses.iter().filter(|uid| !known.contains(uid.as_str())) {
+            for pod in ctx.caches.pods().indexed("node", node) {
+                lost.remove(pod.uid());
+            }
+            for uid in &lost {
                 if let Err(error) = self.unprepare(uid).await {
                     tracing::info!(error, uid, "the claims of a pod that is gone are not given back yet");
                 }

@@ -21,10 +21,11 @@ use crate::node;
 use crate::reset;
 use crate::server::{Farewell, private_dir, stop_when_told};
 use crate::services;
+use crate::threads::threads;
 use crate::tunnel;
 
 pub fn run(flags: AgentFlags) -> anyhow::Result<()> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(flags))
+    threads().build()?.block_on(serve(flags))
 }
 
 async fn serve(flags: AgentFlags) -> anyhow::Result<()> {

@@ -23,6 +23,7 @@ use crate::join::Joining;
 use crate::node;
 use crate::reset;
 use crate::server::{private_dir, told_to_stop};
+use crate::threads::threads;
 
 /// How long somebody may take to sign a certificate before one is used that nobody has signed.
 const SIGNED_WITHIN: Duration = Duration::from_secs(15);
@@ -30,7 +31,7 @@ const SELF_SIGNED: Duration = Duration::from_secs(365 * 24 * 3600);
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
 pub fn run(flags: KubeletFlags) -> anyhow::Result<()> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(flags))
+    threads().build()?.block_on(serve(flags))
 }
 
 async fn serve(flags: KubeletFlags) -> anyhow::Result<()> {

@@ -21,6 +21,7 @@ mod reset;
 mod roles;
 mod server;
 mod services;
+mod threads;
 mod tokens;
 mod tunnel;
 mod welcome;
@@ -47,6 +48,12 @@ fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|word| word == "inside") {
         return dev::inside();
     }
+    command()
+}
+
+/// Everything else. Apart from the above, whose stack would otherwise have room for all of this.
+#[inline(never)]
+fn command() -> ExitCode {
     let arguments = match config::expand(std::env::args().collect()) {
         Ok(arguments) => arguments,
         Err(error) => return fail(&error),

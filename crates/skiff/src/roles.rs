@@ -21,6 +21,7 @@ use crate::flags::{ControllerManagerFlags, ProxyFlags, SchedulerFlags, SigningFl
 use crate::monitor;
 use crate::server::told_to_stop;
 use crate::services;
+use crate::threads::threads;
 
 pub const CONTROLLER_MANAGER: &str = "kube-controller-manager";
 pub const SCHEDULER: &str = "kube-scheduler";
@@ -211,7 +212,7 @@ fn apart<Work: Future<Output = anyhow::Result<()>>>(
     let config = Kubeconfig::read(kubeconfig)?;
     let settings =
         Settings { root_ca: String::from_utf8_lossy(&config.ca_pem).into_owned(), ..Settings::default() };
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
+    threads().build()?.block_on(async {
         let remote = Remote::new(&config).with_context(|| format!("cannot use {}", kubeconfig.display()))?;
         let (stop, shutdown) = watch::channel(false);
         let ctx = Ctx::new(Client::new(Arc::new(remote), agent), Clock::default(), shutdown).with(settings);

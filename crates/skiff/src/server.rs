@@ -25,6 +25,7 @@ use crate::node;
 use crate::reset;
 use crate::roles::{CONTROLLER_MANAGER, SCHEDULER, scheduler_config};
 use crate::services;
+use crate::threads::threads;
 use crate::welcome;
 
 /// After how many steps of its tasks a busy thread looks for requests that have come. A step of a long list takes 50 µs,
@@ -32,8 +33,7 @@ use crate::welcome;
 const STEPS: u32 = 8;
 
 pub fn run(flags: ServerFlags) -> anyhow::Result<()> {
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    runtime.enable_all().event_interval(STEPS).build()?.block_on(serve(flags))
+    threads().event_interval(STEPS).build()?.block_on(serve(flags))
 }
 
 async fn serve(flags: ServerFlags) -> anyhow::Result<()> {

@@ -6,13 +6,18 @@
 //! always given back to where it came from.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use mimalloc::MiMalloc;
 
 /// The variable that makes a process small, whatever its value.
 pub const SMALL: &CStr = c"SKIFF_SMALL";
+
+/// How often a thread gives back memory, at most.
+const REST_EVERY: Duration = Duration::from_secs(30);
 
 /// To be named as the global allocator of a program.
 pub struct Allocator;
@@ -38,6 +43,28 @@ fn decide() -> bool {
     let is_small = unsafe { !libc::getenv(SMALL.as_ptr()).is_null() };
     CHOICE.store(if is_small { IS_SMALL } else { IS_FAST }, Relaxed);
     !is_small
+}
+
+unsafe extern "C" {
+    /// mimalloc's own, which its crate does not pass on.
+    fn mi_collect(force: bool);
+}
+
+thread_local! {
+    static RESTED: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// To be called by a thread that is about to sleep. Takes back what other threads have freed of its memory, and gives the
+/// kernel what nobody needs. The allocator does both in passing when it is asked for more, which at rest nobody does.
+pub fn rest() {
+    let now = Instant::now();
+    let rested = RESTED.get().is_some_and(|then| now.saturating_duration_since(then) < REST_EVERY);
+    if rested || !is_fast() {
+        return;
+    }
+    RESTED.set(Some(now));
+    // SAFETY: it touches only what this thread keeps free and memory that nobody has.
+    unsafe { mi_collect(true) }
 }
 
 // SAFETY: both allocators keep the promises of the trait, and since the choice never changes, what one of them has given
@@ -71,5 +98,49 @@ unsafe impl GlobalAlloc for Allocator {
                 System.realloc(memory, layout, size)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// kB.
+    fn resident() -> usize {
+        let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("Rss:")).map(str::trim).unwrap_or_default();
+        line.trim_end_matches(" kB").parse().unwrap_or_default()
+    }
+
+    #[test]
+    fn what_others_have_freed_is_given_back_at_rest() {
+        let layout = Layout::from_size_align(1 << 10, 8).expect("a layout");
+        let (blocks, freed) = (mpsc::channel(), mpsc::channel());
+        let owner = std::thread::spawn(move || {
+            for _ in 0..128 << 10 {
+                // SAFETY: the size is not zero, and the block is as large as what is written to it.
+                let block = unsafe {
+                    let block = Allocator.alloc(layout);
+                    block.write_bytes(1, layout.size());
+                    block
+                };
+                blocks.0.send(block as usize).expect("somebody frees it");
+            }
+            drop(blocks.0);
+            let before: usize = freed.1.recv().expect("all is freed");
+            rest();
+            (before, resident())
+        });
+        let mut all: Vec<usize> = blocks.1.iter().collect();
+        let before = resident();
+        for block in all.drain(..) {
+            // SAFETY: it is from there, with the same layout, and nobody has it any more.
+            unsafe { Allocator.dealloc(block as *mut u8, layout) };
+        }
+        freed.0.send(before).expect("the owner waits");
+        let (before, after) = owner.join().expect("the owner rests");
+        assert!(before == 0 || after + (64 << 10) < before, "{before} {after}");
     }
 }

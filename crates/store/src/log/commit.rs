@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::batch::{Batch, Reply};
 use super::journal::Journal;
-use super::memory::Memory;
+use super::memory::{Change, Memory};
 use super::recover::Recovered;
 use super::snapshot::{self, Pin};
 use super::watchers::Watchers;
@@ -279,14 +279,15 @@ impl Committer {
                 self.pace = Some(self.pace.map_or(took, |pace| (pace * 7 + took) / 8));
             }
             let last = batch.last();
-            for change in &batch.changes {
+            let changes: Vec<_> = batch.changes.into_iter().map(Change::settled).collect();
+            for change in &changes {
                 if change.expires > 0 {
                     self.expiries.insert((change.expires, change.key.clone()));
                 }
             }
             let events: Vec<_> = {
                 let mut memory = self.write();
-                batch.changes.into_iter().map(|change| memory.apply(change)).collect()
+                changes.into_iter().map(|change| memory.apply(change)).collect()
             };
             self.watchers.publish(&events, last);
             let now = Instant::now();

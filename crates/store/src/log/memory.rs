@@ -21,6 +21,16 @@ pub struct Change {
     pub expires: u64,
 }
 
+impl Change {
+    /// The same in memory of its own, and in no more than it needs. What comes in was made among much that is freed when
+    /// its request is over; living for hours, it would keep all the memory around it from being given back. Whoever commits
+    /// is mostly one thread, and an allocator puts together what a thread asks for.
+    pub fn settled(self) -> Change {
+        let value = self.value.map(|value| Bytes::copy_from_slice(&value));
+        Change { key: Arc::from(&*self.key), value, ..self }
+    }
+}
+
 pub struct Memory {
     map: BTreeMap<Arc<str>, Chain>,
     /// One event for each revision after `trimmed`, oldest first.
@@ -233,7 +243,13 @@ impl Memory {
         for _ in 0..max {
             match self.history.front() {
                 Some(event) if event.revision() <= until => {}
-                _ => return false,
+                _ => {
+                    // What a busy time took is not kept for a quiet one.
+                    if self.history.capacity() / 4 > self.history.len() {
+                        self.history.shrink_to(self.history.len() * 2);
+                    }
+                    return false;
+                }
             }
             let event = self.history.pop_front().expect("it was just looked at");
             let key = event_key(&event);
@@ -313,6 +329,32 @@ pub fn event_key(event: &Event) -> &str {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_quiet_time_keeps_no_room_for_a_busy_one() {
+        let mut memory = Memory::default();
+        for revision in FIRST + 1..10_000 {
+            let value = Some(Bytes::from_static(b"x"));
+            memory.apply(Change { key: format!("/k/{revision}").into(), value, revision, expires: 0 });
+        }
+        memory.set_floor(9_900);
+        while memory.trim(1000) {}
+        assert_eq!(memory.history_len(), 99);
+        assert!(memory.history.capacity() < 400, "{}", memory.history.capacity());
+    }
+
+    #[test]
+    fn what_is_kept_is_alone_in_its_memory() {
+        let body = Bytes::from("of which a part is the value".to_owned());
+        let key: Arc<str> = "/k/x".into();
+        let change = Change { key: key.clone(), value: Some(body.slice(3..8)), revision: 7, expires: 9 };
+        let settled = change.clone().settled();
+        assert_eq!((&settled.key, &settled.value), (&change.key, &change.value));
+        assert_eq!((settled.revision, settled.expires), (7, 9));
+        assert!(!Arc::ptr_eq(&settled.key, &key));
+        let room = settled.value.and_then(|value| value.try_into_mut().ok()).map(|room| room.capacity());
+        assert_eq!(room, Some(5));
+    }
 
     proptest! {
         /// Against a model that keeps every state whole: any readable revision lists what was there then,

@@ -21,7 +21,8 @@ const VERSION: u32 = 1;
 const FILL: u64 = 1 << 20;
 /// Batches this large gain nothing from it.
 const LARGE: usize = 256 << 10;
-static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+/// How much of it is written at once.
+const PART: usize = 64 << 10;
 
 /// What a fault test may make fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,9 +203,11 @@ impl Segment {
         if self.position > self.filled {
             self.filled = self.position;
             let until = if bytes.len() < LARGE { self.position + FILL } else { self.position };
+            // Made when it is needed: as a constant it would be in the program, zero by zero.
+            let zeros = vec![0; PART.min((until - self.filled) as usize)];
             while self.filled < until {
-                let len = ZEROS.len().min((until - self.filled) as usize);
-                self.file.write_all_at(&ZEROS[..len], self.filled)?;
+                let len = zeros.len().min((until - self.filled) as usize);
+                self.file.write_all_at(&zeros[..len], self.filled)?;
                 self.filled += len as u64;
             }
         }
