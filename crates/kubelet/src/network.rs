@@ -3,8 +3,10 @@
 //! It is said in CNI's words, in the directory the runtime looks into, and only where that is empty: a network
 //! somebody else has set up is theirs. [`FILE`] is the only file ever written there.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
@@ -12,6 +14,10 @@ use crate::Node;
 
 /// What the configuration is called, so that it can be found and removed.
 pub const FILE: &str = "10-skiff.conflist";
+/// What the network is called.
+const NAME: &str = "skiff";
+/// Longer than a runtime may take to make a pod.
+const IN_THE_MAKING: Duration = Duration::from_secs(300);
 /// The bridge all pods of this node are on.
 pub const BRIDGE: &str = "skiff0";
 
@@ -25,12 +31,43 @@ pub(crate) async fn provide(node: &Node, ranges: &[String]) {
     }
     let details = node.runtime.details().await.unwrap_or_default();
     let Some(dir) = details.get("config").and_then(|config| directory(config)) else { return };
-    let addresses = node.settings.pods.with_file_name("network");
+    let addresses = addresses(node);
     match write(&dir, &conflist(ranges, &addresses, !node.settings.proxied && has_iptables())) {
         Ok(true) => tracing::info!(dir = %dir.display(), bridge = BRIDGE, "pods have a network now"),
         Ok(false) => {}
         Err(error) => tracing::warn!(%error, dir = %dir.display(), "cannot give pods a network"),
     }
+}
+
+/// Where it is written down which pod has which address of the network that we have set up.
+fn addresses(node: &Node) -> PathBuf {
+    node.settings.pods.with_file_name("network")
+}
+
+/// Gives back addresses of pods that the runtime does not know: one that was killed while it made them forgets them.
+pub(crate) fn give_back(node: &Node, known: &BTreeSet<&str>) {
+    let now = SystemTime::now();
+    for lease in forgotten(&addresses(node).join(NAME), known, now) {
+        tracing::info!(address = %lease.display(), "gave back the address of a pod that is gone");
+        let _ = std::fs::remove_file(lease);
+    }
+}
+
+/// Addresses that nobody has. A pod that is being made is known last, but not that late.
+fn forgotten(dir: &Path, known: &BTreeSet<&str>, now: SystemTime) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    // Beside them are a lock and what was given last.
+    let addresses = entries.filter(|entry| {
+        entry.file_name().to_str().is_some_and(|name| name.parse::<std::net::IpAddr>().is_ok())
+    });
+    let is_forgotten = |path: &PathBuf| {
+        let owner = std::fs::read_to_string(path).unwrap_or_default();
+        let owner = owner.lines().next().unwrap_or_default().trim();
+        let given = path.metadata().and_then(|known| known.modified());
+        let is_old = given.is_ok_and(|given| now.duration_since(given).unwrap_or_default() > IN_THE_MAKING);
+        is_old && !owner.is_empty() && !known.contains(owner)
+    };
+    addresses.map(|entry| entry.path()).filter(is_forgotten).collect()
 }
 
 /// Where the runtime looks for networks, from its own account of its configuration.
@@ -76,7 +113,7 @@ fn conflist(ranges: &[String], addresses: &Path, iptables: bool) -> String {
     if iptables {
         plugins.push(json!({"type": "portmap", "capabilities": {"portMappings": true}}));
     }
-    json!({"cniVersion": "0.4.0", "name": "skiff", "plugins": plugins}).to_string()
+    json!({"cniVersion": "0.4.0", "name": NAME, "plugins": plugins}).to_string()
 }
 
 fn has_iptables() -> bool {
@@ -98,6 +135,27 @@ mod tests {
         std::fs::write(dir.join("05-other.conflist"), "{}").expect("written");
         assert!(!write(&dir, "c").expect("somebody else's"));
         assert_eq!(std::fs::read_to_string(dir.join(FILE)).expect("text"), "b");
+    }
+
+    #[test]
+    fn only_old_addresses_of_nobody_are_given_back() {
+        let dir = tempfile::tempdir().expect("a directory");
+        for (name, owner) in
+            [("10.0.0.2", "one\r\neth0"), ("fd00::3", "two\neth0"), ("lock", ""), ("10.0.0.4", "")]
+        {
+            std::fs::write(dir.path().join(name), owner).expect("written");
+        }
+        let now = SystemTime::now();
+        let check = |known: &[&str], at: SystemTime, expected: &[&str]| {
+            let mut found = forgotten(dir.path(), &known.iter().copied().collect(), at);
+            found.sort();
+            assert_eq!(found, expected.iter().map(|name| dir.path().join(name)).collect::<Vec<_>>());
+        };
+        check(&[], now, &[]);
+        let later = now + Duration::from_secs(600);
+        check(&["one", "two"], later, &[]);
+        check(&["one"], later, &["fd00::3"]);
+        check(&[], later, &["10.0.0.2", "fd00::3"]);
     }
 
     #[test]

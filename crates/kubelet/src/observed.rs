@@ -139,7 +139,9 @@ impl Ran {
             attempt: metadata.attempt,
             state: match status.state() {
                 cri::ContainerState::Created => State::Created,
-                cri::ContainerState::Exited if was_given_up(status) => State::Created,
+                cri::ContainerState::Exited | cri::ContainerState::Unknown if was_given_up(status) => {
+                    State::Created
+                }
                 cri::ContainerState::Running => State::Running { since },
                 // One the runtime knows nothing of any more is over, and nobody knows how.
                 cri::ContainerState::Exited => State::Exited { since, at, code: status.exit_code },
@@ -157,9 +159,13 @@ impl Ran {
     }
 }
 
-/// Whether whoever asked for the start went away in the middle of it, as a skiff does that is killed. Nothing of the
-/// container has run then, so it counts as one that has yet to be started.
+/// Whether whoever asked for the start, or was asked for it, went away in the middle of it, as a skiff or a containerd
+/// does that is killed. The container has not run then as far as anybody was told, so it counts as one that has yet to
+/// be started; should it run all the same, it is ended with what is removed before that.
 fn was_given_up(status: &cri::ContainerStatus) -> bool {
+    if status.state() == cri::ContainerState::Unknown {
+        return status.started_at == 0;
+    }
     let message = &status.message;
     let is_cut_short = message.contains("context canceled")
         || message.contains("failed to start shim") && message.contains("signal: killed");
@@ -192,6 +198,18 @@ mod tests {
         // Of two that were made at the same attempt the one that was given up is the other.
         check(plain(), &[status("a", ""), status("b", "10.0.0.1")], Some("b"));
         check(serde_json::json!({"containers": [], "hostNetwork": true}), &[status("a", "")], Some("a"));
+    }
+
+    #[test]
+    fn one_that_nobody_knows_of_has_run_if_it_was_started() {
+        let check = |started_at, expected: State| {
+            let state = cri::ContainerState::Unknown.into();
+            let status = cri::ContainerStatus { state, started_at, ..cri::ContainerStatus::default() };
+            assert_eq!(Ran::of(&status).state, expected);
+        };
+        check(0, State::Created);
+        let since = Timestamp::from_second(7).expect("a time");
+        check(7_000_000_000, State::Exited { since, at: since, code: 137 });
     }
 
     #[test]

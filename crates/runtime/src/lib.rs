@@ -6,6 +6,7 @@
 
 pub mod cri;
 pub mod embedded;
+pub mod leftovers;
 mod remote;
 mod socket;
 
@@ -72,6 +73,10 @@ pub trait Runtime: Send + Sync + 'static {
     async fn details(&self) -> Result<BTreeMap<String, String>> {
         Ok(BTreeMap::new())
     }
+    /// Whether containers can be given what is mounted here. Elsewhere nobody would see more of it than an empty directory.
+    async fn sees_mounts(&self) -> bool {
+        true
+    }
     /// Tells which addresses this node's pods get, where the runtime cares.
     async fn set_pod_cidr(&self, cidr: &str) -> Result<()>;
 
@@ -80,6 +85,12 @@ pub trait Runtime: Send + Sync + 'static {
     async fn changed(&self, _since: u64) -> u64 {
         tokio::time::sleep(LOOK_AGAIN).await;
         0
+    }
+
+    /// Removes what it has forgotten when it was killed, and says how much that was. For one that forgets nothing there
+    /// is nothing to do.
+    async fn sweep(&self) -> Result<usize> {
+        Ok(0)
     }
 
     /// Makes and starts what the containers of a pod share; answers with its id.

@@ -1,20 +1,25 @@
 //! A CRI runtime over its Unix socket.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use tokio::sync::watch;
+use parking_lot::Mutex;
+use tokio::net::UnixStream;
+use tokio::sync::{RwLock, watch};
 
 use crate::cri::*;
+use crate::leftovers::{self, Begun};
 use crate::{Code, Error, LOOK_AGAIN, Refusal, Result, Runtime, Socket};
 
 /// What upstream's kubelet allows a runtime for one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
 /// How often one that tells of events is looked at all the same, in case one got lost.
 const LOOK_ANYWAY: Duration = Duration::from_secs(300);
+/// How long a runtime, or whoever asked it before us, may still forget something after it was killed.
+const SWEPT_FOR: Duration = Duration::from_secs(40);
 /// Images are large and registries far away.
 const PULL_TIMEOUT: Duration = Duration::from_secs(3600);
 
@@ -24,12 +29,21 @@ pub struct Remote {
     socket: Socket,
     /// Counts its events; nobody counts for one that has none.
     news: Arc<OnceLock<watch::Receiver<u64>>>,
+    /// Held by whoever makes a pod, and by whoever wants that nobody does.
+    making: Arc<RwLock<()>>,
+    /// The runtime that is swept, of those that come one after the other: since when it is known, and whether it is done.
+    swept: Arc<Mutex<Option<(Begun, Instant, bool)>>>,
 }
 
 impl Remote {
     /// `socket` may be written as `unix:///run/…`.
     pub fn new(socket: &str) -> Remote {
-        Remote { socket: Socket::new(socket), news: Arc::default() }
+        Remote {
+            socket: Socket::new(socket),
+            news: Arc::default(),
+            making: Arc::default(),
+            swept: Arc::default(),
+        }
     }
 
     pub fn socket(&self) -> &Path {
@@ -65,6 +79,12 @@ impl Remote {
         A: prost::Message + Default,
     {
         self.call(call, question, REQUEST_TIMEOUT).await
+    }
+
+    /// The process that answers, where it can be seen from here.
+    async fn process(&self) -> Option<Begun> {
+        let stream = UnixStream::connect(self.socket.path()).await.ok()?;
+        Begun::of(stream.peer_cred().ok()?.pid()?)
     }
 
     /// For questions that only name something, where what is gone already is as good as done.
@@ -114,6 +134,14 @@ async fn listen(socket: Socket, told: watch::Sender<u64>) {
 
 #[async_trait]
 impl Runtime for Remote {
+    async fn sees_mounts(&self) -> bool {
+        let peer =
+            tokio::net::UnixStream::connect(self.socket.path()).await.and_then(|there| there.peer_cred());
+        let pid = peer.ok().and_then(|peer| peer.pid()).map_or_else(String::new, |pid| pid.to_string());
+        let mounts = |who: &str| std::fs::read_link(format!("/proc/{who}/ns/mnt")).ok();
+        mounts(&pid).is_some_and(|theirs| mounts("self") == Some(theirs))
+    }
+
     async fn version(&self) -> Result<VersionResponse> {
         self.runtime(path!("Version"), &Empty {}).await
     }
@@ -152,7 +180,52 @@ impl Runtime for Remote {
         self.runtime::<_, Empty>(path!("UpdateRuntimeConfig"), &request).await.map(drop)
     }
 
+    async fn sweep(&self) -> Result<usize> {
+        let Some(runtime) = self.process().await else { return Ok(0) };
+        let known = self.swept.lock().filter(|(known, ..)| *known == runtime);
+        let (_, since, is_done) = known.unwrap_or((runtime, Instant::now(), false));
+        *self.swept.lock() = Some((runtime, since, is_done));
+        if is_done {
+            return Ok(0);
+        }
+        // Of a pod that is being made there is already something, but nobody in it. There will be a better time.
+        let Ok(_nobody_makes_one) = self.making.try_write() else { return Ok(0) };
+        let sandboxes = self.sandboxes(&[]).await?;
+        // Whoever runs pods as machines may have nobody in their networks.
+        let are_plain = sandboxes.iter().all(|sandbox| sandbox.runtime_handler.is_empty());
+        let mut known = BTreeSet::new();
+        for sandbox in &sandboxes {
+            let request = PodSandboxStatusRequest { pod_sandbox_id: sandbox.id.clone(), verbose: true };
+            let answer =
+                self.runtime::<_, PodSandboxStatusResponse>(path!("PodSandboxStatus"), &request).await;
+            match answer {
+                Err(error) if error.is_not_found() => {}
+                answer => known.extend(answer?.info.get("info").and_then(|info| leftovers::network_of(info))),
+            }
+        }
+        let ready = PodSandboxState::Ready;
+        let running = sandboxes.into_iter().filter(|sandbox| sandbox.state() == ready);
+        let running = running.map(|sandbox| sandbox.id).collect();
+        let config = self.details().await?.remove("config").unwrap_or_default();
+        let socket = self.socket.path().to_owned();
+        let sweep = move || {
+            let shims = leftovers::end_forgotten_shims(&socket, &running);
+            let networks = leftovers::networks(&config);
+            let removed =
+                if are_plain { leftovers::remove_empty_networks(runtime, &networks, &known)? } else { 0 };
+            Ok::<_, std::io::Error>(shims + removed)
+        };
+        let swept = tokio::task::spawn_blocking(sweep).await.unwrap_or_else(|error| Err(error.into()));
+        // Whatever stands against it will do so again.
+        *self.swept.lock() = Some((runtime, since, swept.is_err() || since.elapsed() > SWEPT_FOR));
+        swept.map_err(|error| {
+            let message = format!("cannot remove the networks of pods that are gone: {error}");
+            Error::Refused { call: "sweep", code: Code::Other, message }
+        })
+    }
+
     async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<String> {
+        let _making = self.making.read().await;
         let request =
             RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: handler.to_owned() };
         let answer: RunPodSandboxResponse = self.runtime(path!("RunPodSandbox"), &request).await?;

@@ -70,6 +70,18 @@ pub async fn provide(data_dir: &Path, shutdown: watch::Receiver<bool>) -> anyhow
     Ok(Some(socket.display().to_string()))
 }
 
+/// Ends the containerd of a data directory and all that it runs.
+pub async fn end(data_dir: &Path) -> io::Result<()> {
+    // As it was told itself, and its shims.
+    let data_dir = std::path::absolute(data_dir)?;
+    let own = Own { program: PathBuf::new(), dir: dir(&data_dir) };
+    if own.dir.exists() {
+        own.stop_earlier().await;
+        runtime::leftovers::end_all(&socket(&data_dir));
+    }
+    Ok(())
+}
+
 /// Puts the images of an archive where pods find them; says which.
 pub fn import(socket: &str, archive: &Path) -> anyhow::Result<String> {
     ctr(socket, &["import".as_ref(), archive.as_os_str()])
@@ -134,6 +146,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{image}"
   restrict_oom_score_adj = {restrict}
+  netns_mounts_under_state_dir = true
   [plugins."io.containerd.grpc.v1.cri".cni]
     conf_dir = "{dir}/net.d"
     bin_dir = "{programs}"

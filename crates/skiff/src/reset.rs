@@ -7,15 +7,14 @@ use std::time::Duration;
 use anyhow::Context as _;
 use runtime::Runtime as _;
 use rustix::fs::FlockOperation;
-use rustix::mount::UnmountFlags;
 use sys::netlink::Netlink;
 
-use crate::containerd::NETWORK_PROGRAMS;
+use crate::containerd::{self, NETWORK_PROGRAMS};
 use crate::flags::{RegistryFlags, ResetFlags};
 use crate::{node, services};
 
 const POD_UID: &str = "io.kubernetes.pod.uid";
-/// How long processes may take to leave a cgroup.
+/// How long processes may take to leave a cgroup, and others a disk.
 const LEAVE: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_millis(50);
 
@@ -42,7 +41,8 @@ pub fn run(flags: &ResetFlags) -> anyhow::Result<()> {
     runtime.block_on(pods(&flags.data_dir, &mut failures));
     network(&mut failures);
     drop(lock);
-    if flags.yes {
+    // What could not be unmounted may be on somebody else's disk, and what a disk is let go by is written down there.
+    if flags.yes && failures.0.is_empty() {
         failures.note(remove_dir(&flags.data_dir));
     }
     failures.check()?;
@@ -74,14 +74,20 @@ pub async fn pods(data_dir: &Path, failures: &mut Failures) {
     if node::runtime_dir(data_dir).join("pods").exists() {
         uids.extend(failures.note(end_pods(data_dir).await).into_iter().flatten());
     }
+    failures.note(containerd::end(data_dir).await.context("cannot end containerd"));
     // Those whose containers are gone may have left a cgroup.
-    let volumes = std::fs::read_dir(data_dir.join("agent/pods")).into_iter().flatten().flatten();
+    let place = node::pods_dir(data_dir);
+    let volumes = std::fs::read_dir(&place).into_iter().flatten().flatten();
     uids.extend(volumes.map(|entry| entry.file_name().to_string_lossy().into_owned()));
     for uid in uids.iter().filter(|uid| !uid.is_empty()) {
-        failures.note(remove_cgroup(uid).await);
+        let clear = async || Ok(kubelet::cgroups::clear(&place, uid)?);
+        failures.note(patiently(clear).await.context("cannot remove what a pod was in"));
     }
-    kubelet::cgroups::remove_levels();
-    failures.note(unmount(data_dir));
+    kubelet::cgroups::remove_levels(&place);
+    failures.note(sys::mounts::unmount_below(data_dir).map_err(Into::into));
+    let root = node::kubelet_root(data_dir);
+    let let_go = async || kubelet::let_disks_go(&root, &place).await.map_err(anyhow::Error::msg);
+    failures.note(patiently(let_go).await.context("cannot let a disk go"));
 }
 
 async fn end_pods(data_dir: &Path) -> anyhow::Result<Vec<String>> {
@@ -99,47 +105,15 @@ async fn end_pods(data_dir: &Path) -> anyhow::Result<Vec<String>> {
     Ok(uids)
 }
 
-async fn remove_cgroup(uid: &str) -> anyhow::Result<()> {
+/// Tries again for a while: what has ended may be on its way out.
+async fn patiently(attempt: impl AsyncFn() -> anyhow::Result<()>) -> anyhow::Result<()> {
     let begun = tokio::time::Instant::now();
     loop {
-        match kubelet::cgroups::clear(uid) {
+        match attempt().await {
             Err(_) if begun.elapsed() < LEAVE => tokio::time::sleep(AGAIN).await,
-            done => return done.context("cannot remove what a pod was in"),
+            done => return done,
         }
     }
-}
-
-/// Unmounts everything below a directory, the innermost first.
-fn unmount(data_dir: &Path) -> anyhow::Result<()> {
-    let Ok(data_dir) = std::fs::canonicalize(data_dir) else { return Ok(()) };
-    let text = std::fs::read_to_string("/proc/self/mountinfo").context("cannot read /proc/self/mountinfo")?;
-    for place in mounts_below(&text, &data_dir).into_iter().rev() {
-        let gone = rustix::mount::unmount(&place, UnmountFlags::DETACH);
-        gone.with_context(|| format!("cannot unmount {}", place.display()))?;
-    }
-    Ok(())
-}
-
-fn mounts_below(mountinfo: &str, dir: &Path) -> Vec<PathBuf> {
-    let places = mountinfo.lines().filter_map(|line| line.split(' ').nth(4));
-    places.map(|place| PathBuf::from(unescape(place))).filter(|place| place.starts_with(dir)).collect()
-}
-
-/// The kernel writes spaces and the like as `\040`.
-fn unescape(text: &str) -> String {
-    let mut parts = text.split('\\');
-    let mut plain = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let code = part.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        match code {
-            Some(code) => {
-                plain.push(char::from(code));
-                plain.push_str(&part[3..]);
-            }
-            None => plain = format!("{plain}\\{part}"),
-        }
-    }
-    plain
 }
 
 /// Removes links, routes and rules of this network namespace.
@@ -172,15 +146,6 @@ pub fn remove_dir(path: &Path) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_mounts_below_are_ours() {
-        let text = "1 0 0:1 / / rw - ext4 x rw\n2 1 0:2 / /var/lib/skiff/a\\040b rw - tmpfs x rw\n\
-                    3 1 0:2 / /var/lib/skiff-dev/c rw - tmpfs x rw\n4 1 0:2 / /var/lib/skiff/a\\040b/d rw - tmpfs x rw\n";
-        let found = mounts_below(text, Path::new("/var/lib/skiff"));
-        assert_eq!(found, ["/var/lib/skiff/a b", "/var/lib/skiff/a b/d"].map(PathBuf::from));
-        assert_eq!(unescape("a\\b"), "a\\b");
-    }
 
     #[test]
     fn a_data_directory_in_use_is_left_alone() {

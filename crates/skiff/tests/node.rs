@@ -338,21 +338,28 @@ fn pods_outlive_the_server_and_the_runtime() {
     cluster.server.restart();
     uids += &check(&cluster);
     delete(&cluster);
-    // All that is there now is the bystander's. A containerd before 1.7 may have forgotten a shim that it was about to
-    // start when the server went away, which nobody can tell it to end.
-    let is_one = || {
-        let mut traces = cluster.containerd.traces();
-        traces.remove("shims") >= Some(1) && traces.values().all(|count| *count == 1)
+    // All that is there now is the bystander's, and what containerd has forgotten is gone as well.
+    let only_the_bystander = |cluster: &Cluster, kinds: &[&str]| {
+        let mut last = Vec::new();
+        cluster.server.until("nothing but the bystander is left", || {
+            let traces = cluster.containerd.traces();
+            let counts: Vec<_> = kinds.iter().map(|kind| (*kind, traces[kind])).collect();
+            if counts != last {
+                eprintln!("left: {counts:?}");
+                last.clone_from(&counts);
+            }
+            counts.iter().all(|(_, count)| *count == 1)
+        });
     };
-    cluster.server.until("nothing but the bystander is left", is_one);
+    only_the_bystander(&cluster, &["shims", "networks", "links", "addresses"]);
     cluster.server.kubectl_with(&["apply", "-f", "-"], &deployment("third")).ok();
     uids += &check(&cluster);
     roll_out(&cluster, "fourth");
     cluster.containerd.kill9_and_restart().expect("a containerd");
     uids += &check(&cluster);
     delete(&cluster);
-    // It may have forgotten networks as well, of pods that it was about to begin; but what was started in their cgroups
-    // is gone, and so are these.
+    // Addresses of a network that somebody else has set up are theirs to find.
+    only_the_bystander(&cluster, &["shims", "networks", "links"]);
     cluster.server.kubectl(&["delete", "pods", "--all"]).ok();
     cluster.until_cgroups_are_gone(&uids);
 }

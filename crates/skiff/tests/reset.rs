@@ -3,6 +3,7 @@
 //! Needs root, kubectl, busybox and nft; says so and passes where these are missing.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -25,14 +26,15 @@ fn state(network: &Network, needles: &[String]) -> BTreeSet<String> {
     let ours = |text: &str| needles.iter().any(|needle| text.contains(needle.as_str()));
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("mounts");
     state.extend(mounts.lines().filter(|line| ours(line)).map(|line| format!("mount: {line}")));
-    for hierarchy in ["/sys/fs/cgroup", "/sys/fs/cgroup/memory", "/sys/fs/cgroup/cpu", "/sys/fs/cgroup/pids"]
-    {
-        for level in ["", "/burstable", "/besteffort"] {
-            let entries =
-                std::fs::read_dir(format!("{hierarchy}/skiff{level}")).into_iter().flatten().flatten();
-            let groups = entries.map(|entry| entry.path()).filter(|path| path.is_dir());
-            let own = groups.map(|path| path.display().to_string()).filter(|path| ours(path));
-            state.extend(own.map(|path| format!("cgroup: {path}")));
+    for hierarchy in ["", "/memory", "/cpu", "/pids"] {
+        let mut within = vec![std::path::PathBuf::from(format!("/sys/fs/cgroup{hierarchy}/skiff"))];
+        while let Some(place) = within.pop() {
+            let entries = std::fs::read_dir(&place).into_iter().flatten().flatten();
+            within.extend(entries.map(|entry| entry.path()).filter(|path| path.is_dir()));
+            let name = place.display().to_string();
+            if ours(&name) {
+                state.insert(format!("cgroup: {name}"));
+            }
         }
     }
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -45,9 +47,28 @@ fn state(network: &Network, needles: &[String]) -> BTreeSet<String> {
     state
 }
 
+fn has(program: &str) -> bool {
+    Command::new(program).arg("--version").output().is_ok()
+}
+
 #[test]
 fn a_host_is_as_it_was() {
-    let has = |program: &str| Command::new(program).arg("--version").output().is_ok();
+    check(&[], Server::stop);
+}
+
+/// A containerd of ours goes with the server, unless that is killed; and its pods never do.
+#[test]
+fn a_host_is_as_it_was_before_containerd() {
+    if !has("containerd") || std::path::Path::new("/run/containerd/containerd.sock").exists() {
+        eprintln!("skipped: needs a containerd that does not run yet");
+        return;
+    }
+    let room = "--kubelet-arg=eviction-hard=nodefs.available<0%,imagefs.available<0%";
+    check(&["--container-runtime-endpoint=containerd", room], Server::kill9);
+}
+
+#[track_caller]
+fn check(flags: &[&str], end: fn(&mut Server)) {
     let busybox = std::path::Path::new("/bin/busybox").exists();
     if !testkit::has_kubectl() || !busybox || !has("nft") || !rustix::process::geteuid().is_root() {
         eprintln!("skipped: needs root, kubectl, busybox-static and nft");
@@ -56,10 +77,12 @@ fn a_host_is_as_it_was() {
     let dir = tempfile::tempdir().expect("a directory");
     let network = Network::new().expect("a network");
     let before = state(&network, &[]);
-    let mut server = Server::start_with_pods(&network, &["--controllers=*", "--node-name=here"]);
+    let mut server =
+        Server::start_with_pods(&network, &[&["--controllers=*", "--node-name=here"], flags].concat());
     let data = server.data_dir().display().to_string();
     let archive = testkit::busybox_image(dir.path(), IMAGE).expect("an image").display().to_string();
-    server.skiff(&["image", "import", "--data-dir", &data, &archive]).ok();
+    let import = ["image", "import", "--data-dir", &data, &archive];
+    server.until("the runtime has the image", || server.skiff(&import).code == 0);
     let pod = serde_json::json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "labels": {"app": "p"}},
         "spec": {
@@ -85,7 +108,8 @@ fn a_host_is_as_it_was() {
         assert!(begun.elapsed() < DEADLINE, "{said}\n{}", server.log());
         std::thread::yield_now();
     };
-    let needles = [data.clone(), uid];
+    let place = std::fs::metadata(server.data_dir().join("agent/pods")).expect("a directory");
+    let needles = [data.clone(), uid, format!("skiff/node-{:x}-{:x}", place.dev(), place.ino())];
     let running = state(&network, &needles);
     for kind in ["ip -o link: ", "nft list ruleset: ", "mount: ", "cgroup: ", "process: "] {
         let there = running.difference(&before).any(|line| line.starts_with(kind));
@@ -101,7 +125,7 @@ fn a_host_is_as_it_was() {
     };
     let (done, said) = reset(&server, &[]);
     assert!(!done && said.contains("another skiff works with"), "{said}");
-    server.stop();
+    end(&mut server);
     let (done, said) = reset(&server, &[]);
     assert!(done && server.data_dir().exists(), "{said}");
     let after = state(&network, &needles);

@@ -3,10 +3,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::CWD;
-use rustix::mount::{MoveMountFlags, OpenTreeFlags};
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
 /// What a copied tree is like; what is not said stays as at the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,4 +95,81 @@ fn set_attributes(fd: i32, wanted: &libc::mount_attr, flags: i32) -> io::Result<
         )
     };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Unmounts everything below a directory, the innermost first. Fails where something stays, after all have been tried:
+/// whoever removes the directory next would remove what is on somebody else's disk.
+pub fn unmount_below(dir: &Path) -> io::Result<()> {
+    // The kernel tells of places as they are, not by the links that lead there.
+    let dir = match std::fs::canonicalize(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        dir => dir?,
+    };
+    let mounted = || Ok::<_, io::Error>(below(&std::fs::read_to_string("/proc/self/mountinfo")?, &dir));
+    for place in mounted()?.iter().rev() {
+        let _ = rustix::mount::unmount(place, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
+    }
+    match mounted()?.first() {
+        Some(left) => Err(io::Error::other(format!("{} is still mounted", left.display()))),
+        None => Ok(()),
+    }
+}
+
+fn below(mountinfo: &str, dir: &Path) -> Vec<PathBuf> {
+    let places = mountinfo.lines().filter_map(|line| line.split(' ').nth(4)).map(unescaped);
+    places.filter(|place| place != dir && place.starts_with(dir)).collect()
+}
+
+/// The kernel writes spaces and the like as `\040`.
+fn unescaped(text: &str) -> PathBuf {
+    let mut parts = text.split('\\');
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let code = part.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match code {
+            Some(code) => {
+                plain.push(char::from(code));
+                plain.push_str(&part[3..]);
+            }
+            None => plain = format!("{plain}\\{part}"),
+        }
+    }
+    plain.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_mounts_below_are_meant() {
+        let text = "1 0 0:1 / / rw - ext4 x rw\n2 1 0:2 / /var/lib/skiff/a\\040b rw - tmpfs x rw\n\
+                    3 1 0:2 / /var/lib/skiff-dev/c rw - tmpfs x rw\n4 1 0:2 / /var/lib/skiff/a\\040b/d rw - tmpfs x rw\n\
+                    5 1 0:2 / /var/lib/skiff rw - ext4 x rw\n";
+        let found = below(text, Path::new("/var/lib/skiff"));
+        assert_eq!(found, ["/var/lib/skiff/a b", "/var/lib/skiff/a b/d"].map(PathBuf::from));
+        assert_eq!(unescaped("a\\b"), Path::new("a\\b"));
+    }
+
+    #[test]
+    fn mounts_are_found_behind_a_link() {
+        let top = std::env::temp_dir().join(format!("skiff-mounts-{}", std::process::id()));
+        let (dir, link) = (top.join("dir"), top.join("link"));
+        std::fs::create_dir_all(dir.join("a/b")).unwrap();
+        std::os::unix::fs::symlink(&dir, &link).unwrap();
+        let mount = |name: &str| {
+            let flags = rustix::mount::MountFlags::empty();
+            rustix::mount::mount("tmpfs", link.join(name), "tmpfs", flags, c"")
+        };
+        if mount("a").is_err() {
+            eprintln!("skipped: whoever runs this may not mount anything");
+        } else {
+            std::fs::create_dir(link.join("a/c")).unwrap();
+            mount("a/c").unwrap();
+            unmount_below(&link).unwrap();
+            assert!(dir.join("a/b").exists() && !dir.join("a/c").exists());
+        }
+        unmount_below(&top.join("none")).unwrap();
+        std::fs::remove_dir_all(&top).unwrap();
+    }
 }
