@@ -1,16 +1,18 @@
 //! The cgroup of a pod: where it is, what its containers may use together, and its end after the runtime has said that
-//! nothing of the pod is left. What pods of a kind have together is in [`levels`].
+//! nothing of the pod is left. What pods of a kind have together is in [`levels`], what all of them have in [`whole`].
 //!
 //! The runtime removes the cgroups of containers, not the one of their pod that they are in. One that was killed while
 //! it began a container may have forgotten it altogether: what it had started then waits there for ever, and nobody but
 //! the kernel knows of it.
 
 mod levels;
+mod whole;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use api::resources::{ResourceList, add, list, of_pod};
@@ -19,39 +21,56 @@ use reconcile::Object as _;
 use rustix::process::{Pid, Signal, kill_process};
 use schema::quantity::Quantity;
 use serde_json::Value;
-use sys::cgroup::{Cgroups, Limits};
+use sys::cgroup::{Cgroups, Limits, Usage};
 
 use crate::config::resources;
-pub(crate) use levels::keep;
+use crate::{Node, Settings};
+pub use whole::Reserved;
 
 /// Where the kernel shows them: one hierarchy for all controllers, or one for each of them inside.
 const MOUNTED: &str = "/sys/fs/cgroup";
 /// All pods live under one cgroup of ours, so that all of it can be removed.
 const ROOT: &str = "skiff";
-/// Inside: pods that were promised all they may use are in none of these.
+/// Inside that of a node: pods that were promised all they may use are in none of these.
 const LEVELS: [&str; 2] = ["burstable", "besteffort"];
 
-/// The cgroup of a pod, by how much was promised to it.
-pub(crate) fn of(pod: &Pod) -> String {
-    of_below(Path::new(MOUNTED), pod)
+/// Keeps what pods may use together as it is to be.
+pub(crate) async fn keep(node: &Node) {
+    tokio::join!(whole::enforce(node), levels::keep(node));
 }
 
-fn of_below(root: &Path, pod: &Pod) -> String {
-    let [flat, burstable, best_effort] = names(pod.uid());
-    // Before there were levels all pods had the same place. Those that began there go on there.
-    let is_old = || bases(root).iter().any(|base| base.join(&flat).is_dir());
-    let name = match class(pod).as_ref() {
-        "Burstable" if !is_old() => burstable,
-        "BestEffort" if !is_old() => best_effort,
-        _ => flat,
+/// The cgroup of all pods of a node, by where it keeps them: other nodes on this machine must not share its limits.
+pub(crate) fn of_node(pods: &Path) -> String {
+    // Not by the path, which another one may have as well, in a view of the machine of its own.
+    match fs::metadata(pods) {
+        Ok(place) => format!("{ROOT}/node-{:x}-{:x}", place.dev(), place.ino()),
+        Err(_) => ROOT.to_owned(),
+    }
+}
+
+/// The cgroup of a pod, by how much was promised to it.
+pub(crate) fn of(pod: &Pod, settings: &Settings) -> String {
+    of_below(Path::new(MOUNTED), &of_node(&settings.pods), pod)
+}
+
+fn of_below(root: &Path, node: &str, pod: &Pod) -> String {
+    let uid = pod.uid();
+    let level = match class(pod).as_ref() {
+        "Burstable" => "burstable/",
+        "BestEffort" => "besteffort/",
+        _ => "",
     };
-    format!("/{name}")
+    // Once there were no levels, and later no nodes. Pods that began then go on where they are.
+    let old = [format!("{ROOT}/pod{uid}"), format!("{ROOT}/{level}pod{uid}")];
+    let bases = bases(root);
+    let began = old.into_iter().find(|old| bases.iter().any(|base| base.join(old).is_dir()));
+    format!("/{}", began.unwrap_or_else(|| format!("{node}/{level}pod{uid}")))
 }
 
 /// Wherever the cgroup of a pod may be.
-fn names(uid: &str) -> [String; 3] {
-    let [burstable, best_effort] = LEVELS.map(|level| format!("{ROOT}/{level}/pod{uid}"));
-    [format!("{ROOT}/pod{uid}"), burstable, best_effort]
+fn names(node: &str, uid: &str) -> Vec<String> {
+    let places = ["/", "/burstable/", "/besteffort/"].map(|level| format!("{level}pod{uid}"));
+    places.iter().flat_map(|place| [ROOT, node].map(|around| format!("{around}{place}"))).collect()
 }
 
 /// Its quality of service.
@@ -108,6 +127,11 @@ pub(crate) fn time_only(limits: &Limits) -> Limits {
     Limits { cpu_shares, cpu_quota, cpu_period, unified: unified.clone(), ..Limits::default() }
 }
 
+/// What all pods of a node use and may use.
+pub(crate) fn usage(settings: &Settings) -> Usage {
+    Cgroups::of_host().map(|cgroups| cgroups.usage(&of_node(&settings.pods))).unwrap_or_default()
+}
+
 /// Makes a cgroup that has these limits.
 pub(crate) fn limit(group: &str, limits: &Limits) -> io::Result<()> {
     let cgroups = Cgroups::of_host()?;
@@ -116,16 +140,19 @@ pub(crate) fn limit(group: &str, limits: &Limits) -> io::Result<()> {
 }
 
 /// Ends what runs in the pod's cgroup although nobody knows of it, and removes the cgroup. Fails while something is left:
-/// the kernel takes a moment.
-pub fn clear(uid: &str) -> io::Result<()> {
-    clear_below(Path::new(MOUNTED), uid)
+/// the kernel takes a moment. `pods` is where its node keeps them.
+pub fn clear(pods: &Path, uid: &str) -> io::Result<()> {
+    clear_below(Path::new(MOUNTED), &of_node(pods), uid)
 }
 
-/// Removes what pods are in, unless there still are some, of whomever.
-pub fn remove_levels() {
-    for root in bases(Path::new(MOUNTED)).iter().map(|base| base.join(ROOT)) {
-        let levels = LEVELS.map(|level| root.join(level));
-        levels.iter().chain([&root]).for_each(|place| drop(fs::remove_dir(place)));
+/// Removes what the pods of a node are in, unless there still are some.
+pub fn remove_levels(pods: &Path) {
+    let node = of_node(pods);
+    for base in bases(Path::new(MOUNTED)) {
+        for around in [node.as_str(), ROOT].map(|around| base.join(around)) {
+            let levels = LEVELS.map(|level| around.join(level));
+            levels.iter().chain([&around]).for_each(|place| drop(fs::remove_dir(place)));
+        }
     }
 }
 
@@ -135,10 +162,10 @@ fn bases(root: &Path) -> Vec<PathBuf> {
     inner.chain([root.to_owned()]).collect()
 }
 
-fn clear_below(root: &Path, uid: &str) -> io::Result<()> {
-    let names = names(uid);
-    let places = bases(root).into_iter().flat_map(|base| names.each_ref().map(|name| base.join(name)));
-    let groups: Vec<PathBuf> = places.filter(|group| group.is_dir()).collect();
+fn clear_below(root: &Path, node: &str, uid: &str) -> io::Result<()> {
+    let (names, bases) = (names(node, uid), bases(root));
+    let places = bases.iter().flat_map(|base| names.iter().map(|name| base.join(name)));
+    let groups: BTreeSet<PathBuf> = places.filter(|group| group.is_dir()).collect();
     for group in &groups {
         remove(group);
     }

@@ -38,6 +38,8 @@ pub struct Keeping {
     pub images: images::Policy,
     /// Of which images it is asked who may use them.
     pub pulled: crate::pulled::Policy,
+    /// Programs that have credentials for registries.
+    pub credentials: crate::credentials::Config,
     /// Bytes of a log at which a new one is begun, and how many are kept.
     pub log_size: u64,
     pub log_files: usize,
@@ -55,6 +57,7 @@ impl Default for Keeping {
             lasts: pressure::LASTS,
             images: images::Policy::default(),
             pulled: crate::pulled::Policy::default(),
+            credentials: Default::default(),
             log_size: 10 << 20,
             log_files: 5,
             pids: 0,
@@ -93,6 +96,11 @@ pub async fn run(node: &Arc<Node>) {
         if !node.ctx.caches.pods().indexed("node", &node.settings.node_name).is_empty() {
             logs::rotate_all(node).await;
         }
+        match node.runtime.sweep().await {
+            Ok(0) => {}
+            Ok(count) => tracing::info!(count, "removed what the runtime had forgotten"),
+            Err(error) => tracing::warn!(%error, "cannot remove what the runtime has forgotten"),
+        }
         if u64::is_multiple_of(beat, BEATS) {
             remove_leftovers(node).await;
             images::tidy(node).await;
@@ -111,7 +119,7 @@ async fn look(node: &Arc<Node>) {
     let due = {
         let mut state = node.keeping.state.lock();
         state.pressures.note(&short, now);
-        state.pressures.note(&soft.limits.reached(&signals), now);
+        state.pressures.note(&soft.reached(&signals), now);
         soft.due(&signals, &mut state.since, now)
     };
     over_their_limits(node).await;
@@ -209,6 +217,7 @@ async fn remove_leftovers(node: &Arc<Node>) {
     else {
         return;
     };
+    crate::network::give_back(node, &sandboxes.iter().map(|sandbox| sandbox.id.as_str()).collect());
     let mut newest: BTreeMap<&str, (u32, &str)> = BTreeMap::new();
     for sandbox in &sandboxes {
         let Some(uid) = sandbox.labels.get(POD_UID) else { continue };

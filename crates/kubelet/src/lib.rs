@@ -12,6 +12,7 @@ mod busy;
 pub mod cgroups;
 mod changes;
 pub mod config;
+mod credentials;
 mod csi;
 mod devices;
 mod dra;
@@ -55,7 +56,9 @@ use reconcile::{Controller, Ctx, Enqueue, Key, Object as _};
 use runtime::{Runtime, cri};
 use tokio::sync::watch;
 
+pub use cgroups::Reserved;
 pub use config::Settings;
+pub use credentials::Config as CredentialProviders;
 pub use k8s_openapi::api::core::v1::Taint;
 pub use keeping::Keeping;
 pub use keeping::images::Policy as ImagePolicy;
@@ -66,6 +69,7 @@ pub use registration::Presentation;
 pub use server::Api;
 pub use shutdown::plan::{Period, periods};
 pub use sysctls::is_own as is_own_sysctl;
+pub use volumes::iscsi::let_all_go as let_disks_go;
 
 use abilities::Abilities;
 use memory::Memory;
@@ -100,10 +104,13 @@ struct Node {
     /// As in `containerd://1.7`.
     runtime_version: String,
     abilities: Mutex<Abilities>,
+    /// The runtime can give containers what is mounted here.
+    sees_mounts: bool,
     settings: Settings,
     /// The numbers that pods with users of their own have.
     users: users::Users,
     pulled: pulled::Pulled,
+    credentials: credentials::Providers,
     presentation: Presentation,
     /// By the uid of the pod.
     memories: Mutex<HashMap<String, Memory>>,
@@ -145,14 +152,17 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         }
     };
     let controller = Controller::new("pods", &ctx);
+    let sees_mounts = runtime.sees_mounts().await;
     let abilities = runtime.status().await.map(|told| Abilities::of(&told)).unwrap_or_default();
     let node = Arc::new(Node {
         runtime,
         abilities: Mutex::new(abilities),
+        sees_mounts,
         runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
         runtime_name: version.runtime_name,
         users: users::Users::open(&config.settings.pods),
         pulled: pulled::Pulled::open(&config.settings.root),
+        credentials: credentials::Providers::new(config.settings.keeping.credentials.clone()),
         csi: csi::Drivers::open(&config.settings.root),
         dra: dra::Dra::open(&config.settings.root),
         devices: devices::Devices::new(&config.settings.root, &config.settings.pods),

@@ -62,7 +62,22 @@ fn make(dir: &Path, payload: &Payload) -> io::Result<PathBuf> {
         }
     }
     fs::set_permissions(&fresh, fs::Permissions::from_mode(0o755))?;
+    label(dir, &fresh, payload)?;
     Ok(fresh)
+}
+
+/// Gives new files the label of SELinux that the volume has: containers that use it may use nothing else, and what is
+/// moved in keeps its own.
+fn label(dir: &Path, fresh: &Path, payload: &Payload) -> io::Result<()> {
+    const NAME: &str = "security.selinux";
+    let mut label = [0; 256];
+    let Ok(length) = rustix::fs::getxattr(dir, NAME, &mut label[..]) else { return Ok(()) };
+    let within = |path: &Path| path.ancestors().map(|part| fresh.join(part)).collect::<Vec<_>>();
+    let all: BTreeSet<PathBuf> = payload.keys().flat_map(|path| within(Path::new(path))).collect();
+    for path in all {
+        rustix::fs::setxattr(path, NAME, &label[..length], rustix::fs::XattrFlags::empty())?;
+    }
+    Ok(())
 }
 
 fn show(dir: &Path, fresh: &Path, payload: &Payload) -> io::Result<()> {

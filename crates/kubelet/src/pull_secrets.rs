@@ -15,10 +15,10 @@ use crate::{Node, reference};
 /// Docker's own registry as secrets name it, whatever images do.
 const HUB: &str = "index.docker.io";
 
-/// What is shown to a registry, and the secret it is from.
+/// What is shown to a registry, and the secret or service account it is from, unless it is the node's own.
 pub struct Shown {
     pub auth: AuthConfig,
-    pub from: PullSecret,
+    pub from: Option<PullSecret>,
 }
 
 /// What to try, in order: every credential for the image, of the pod's secrets, the ones that are meant for the least
@@ -38,14 +38,14 @@ pub fn keys(node: &Node, pod: &Pod, image: &str) -> Vec<Shown> {
                 uid: secret.uid().to_owned(),
                 hash: pulled::digest(&auth),
             };
-            all.push((place(&server), Shown { auth, from }));
+            all.push((place(&server), Shown { auth, from: Some(from) }));
         }
     }
     chosen(all, image)
 }
 
 /// Those of the credentials for places that are for an image.
-fn chosen<T>(mut all: Vec<(String, T)>, image: &str) -> Vec<T> {
+pub fn chosen<T>(mut all: Vec<(String, T)>, image: &str) -> Vec<T> {
     let repository = repository(image);
     let has_own = all.iter().any(|(place, _)| is_for(place, &repository));
     all.retain(|(place, _)| match has_own {
@@ -85,7 +85,7 @@ fn key(entry: &Value) -> AuthConfig {
 }
 
 /// The image's repository in full.
-fn repository(image: &str) -> String {
+pub fn repository(image: &str) -> String {
     let name = reference::without_tag(image);
     match name.split_once('/') {
         Some((first, _)) if first.contains(['.', ':']) || first == "localhost" => name.to_owned(),
@@ -95,7 +95,7 @@ fn repository(image: &str) -> String {
 }
 
 /// A registry, or a part of it, as secrets name it: with or without a scheme and the version of its API.
-fn place(server: &str) -> String {
+pub fn place(server: &str) -> String {
     let rest = server.strip_prefix("https://").or_else(|| server.strip_prefix("http://")).unwrap_or(server);
     let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     let path = match path.get(..4) {
@@ -106,7 +106,7 @@ fn place(server: &str) -> String {
 }
 
 /// Whether a place, of whose host any part may be a pattern, has a repository.
-fn is_for(place: &str, repository: &str) -> bool {
+pub fn is_for(place: &str, repository: &str) -> bool {
     let apart = |text: &str| {
         let (host, path) = text.split_at(text.find('/').unwrap_or(text.len()));
         let (name, port) = host.rsplit_once(':').unwrap_or((host, ""));

@@ -25,7 +25,7 @@ const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 /// No more secrets than this are added to a record by those who only had a look.
 const MOST_ADDED: usize = 100;
 
-/// A secret that pulls images, and a digest of what it holds.
+/// A secret that pulls images, and a digest of what it holds; or a service account that does, which has none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PullSecret {
     pub namespace: String,
@@ -36,6 +36,17 @@ pub struct PullSecret {
 }
 
 impl PullSecret {
+    /// A service account, by which a program on the node got its credentials.
+    pub fn account(namespace: &str, name: &str, uid: &str) -> PullSecret {
+        let [namespace, name, uid] = [namespace, name, uid].map(str::to_owned);
+        PullSecret { namespace, name, uid, hash: String::new() }
+    }
+
+    /// Where records have its like.
+    fn list(&self) -> &'static str {
+        if self.hash.is_empty() { "kubernetesServiceAccounts" } else { "kubernetesSecrets" }
+    }
+
     fn read(value: &Value) -> PullSecret {
         let text = |field: &str| value[field].as_str().unwrap_or_default().to_owned();
         PullSecret {
@@ -48,7 +59,11 @@ impl PullSecret {
 
     fn to_value(&self) -> Value {
         let PullSecret { namespace, name, uid, hash } = self;
-        json!({"uid": uid, "namespace": namespace, "name": name, "credentialHash": hash})
+        let mut value = json!({"uid": uid, "namespace": namespace, "name": name});
+        if !hash.is_empty() {
+            value["credentialHash"] = json!(hash);
+        }
+        value
     }
 
     fn is_the_object(&self, other: &PullSecret) -> bool {
@@ -62,7 +77,7 @@ pub fn digest(auth: &AuthConfig) -> String {
     hex(json!([username, password, auth, server_address, identity_token, registry_token]).to_string())
 }
 
-fn hex(text: impl AsRef<[u8]>) -> String {
+pub fn hex(text: impl AsRef<[u8]>) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA256, text.as_ref());
     digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -96,10 +111,18 @@ fn decide(policy: &Policy, image: &str, known: &Known, secrets: &[PullSecret]) -
     if by["nodePodsAccessible"] == true {
         return Verdict::Usable;
     }
-    let recorded: Vec<PullSecret> =
-        by["kubernetesSecrets"].as_array().into_iter().flatten().map(PullSecret::read).collect();
+    let read = |list: &str| -> Vec<PullSecret> {
+        by[list].as_array().into_iter().flatten().map(PullSecret::read).collect()
+    };
+    let recorded = read("kubernetesSecrets");
     let has_room = recorded.len() < MOST_ADDED;
     for secret in secrets {
+        if secret.hash.is_empty() {
+            match read(secret.list()).contains(secret) {
+                true => return Verdict::Usable,
+                false => continue,
+            }
+        }
         for known in &recorded {
             let is_same = !known.hash.is_empty() && known.hash == secret.hash;
             match (is_same, known.is_the_object(secret)) {
@@ -124,15 +147,15 @@ fn add(record: &mut Value, image: &str, secret: Option<&PullSecret>) -> bool {
         *by = json!({"nodePodsAccessible": true});
         return true;
     };
-    let mut all: Vec<PullSecret> =
-        by["kubernetesSecrets"].as_array().into_iter().flatten().map(PullSecret::read).collect();
+    let list = secret.list();
+    let mut all: Vec<PullSecret> = by[list].as_array().into_iter().flatten().map(PullSecret::read).collect();
     if all.contains(secret) {
         return false;
     }
     all.retain(|known| !known.is_the_object(secret));
     all.push(secret.clone());
     all.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
-    by["kubernetesSecrets"] = all.iter().map(PullSecret::to_value).collect();
+    by[list] = all.iter().map(PullSecret::to_value).collect();
     true
 }
 

@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::sync::Notify;
 
 use crate::abilities::{self, Abilities};
-use crate::{Node, huge_pages, look_at_all, network};
+use crate::{Node, Reserved, huge_pages, look_at_all, network};
 
 const LEASE_SECONDS: i32 = 40;
 /// The status is looked at with each beat of the node; it is written when it has changed, or after so many seconds.
@@ -58,8 +58,7 @@ pub struct Presentation {
     pub labels: BTreeMap<String, String>,
     pub taints: Vec<Taint>,
     pub max_pods: u32,
-    /// What is kept from pods: processors in thousandths, everything else in bytes.
-    pub reserved: BTreeMap<String, i64>,
+    pub reserved: Reserved,
     /// Where logs and streams of its containers can be had.
     pub port: u16,
     /// The Node object is made by somebody else.
@@ -388,7 +387,7 @@ fn allocatable(node: &Node, mut resources: BTreeMap<String, Quantity>) -> BTreeM
     let kept = |amount: crate::Amount, capacity: i64| {
         i64::try_from(amount.of(u64::try_from(capacity).unwrap_or(0))).unwrap_or(i64::MAX)
     };
-    let reserved = |name: &str| node.presentation.reserved.get(name).copied().unwrap_or(0);
+    let reserved = |name: &str| node.presentation.reserved.of(name);
     // Memory that is nothing else any more.
     let huge: i64 = resources
         .iter()

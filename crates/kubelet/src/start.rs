@@ -54,6 +54,7 @@ pub async fn start(
         sources: &sources,
         settings: &node.settings,
         csi: &node.csi,
+        in_memory: node.sees_mounts,
         addresses: addresses(),
         is_first: seen.containers.is_empty() && !node.remember(pod, |memory| memory.has_volumes),
     };
@@ -82,7 +83,8 @@ pub async fn start(
     let mounts = volumes::mounts(pod, spec, &mounted, recursive, &node.settings)
         .map_err(|why| unusable(why.to_string()))?;
     crate::identity::check(node, pod, spec, &image).await.map_err(unusable)?;
-    let mut sandbox_config = config::sandbox(pod, sandbox.attempt, crate::cgroups::of(pod), &node.settings);
+    let mut sandbox_config =
+        config::sandbox(pod, sandbox.attempt, crate::cgroups::of(pod, &node.settings), &node.settings);
     let mut config = config::container(pod, spec, attempt, &image, &env, mounts, &node.settings);
     config.devices.extend(volumes::devices(spec, &places).map_err(|why| unusable(why.to_string()))?);
     config.cdi_devices = node.dra.devices(pod, spec).map_err(unusable)?;
@@ -202,18 +204,26 @@ async fn image(node: &Node, pod: &Pod, needed: &Needed<'_>) -> Result<ImageSpec,
         failed("ImageInspectError", error.message())
     })?;
     let default = if wanted.image.ends_with(":latest") { "Always" } else { "IfNotPresent" };
-    let keys = pull_secrets::keys(node, pod, &wanted.image);
-    let may_use = |id: &str| {
-        let secrets: Vec<_> = keys.iter().map(|key| key.from.clone()).collect();
-        let policy = &node.settings.keeping.pulled;
-        node.pulled.may_use(policy, &name, id, &secrets, node.ctx.clock.now())
+    let policy = needed.policy.unwrap_or(default);
+    let mut keys = pull_secrets::keys(node, pod, &wanted.image);
+    let may_use = |keys: &[Shown]| {
+        let id = &present.as_ref().filter(|_| policy != "Always")?.id;
+        let secrets: Vec<_> = keys.iter().filter_map(|key| key.from.clone()).collect();
+        let pulled = &node.settings.keeping.pulled;
+        node.pulled.may_use(pulled, &name, id, &secrets, node.ctx.clock.now()).then(|| id.clone())
     };
-    match (needed.policy.unwrap_or(default), present) {
-        ("IfNotPresent" | "Never", Some(present)) if may_use(&present.id) => {
+    let mut usable = may_use(&keys);
+    // Programs are asked last, and not where nothing depends on what they say.
+    if usable.is_none() && (policy != "Never" || present.is_some()) {
+        keys.extend(node.credentials.keys(&node.ctx, pod, &wanted.image).await);
+        usable = may_use(&keys);
+    }
+    match (policy, usable) {
+        (_, Some(image)) => {
             let message =
                 format!("Container image {name:?} already present on machine and can be accessed by the pod");
             say(Severity::Normal, "Pulled", message);
-            return Ok(ImageSpec { image: present.id, user_specified_image: name, ..ImageSpec::default() });
+            return Ok(ImageSpec { image, user_specified_image: name, ..ImageSpec::default() });
         }
         // Whether it is there is nobody's business who may not use it.
         ("Never", _) => {
@@ -231,7 +241,7 @@ async fn image(node: &Node, pod: &Pod, needed: &Needed<'_>) -> Result<ImageSpec,
     })?;
     say(Severity::Normal, "Pulling", format!("Pulling image {name:?}"));
     let begun = Instant::now();
-    let sandbox = config::sandbox(pod, 0, crate::cgroups::of(pod), &node.settings);
+    let sandbox = config::sandbox(pod, 0, crate::cgroups::of(pod, &node.settings), &node.settings);
     let mut last = String::new();
     // Without any, the registry may still let everybody have it.
     let tries: Vec<Option<&Shown>> =
@@ -243,7 +253,11 @@ async fn image(node: &Node, pod: &Pod, needed: &Needed<'_>) -> Result<ImageSpec,
                 let there = node.runtime.image(&wanted).await.ok().flatten();
                 let size = there.as_ref().map_or(0, |image| image.size);
                 let id = there.as_ref().map_or(&reference, |image| &image.id);
-                node.pulled.end(&name, Some((id, key.map(|key| &key.from))), node.ctx.clock.now());
+                node.pulled.end(
+                    &name,
+                    Some((id, key.and_then(|key| key.from.as_ref()))),
+                    node.ctx.clock.now(),
+                );
                 let message = format!(
                     "Successfully pulled image {name:?} in {time} ({time} including waiting). Image size: {size} bytes."
                 );

@@ -324,10 +324,15 @@ fn interface(line: &str) -> Option<Value> {
     Some(json!({"name": name, "rxBytes": at(0), "rxErrors": at(2), "txBytes": at(8), "txErrors": at(10)}))
 }
 
+/// How many processes and threads this machine may have.
+pub fn most_processes() -> Option<i64> {
+    let read = |name| std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).ok();
+    ["pid_max", "threads-max"].into_iter().filter_map(|name| read(name)?.trim().parse().ok()).min()
+}
+
 fn processes(now: Timestamp) -> Value {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let most: Option<i64> = read("/proc/sys/kernel/pid_max").trim().parse().ok();
-    let load = read("/proc/loadavg");
+    let most = most_processes();
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let running = load.split(' ').nth(3).and_then(|pair| pair.split('/').nth(1)?.parse::<i64>().ok());
     json!({"time": shown(now), "maxpid": most, "curproc": running})
 }

@@ -4,6 +4,7 @@ pub mod claims;
 mod content;
 mod disk;
 pub mod iscsi;
+pub mod memory;
 mod nfs;
 mod refused;
 pub mod sub_path;
@@ -23,6 +24,8 @@ use crate::csi::{self, volume::Trouble};
 use crate::env::{Addresses, Sources, expand};
 use crate::huge_pages;
 use crate::payload;
+use crate::users;
+pub use content::token;
 
 /// What a pod's group may do to volumes and what is in them, and to directories besides: whatever is made there is theirs too.
 const READABLE: u32 = 0o440;
@@ -80,6 +83,8 @@ pub struct Materials<'a> {
     pub settings: &'a Settings,
     pub csi: &'a csi::Drivers,
     pub addresses: Addresses<'a>,
+    /// What is secret may be mounted, since the runtime sees it.
+    pub in_memory: bool,
     /// Nothing of the pod has run yet: what is in its volumes is not its own doing.
     pub is_first: bool,
 }
@@ -185,6 +190,10 @@ async fn one(pod: &Pod, volume: &Volume, materials: &Materials<'_>) -> Result<Pa
     if group_of(pod).is_some() {
         // Right from the start, or it would never be as it should.
         payload.values_mut().for_each(|file| file.mode |= READABLE);
+    }
+    let is_kept_in_memory = materials.in_memory && content::is_kept_in_memory(volume);
+    if let Some(around) = dir.parent().filter(|_| is_kept_in_memory) {
+        memory::hold(around, users::are_own(pod)).map_err(|error| error.to_string())?;
     }
     payload::write(&dir, &payload, |fresh| own(fresh, pod, READABLE))?;
     if let Some(group) = group_of(pod) {
@@ -343,6 +352,7 @@ pub fn mounts(
 ) -> Result<Vec<cri::Mount>, VolumeError> {
     let Mounted { attempt, places, images, env } = *mounted;
     let mut mounts = Vec::new();
+    let has_labels = Path::new("/sys/fs/selinux/enforce").exists();
     for (at, mount) in container.volume_mounts.iter().flatten().enumerate() {
         let failed = |message: String| VolumeError::new(&mount.name, message);
         let part = part_of(mount, env).map_err(failed)?;
@@ -380,6 +390,7 @@ pub fn mounts(
             readonly: place.read_only || mount.read_only == Some(true),
             recursive_read_only: is_recursively_read_only(mount, recursive).map_err(failed)?,
             propagation: propagation.into(),
+            selinux_relabel: has_labels && is_ours(pod, &mount.name),
             ..cri::Mount::default()
         });
     }
@@ -387,6 +398,7 @@ pub fn mounts(
     let file = |name: PathBuf, target: &str| cri::Mount {
         container_path: target.to_owned(),
         host_path: name.display().to_string(),
+        selinux_relabel: has_labels,
         ..cri::Mount::default()
     };
     let host_network = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
@@ -398,6 +410,18 @@ pub fn mounts(
         mounts.push(file(last_words(pod, &container.name, attempt, settings), words));
     }
     Ok(mounts)
+}
+
+/// Whether a volume was made for this pod alone, so that all there is in it may be labelled as the pod's.
+fn is_ours(pod: &Pod, name: &str) -> bool {
+    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    volumes.filter(|volume| volume.name == name).any(|volume| {
+        volume.empty_dir.is_some()
+            || volume.config_map.is_some()
+            || volume.secret.is_some()
+            || volume.projected.is_some()
+            || volume.downward_api.is_some()
+    })
 }
 
 /// The devices of a container that are volumes.
@@ -505,32 +529,11 @@ pub fn write_files(
 /// Removes the volumes of a pod, and all else that is in its directory.
 pub fn clear(uid: &str, settings: &Settings) -> std::io::Result<()> {
     let dir = settings.pods.join(uid);
-    let mounted = |path: &Path| {
-        let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let places = table.lines().filter_map(|line| line.split(' ').nth(4)).map(unescaped);
-        places.filter(|place| place.starts_with(path)).collect::<Vec<_>>()
-    };
-    // The deepest first; what is on somebody else's disk must not be removed with the rest.
-    for place in mounted(&dir).iter().rev() {
-        let _ = rustix::mount::unmount(place, rustix::mount::UnmountFlags::DETACH);
-    }
-    if let Some(left) = mounted(&dir).first() {
-        return Err(std::io::Error::other(format!("{} is still mounted", left.display())));
-    }
+    sys::mounts::unmount_below(&dir)?;
     match fs::remove_dir_all(&dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
-}
-
-/// A path as mountinfo writes it, with spaces and the like as `\\040`.
-fn unescaped(text: &str) -> PathBuf {
-    PathBuf::from(
-        ["\\040", "\\011", "\\012", "\\134"]
-            .iter()
-            .zip([" ", "\t", "\n", "\\"])
-            .fold(text.to_owned(), |text, (escape, sign)| text.replace(escape, sign)),
-    )
 }
 
 #[cfg(test)]

@@ -300,6 +300,7 @@ async fn refresh(node: &Node, pod: &Pod, seen: &Observed) -> Option<Timestamp> {
         sources: &sources,
         settings: &node.settings,
         csi: &node.csi,
+        in_memory: node.sees_mounts,
         addresses,
         is_first: false,
     };
@@ -359,7 +360,7 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
         Action::Resize { id, container } => {
             let Some(spec) = find(pod, &container) else { return };
             let resources = config::resources(pod, &spec, &node.settings);
-            let group = crate::cgroups::of(pod);
+            let group = crate::cgroups::of(pod, &node.settings);
             let whole = crate::cgroups::limits(pod, node.settings.keeping.pids);
             // The kernel wants no part to have more time than the whole; memory may wait for what is given back.
             let _ = crate::cgroups::limit(&group, &crate::cgroups::time_only(&whole));
@@ -404,7 +405,7 @@ fn memory_of_sandboxes(seen: &Observed) -> bool {
 async fn make_sandbox(node: &Node, pod: &Pod, attempt: u32) -> Result<(), String> {
     config::check_hostname(pod, &node.settings)?;
     let limits = crate::cgroups::limits(pod, node.settings.keeping.pids);
-    let group = crate::cgroups::of(pod);
+    let group = crate::cgroups::of(pod, &node.settings);
     if let Err(error) = crate::cgroups::limit(&group, &limits) {
         // Its containers have limits of their own.
         tracing::warn!(%error, pod = %pod.key(), "cannot limit a pod as a whole");
@@ -514,9 +515,11 @@ async fn end_sandboxes(node: &Node, uid: &str) -> runtime::Result<()> {
     Ok(())
 }
 
-/// Takes from a pod that is over what other nodes may be waiting for; its own directories stay.
+/// Takes from a pod that is over what others may be waiting for, and the memory its secrets are in; its own directories
+/// stay.
 async fn give_back_volumes(node: &Node, uid: &str) -> Result<(), String> {
     volumes::sub_path::hide(&node.settings.pods.join(uid)).map_err(|error| error.to_string())?;
+    volumes::memory::release(&node.settings.pods.join(uid));
     let csi = crate::csi::volume::let_go(&node.csi, &node.settings, uid).await;
     volumes::iscsi::let_go(&node.csi, &node.settings, uid).await.and(csi)
 }
@@ -545,7 +548,7 @@ pub async fn remove_all(node: &Node, uid: &str) -> bool {
 
 /// Removes a pod's volumes and all else it has on this host beside containers.
 pub async fn clear(node: &Node, uid: &str) -> Result<(), String> {
-    crate::cgroups::clear(uid).map_err(|error| error.to_string())?;
+    crate::cgroups::clear(&node.settings.pods, uid).map_err(|error| error.to_string())?;
     node.dra.unprepare(uid).await?;
     // What is left of them holds a volume that is about to go; if it cannot be helped, it goes with the rest below.
     let _ = volumes::sub_path::hide(&node.settings.pods.join(uid));

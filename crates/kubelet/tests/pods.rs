@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd as _;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Node, Pod, ServiceAccount};
@@ -26,6 +26,7 @@ struct Cluster {
 
 /// A node at work.
 struct Running {
+    ctx: Ctx,
     stop: watch::Sender<bool>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -72,6 +73,10 @@ impl Cluster {
     }
 
     fn run_node(&self) -> Running {
+        self.run_node_with(kubelet::CredentialProviders::default())
+    }
+
+    fn run_node_with(&self, credentials: kubelet::CredentialProviders) -> Running {
         let (stop, shutdown) = watch::channel(false);
         let ctx = Ctx::new(self.client.clone(), Clock::default(), shutdown);
         let config = kubelet::Config {
@@ -88,6 +93,7 @@ impl Cluster {
                 memory: 8 << 30,
                 // However full the disk of whoever tests this is.
                 keeping: kubelet::Keeping {
+                    credentials,
                     limits: kubelet::Limits::NONE,
                     images: kubelet::ImagePolicy { high: 100, ..kubelet::ImagePolicy::default() },
                     ..kubelet::Keeping::default()
@@ -100,8 +106,8 @@ impl Cluster {
             referred: None,
             api: None,
         };
-        let task = tokio::spawn(kubelet::run(ctx, Arc::new(self.runtime.clone()), config));
-        Running { stop, task }
+        let task = tokio::spawn(kubelet::run(ctx.clone(), Arc::new(self.runtime.clone()), config));
+        Running { ctx, stop, task }
     }
 
     fn path(&self, name: &str) -> std::path::PathBuf {
@@ -319,6 +325,11 @@ async fn a_pod_that_is_over_gives_back_its_disks() {
     std::fs::write(disk.join("users").join(pod.uid()), "").expect("written");
     std::fs::write(disk.join("iscsi.json"), record.to_string()).expect("written");
     let node = cluster.run_node();
+    let versions: Arc<Mutex<Vec<Weak<Pod>>>> = Arc::default();
+    let seen = versions.clone();
+    node.ctx.caches.pods().listen(move |changed| {
+        seen.lock().expect("not poisoned").extend(changed.after.map(Arc::downgrade));
+    });
     let used = async || {
         let node: Option<Node> = cluster.client.get(&Key::new("", "here")).await.ok();
         node.and_then(|node| node.status?.volumes_in_use).unwrap_or_default()
@@ -335,10 +346,12 @@ async fn a_pod_that_is_over_gives_back_its_disks() {
     assert!(shown.is_dir() && !shown.join("note").exists(), "a part of a volume is still mounted");
     let log = log_of(&cluster, "once").await;
     assert!(std::fs::read_to_string(&log).expect("a log").contains("begun"));
-    let options = reconcile::Delete::default();
-    cluster.client.delete::<Pod>(&Key::new("default", "once"), &options).await.expect("a deletion");
+    let key = Key::new("default", "once");
+    cluster.client.delete::<Pod>(&key, &reconcile::Delete::default()).await.expect("a deletion");
     let dir = cluster.path("pods").join(pod.uid());
     cluster.until("nothing is left", async || (!dir.exists()).then_some(())).await;
+    let is_held = || versions.lock().expect("not poisoned").iter().any(|version| version.strong_count() > 0);
+    cluster.until("nobody holds it", async || (!is_held()).then_some(())).await;
     node.end().await;
 }
 
@@ -505,6 +518,39 @@ async fn images_are_for_those_who_could_pull_them() {
     cluster.becomes("again", RUNS).await;
     cluster.create("stranger", pod("none", "Never")).await;
     cluster.becomes("stranger", NEVER).await;
+    node.end().await;
+    // A program on the node has credentials for one account.
+    let programs = cluster.path("programs");
+    std::os::unix::fs::symlink("/bin/sh", programs.join("sh")).expect("a shell");
+    let version = "credentialprovider.kubelet.k8s.io/v1";
+    let answer = json!({
+        "kind": "CredentialProviderResponse", "apiVersion": version, "cacheKeyType": "Registry",
+        "auth": {&host: {"username": "me", "password": "secret"}},
+    });
+    let script = format!("grep -q serviceAccountToken && cat <<END\n{answer}\nEND");
+    let attributes = json!({
+        "serviceAccountTokenAudience": "registry", "requireServiceAccount": true, "cacheType": "ServiceAccount",
+        "requiredServiceAccountAnnotationKeys": ["example.com/pulls"],
+    });
+    let provider = json!({
+        "name": "sh", "apiVersion": version, "matchImages": [&host], "defaultCacheDuration": "1m",
+        "args": ["-c", script], "tokenAttributes": attributes,
+    });
+    let annotated = json!({"metadata": {"annotations": {"example.com/pulls": "app"}}});
+    let account = Key::new("default", "default");
+    cluster.client.patch::<ServiceAccount>(&account, &Patch::Merge(annotated)).await.expect("annotated");
+    let other = json!({"metadata": {"name": "other", "namespace": "default"}});
+    let other: ServiceAccount = serde_json::from_value(other).expect("a service account");
+    cluster.client.create(&other).await.expect("created");
+    let node = cluster.run_node_with(kubelet::CredentialProviders { programs, providers: vec![provider] });
+    cluster.create("helped", pod("none", "IfNotPresent")).await;
+    cluster.becomes("helped", RUNS).await;
+    cluster.create("known", pod("none", "Never")).await;
+    cluster.becomes("known", RUNS).await;
+    let mut unknown = pod("none", "Never");
+    unknown["serviceAccountName"] = json!("other");
+    cluster.create("unknown", unknown).await;
+    cluster.becomes("unknown", NEVER).await;
     node.end().await;
 }
 

@@ -10,6 +10,10 @@ use serde_json::Value;
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 
+/// Flags only; the file has no such fields.
+const PROGRAMS: &str = "imageCredentialProviderBinDir";
+const PROVIDERS: &str = "imageCredentialProviderConfig";
+
 /// Flags by the field of the configuration file that says the same.
 const FLAGS: &[(&str, &str)] = &[
     ("allowed-unsafe-sysctls", "allowedUnsafeSysctls"),
@@ -18,14 +22,18 @@ const FLAGS: &[(&str, &str)] = &[
     ("cluster-domain", "clusterDomain"),
     ("container-log-max-files", "containerLogMaxFiles"),
     ("container-log-max-size", "containerLogMaxSize"),
+    ("enforce-node-allocatable", "enforceNodeAllocatable"),
     ("eviction-hard", "evictionHard"),
     ("eviction-max-pod-grace-period", "evictionMaxPodGracePeriod"),
     ("eviction-pressure-transition-period", "evictionPressureTransitionPeriod"),
     ("eviction-soft", "evictionSoft"),
     ("eviction-soft-grace-period", "evictionSoftGracePeriod"),
+    ("image-credential-provider-bin-dir", PROGRAMS),
+    ("image-credential-provider-config", PROVIDERS),
     ("image-gc-high-threshold", "imageGCHighThresholdPercent"),
     ("image-gc-low-threshold", "imageGCLowThresholdPercent"),
     ("kube-reserved", "kubeReserved"),
+    ("kube-reserved-cgroup", "kubeReservedCgroup"),
     ("max-pods", "maxPods"),
     ("minimum-image-ttl-duration", "imageMinimumGCAge"),
     ("node-labels", "nodeLabels"),
@@ -37,6 +45,7 @@ const FLAGS: &[(&str, &str)] = &[
     ("register-with-taints", "registerWithTaints"),
     ("root-dir", "rootDir"),
     ("system-reserved", "systemReserved"),
+    ("system-reserved-cgroup", "systemReservedCgroup"),
 ];
 
 /// Changes a node's configuration as the flags say.
@@ -58,7 +67,21 @@ pub fn apply(arguments: &[String], config: &mut Config) -> anyhow::Result<()> {
         };
         pairs.push((*field, flag_value(field, value)));
     }
-    for (field, value) in pairs {
+    let path = |wanted: &str| {
+        let found = pairs.iter().rev().find(|(field, _)| *field == wanted);
+        found.map(|(_, value)| PathBuf::from(value.as_str().unwrap_or_default()))
+    };
+    match (path(PROVIDERS), path(PROGRAMS)) {
+        (Some(file), Some(programs)) => {
+            let read = kubelet::CredentialProviders::read(&file, &programs);
+            config.settings.keeping.credentials = read.map_err(anyhow::Error::msg)?;
+        }
+        (None, None) => {}
+        _ => bail!(
+            "--kubelet-arg image-credential-provider-config and image-credential-provider-bin-dir belong together"
+        ),
+    }
+    for (field, value) in pairs.into_iter().filter(|(field, _)| ![PROGRAMS, PROVIDERS].contains(field)) {
         set(config, field, &value).with_context(|| format!("--kubelet-arg {field}"))?;
     }
     let soft = &mut config.settings.keeping.soft;
@@ -73,6 +96,7 @@ pub fn apply(arguments: &[String], config: &mut Config) -> anyhow::Result<()> {
         );
     }
     config.settings.keeping.pulled.check().map_err(anyhow::Error::msg)?;
+    config.presentation.reserved.check().map_err(anyhow::Error::msg)?;
     let images = &config.settings.keeping.images;
     ensure!(
         images.low < images.high,
@@ -112,10 +136,12 @@ fn flag_value(field: &str, text: &str) -> Value {
             let pairs = text.split(',').filter_map(|pair| pair.split_once(['<', '=']));
             Value::Object(pairs.map(|(name, value)| (name.to_owned(), Value::from(value))).collect())
         }
-        "clusterDNS" | "allowedUnsafeSysctls" => text.split(',').map(Value::from).collect(),
+        "clusterDNS" | "allowedUnsafeSysctls" | "enforceNodeAllocatable" => {
+            text.split(',').filter(|one| !one.is_empty()).map(Value::from).collect()
+        }
         "registerNode" => Value::from(text == "true"),
         "registerWithTaints" => text.split(',').map(taint).collect(),
-        "nodeLabels" | "providerID" => Value::from(text),
+        "nodeLabels" | "providerID" | PROGRAMS | PROVIDERS => Value::from(text),
         _ => text.parse::<i64>().map_or_else(|_| Value::from(text), Value::from),
     }
 }
@@ -193,19 +219,27 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
             settings.keeping.pulled.verify = kubelet::Verify::named(&text()?).map_err(anyhow::Error::msg)?;
         }
         "preloadedImagesVerificationAllowlist" => {
-            let all = value.as_array().context("this is a list")?.iter();
-            let name = |name: &Value| name.as_str().map(str::to_owned).context("this is a list of texts");
-            settings.keeping.pulled.allowed = all.map(name).collect::<anyhow::Result<_>>()?;
+            settings.keeping.pulled.allowed = texts(value)?;
         }
         "kubeReserved" | "systemReserved" => {
             for (name, amount) in value.as_object().context("this is a map")? {
                 let amount = amount.as_str().with_context(|| format!("{name} is a text"))?;
-                let amount =
+                let known = ["cpu", "memory", "ephemeral-storage", "pid"].contains(&name.as_str());
+                ensure!(known, "cannot reserve {name:?} resource");
+                let quantity =
                     Quantity::parse(amount).map_err(|_| anyhow::anyhow!("{amount:?} is no quantity"))?;
-                let amount = if name == "cpu" { amount.milli() } else { amount.value() };
-                let known = config.presentation.reserved.entry(name.clone()).or_default();
-                *known = known.saturating_add(amount.max(0));
+                let number = if name == "cpu" { quantity.milli() } else { quantity.value() };
+                ensure!(number >= 0, "resource quantity for {name:?} cannot be negative: {amount}");
+                let part = usize::from(field == "kubeReserved");
+                config.presentation.reserved.amounts[part].insert(name.clone(), number);
             }
+        }
+        "kubeReservedCgroup" | "systemReservedCgroup" => {
+            let part = usize::from(field == "kubeReservedCgroup");
+            config.presentation.reserved.groups[part] = text()?;
+        }
+        "enforceNodeAllocatable" => {
+            config.presentation.reserved.enforced = Some(texts(value)?);
         }
         "maxPods" => config.presentation.max_pods = u32::try_from(number()?)?,
         "registerWithTaints" => {
@@ -246,6 +280,11 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
         _ => tracing::warn!(field, "this field of KubeletConfiguration has no meaning here"),
     }
     Ok(())
+}
+
+fn texts(value: &Value) -> anyhow::Result<Vec<String>> {
+    let all = value.as_array().context("this is a list")?.iter();
+    all.map(|one| one.as_str().map(str::to_owned).context("this is a list of texts")).collect()
 }
 
 fn evict(limits: &mut kubelet::Limits, signal: &str, threshold: &str) -> anyhow::Result<()> {
@@ -312,7 +351,8 @@ mod tests {
             staticPodPath: /etc/pods\nevictionHard:\n  memory.available: 200Mi\n  nodefs.available: 7%\n\
             imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages\n\
             preloadedImagesVerificationAllowlist: [registry.example/*]\ncontainerLogMaxSize: 1Mi\nimageMinimumGCAge: 1m30s\nimageMaximumGCAge: 24h\n\
-            shutdownGracePeriod: 1m30s\nshutdownGracePeriodCriticalPods: 10s\nsystemReserved:\n  cpu: 500m\n  memory: 1Gi\n";
+            shutdownGracePeriod: 1m30s\nshutdownGracePeriodCriticalPods: 10s\nsystemReserved:\n  cpu: 500m\n  memory: 1Gi\n\
+            kubeReserved:\n  memory: 1Gi\nenforceNodeAllocatable: [none]\n";
         std::fs::write(&path, text).expect("written");
         let mut config = config();
         let arguments = [
@@ -328,6 +368,7 @@ mod tests {
             "node-status-update-frequency=1m",
             "pod-max-pids=100",
             "provider-id=cloud://1",
+            "kube-reserved=memory=1Mi,pid=5",
         ];
         let mut arguments: Vec<String> = arguments.map(str::to_owned).to_vec();
         arguments.push(format!("config={}", path.display()));
@@ -360,8 +401,10 @@ mod tests {
         let shutdown: Vec<_> =
             config.settings.shutdown.iter().map(|period| (period.priority, period.seconds)).collect();
         assert_eq!(shutdown, [(0, 80), (2_000_000_000, 10)]);
-        assert_eq!(config.presentation.reserved["cpu"], 500);
-        assert_eq!(config.presentation.reserved["memory"], 1 << 30);
+        let reserved = &config.presentation.reserved;
+        let amounts = ["cpu", "memory", "pid"].map(|name| reserved.of(name));
+        assert_eq!(amounts, [500, (1 << 30) + (1 << 20), 5]);
+        assert_eq!(reserved.enforced.as_deref(), Some(&["none".to_owned()][..]));
     }
 
     #[test]
@@ -385,6 +428,13 @@ mod tests {
         check("container-log-max-size=x", "is no quantity");
         check("minimum-image-ttl-duration=soon", "is no time such as 2m0s");
         check("image-gc-high-threshold=50", "80 must be less than imageGCHighThresholdPercent");
+        check(
+            "enforce-node-allocatable=system-reserved",
+            "(--system-reserved-cgroup) must be specified when",
+        );
+        check("kube-reserved=example.com/gpu=1", "cannot reserve \"example.com/gpu\" resource");
+        check("system-reserved=cpu=-1", "resource quantity for \"cpu\" cannot be negative: -1");
+        check("image-credential-provider-config=/x", "and image-credential-provider-bin-dir belong together");
         check("config=/not/there", "cannot read /not/there");
     }
 }

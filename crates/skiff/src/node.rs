@@ -21,6 +21,7 @@ use crate::kubelet_config;
 use crate::reset;
 use crate::server::{private_dir, told_to_stop};
 use crate::services;
+use crate::threads::threads;
 
 /// Upstream's default.
 const MAX_PODS: u32 = 110;
@@ -73,7 +74,7 @@ pub async fn runtime(
 
 /// `skiff runtime`: pods for whoever asks over CRI, and nothing else. They stay when it ends.
 pub fn runtime_alone(flags: &RuntimeFlags) -> anyhow::Result<()> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
+    threads().build()?.block_on(async {
         private_dir(&flags.data_dir)?;
         let _lock = reset::lock(&flags.data_dir)?;
         let (conf_dir, bin_dirs) = (flags.cni_conf_dir.clone(), flags.cni_bin_dir.clone());
@@ -206,11 +207,13 @@ pub fn config(
     let bind = SocketAddr::new(flags.kubelet_address, flags.kubelet_port);
     let listener = address::listen(bind)?;
     let port = listener.local_addr()?.port();
-    let pods = flags.data_dir.join("agent/pods");
+    let pods = pods_dir(&flags.data_dir);
     let logs = flags.data_dir.join("agent/logs");
     for dir in [&pods, &logs] {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     }
+    // As it is and not by the links that lead there: the kernel tells of mounts by that.
+    let pods = std::fs::canonicalize(&pods).with_context(|| format!("cannot find {}", pods.display()))?;
     let taints = flags.node_taint.iter().map(|(key, value, effect)| kubelet::Taint {
         key: key.clone(),
         value: Some(value.clone()).filter(|value| !value.is_empty()),
@@ -249,13 +252,25 @@ pub fn config(
         }),
         referred: None,
     };
-    kubelet_config::apply(&flags.kubelet_arg, &mut config)?;
+    let mut arguments = flags.kubelet_arg.clone();
+    for (name, path) in [
+        ("image-credential-provider-config", &flags.image_credential_provider_config),
+        ("image-credential-provider-bin-dir", &flags.image_credential_provider_bin_dir),
+    ] {
+        arguments.extend(path.iter().map(|path| format!("{name}={}", path.display())));
+    }
+    kubelet_config::apply(&arguments, &mut config)?;
     Ok(config)
+}
+
+/// Where a node keeps what its pods have on disk.
+pub fn pods_dir(data_dir: &Path) -> PathBuf {
+    data_dir.join("agent/pods")
 }
 
 /// Where storage drivers and their volumes are: where everybody expects them, unless this is one of several nodes on
 /// this host.
-fn kubelet_root(data_dir: &Path) -> PathBuf {
+pub fn kubelet_root(data_dir: &Path) -> PathBuf {
     match data_dir == Path::new(crate::flags::DATA_DIR) {
         true => PathBuf::from("/var/lib/kubelet"),
         false => std::path::absolute(data_dir).unwrap_or_else(|_| data_dir.to_owned()).join("agent/kubelet"),

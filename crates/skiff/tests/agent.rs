@@ -17,6 +17,18 @@ struct Place {
     dir: tempfile::TempDir,
 }
 
+/// What nodes have left, which are no more by then.
+impl Drop for Place {
+    fn drop(&mut self) {
+        sweep(self.dir.path());
+        sweep(&self.dir.path().join("alone"));
+    }
+}
+
+fn sweep(data: &Path) {
+    testkit::sweep(data, &data.join("agent/pods"));
+}
+
 impl Place {
     fn new() -> Option<Place> {
         if !rustix::process::geteuid().is_root() {
@@ -147,7 +159,10 @@ fn a_node_joins_by_a_token_and_is_known_afterwards() {
             (log.ends_with('\n') && (log.contains("INFO joined") || log.contains("skiff: ")))
                 .then(|| log.to_owned())
         };
-        process.wait_until_log(DEADLINE, outcome).unwrap_or_else(|error| format!("{error:#}"))
+        let said = process.wait_until_log(DEADLINE, outcome).unwrap_or_else(|error| format!("{error:#}"));
+        process.kill();
+        sweep(dir.path());
+        said
     };
     assert!(asked(another).contains("INFO joined"), "a token that was made is good");
     tokens(&["delete", another]);

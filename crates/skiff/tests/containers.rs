@@ -2,6 +2,9 @@
 //!
 //! Needs root, kubectl and busybox; says so and passes where these are missing.
 
+#[path = "containers/held.rs"]
+mod held;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::Stdio;
@@ -17,12 +20,17 @@ struct Cluster {
 }
 
 fn start() -> Option<Cluster> {
+    start_with(&[])
+}
+
+fn start_with(flags: &[&str]) -> Option<Cluster> {
     if !testkit::can_have_pods(&["busybox"]) {
         return None;
     }
     let dir = tempfile::tempdir().expect("a directory");
     let network = Network::new().expect("a network");
-    let server = Server::start_with_pods(&network, &["--controllers=*", "--node-name=here"]);
+    let flags = [&["--controllers=*", "--node-name=here"], flags].concat();
+    let server = Server::start_with_pods(&network, &flags);
     let cluster = Cluster { server, dir, _network: network };
     let archive = testkit::busybox_image(cluster.dir.path(), IMAGE).expect("an image").display().to_string();
     let data = cluster.server.data_dir().display().to_string();
@@ -88,11 +96,13 @@ fn pods_live_and_die_by_kubectl_alone() {
     without_tools(&cluster);
     particulars(&cluster);
     volumes(&cluster);
-    levels(&cluster);
+    held::levels(&cluster);
+    held::in_memory(&cluster);
     all_anew(&cluster);
     small(&cluster);
     images(&cluster);
     restart(&mut cluster);
+    held::secret_reaches(&cluster, "three");
     cluster.server.kubectl(&["delete", "pods", "--all", "--wait"]).ok();
     cluster.server.until("nothing is left", || cluster.traces().values().all(|count| *count == 0));
 }
@@ -489,11 +499,11 @@ fn particulars(cluster: &Cluster) {
     let told = server.kubectl(&["get", "pod", "particular", "-o", path]).ok();
     let (uid, how) = told.split_once(' ').expect("two words");
     assert_eq!(how, "Enabled");
-    let group = format!("skiff/pod{uid}");
-    let files = ["memory/{}/memory.limit_in_bytes", "{}/memory.max"].map(|file| file.replace("{}", &group));
-    let limit = files
+    let places = testkit::cgroups_of_pod(uid);
+    let files = ["memory.limit_in_bytes", "memory.max"];
+    let limit = places
         .iter()
-        .find_map(|file| std::fs::read_to_string(std::path::Path::new("/sys/fs/cgroup").join(file)).ok());
+        .find_map(|place| files.iter().find_map(|file| std::fs::read_to_string(place.join(file)).ok()));
     assert_eq!(limit.as_deref().map(str::trim), Some("67108864"));
     server.kubectl(&["delete", "pod", "particular", "--wait"]).ok();
 
@@ -581,48 +591,6 @@ fn volumes(cluster: &Cluster) {
     assert!(metrics.contains(&format!("{line} {capacity}\n")), "{metrics}");
     assert_eq!(metrics.matches("\nkubelet_volume_stats_").count(), 6);
     server.kubectl(&["delete", "pod/holder", "pvc/claim", "pv/disk", "--wait"]).ok();
-}
-
-/// Pods are in one cgroup with those who were promised as little, which weighs as much as that.
-fn levels(cluster: &Cluster) {
-    let server = &cluster.server;
-    let of_one = |name: &str, file: &[&str]| {
-        let uid = server.kubectl(&["get", "pod", name, "-o", "jsonpath={.metadata.uid}"]).ok();
-        let places = testkit::cgroups_of_pod(&uid);
-        let level =
-            places[0].parent().expect("it is in another").file_name().expect("it has a name").to_owned();
-        assert!(places.iter().all(|place| place.parent().is_some_and(|around| around.ends_with(&level))));
-        let read = |place: &std::path::Path| {
-            file.iter().find_map(|file| std::fs::read_to_string(place.join(file)).ok())
-        };
-        let weights = places.iter().find_map(|place| Some((read(place)?, read(place.parent()?)?)));
-        let (own, whole) = weights.expect("a weight");
-        let told = [level.to_string_lossy().into_owned(), own.trim().to_owned(), whole.trim().to_owned()];
-        (uid, told)
-    };
-    let asks = serde_json::json!({"requests": {"cpu": "500m"}});
-    for (name, resources) in [("promised", asks), ("unpromised", serde_json::json!({}))] {
-        let pod = serde_json::json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
-            "spec": {
-                "terminationGracePeriodSeconds": 1,
-                "containers": [{"name": "main", "image": "busybox:1.36", "resources": resources}],
-            }
-        });
-        server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
-        server.wait_for_pod(name, "condition=Ready");
-    }
-    let files = ["cpu.shares", "cpu.weight"];
-    let is_v2 = std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
-    let (promised, [level, own, _]) = of_one("promised", &files);
-    // Others who run on this machine say what the whole weighs as well.
-    assert_eq!([level.as_str(), &own], ["burstable", if is_v2 { "20" } else { "512" }]);
-    let (unpromised, told) = of_one("unpromised", &files);
-    let least = if is_v2 { "1" } else { "2" };
-    assert_eq!(told, ["besteffort", least, least]);
-    server.kubectl(&["delete", "pods", "promised", "unpromised", "--wait"]).ok();
-    let gone = |uid: &String| testkit::cgroups_of_pod(uid).is_empty();
-    server.until("their cgroups are gone", || [&promised, &unpromised].into_iter().all(gone));
 }
 
 /// One container ends in a way that all of them begin anew for, first steps too. All are one user, who alone has the token.

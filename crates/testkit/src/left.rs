@@ -2,6 +2,7 @@
 //! after one that failed, and complained of where it stays.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -11,22 +12,33 @@ use rustix::process::{Pid, Signal};
 const STEP: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Groups of these names hold pods of everybody on the host, and stay.
-const SHARED: [&str; 4] = ["skiff/burstable/", "skiff/besteffort/", "skiff/", "k8s.io/"];
+const SHARED: [&str; 2] = ["skiff", "k8s.io"];
+/// What the groups of nodes are called, and where each keeps its pods.
+const NODE: &str = "node-";
+/// Inside that of a node.
+const LEVELS: [&str; 3] = ["", "burstable", "besteffort"];
 
 /// Ends the pods of an embedded runtime below `dir`, takes away what is mounted there, and the cgroups of pods whose
 /// directories are in `pods`. Those in which something runs belong to another runtime, which ends them itself.
 pub fn sweep(dir: &Path, pods: &Path) {
-    for (pid, words) in processes() {
-        if words.contains(&format!(" supervise {}", dir.display())) {
-            end(pid);
-        }
-    }
+    let mark = format!(" supervise {}", dir.display());
+    let supervisors = processes().into_iter().filter(|(_, words)| words.contains(&mark));
+    let supervisors: Vec<u32> = supervisors.map(|(pid, _)| pid).collect();
+    supervisors.iter().for_each(|pid| end(*pid));
     for place in mounted(dir).iter().rev() {
         let _ = rustix::mount::unmount(place, UnmountFlags::DETACH);
     }
     let uids = std::fs::read_dir(pods).into_iter().flatten().flatten().map(|entry| entry.file_name());
     for uid in uids {
-        pod_groups(&uid.to_string_lossy()).iter().for_each(|name| remove_cgroup(name));
+        cgroups_of_pod(&uid.to_string_lossy()).iter().for_each(|place| remove_empty(place));
+    }
+    if let Ok(place) = std::fs::metadata(pods) {
+        let node = format!("skiff/{NODE}{:x}-{:x}", place.dev(), place.ino());
+        match supervisors.is_empty() {
+            true => remove_cgroup(&node),
+            // What they ran ends with them, which the kernel takes a moment for.
+            false => drop(remove_cgroups(&BTreeSet::from([node]))),
+        }
     }
 }
 
@@ -106,23 +118,23 @@ pub(crate) fn cgroups_of(processes: &BTreeSet<u32>) -> BTreeSet<String> {
     found
 }
 
-/// The part of a path that is of one alone.
+/// The part of a path that is of one pod or container alone.
 fn own_group(path: &str) -> Option<String> {
-    let (shared, inner) = SHARED.iter().find_map(|shared| Some((shared, path.strip_prefix(shared)?)))?;
-    let own = inner.split('/').next().filter(|own| !own.is_empty())?;
-    let is_level = SHARED.contains(&&*format!("{shared}{own}/"));
-    (!is_level).then(|| format!("{shared}{own}"))
+    let parts: Vec<&str> = path.split('/').collect();
+    SHARED.contains(parts.first()?).then_some(())?;
+    let is_around = |part: &&str| LEVELS.contains(part) || part.starts_with(NODE);
+    let own = 1 + parts[1..].iter().position(|part| !is_around(part))?;
+    Some(parts[..=own].join("/"))
 }
 
-/// Wherever a node may put a pod.
-fn pod_groups(uid: &str) -> [String; 3] {
-    ["", "burstable/", "besteffort/"].map(|level| format!("skiff/{level}pod{uid}"))
-}
-
-/// The cgroups that a pod has, in all hierarchies.
+/// The cgroups that a pod has, in all hierarchies, wherever a node may put it.
 pub fn cgroups_of_pod(uid: &str) -> Vec<PathBuf> {
-    let names = pod_groups(uid);
-    let places = hierarchies().flat_map(|base| names.each_ref().map(|name| base.join(name)));
+    let nodes = hierarchies().map(|base| base.join("skiff")).flat_map(|around| {
+        let inside = std::fs::read_dir(&around).into_iter().flatten().flatten();
+        let nodes = inside.filter(|entry| entry.file_name().to_string_lossy().starts_with(NODE));
+        nodes.map(|entry| entry.path()).chain([around]).collect::<Vec<_>>()
+    });
+    let places = nodes.flat_map(|node| LEVELS.map(|level| node.join(level).join(format!("pod{uid}"))));
     places.filter(|place| place.exists()).collect()
 }
 
@@ -141,10 +153,17 @@ pub(crate) fn remove_cgroups(names: &BTreeSet<String>) -> Vec<String> {
         let stays = |name: &&String| hierarchies().any(|base| base.join(name).exists());
         let stay: Vec<String> = names.iter().filter(stays).map(|name| format!("cgroup {name}")).collect();
         if stay.is_empty() || begun.elapsed() > PATIENCE {
+            names.iter().filter_map(|name| node_of(name)).for_each(|node| remove_cgroup(&node));
             return stay;
         }
         std::thread::park_timeout(STEP);
     }
+}
+
+/// The group of the node that a group is in, which is that node's alone.
+fn node_of(name: &str) -> Option<String> {
+    let node = name.strip_prefix("skiff/")?.split('/').next()?;
+    node.starts_with(NODE).then(|| format!("skiff/{node}"))
 }
 
 /// One for all controllers, or one for each.
@@ -180,8 +199,11 @@ mod tests {
         let own = |path: &str| own_group(path).unwrap_or_default();
         assert_eq!(own("skiff/pod1/c1"), "skiff/pod1");
         assert_eq!(own("skiff/burstable/pod1/c1"), "skiff/burstable/pod1");
+        assert_eq!(own("skiff/node-1-2/burstable/pod1/c1"), "skiff/node-1-2/burstable/pod1");
         assert_eq!(own("k8s.io/c1"), "k8s.io/c1");
-        assert_eq!(["skiff", "skiff/burstable", "user/1", ""].map(own), ["", "", "", ""]);
+        assert_eq!(node_of("skiff/node-1-2/besteffort/pod1").as_deref(), Some("skiff/node-1-2"));
+        assert_eq!(node_of("skiff/besteffort/pod1"), None);
+        assert_eq!(["skiff", "skiff/burstable", "skiff/node-1", "user/1", ""].map(own), [""; 5]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use schema::quantity::Quantity;
 use sys::cgroup::{Cgroups, Limits};
 use tokio::sync::Notify;
 
-use super::{LEVELS, ROOT, asked, class, weighed};
+use super::{LEVELS, asked, class, of_node, weighed};
 use crate::{Node, huge_pages};
 
 /// More than any machine has.
@@ -35,11 +35,13 @@ pub async fn keep(node: &Node) {
         }
     });
     pods.filled().await;
+    let group = of_node(&node.settings.pods);
     loop {
-        let here = pods.indexed("node", &node.settings.node_name);
-        let counted = here.iter().filter(|pod| is_counted(pod));
-        let promised = counted.fold(0, |sum: i64, pod| sum.saturating_add(promised(pod)));
-        let done = Cgroups::of_host().and_then(|cgroups| set(&cgroups, promised));
+        // None of them is held on to while nothing changes: by then they may be long gone.
+        let here = pods.indexed("node", &node.settings.node_name).into_iter();
+        let promised =
+            here.filter(|pod| is_counted(pod)).fold(0, |sum: i64, pod| sum.saturating_add(promised(&pod)));
+        let done = Cgroups::of_host().and_then(|cgroups| set(&cgroups, &group, promised));
         if let Err(error) = done {
             tracing::warn!(%error, "cannot weigh pods by what they were promised");
         }
@@ -60,10 +62,10 @@ fn promised(pod: &Pod) -> i64 {
     asked(&spec).get("cpu").map_or(0, Quantity::milli)
 }
 
-/// Makes the levels, where the first was promised so many thousandths of a processor.
-fn set(cgroups: &Cgroups, promised: i64) -> io::Result<()> {
+/// Makes the levels in a group, where the first was promised so many thousandths of a processor.
+fn set(cgroups: &Cgroups, around: &str, promised: i64) -> io::Result<()> {
     for (level, milli) in LEVELS.into_iter().zip([promised, 0]) {
-        let group = format!("/{ROOT}/{level}");
+        let group = format!("/{around}/{level}");
         let huge_pages = huge_pages::pools().into_iter().map(|pool| (pool.cgroup(), UNBOUNDED)).collect();
         cgroups.create(&group)?;
         cgroups.limit(&group, &Limits { huge_pages, ..weighed(milli) })?;
@@ -88,12 +90,12 @@ mod tests {
             for (cgroups, name, expected) in
                 [(v1, "cpu.shares", shares), (Cgroups::V2 { root: root.clone() }, "cpu.weight", weights)]
             {
-                let files = LEVELS.map(|level| root.join(ROOT).join(level).join(name));
+                let files = LEVELS.map(|level| root.join("skiff").join(level).join(name));
                 for file in &files {
                     fs::create_dir_all(file.parent().expect("a level")).expect("made");
                     fs::write(file, "").expect("written");
                 }
-                set(&cgroups, promised).expect("set");
+                set(&cgroups, "skiff", promised).expect("set");
                 assert_eq!(files.map(|file| fs::read_to_string(file).expect("read")), expected);
             }
         };

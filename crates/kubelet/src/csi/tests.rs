@@ -281,6 +281,7 @@ impl Rig {
             sources,
             settings: &self.settings,
             csi: &self.drivers,
+            in_memory: false,
             addresses: Addresses { host_ips: &[], pod_ips: &[] },
             is_first: true,
         }

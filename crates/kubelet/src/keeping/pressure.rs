@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use reconcile::Object as _;
 use schema::quantity::Quantity;
 
-use crate::{Node, stats};
+use crate::{Node, cgroups, stats};
 
 /// A shortage is said to last this long after it was last seen, so that pods do not come and go.
 pub const LASTS: SignedDuration = SignedDuration::from_secs(300);
@@ -75,6 +75,8 @@ impl Limits {
 }
 
 const MEMORY: &str = "memory.available";
+/// What pods have left of what there is for them.
+const PODS_MEMORY: &str = "allocatableMemory.available";
 const DISK: &str = "nodefs.available";
 const INODES: &str = "nodefs.inodesFree";
 const IMAGE_DISK: &str = "imagefs.available";
@@ -97,6 +99,13 @@ impl Default for Soft {
 }
 
 impl Soft {
+    /// What there is less of than there should be. How much all pods may use together is only a hard limit.
+    pub fn reached(&self, signals: &Signals) -> Vec<Short> {
+        let mut short = self.limits.reached(signals);
+        short.retain(|short| short.signal != PODS_MEMORY);
+        short
+    }
+
     /// What there has been too little of for too long. `since` says from when on, and is kept true.
     pub fn due(
         &self,
@@ -104,7 +113,7 @@ impl Soft {
         since: &mut BTreeMap<&'static str, Timestamp>,
         now: Timestamp,
     ) -> Vec<Short> {
-        let mut short = self.limits.reached(signals);
+        let mut short = self.reached(signals);
         since.retain(|signal, _| short.iter().any(|short| short.signal == *signal));
         short.retain(|short| {
             let from = *since.entry(short.signal).or_insert(now);
@@ -126,6 +135,7 @@ pub struct Left {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Signals {
     pub memory: Left,
+    pub pods_memory: Left,
     pub disk: Left,
     pub inodes: Left,
     pub image_disk: Left,
@@ -144,7 +154,7 @@ pub struct Short {
 impl Short {
     pub fn resource(&self) -> &'static str {
         match self.signal {
-            MEMORY => "memory",
+            MEMORY | PODS_MEMORY => "memory",
             DISK | IMAGE_DISK => "ephemeral-storage",
             INODES => "inodes",
             _ => "pids",
@@ -161,6 +171,7 @@ impl Limits {
     pub fn reached(&self, signals: &Signals) -> Vec<Short> {
         let all = [
             (MEMORY, signals.memory, self.memory),
+            (PODS_MEMORY, signals.pods_memory, self.memory),
             (DISK, signals.disk, self.disk),
             (IMAGE_DISK, signals.image_disk, self.image_disk),
             (INODES, signals.inodes, self.inodes),
@@ -188,7 +199,7 @@ impl Pressures {
     pub fn note(&mut self, short: &[Short], now: Timestamp) {
         for short in short {
             let seen = match short.signal {
-                MEMORY => &mut self.memory,
+                MEMORY | PODS_MEMORY => &mut self.memory,
                 PROCESSES => &mut self.processes,
                 _ => &mut self.disk,
             };
@@ -211,20 +222,25 @@ impl Signals {
             available: stats::meminfo(&memory, "MemAvailable"),
             capacity: stats::meminfo(&memory, "MemTotal"),
         };
+        let pods = cgroups::usage(&node.settings);
+        let pods_memory = pods.memory_limit.map_or(Left::default(), |capacity| Left {
+            available: capacity.saturating_sub(pods.working_set),
+            capacity,
+        });
         let (mut disk, mut inodes) = (Left::default(), Left::default());
         if let Ok(stat) = rustix::fs::statvfs(&node.settings.pods) {
             disk = blocks(&stat);
             inodes = Left { available: stat.f_ffree, capacity: stat.f_files };
         }
         let image_disk = image_disk(node).await.unwrap_or((disk.available, disk.capacity));
-        let most: u64 = read("/proc/sys/kernel/pid_max").trim().parse().unwrap_or(0);
+        let most = stats::most_processes().and_then(|most| u64::try_from(most).ok()).unwrap_or(0);
         let load = read("/proc/loadavg");
         let there = load.split(' ').nth(3).and_then(|pair| pair.split('/').nth(1)?.parse::<u64>().ok());
         let processes = Left { available: most.saturating_sub(there.unwrap_or(0)), capacity: most };
         let image_disk = Left { available: image_disk.0, capacity: image_disk.1 };
         // The same disk has the same limits for all.
         let image_disk = if image_disk == disk { Left::default() } else { image_disk };
-        Signals { memory, disk, inodes, image_disk, processes }
+        Signals { memory, pods_memory, disk, inodes, image_disk, processes }
     }
 }
 

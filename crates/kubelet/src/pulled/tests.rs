@@ -57,6 +57,12 @@ fn who_may_use_what_is_there() {
     check("ns/s/1/h ns/t/2/i", "ns/t/2/i", "usable");
     // No digest is not the same as no digest.
     check("ns/s/1/", "ns/t/2/", "unproven");
+    // Nor are accounts secrets; they are known by what they are.
+    check("ns/a/1/", "ns/a/1/", "usable");
+    check("ns/a/1/", "ns/a/2/", "unproven");
+    check("ns/a/1/", "ns/a/1/h", "unproven");
+    check("ns/a/1/h", "ns/a/1/", "unproven");
+    check("ns/a/1/ ns/s/2/h", "ns/s/2/h", "usable");
     check("full", "ns/other/x/h7", "usable");
     check("full", "ns/many/7/new", "unproven");
 }

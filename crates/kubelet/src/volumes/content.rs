@@ -7,7 +7,7 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::{
     Container, DownwardAPIVolumeFile, KeyToPath, Pod, ProjectedVolumeSource, ServiceAccount, Volume,
 };
-use reconcile::{Key, Object as _};
+use reconcile::{Ctx, Key, Object as _};
 use serde_json::json;
 
 use super::Materials;
@@ -23,6 +23,11 @@ pub fn is_in(volume: &Volume) -> bool {
         || volume.secret.is_some()
         || volume.downward_api.is_some()
         || volume.projected.is_some()
+}
+
+/// Whether a volume of one of these kinds must never be on a disk. All but those that are made of configuration alone.
+pub fn is_kept_in_memory(volume: &Volume) -> bool {
+    is_in(volume) && volume.config_map.is_none()
 }
 
 /// What a volume of one of these kinds holds, and the name of its kind; `None` for others.
@@ -159,7 +164,7 @@ async fn projected(
             let seconds = wanted.expiration_seconds.unwrap_or(3607);
             let token = match young(dir, &wanted.path, seconds) {
                 Some(known) => known,
-                None => token(pod, wanted.audience.as_deref(), seconds, materials).await?,
+                None => token(pod, wanted.audience.as_deref(), seconds, materials.ctx).await?,
             };
             let (owner, mode) = (only_user(pod), mode_of(None, mode));
             // Nobody else has to read it where it is known who does.
@@ -191,12 +196,7 @@ fn young(dir: &Path, path: &str, seconds: i64) -> Option<String> {
 }
 
 /// A token for the pod's service account that is good for this pod alone.
-async fn token(
-    pod: &Pod,
-    audience: Option<&str>,
-    seconds: i64,
-    materials: &Materials<'_>,
-) -> Result<String, String> {
+pub async fn token(pod: &Pod, audience: Option<&str>, seconds: i64, ctx: &Ctx) -> Result<String, String> {
     let account =
         pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone()).unwrap_or("default".into());
     let audiences: Vec<&str> = audience.into_iter().filter(|audience| !audience.is_empty()).collect();
@@ -206,7 +206,7 @@ async fn token(
         "spec": {"audiences": audiences, "expirationSeconds": seconds, "boundObjectRef": bound}
     });
     let key = Key::new(pod.namespace(), &account);
-    let answer = materials.ctx.client.create_at::<ServiceAccount>(&key, "token", &body).await;
+    let answer = ctx.client.create_at::<ServiceAccount>(&key, "token", &body).await;
     let answer = answer.map_err(|error| format!("failed to fetch token: {error}"))?;
     Ok(answer["status"]["token"].as_str().unwrap_or_default().to_owned())
 }

@@ -8,7 +8,7 @@ mod records;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{PersistentVolume, Pod, Volume};
@@ -169,6 +169,17 @@ pub async fn let_go(busy: &csi::Drivers, settings: &Settings, pod: &str) -> Resu
     Disks::new(settings, busy).let_go(pod).await
 }
 
+/// Takes all disks away from pods of which none is left.
+pub async fn let_all_go(root: &Path, pods: &Path) -> Result<(), String> {
+    let busy = csi::Drivers::default();
+    let disks = Disks { host: Host::default(), root: root.join(PLACE), pods, busy: &busy };
+    let mut outcome = Ok(());
+    for pod in disks.users() {
+        outcome = outcome.and(disks.let_go(&pod).await);
+    }
+    outcome
+}
+
 /// The disks that this node was given, as statuses of nodes call them.
 pub fn in_use(root: &Path) -> Vec<String> {
     let had = all(&root.join(PLACE)).into_iter().filter(|dir| !children(&dir.join(USERS)).is_empty());
@@ -176,9 +187,8 @@ pub fn in_use(root: &Path) -> Vec<String> {
 }
 
 /// The pods that have disks, or had them when somebody was interrupted.
-pub fn users(busy: &csi::Drivers, settings: &Settings) -> std::collections::BTreeSet<String> {
-    let users = Disks::new(settings, busy).all().into_iter().flat_map(|dir| children(&dir.join(USERS)));
-    users.filter_map(|user| Some(user.file_name()?.to_str()?.to_owned())).collect()
+pub fn users(busy: &csi::Drivers, settings: &Settings) -> BTreeSet<String> {
+    Disks::new(settings, busy).users()
 }
 
 /// The disks of this node.
@@ -321,6 +331,11 @@ impl<'a> Disks<'a> {
             }
         }
         Ok(())
+    }
+
+    fn users(&self) -> BTreeSet<String> {
+        let users = self.all().into_iter().flat_map(|dir| children(&dir.join(USERS)));
+        users.filter_map(|user| Some(user.file_name()?.to_str()?.to_owned())).collect()
     }
 
     /// Where each disk is written down.

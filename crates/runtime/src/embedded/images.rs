@@ -1,7 +1,7 @@
 //! CRI's questions about images.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::Path;
 
 use super::spec::ImageVolume;
 use super::{Embedded, chain, refused, view};
@@ -78,17 +78,17 @@ impl Embedded {
         .await
     }
 
-    /// Whether the wanted part of an image is in there, on kernels where that can be seen before it is mounted.
+    /// Whether the wanted part of an image is in there.
     pub(super) fn check_part(&self, volume: &ImageVolume) -> std::result::Result<(), String> {
         if volume.sub_path.is_empty() {
             return Ok(());
         }
         let layers_dir = self.inner.images.root().join("layers");
-        let layers: Vec<_> = volume.layers.iter().map(|layer| layers_dir.join(layer)).collect();
-        match part_is_there(&layers, &volume.sub_path) {
+        match part_is_there(&layers_dir, &volume.layers, &volume.sub_path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 Err(volume.missing("no such file or directory"))
             }
+            // What else there is against it is said by whoever mounts it.
             _ => Ok(()),
         }
     }
@@ -122,24 +122,32 @@ impl Embedded {
 }
 
 /// Stacks layers, lowest first, where nobody sees it, and looks.
-fn part_is_there(layers: &[PathBuf], part: &str) -> std::io::Result<()> {
+fn part_is_there(layers_dir: &Path, layers: &[String], part: &str) -> std::io::Result<()> {
     use rustix::fs::{Mode, OFlags};
-    use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
-    let root = match layers {
-        [only] => rustix::fs::open(only, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?,
-        layers => {
-            let unseen = std::io::ErrorKind::Unsupported;
-            let context = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
-            for layer in layers.iter().rev() {
-                rustix::mount::fsconfig_set_string(&context, "lowerdir+", layer).map_err(|_| unseen)?;
-            }
-            rustix::mount::fsconfig_create(&context).map_err(|_| unseen)?;
-            let flags = FsMountFlags::FSMOUNT_CLOEXEC;
-            rustix::mount::fsmount(&context, flags, MountAttrFlags::MOUNT_ATTR_RDONLY).map_err(|_| unseen)?
-        }
+    use rustix::mount::{MountFlags, MountPropagationFlags as Propagation};
+    use rustix::thread::UnshareFlags;
+    let look = |place: &Path| {
+        let root = rustix::fs::open(place, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        super::open_inside(root, part).map(drop)
     };
-    super::open_inside(root, part)?;
-    Ok(())
+    if let [only] = layers {
+        return Ok(look(&layers_dir.join(only))?);
+    }
+    // A thread with mounts of its own, which go with it.
+    let stack_and_look = || {
+        sys::process::unshare(UnshareFlags::FS | UnshareFlags::NEWNS)?;
+        rustix::mount::mount_change("/", Propagation::PRIVATE | Propagation::REC)?;
+        // Names alone, of which many fit into the options.
+        rustix::process::chdir(layers_dir)?;
+        let names: Vec<&str> = layers.iter().rev().map(String::as_str).collect();
+        let options = std::ffi::CString::new(format!("lowerdir={}", names.join(":")))?;
+        rustix::mount::mount("overlay", layers_dir, "overlay", MountFlags::RDONLY, Some(options.as_c_str()))?;
+        Ok(look(layers_dir)?)
+    };
+    std::thread::scope(|scope| {
+        let stacked = std::thread::Builder::new().spawn_scoped(scope, stack_and_look)?.join();
+        stacked.unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()))
+    })
 }
 
 fn credentials(auth: &AuthConfig) -> Option<image::pull::Credentials> {

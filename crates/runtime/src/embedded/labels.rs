@@ -3,12 +3,20 @@
 //! AppArmor that is asked for and not there is an error, as everywhere. A label of SELinux is what a container would have
 //! if the host had it: without, it is left off, as other runtimes do, and many charts count on that.
 
+use std::io::{self, Write as _};
 use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
 
 use crate::cri::{ProfileType, SecurityProfile, SelinuxOption};
 
 /// Profiles that stand for the runtime's own, the first that is loaded.
 const DEFAULTS: [&str; 3] = ["skiff-default", "cri-containerd.apparmor.d", "docker-default"];
+/// The first of them, in AppArmor's words.
+const PROFILE: &str = include_str!("labels/skiff-default");
+/// Whether the kernel was given that, or why not.
+static PROVIDED: OnceLock<Result<(), String>> = OnceLock::new();
+const LOADED: &str = "/sys/kernel/security/apparmor/profiles";
 
 /// What this host has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,10 +31,11 @@ impl Modules {
         let enabled = std::fs::read_to_string("/sys/module/apparmor/parameters/enabled").unwrap_or_default();
         let is_mounted = Path::new("/sys/kernel/security/apparmor").exists();
         let apparmor = (enabled.starts_with('Y') && is_mounted).then(|| {
-            let loaded =
-                std::fs::read_to_string("/sys/kernel/security/apparmor/profiles").unwrap_or_default();
-            // As in `docker-default (enforce)`; names may have spaces.
-            loaded.lines().filter_map(|line| Some(line.rsplit_once(" (")?.0.to_owned())).collect()
+            // Ours is put in place once, since an older skiff may have had another; others are left alone.
+            if default(&loaded()).is_none_or(|name| name == DEFAULTS[0]) {
+                PROVIDED.get_or_init(load_default);
+            }
+            loaded()
         });
         Modules { apparmor, selinux: Path::new("/sys/fs/selinux/enforce").exists() }
     }
@@ -44,7 +53,6 @@ impl Modules {
                 Some(_) => Err("apparmor is not supported".to_owned()),
             };
         };
-        let default = || DEFAULTS.iter().find(|name| loaded.iter().any(|known| known == *name));
         match (kind, wanted) {
             (Some(ProfileType::Localhost), Some(wanted)) => {
                 let name = wanted.localhost_ref.trim_start_matches("localhost/");
@@ -55,12 +63,15 @@ impl Modules {
             }
             (Some(ProfileType::Unconfined), _) => Ok(None),
             (None, _) if privileged => Ok(None),
-            (None, _) => Ok(default().map(|name| (*name).to_owned())),
+            (None, _) => Ok(default(loaded).map(str::to_owned)),
             (Some(ProfileType::RuntimeDefault), _) if privileged => Ok(None),
             (Some(_), _) => {
-                let why =
-                    || format!("no default profile of AppArmor is loaded (one of {})", DEFAULTS.join(", "));
-                default().map(|name| Some((*name).to_owned())).ok_or_else(why)
+                let why = || {
+                    let names = DEFAULTS.join(", ");
+                    let why = PROVIDED.get().and_then(|outcome| outcome.clone().err()).unwrap_or_default();
+                    format!("no default profile of AppArmor is loaded (one of {names}): {why}")
+                };
+                default(loaded).map(|name| Some(name.to_owned())).ok_or_else(why)
             }
         }
     }
@@ -77,6 +88,37 @@ impl Modules {
             part(&wanted.type_, "container_t"),
             part(&wanted.level, "s0")
         ))
+    }
+}
+
+/// The profiles the kernel has.
+fn loaded() -> Vec<String> {
+    let text = std::fs::read_to_string(LOADED).unwrap_or_default();
+    // As in `docker-default (enforce)`; names may have spaces.
+    text.lines().filter_map(|line| Some(line.rsplit_once(" (")?.0.to_owned())).collect()
+}
+
+fn default(loaded: &[String]) -> Option<&'static str> {
+    DEFAULTS.into_iter().find(|name| loaded.iter().any(|known| known == name))
+}
+
+/// Gives the kernel our own. Only AppArmor's program can write what the kernel reads; hosts with AppArmor have it.
+fn load_default() -> Result<(), String> {
+    let load = || -> io::Result<Output> {
+        let mut parser = Command::new("apparmor_parser")
+            .args(["--replace", "--skip-cache"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        // One that does not listen says why below.
+        let _ = parser.stdin.take().map(|mut input| input.write_all(PROFILE.as_bytes()));
+        parser.wait_with_output()
+    };
+    match load() {
+        Ok(done) if done.status.success() => Ok(()),
+        Ok(done) => Err(format!("apparmor_parser: {}", String::from_utf8_lossy(&done.stderr).trim())),
+        Err(error) => Err(format!("cannot run apparmor_parser, which comes with AppArmor: {error}")),
     }
 }
 
@@ -114,7 +156,7 @@ mod tests {
         check(Some(some), "localhost/mine", Ok(Some("mine")));
         check(Some(some), "yours", Err("apparmor profile not found yours"));
         check(Some(&[]), "", Ok(None));
-        let why = "no default profile of AppArmor is loaded (one of skiff-default, cri-containerd.apparmor.d, docker-default)";
+        let why = "no default profile of AppArmor is loaded (one of skiff-default, cri-containerd.apparmor.d, docker-default): ";
         check(Some(&[]), "default", Err(why));
         let loaded = Modules { apparmor: Some(vec!["docker-default".to_owned()]), selinux: false };
         assert_eq!(loaded.apparmor(None, true), Ok(None));

@@ -135,6 +135,9 @@ pub struct Mount {
     /// Its owners are meant as they are inside, in a pod with users of its own.
     #[serde(default)]
     pub maps_owners: bool,
+    /// Its files get the container's label of SELinux.
+    #[serde(default)]
+    pub is_labelled: bool,
     /// An image instead of a source.
     #[serde(default)]
     pub image: Option<ImageVolume>,

@@ -233,6 +233,7 @@ fn mount(wanted: &Mount, volumes: &BTreeMap<String, Vec<String>>) -> Result<spec
             MountPropagation::Bidirectional => spec::Propagation::Bidirectional,
         },
         maps_owners: !wanted.uid_mappings.is_empty(),
+        is_labelled: wanted.selinux_relabel,
         image: image.transpose()?,
     })
 }
@@ -248,6 +249,7 @@ fn files(pod: &PodSandboxConfig, directory: &Path, read_only: bool) -> Vec<spec:
         target: format!("/etc/{name}"),
         read_only,
         maps_owners: users(pod).is_some(),
+        is_labelled: true,
         ..spec::Mount::default()
     };
     names.into_iter().map(mount).collect()
@@ -296,6 +298,8 @@ pub fn limits(resources: &LinuxContainerResources) -> Limits {
         memory: resources.memory_limit_in_bytes,
         memory_and_swap: resources.memory_swap_limit_in_bytes,
         pids: 0,
+        // No process of a container goes on without the others.
+        ends_together: true,
         huge_pages: resources.hugepage_limits.iter().map(|one| (one.page_size.clone(), one.limit)).collect(),
         unified: resources.unified.clone().into_iter().collect(),
     }

@@ -9,6 +9,9 @@ pub fn strong() -> LinuxContainerSecurityContext {
     let mut strong = security();
     strong.capabilities = Some(Capability { add_capabilities: vec!["ALL".into()], ..Capability::default() });
     strong.seccomp = None;
+    // Where there is AppArmor it is not what holds.
+    let unconfined = ProfileType::Unconfined.into();
+    strong.apparmor = Some(SecurityProfile { profile_type: unconfined, localhost_ref: String::new() });
     strong
 }
 

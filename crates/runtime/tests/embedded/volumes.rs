@@ -4,7 +4,8 @@ use std::path::Path;
 
 use runtime::cri::*;
 
-use crate::kit::{Node, ended, script, security, with};
+use crate::breakout::strong;
+use crate::kit::{Node, Pod, ended, script, security, with};
 use crate::{image, users};
 
 fn mount(target: &str, part: &str) -> Mount {
@@ -75,10 +76,10 @@ pub async fn an_image_is_a_volume(node: &Node) {
 }
 
 pub async fn profiles_that_cannot_be_applied_say_so(node: &Node) {
-    if Path::new("/sys/kernel/security/apparmor").exists() {
-        return println!("skipped: this host has AppArmor");
-    }
     let pod = node.pod("profiles").await;
+    if Path::new("/sys/kernel/security/apparmor").exists() {
+        return confined_by_default(node, &pod).await;
+    }
     for kind in [ProfileType::RuntimeDefault, ProfileType::Localhost] {
         let mut confined = security();
         confined.apparmor = Some(SecurityProfile { profile_type: kind.into(), localhost_ref: "mine".into() });
@@ -92,6 +93,34 @@ pub async fn profiles_that_cannot_be_applied_say_so(node: &Node) {
     free.apparmor = Some(SecurityProfile { profile_type: unconfined, localhost_ref: String::new() });
     free.selinux_options = Some(SelinuxOption { type_: "spc_t".into(), ..SelinuxOption::default() });
     assert_eq!(pod.finish(&with(free, "echo runs")).await, (0, "runs\n".into()));
+}
+
+/// On a host with AppArmor whose program is there: everybody is confined, commands too, unless they are free of it.
+async fn confined_by_default(node: &Node, pod: &Pod<'_>) {
+    if std::process::Command::new("apparmor_parser").arg("--version").output().is_err() {
+        return println!("skipped: needs apparmor_parser on a host with AppArmor");
+    }
+    let ask = |kind: ProfileType, name: &str| {
+        let mut confined = security();
+        let localhost_ref = name.to_owned();
+        confined.apparmor = Some(SecurityProfile { profile_type: kind.into(), localhost_ref });
+        confined
+    };
+    let id = pod.start(&with(ask(ProfileType::RuntimeDefault, ""), "sleep 1000")).await;
+    let profile = pod.exec(&id, "cat /proc/self/attr/current").await.1;
+    assert!(profile.ends_with(" (enforce)\n"), "{profile}");
+    let (_, said) = pod.finish(&with(security(), "cat /proc/self/attr/current")).await;
+    assert_eq!(said, profile);
+    let free = ask(ProfileType::Unconfined, "");
+    assert_eq!(pod.finish(&with(free, "cat /proc/self/attr/current")).await, (0, "unconfined\n".into()));
+    let missing = with(ask(ProfileType::Localhost, "mine"), "true");
+    let error = node.runtime.create_container(&pod.id, &missing, &pod.config).await.unwrap_err().message();
+    assert_eq!(error, "apparmor profile not found mine");
+    // What no other fence of these would keep it from.
+    let strong = LinuxContainerSecurityContext { apparmor: None, ..strong() };
+    let (_, said) =
+        pod.finish(&with(strong, "mount -t tmpfs none /tmp && echo mounted || echo denied")).await;
+    assert!(said.ends_with("denied\n"), "{said}");
 }
 
 /// A directory of the host that is a mount of its own, with another one in it. Mounts are passed on from there.

@@ -22,12 +22,15 @@ pub struct Limits {
     pub memory_nodes: String,
     /// Bytes.
     pub memory: i64,
-    /// Bytes of memory and swap together; as much as the memory where nothing is said.
+    /// Bytes of memory and swap together; as much as the memory where nothing is said, any where it is less than that.
     pub memory_and_swap: i64,
     /// Processes and threads.
     pub pids: i64,
     /// Page size as in `2MB`, and bytes.
     pub huge_pages: Vec<(String, u64)>,
+    /// One process that ends for want of memory takes all others in the group with it.
+    #[serde(default)]
+    pub ends_together: bool,
     /// Further files of the second version by their names.
     pub unified: Vec<(String, String)>,
 }
@@ -79,7 +82,7 @@ impl Cgroups {
             set("cpuset", "cpuset.mems", &limits.memory_nodes)?;
         }
         if limits.memory > 0 {
-            let both = if limits.memory_and_swap > 0 { limits.memory_and_swap } else { limits.memory };
+            let both = if limits.memory_and_swap != 0 { limits.memory_and_swap } else { limits.memory };
             let swap = "memory.memsw.limit_in_bytes";
             let counts_swap = self.directory("memory", group).is_some_and(|place| place.join(swap).exists());
             // The sum may never be below its part: raise it first, lower it last.
@@ -124,12 +127,14 @@ fn limit_v2(directory: &Path, limits: &Limits) -> io::Result<()> {
     }
     if limits.memory > 0 {
         set("memory.max", limits.memory.to_string())?;
-        let swap = (limits.memory_and_swap - limits.memory).max(0);
         if directory.join("memory.swap.max").exists() {
-            set("memory.swap.max", swap.to_string())?;
+            let swap = match limits.memory_and_swap {
+                any if any < 0 => "max".to_owned(),
+                both => (both - limits.memory).max(0).to_string(),
+            };
+            set("memory.swap.max", swap)?;
         }
-        // One process of a container that ran out of memory does not go on without the others.
-        if directory.join("memory.oom.group").exists() {
+        if limits.ends_together && directory.join("memory.oom.group").exists() {
             set("memory.oom.group", "1".to_owned())?;
         }
     }

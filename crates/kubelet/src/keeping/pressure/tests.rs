@@ -19,6 +19,7 @@ fn what_there_is_too_little_of() {
     let left = |available, capacity| Left { available, capacity };
     let plenty = Signals {
         memory: left(1 << 30, 8 << 30),
+        pods_memory: left(1 << 30, 8 << 30),
         disk: left(50_000, 100_000),
         inodes: left(50_000, 100_000),
         image_disk: left(50_000, 100_000),
@@ -31,6 +32,7 @@ fn what_there_is_too_little_of() {
     };
     check(plenty.clone(), &[]);
     check(Signals { memory: left(99 * MI, 8 << 30), ..plenty.clone() }, &["memory"]);
+    check(Signals { pods_memory: left(99 * MI, 1 << 30), ..plenty.clone() }, &["memory"]);
     check(Signals { disk: left(9_999, 100_000), ..plenty.clone() }, &["ephemeral-storage"]);
     check(Signals { inodes: left(4_999, 100_000), ..plenty.clone() }, &["inodes"]);
     check(Signals { image_disk: left(14_999, 100_000), ..plenty.clone() }, &["ephemeral-storage"]);
@@ -108,7 +110,10 @@ fn what_should_be_left_is_waited_for() {
     let soft = Soft { limits, patience, grace: 0 };
     let mut since = BTreeMap::new();
     let mut check = |second: i64, available: u64, expected: usize| {
-        let signals = Signals { memory: Left { available, capacity: 8 << 30 }, ..Signals::default() };
+        let memory = Left { available, capacity: 8 << 30 };
+        // Pods may use all they have, as far as this is about them.
+        let pods_memory = Left { available: 0, capacity: 8 << 30 };
+        let signals = Signals { memory, pods_memory, ..Signals::default() };
         assert_eq!(soft.due(&signals, &mut since, at(second)).len(), expected, "{second}");
     };
     check(0, 600 * MI, 0);

@@ -6,7 +6,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Gid, Mode, OFlags, Uid};
+use rustix::fs::{Gid, Mode, OFlags, Uid, XattrFlags};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, OpenTreeFlags};
 use rustix::process::chdir;
 use sys::mounts::{self, Attributes};
@@ -114,7 +115,7 @@ impl Stack<'_> {
         let target = format!("{own_path}/root");
         rustix::mount::mount("overlay", &target, "overlay", MountFlags::empty(), Some(options.as_c_str()))
             .map_err(|error| match self.users {
-                Some(_) if error == rustix::io::Errno::INVAL => Failure(
+                Some(_) if error == Errno::INVAL => Failure(
                     "cannot stack layers for a pod with users of its own: this kernel's overlay file system does not \
                      take mapped layers (it has to be 5.19 or later)"
                         .to_owned(),
@@ -157,4 +158,66 @@ fn make(directory: &Path) -> io::Result<()> {
 fn file_context(label: &str) -> String {
     let level = label.splitn(4, ':').nth(3).unwrap_or("s0");
     format!("system_u:object_r:container_file_t:{level}")
+}
+
+/// Labels what is at a path and below so that a process with this label may use it. Whoever exchanges directories for
+/// links meanwhile leads it nowhere.
+pub fn label(path: &Path, process: &str) -> io::Result<()> {
+    const NAME: &str = "security.selinux";
+    fn one(path: &Path, context: &str) -> io::Result<()> {
+        match rustix::fs::lsetxattr(path, NAME, context.as_bytes(), XattrFlags::empty()) {
+            // Not every file system has labels; the kernel then has one for all of it.
+            Err(Errno::NOTSUP | Errno::NOENT) => Ok(()),
+            done => Ok(done?),
+        }
+    }
+    fn below(dir: OwnedFd, context: &str) -> io::Result<()> {
+        let place = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()));
+        for entry in std::fs::read_dir(&place)? {
+            let entry = entry?;
+            one(&place.join(entry.file_name()), context)?;
+            if entry.file_type()?.is_dir() {
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                match rustix::fs::openat(&dir, entry.file_name(), flags, Mode::empty()) {
+                    Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
+                    inner => below(inner?, context)?,
+                }
+            }
+        }
+        Ok(())
+    }
+    let context = file_context(process);
+    one(path, &context)?;
+    match rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
+        Err(Errno::NOTDIR) => Ok(()),
+        dir => below(dir?, &context),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_below_gets_the_label() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("a/b")).unwrap();
+        std::fs::write(dir.path().join("a/b/file"), "").unwrap();
+        std::os::unix::fs::symlink("/", dir.path().join("a/link")).unwrap();
+        label(dir.path(), "system_u:system_r:container_t:s0:c1,c2").unwrap();
+        let read = |name: &str| {
+            let mut found = [0; 80];
+            let read = rustix::fs::lgetxattr(dir.path().join(name), "security.selinux", &mut found[..]);
+            read.map(|length| String::from_utf8_lossy(&found[..length]).into_owned())
+        };
+        for name in ["", "a", "a/b", "a/b/file", "a/link"] {
+            // Kernels without SELinux keep what root says, or have no place for it.
+            if let Ok(context) = read(name) {
+                assert_eq!(context, "system_u:object_r:container_file_t:s0:c1,c2", "{name}");
+            }
+        }
+        let mut outside = [0; 80];
+        let root = rustix::fs::lgetxattr("/", "security.selinux", &mut outside[..]).unwrap_or(0);
+        assert!(!String::from_utf8_lossy(&outside[..root]).contains("c1,c2"));
+    }
 }

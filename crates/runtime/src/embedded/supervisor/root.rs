@@ -66,6 +66,10 @@ impl Trees {
                 Some(_) => None,
                 None => Some(open_mount(&mount)?),
             };
+            if let Some(label) = spec.selinux.as_deref().filter(|_| mount.is_labelled) {
+                let doing = || format!("label the files of {:?}", mount.target);
+                layers::label(&mount.source, label).map_err(|error| Failure::during(doing())(error))?;
+            }
             if let (Some(users), Some(tree)) = (around.users.filter(|_| mount.maps_owners), &tree) {
                 users.map(tree, &mount.source)?;
             }

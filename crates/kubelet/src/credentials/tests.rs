@@ -1,0 +1,194 @@
+use reconcile::{Client, Clock};
+use tokio::sync::watch;
+
+use super::*;
+
+/// A directory of programs with a shell in it, which can be any of them.
+fn programs() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().expect("a directory");
+    std::os::unix::fs::symlink("/bin/sh", dir.path().join("sh")).expect("a shell");
+    dir
+}
+
+fn provider(script: &str) -> Value {
+    json!({
+        "name": "sh", "apiVersion": "credentialprovider.kubelet.k8s.io/v1", "matchImages": ["*.example:5000"],
+        "defaultCacheDuration": "10m", "args": ["-c", script], "env": [{"name": "WORD", "value": "sesame"}],
+    })
+}
+
+/// Writes down what it is asked, one line each, and answers.
+fn script(dir: &Path, answer: &str) -> String {
+    let asked = dir.join("asked");
+    format!("cat >> {0}; echo >> {0}; cat <<END\n{answer}\nEND\n", asked.display())
+}
+
+fn answer(kind: &str, more: &str) -> String {
+    format!(
+        r#"{{"kind": "CredentialProviderResponse", "apiVersion": "credentialprovider.kubelet.k8s.io/v1",
+           "cacheKeyType": "{kind}", {more} "auth": {{"a.example:5000": {{"username": "me", "password": "$WORD"}}}}}}"#
+    )
+}
+
+fn asked(dir: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(dir.join("asked")).unwrap_or_default();
+    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+fn providers(dir: &Path, provider: Value) -> Providers {
+    Providers::new(Config { programs: dir.to_owned(), providers: vec![provider] })
+}
+
+#[tokio::test]
+async fn answers_are_good_for_as_long_and_as_much_as_they_say() {
+    let check = async |kind: &str, more: &str, expected: usize| {
+        let dir = programs();
+        let provider = provider(&script(dir.path(), &answer(kind, more)));
+        let all = providers(dir.path(), provider);
+        for image in ["a.example:5000/x", "a.example:5000/x", "a.example:5000/y", "b.example:5000/x"] {
+            let found = all.ask(&all.config.providers[0], &all.known[0], image, &Asker::default()).await;
+            let found = found.expect("an answer");
+            assert_eq!(found, json!({"a.example:5000": {"username": "me", "password": "sesame"}}));
+        }
+        let asked = asked(dir.path());
+        assert_eq!(asked.len(), expected, "{kind} {more}: {asked:?}");
+        let version = "credentialprovider.kubelet.k8s.io/v1";
+        let first =
+            json!({"kind": "CredentialProviderRequest", "apiVersion": version, "image": "a.example:5000/x"});
+        assert_eq!(asked[0], first);
+    };
+    check("Image", "", 3).await;
+    check("Registry", "", 2).await;
+    check("Global", "", 1).await;
+    check("Registry", r#""cacheDuration": "1h0m0s","#, 2).await;
+    check("Global", r#""cacheDuration": "0s","#, 4).await;
+}
+
+#[tokio::test]
+async fn what_goes_wrong_is_told_without_secrets() {
+    let check = async |script: &str, expected: &str| {
+        let dir = programs();
+        let all = providers(dir.path(), provider(script));
+        let asker = Asker::default();
+        let asked = all.ask(&all.config.providers[0], &all.known[0], "a.example:5000/x", &asker);
+        let error = asked.await.expect_err("a failure");
+        assert!(error.contains(expected) && !error.contains("sesame"), "{error}");
+    };
+    check("echo no luck >&2; exit 3", "plugin sh for image a.example:5000/x: exit status: 3: no luck").await;
+    check("echo '{\"password\": \"sesame\"'", "error decoding credential provider plugin response").await;
+    check(&format!("cat <<END\n{}\nEND", answer("Moon", "")), "not return a valid cacheKeyType: Moon").await;
+    let other = answer("Image", "").replace("k8s.io/v1", "k8s.io/v1beta1");
+    check(&format!("cat <<END\n{other}\nEND"), "actual apiVersion:credentialprovider.kubelet.k8s.io/v1beta1")
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_are_known_by_their_accounts() {
+    let dir = programs();
+    let (_stop, shutdown) = watch::channel(false);
+    let server = apiserver::start_in(&dir.path().join("server"), shutdown.clone()).await.expect("a server");
+    let client = Client::new(server.local(), "kubelet");
+    let ctx = Ctx::new(client.clone(), Clock::default(), shutdown);
+    let metadata = |name: &str| json!({"name": name, "namespace": "default", "annotations": {"example.com/role": "reader"}});
+    let account: ServiceAccount =
+        serde_json::from_value(json!({"metadata": metadata("own")})).expect("an account");
+    let account = client.create(&account).await.expect("created");
+    let pod = json!({
+        "metadata": metadata("web"),
+        "spec": {
+            "serviceAccountName": "own", "automountServiceAccountToken": false,
+            "containers": [{"name": "main", "image": "a.example:5000/x"}],
+        }
+    });
+    let pod: Pod = client.create(&serde_json::from_value(pod).expect("a pod")).await.expect("created");
+    let mut provider = provider(&script(dir.path(), &answer("Image", "")));
+    let attributes = |required: &str, cache: &str| {
+        json!({
+            "serviceAccountTokenAudience": "registry", "requireServiceAccount": true, "cacheType": cache,
+            "requiredServiceAccountAnnotationKeys": [required], "optionalServiceAccountAnnotationKeys": ["none"],
+        })
+    };
+    provider["tokenAttributes"] = attributes("example.com/role", "ServiceAccount");
+    let all = providers(dir.path(), provider.clone());
+    for _ in 0..2 {
+        let keys = all.keys(&ctx, &pod, "a.example:5000/x:1").await;
+        let [key] = &keys[..] else { panic!("one for this image: {}", keys.len()) };
+        assert_eq!((key.auth.username.as_str(), key.auth.password.as_str()), ("me", "sesame"));
+        assert_eq!(key.from, Some(PullSecret::account("default", "own", account.uid())));
+    }
+    // A port, and whatever else no provider is for.
+    for image in ["a.example/x", "busybox", "b.a.example:5000/x"] {
+        assert!(all.keys(&ctx, &pod, image).await.is_empty(), "{image}");
+    }
+    let told = asked(dir.path());
+    assert_eq!(told.len(), 1, "the account is the same");
+    assert_eq!(told[0]["serviceAccountAnnotations"], json!({"example.com/role": "reader"}));
+    assert_eq!(text(&told[0], "serviceAccountToken").split('.').count(), 3, "a token");
+
+    // Each token is another.
+    provider["tokenAttributes"] = attributes("example.com/role", "Token");
+    let all = providers(dir.path(), provider.clone());
+    let now = ctx.clock.now().as_second();
+    assert_eq!(all.keys(&ctx, &pod, "a.example:5000/x:1").await.len(), 1, "{now}");
+    assert_eq!(asked(dir.path()).len(), 2);
+    // Who does not say so is not asked for.
+    provider["tokenAttributes"] = attributes("example.com/other", "Token");
+    let all = providers(dir.path(), provider.clone());
+    assert!(all.keys(&ctx, &pod, "a.example:5000/x:1").await.is_empty());
+    // A token is no password, unless that is meant.
+    let echo = r#"token=$(sed 's/.*"serviceAccountToken":"\([^"]*\)".*/\1/'); cat <<END
+{"kind": "CredentialProviderResponse", "apiVersion": "credentialprovider.kubelet.k8s.io/v1", "cacheKeyType": "Image",
+ "auth": {"a.example:5000": {"username": "me", "password": "$token"}}}
+END"#;
+    for (cache, expected) in [("ServiceAccount", 0), ("Token", 1)] {
+        provider["args"] = json!(["-c", echo]);
+        provider["tokenAttributes"] = attributes("example.com/role", cache);
+        let all = providers(dir.path(), provider.clone());
+        assert_eq!(all.keys(&ctx, &pod, "a.example:5000/x:1").await.len(), expected, "{cache}");
+    }
+}
+
+#[test]
+fn mistakes_are_named() {
+    let dir = programs();
+    let file = dir.path().join("config.yaml");
+    let read = |providers: Value| {
+        let config = json!({"kind": "CredentialProviderConfig", "apiVersion": "kubelet.config.k8s.io/v1", "providers": providers});
+        std::fs::write(&file, config.to_string()).expect("written");
+        Config::read(&file, dir.path()).map(|config| config.providers.len())
+    };
+    assert_eq!(read(json!([provider("")])), Ok(1));
+    let check = |field: &str, value: Value, expected: &str| {
+        let mut provider = provider("");
+        provider[field] = value;
+        let error = read(json!([provider])).expect_err("a mistake");
+        assert!(error.contains(expected), "{error}");
+    };
+    check("name", json!("a/b"), "providers.name: Invalid value: \"a/b\": provider name cannot contain '/'");
+    check("name", json!("none"), "plugin binary executable");
+    check("apiVersion", json!("v1"), "providers.apiVersion: Unsupported value: \"v1\"");
+    check("matchImages", json!([]), "providers.matchImages: Required value");
+    check("defaultCacheDuration", json!("-1s"), "providers.defaultCacheDuration");
+    check(
+        "tokenAttributes",
+        json!({}),
+        "providers.tokenAttributes.serviceAccountTokenAudience: Required value",
+    );
+    let attributes = json!({"serviceAccountTokenAudience": "a", "requireServiceAccount": true});
+    check("tokenAttributes", attributes, "providers.tokenAttributes.cacheType: Unsupported value: \"\"");
+    let twice = read(json!([provider(""), provider("")])).expect_err("a mistake");
+    assert!(twice.ends_with("providers.name: Duplicate value: \"sh\""), "{twice}");
+    assert!(read(json!([])).expect_err("a mistake").contains("at least 1 item in plugins"));
+    std::fs::write(&file, "kind: Pod\n").expect("written");
+    assert!(Config::read(&file, dir.path()).expect_err("a mistake").contains("no CredentialProviderConfig"));
+    let none = Config::read(&file, &dir.path().join("none")).expect_err("a mistake");
+    assert!(none.starts_with("plugin binary directory"), "{none}");
+    // All files of a directory, in order.
+    std::fs::remove_file(&file).expect("removed");
+    std::fs::create_dir(dir.path().join("configs")).expect("made");
+    let config = json!({"kind": "CredentialProviderConfig", "apiVersion": "kubelet.config.k8s.io/v1", "providers": [provider("")]});
+    std::fs::write(dir.path().join("configs/a.json"), config.to_string()).expect("written");
+    std::fs::write(dir.path().join("configs/notes"), "none").expect("written");
+    let read = Config::read(&dir.path().join("configs"), dir.path());
+    assert_eq!(read.expect("read").providers, [provider("")]);
+}
