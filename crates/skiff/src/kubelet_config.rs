@@ -14,6 +14,9 @@ const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 const PROGRAMS: &str = "imageCredentialProviderBinDir";
 const PROVIDERS: &str = "imageCredentialProviderConfig";
 
+/// Whether what the file does not name of `evictionHard` is as if it named nothing.
+const MERGES: &str = "mergeDefaultEvictionSettings";
+
 /// Flags by the field of the configuration file that says the same.
 const FLAGS: &[(&str, &str)] = &[
     ("allowed-unsafe-sysctls", "allowedUnsafeSysctls"),
@@ -56,7 +59,11 @@ pub fn apply(arguments: &[String], config: &mut Config) -> anyhow::Result<()> {
             bail!("--kubelet-arg {argument}: write name=value");
         };
         if name == "config" {
-            for (field, value) in file(&PathBuf::from(value))? {
+            let fields = file(&PathBuf::from(value))?;
+            if !fields.iter().any(|(field, value)| field == MERGES && *value == true) {
+                forget_thresholds(config, fields.iter().map(|(field, _)| field.as_str()));
+            }
+            for (field, value) in fields {
                 set(config, &field, &value).with_context(|| format!("{argument}: {field}"))?;
             }
             continue;
@@ -81,6 +88,7 @@ pub fn apply(arguments: &[String], config: &mut Config) -> anyhow::Result<()> {
             "--kubelet-arg image-credential-provider-config and image-credential-provider-bin-dir belong together"
         ),
     }
+    forget_thresholds(config, pairs.iter().map(|(field, _)| *field));
     for (field, value) in pairs.into_iter().filter(|(field, _)| ![PROGRAMS, PROVIDERS].contains(field)) {
         set(config, field, &value).with_context(|| format!("--kubelet-arg {field}"))?;
     }
@@ -96,7 +104,13 @@ pub fn apply(arguments: &[String], config: &mut Config) -> anyhow::Result<()> {
         );
     }
     config.settings.keeping.pulled.check().map_err(anyhow::Error::msg)?;
-    config.presentation.reserved.check().map_err(anyhow::Error::msg)?;
+    let reserved = &config.presentation.reserved;
+    reserved.check().map_err(anyhow::Error::msg)?;
+    let milli = std::thread::available_parallelism().map_or(1, usize::from) * 1000;
+    let (keeping, memory) = (&config.settings.keeping, config.settings.memory);
+    let kept = keeping.limits.memory.of(memory.unsigned_abs());
+    let capacity = [("cpu", i64::try_from(milli)?), ("memory", memory.saturating_sub_unsigned(kept))];
+    reserved.fits(&capacity).map_err(anyhow::Error::msg)?;
     let images = &config.settings.keeping.images;
     ensure!(
         images.low < images.high,
@@ -106,6 +120,19 @@ pub fn apply(arguments: &[String], config: &mut Config) -> anyhow::Result<()> {
         images.high
     );
     Ok(())
+}
+
+/// Who names one threshold names them all: those that are not named are not looked at.
+fn forget_thresholds<'a>(config: &mut Config, fields: impl Iterator<Item = &'a str>) {
+    let keeping = &mut config.settings.keeping;
+    for field in fields {
+        match field {
+            "evictionHard" => keeping.limits = kubelet::Limits::NONE,
+            "evictionSoft" => keeping.soft.limits = kubelet::Limits::NONE,
+            "evictionSoftGracePeriod" => keeping.soft.patience.clear(),
+            _ => {}
+        }
+    }
 }
 
 /// The fields of a KubeletConfiguration.
@@ -201,6 +228,7 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
                 evict(limits, signal, threshold).with_context(|| signal.clone())?;
             }
         }
+        MERGES => drop(value.as_bool().context("this is true or false")?),
         "evictionSoftGracePeriod" => {
             for (signal, patience) in value.as_object().context("this is a map")? {
                 let patience = patience.as_str().with_context(|| format!("{signal} is a text"))?;
@@ -331,7 +359,7 @@ mod tests {
                 cluster_domain: String::new(),
                 cluster_dns: Vec::new(),
                 host_dns: kubelet::host_dns(),
-                memory: 0,
+                memory: 8 << 30,
                 keeping: kubelet::Keeping::default(),
                 shutdown: Vec::new(),
                 manifests: None,
@@ -386,7 +414,7 @@ mod tests {
         assert_eq!(config.settings.manifests, Some(PathBuf::from("/etc/pods")));
         let limits = &config.settings.keeping.limits;
         use kubelet::Amount::{Number, Percent};
-        assert_eq!((limits.memory, limits.disk, limits.inodes), (Number(200 << 20), Percent(7), Percent(5)));
+        assert_eq!((limits.memory, limits.disk, limits.inodes), (Number(200 << 20), Percent(7), Number(0)));
         let soft = &config.settings.keeping.soft;
         assert_eq!((soft.limits.disk, soft.patience["nodefs.available"].as_secs()), (Number(1 << 30), 90));
         assert_eq!((soft.grace, config.settings.keeping.lasts.as_secs()), (20, 60));
@@ -405,6 +433,35 @@ mod tests {
         let amounts = ["cpu", "memory", "pid"].map(|name| reserved.of(name));
         assert_eq!(amounts, [500, (1 << 30) + (1 << 20), 5]);
         assert_eq!(reserved.enforced.as_deref(), Some(&["none".to_owned()][..]));
+    }
+
+    /// Upstream's rule: naming one takes the others away, unless the file says that they stay.
+    #[test]
+    fn thresholds_are_named_together() {
+        use kubelet::Amount::{Number, Percent};
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("kubelet.yaml");
+        let head = "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\n";
+        let limits = |fields: &str, flags: &[&str]| {
+            std::fs::write(&path, format!("{head}{fields}")).expect("written");
+            let file = format!("config={}", path.display());
+            let arguments: Vec<String> =
+                [&*file].iter().chain(flags).map(|argument| (*argument).to_owned()).collect();
+            let mut config = config();
+            apply(&arguments, &mut config).expect("understood");
+            let limits = config.settings.keeping.limits;
+            (limits.memory, limits.disk)
+        };
+        let (usual_memory, usual_disk) = (Number(100 << 20), Percent(10));
+        let file = "evictionHard: {nodefs.available: 7%}\n";
+        let merging = "evictionHard: {nodefs.available: 7%}\nmergeDefaultEvictionSettings: true\n";
+        assert_eq!(limits("", &[]), (usual_memory, usual_disk));
+        assert_eq!(limits(file, &[]), (Number(0), Percent(7)));
+        assert_eq!(limits(merging, &[]), (usual_memory, Percent(7)));
+        assert_eq!(limits(file, &["eviction-hard=memory.available<5"]), (Number(5), Number(0)));
+        assert_eq!(limits(merging, &["eviction-hard=memory.available<5"]), (Number(5), Number(0)));
+        let twice = ["eviction-hard=memory.available<5", "eviction-hard=nodefs.available<1%"];
+        assert_eq!(limits("", &twice), (Number(5), Percent(1)));
     }
 
     #[test]
@@ -434,6 +491,10 @@ mod tests {
         );
         check("kube-reserved=example.com/gpu=1", "cannot reserve \"example.com/gpu\" resource");
         check("system-reserved=cpu=-1", "resource quantity for \"cpu\" cannot be negative: -1");
+        check(
+            "system-reserved=memory=8Gi",
+            "Resource \"memory\" has a reservation of 8589934592 but capacity",
+        );
         check("image-credential-provider-config=/x", "and image-credential-provider-bin-dir belong together");
         check("config=/not/there", "cannot read /not/there");
     }

@@ -12,15 +12,10 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use testkit::{Network, Process};
+use testkit::{Network, Process, ROOM};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const IMAGE: &str = "docker.io/library/busybox:1.36";
-/// However full the disk of whoever tests this is.
-const ROOM: [&str; 2] = [
-    "--kubelet-arg=eviction-hard=memory.available<0,nodefs.available<0%,nodefs.inodesFree<0%,imagefs.available<0%",
-    "--kubelet-arg=image-gc-high-threshold=100",
-];
 
 /// What a cluster of several nodes runs its tests on: on every node a pod that answers over TCP and UDP.
 const PODS: &str = r#"

@@ -63,8 +63,7 @@ fn a_host_is_as_it_was_before_containerd() {
         eprintln!("skipped: needs a containerd that does not run yet");
         return;
     }
-    let room = "--kubelet-arg=eviction-hard=nodefs.available<0%,imagefs.available<0%";
-    check(&["--container-runtime-endpoint=containerd", room], Server::kill9);
+    check(&["--container-runtime-endpoint=containerd"], Server::kill9);
 }
 
 #[track_caller]

@@ -24,6 +24,6 @@ pub use left::{cgroups_of_pod, left, processes, remove_cgroup, sweep};
 pub use network::Network;
 pub use pods::{Background, can_have_pods};
 pub use process::Process;
-pub use server::{Output, Server, binary, has_kubectl};
+pub use server::{Output, ROOM, Server, binary, has_kubectl};
 pub use terminal::Terminal;
 pub use webhook::{Asked, Webhook};

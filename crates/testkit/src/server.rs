@@ -41,6 +41,10 @@ pub struct Output {
     pub code: i32,
 }
 
+/// For a node under test: pods are made and images kept however full the disk is, and whatever memory there is.
+pub const ROOM: [&str; 2] =
+    ["--kubelet-arg=eviction-hard=memory.available<0", "--kubelet-arg=image-gc-high-threshold=100"];
+
 /// Whether kubectl can be called; a test without it skips with a word.
 pub fn has_kubectl() -> bool {
     Command::new("kubectl").args(["version", "--client"]).output().is_ok_and(|output| output.status.success())
@@ -64,17 +68,14 @@ impl Server {
     #[track_caller]
     pub fn start_with_node(containerd: &Containerd, flags: &[&str]) -> Server {
         let socket = containerd.socket().display().to_string();
-        // However full the disk of whoever tests this is.
-        let room = "--kubelet-arg=eviction-hard=memory.available<0,nodefs.available<0%,nodefs.inodesFree<0%,imagefs.available<0%";
-        let images = "--kubelet-arg=image-gc-high-threshold=100";
-        let node = ["--container-runtime-endpoint", &socket, "--kubelet-port", "0", room, images];
-        Server::start_in(Some(containerd.network()), &[&node, flags].concat())
+        let node = ["--container-runtime-endpoint", &socket, "--kubelet-port", "0"];
+        Server::start_in(Some(containerd.network()), &[&node[..], &ROOM, flags].concat())
     }
 
     /// A server with a node that runs pods by itself, in a network of its own.
     #[track_caller]
     pub fn start_with_pods(network: &Network, flags: &[&str]) -> Server {
-        Server::start_in(Some(network.path()), &[&["--kubelet-port", "0"], flags].concat())
+        Server::start_in(Some(network.path()), &[&["--kubelet-port", "0"], &ROOM[..], flags].concat())
     }
 
     /// The program under test with these arguments, to its end.

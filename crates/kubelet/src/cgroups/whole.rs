@@ -46,6 +46,20 @@ impl Reserved {
             .fold(0, |sum, more| sum.saturating_add(*more))
     }
 
+    /// Complains where more is reserved than the machine has.
+    pub fn fits(&self, capacity: &[(&str, i64)]) -> Result<(), String> {
+        for (resource, has) in capacity {
+            let reserved = self.of(resource);
+            if reserved > *has {
+                return Err(format!(
+                    "invalid Node Allocatable configuration. Resource {resource:?} has a reservation of {reserved} \
+                     but capacity of {has}. Expected capacity >= reservation."
+                ));
+            }
+        }
+        Ok(())
+    }
+
     fn holds(&self, whom: &str) -> bool {
         self.enforced.as_ref().map_or(whom == PODS, |all| all.iter().any(|one| one == whom))
     }
