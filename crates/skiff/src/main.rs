@@ -59,6 +59,7 @@ fn command() -> ExitCode {
         Err(error) => return fail(&error),
     };
     let flags = Flags::parse_from(arguments);
+    sys::process::open_many_files();
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
     tracing_subscriber::registry().with(log.with_filter(flags.log)).init();
     let result = match flags.command {

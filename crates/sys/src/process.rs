@@ -178,6 +178,15 @@ pub fn close_the_rest_on_exec() -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// As many files at a time as the host allows at all, for this process and what it starts: hosts give fewer by default,
+/// for programs that are older than large numbers.
+pub fn open_many_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let most = getrlimit(Resource::Nofile).maximum;
+    // Lower limits work as well, until somebody has that many open.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
+}
+
 /// Children of this process are forgotten as soon as they end; nobody will ask how.
 pub fn forget_children() {
     // SAFETY: no function is called for a signal that is ignored.
@@ -204,6 +213,13 @@ mod tests {
         let numbers = ["SIGTERM", "quit", "9", "SIGRTMIN+3", "37", "nonsense", "0", "SIGRTMIN+90"];
         let known = numbers.map(signal_number);
         assert_eq!(known, [Some(15), Some(3), Some(9), Some(37), Some(37), None, None, None]);
+    }
+
+    #[test]
+    fn as_many_files_may_be_open_as_the_host_allows() {
+        open_many_files();
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        assert_eq!(limit.current, limit.maximum);
     }
 
     #[test]

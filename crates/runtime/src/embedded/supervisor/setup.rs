@@ -25,6 +25,7 @@ use crate::embedded::spec::{self, Sandbox};
 /// `skiff supervise DIRECTORY`: starts a supervisor that goes on by itself. Ends when it can be talked to; if it cannot,
 /// the reason is on standard output.
 pub fn supervise(directory: &Path) -> ExitCode {
+    sys::process::open_many_files();
     let begin = || -> io::Result<String> {
         let (mut reader, writer) = io::pipe()?;
         let child = sys::process::fork(New::default(), || run(directory, writer))?;
