@@ -88,6 +88,7 @@ pub use flow::SEATS;
 pub use local::Local;
 pub use metrics::write_process;
 pub use registry::RuntimeConfigError;
+pub use server::EVENT_TTL;
 
 /// What the API server needs to know.
 pub struct Config {
@@ -97,6 +98,8 @@ pub struct Config {
     pub advertise: channel::Receiver<Option<IpAddr>>,
     pub service_cidrs: Vec<String>,
     pub node_ports: std::ops::RangeInclusive<u16>,
+    /// How long Events are kept.
+    pub event_ttl: std::time::Duration,
     /// `--runtime-config` entries.
     pub runtime_config: Vec<String>,
     /// Admission plugins switched on and off.
@@ -193,6 +196,7 @@ pub async fn start(
     server.aggregator.showing = config.proxy_client;
     server.audit = audit::Audit::new(&config.audit)?;
     server.flow = flow::Flow::new(config.seats);
+    server.event_ttl = config.event_ttl;
     server.rbac.set_chain(authorization::Chain::new(&config.authorization)?);
     let server = Arc::new(server);
     let cluster = bootstrap::Cluster {
@@ -269,6 +273,7 @@ pub async fn start_in(
         advertise: channel::channel(None).1,
         service_cidrs: vec!["10.43.0.0/16".into()],
         node_ports: 30000..=32767,
+        event_ttl: EVENT_TTL,
         runtime_config: Vec::new(),
         admission: Switches::default(),
         authorization: Authorization::default(),

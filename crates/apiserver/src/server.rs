@@ -45,6 +45,8 @@ const BODY_LIMIT: usize = 3 << 20;
 pub const GZIP_FROM: usize = 128 << 10;
 /// How long an answer may take to begin, the reading of the request included.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long Events are kept.
+pub const EVENT_TTL: Duration = Duration::from_secs(3600);
 
 pub struct Server {
     pub store: Arc<dyn Store>,
@@ -56,6 +58,7 @@ pub struct Server {
     pub metrics: Metrics,
     pub allocations: Allocations,
     pub flow: Flow,
+    pub event_ttl: Duration,
     pub admission: Chain,
     pub webhooks: Webhooks,
     pub aggregator: Aggregator,
@@ -157,6 +160,7 @@ impl Server {
             metrics: Metrics::default(),
             allocations,
             flow: Flow::new(SEATS),
+            event_ttl: EVENT_TTL,
             admission: Chain::default(),
             authenticators: Authenticators::default(),
             audit: None,

@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use api::json::Json as _;
 use api::{Errors, Path, Resource, Status};
@@ -19,9 +18,6 @@ use crate::registry::stored_as;
 use crate::remarks::Remarks;
 use crate::request::Target;
 use crate::server::{Call, Server};
-
-/// How long Events are kept.
-const EVENT_TTL: Duration = Duration::from_secs(3600);
 
 /// The options of a write, from its query.
 #[derive(Clone, Debug)]
@@ -161,7 +157,8 @@ impl Server {
             key: key.clone(),
             value: Some(bytes.clone()),
             expect: old.map_or(Expect::Absent, |old| Expect::Revision(old.revision)),
-            ttl: is_event.then_some(EVENT_TTL),
+            // None at all: for ever.
+            ttl: is_event.then_some(self.event_ttl).filter(|ttl| !ttl.is_zero()),
             lazy: is_heartbeat(stored),
         };
         match self.store.write(write).await {

@@ -49,6 +49,7 @@ const KNOWN: &[&str] = &[
     "enable-bootstrap-token-auth",
     "encryption-provider-config",
     "encryption-provider-config-automatic-reload",
+    "event-ttl",
     "max-mutating-requests-inflight",
     "max-requests-inflight",
     "oidc-ca-file",

@@ -134,9 +134,22 @@ fn network(failures: &mut Failures) {
     failures.note(links().context("cannot remove links"));
 }
 
+/// Removes a directory and all in it. Of one behind a link, or with a disk of its own, only what is in it: the rest is its
+/// administrator's.
 pub fn remove_dir(path: &Path) -> anyhow::Result<()> {
-    match std::fs::remove_dir_all(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+    let removed = || -> std::io::Result<()> {
+        for entry in std::fs::read_dir(path)? {
+            let entry = entry?;
+            match entry.file_type()?.is_dir() {
+                true => std::fs::remove_dir_all(entry.path())?,
+                false => std::fs::remove_file(entry.path())?,
+            }
+        }
+        std::fs::remove_dir(path)
+    };
+    use std::io::ErrorKind::{NotADirectory, NotFound, ResourceBusy};
+    match removed() {
+        Err(error) if ![NotFound, NotADirectory, ResourceBusy].contains(&error.kind()) => {
             Err(error).with_context(|| format!("cannot remove {}", path.display()))
         }
         _ => Ok(()),
@@ -156,5 +169,19 @@ mod tests {
         drop(held);
         assert!(lock(dir.path()).unwrap().is_some());
         assert!(lock(&dir.path().join("none")).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_directory_behind_a_link_is_emptied() {
+        let dir = tempfile::tempdir().unwrap();
+        let [data, link] = ["data", "link"].map(|name| dir.path().join(name));
+        std::fs::create_dir_all(data.join("store")).unwrap();
+        std::fs::write(data.join("lock"), "").unwrap();
+        std::os::unix::fs::symlink(&data, &link).unwrap();
+        remove_dir(&link).unwrap();
+        assert_eq!(std::fs::read_dir(&link).unwrap().count(), 0);
+        remove_dir(&data).unwrap();
+        remove_dir(&data).unwrap();
+        assert!(!data.exists());
     }
 }

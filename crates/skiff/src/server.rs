@@ -84,6 +84,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         advertise: advertise.clone(),
         service_cidrs: flags.service_cidr.clone(),
         node_ports: flags.service_node_port_range.0.clone(),
+        event_ttl: arguments.duration("event-ttl")?.unwrap_or(apiserver::EVENT_TTL),
         runtime_config: [flags.runtime_config.clone(), arguments.list("runtime-config")].concat(),
         admission: arguments.admission()?,
         authentication: arguments.authentication(&certificates)?,

@@ -13,6 +13,16 @@ const PODS: &str = "/api/v1/namespaces/default/pods";
 const MERGE: &str = "application/merge-patch+json";
 
 #[test]
+fn events_go_when_their_time_is_over() {
+    let server = Server::start_with(&["--kube-apiserver-arg=event-ttl=1s"]);
+    let http = server.http();
+    let events = "/api/v1/namespaces/default/events";
+    let about = json!({"kind": "Pod", "namespace": "default", "name": "a"});
+    make(&http, events, json!({"metadata": {"name": "a"}, "involvedObject": about}));
+    server.until("the event is gone", || http.get(&format!("{events}/a")).unwrap().status == 404);
+}
+
+#[test]
 fn answers_come_in_the_form_asked_for() {
     let server = Server::start();
     let http = server.http();
