@@ -33,7 +33,9 @@ use crate::welcome;
 const STEPS: u32 = 8;
 
 pub fn run(flags: ServerFlags) -> anyhow::Result<()> {
-    threads().event_interval(STEPS).build()?.block_on(serve(flags))
+    let threads = threads().event_interval(STEPS).build()?;
+    // By one of them: only they give back memory.
+    threads.block_on(async { tokio::spawn(serve(flags)).await? })
 }
 
 async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
@@ -240,7 +242,8 @@ async fn ensure_storage_class(client: &Client) -> anyhow::Result<()> {
 async fn open_store(flags: &ServerFlags) -> anyhow::Result<Arc<dyn Store>> {
     if flags.datastore_endpoint.is_empty() {
         let dir = flags.node.data_dir.join("store");
-        return Ok(Arc::new(LogStore::open(&dir, store::log::Config::default())?));
+        let config = store::log::Config { at_rest: sys::allocator::rest, ..store::log::Config::default() };
+        return Ok(Arc::new(LogStore::open(&dir, config)?));
     }
     let options = store::etcd::Options { tls: etcd_tls(flags)?, ..store::etcd::Options::default() };
     let store = EtcdStore::connect(&flags.datastore_endpoint, options).await;

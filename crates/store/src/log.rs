@@ -49,6 +49,8 @@ pub struct Config {
     pub snapshot_bytes: u64,
     /// A lazy write is synced after this long at the latest.
     pub lazy_delay: Duration,
+    /// Called by the thread that commits when it has nothing to do.
+    pub at_rest: fn(),
     /// Unix seconds.
     pub clock: Arc<dyn Fn() -> u64 + Send + Sync>,
     /// For tests of failing disks.
@@ -63,6 +65,7 @@ impl Default for Config {
             history_bytes: 64 << 20,
             snapshot_bytes: 16 << 20,
             lazy_delay: Duration::from_secs(1),
+            at_rest: || {},
             clock: Arc::new(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs())),
             faults: Arc::new(|_| Ok(())),
         }

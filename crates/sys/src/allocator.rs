@@ -114,6 +114,20 @@ mod tests {
         line.trim_end_matches(" kB").parse().unwrap_or_default()
     }
 
+    unsafe extern "C" {
+        fn mi_arena_min_alignment() -> usize;
+    }
+
+    /// By `.cargo/config.toml`, which an environment with flags of its own for C hides.
+    #[test]
+    fn pages_are_small() {
+        if std::env::var("CFLAGS").is_ok_and(|flags| !flags.contains("MI_ARENA_SLICE_SHIFT")) {
+            return eprintln!("skipped: CFLAGS is set");
+        }
+        // SAFETY: it tells a constant.
+        assert_eq!(unsafe { mi_arena_min_alignment() }, 16 << 10);
+    }
+
     #[test]
     fn what_others_have_freed_is_given_back_at_rest() {
         let layout = Layout::from_size_align(1 << 10, 8).expect("a layout");

@@ -90,13 +90,13 @@ impl Desk {
     ) -> io::Result<(Desk, JoinHandle<()>)> {
         let (commands, queue) = mpsc::channel();
         let committer = Committer::new(config, dir, memory, watchers, commands.clone(), recovered)?;
-        let alone = committer.alone.clone();
+        let (alone, at_rest) = (committer.alone.clone(), committer.config.at_rest);
         let committer = Arc::new(Mutex::new(committer));
         let awake = Arc::new(AtomicBool::new(false));
         let desk = Desk { committer: committer.clone(), commands, awake: awake.clone(), alone };
         let thread = std::thread::Builder::new()
             .name("store-commit".into())
-            .spawn(move || run(&committer, &queue, &awake))?;
+            .spawn(move || run(&committer, &queue, &awake, at_rest))?;
         Ok((desk, thread))
     }
 
@@ -145,9 +145,10 @@ impl Desk {
 }
 
 /// What the thread does. It ends when somebody who held the committer broke: what is in it is not to be trusted then.
-fn run(committer: &Mutex<Committer>, queue: &Receiver<Command>, awake: &AtomicBool) {
+fn run(committer: &Mutex<Committer>, queue: &Receiver<Command>, awake: &AtomicBool, at_rest: fn()) {
     while let Ok(wait) = committer.lock().map(|committer| committer.deadline()) {
         awake.store(false, Ordering::Release);
+        at_rest();
         let first = match wait {
             None => queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
             Some(wait) => queue.recv_timeout(wait),
