@@ -137,7 +137,8 @@ fn network(failures: &mut Failures) {
 /// Removes a directory and all in it. Of one behind a link, or with a disk of its own, only what is in it: the rest is its
 /// administrator's.
 pub fn remove_dir(path: &Path) -> anyhow::Result<()> {
-    let removed = || -> std::io::Result<()> {
+    use std::io::ErrorKind::{NotADirectory, NotFound, ResourceBusy};
+    let empty = || -> std::io::Result<()> {
         for entry in std::fs::read_dir(path)? {
             let entry = entry?;
             match entry.file_type()?.is_dir() {
@@ -145,11 +146,13 @@ pub fn remove_dir(path: &Path) -> anyhow::Result<()> {
                 false => std::fs::remove_file(entry.path())?,
             }
         }
-        std::fs::remove_dir(path)
+        match std::fs::remove_dir(path) {
+            Err(error) if [NotADirectory, ResourceBusy].contains(&error.kind()) => Ok(()),
+            done => done,
+        }
     };
-    use std::io::ErrorKind::{NotADirectory, NotFound, ResourceBusy};
-    match removed() {
-        Err(error) if ![NotFound, NotADirectory, ResourceBusy].contains(&error.kind()) => {
+    match empty() {
+        Err(error) if error.kind() != NotFound => {
             Err(error).with_context(|| format!("cannot remove {}", path.display()))
         }
         _ => Ok(()),
