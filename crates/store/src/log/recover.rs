@@ -236,11 +236,9 @@ impl Reader {
         if rest.iter().all(|byte| *byte == 0) {
             return Ok(false);
         }
-        Ok((1..rest.len()).any(|from| {
-            rest[from] != 0
-                && record::decode_alone(&rest[from..], self.header.salt)
-                    .is_some_and(|record| record.synced > self.offset)
-        }))
+        // A length can begin with a zero; one that is nothing else is seen through at once.
+        let alone = |from: usize| record::decode_alone(&rest[from..], self.header.salt);
+        Ok((1..rest.len()).any(|from| alone(from).is_some_and(|record| record.synced > self.offset)))
     }
 
     /// Drops everything after the last good record.

@@ -5,7 +5,7 @@ use proptest::sample::Index;
 
 use super::*;
 use crate::log::memory::Memory;
-use crate::log::record::{Kind, Record};
+use crate::log::record::{self, Kind, Record};
 
 const SECTOR: usize = 512;
 
@@ -101,6 +101,16 @@ impl Written {
 fn batches() -> impl Strategy<Value = Vec<Vec<usize>>> {
     let len = prop_oneof![0..40usize, 0..3000usize];
     prop::collection::vec(prop::collection::vec(len, 1..5), 2..6)
+}
+
+/// The length of the record that tells of it begins with a zero.
+#[test]
+fn a_hole_is_told_of_by_a_record_of_any_length() {
+    for len in 2000..2300 {
+        let mut written = write(&[vec![0], vec![len]]);
+        written.bytes[segment::HEADER..][..record::HEAD].fill(0);
+        check_refused(read(&written.bytes), segment::HEADER);
+    }
 }
 
 #[test]
