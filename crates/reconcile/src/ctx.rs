@@ -53,8 +53,18 @@ impl Ctx {
         }
     }
 
+    /// Makes an object. Where it stays unknown whether that was done, the cache shows it by then, if it was: whoever tries
+    /// again would else make a second one.
     pub async fn create<T: Cached>(&self, object: &T) -> Result<T, Error> {
-        self.shown(self.client.create(object).await?).await
+        match self.client.create(object).await {
+            Err(lost @ Error::Unreachable(_)) => {
+                for there in self.client.list::<T>(object.namespace()).await.unwrap_or_default() {
+                    self.shown(there).await?;
+                }
+                Err(lost)
+            }
+            made => self.shown(made?).await,
+        }
     }
 
     /// Replaces the object; a stale resourceVersion is a conflict.

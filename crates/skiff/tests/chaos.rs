@@ -18,7 +18,7 @@ use reconcile::{Clock, Ctx, Object as _};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
-use unreliable::{Dice, Unreliable};
+use unreliable::{Dice, Forgetful, Unreliable};
 
 const DEADLINE: Duration = Duration::from_secs(90);
 
@@ -41,6 +41,21 @@ async fn the_end_is_the_same_whatever_goes_wrong() {
     for seed in seed..seed + 2 {
         assert_eq!(calm, play(seed, 15).await, "CHAOS_SEED={seed}");
     }
+}
+
+/// Whoever tries again after a lost answer knows what the first try has made.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_made_without_an_answer_is_seen() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let (_stop, shutdown) = watch::channel(false);
+    let server = apiserver::start_in(directory.path(), shutdown.clone()).await.expect("a server");
+    let connection = Arc::new(Forgetful(server.local()));
+    let ctx = Ctx::new(Client::new(connection, "test"), Clock::default(), shutdown);
+    ctx.caches.nodes().filled().await;
+    let node: Node = serde_json::from_value(json!({"metadata": {"name": "a"}})).expect("a node");
+    let error = ctx.create(&node).await.expect_err("no answer");
+    assert!(matches!(error, client::Error::Unreachable(_)), "{error}");
+    assert!(ctx.caches.nodes().get(&Key::new("", "a")).is_some());
 }
 
 /// Runs the story of a small cluster and answers with its end.

@@ -110,6 +110,37 @@ impl Feed for UnreliableFeed {
     }
 }
 
+/// A way to the API server on which no answer to a POST ever arrives, and news are late.
+pub struct Forgetful(pub Arc<dyn Connection>);
+
+#[async_trait]
+impl Connection for Forgetful {
+    async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Error> {
+        let is_post = request.method() == Method::POST;
+        let answer = self.0.send(request).await;
+        if is_post { Err(lost("the answer")) } else { answer }
+    }
+
+    async fn follow(&self, collection: &str) -> Result<Box<dyn Feed>, Error> {
+        Ok(Box::new(Late(self.0.follow(collection).await?)))
+    }
+
+    fn acting_as(&self, name: &str) -> Option<Arc<dyn Connection>> {
+        Some(Arc::new(Forgetful(self.0.acting_as(name)?)))
+    }
+}
+
+struct Late(Box<dyn Feed>);
+
+#[async_trait]
+impl Feed for Late {
+    async fn next(&mut self) -> Result<News, Error> {
+        let news = self.0.next().await?;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        Ok(news)
+    }
+}
+
 fn lost(what: &str) -> Error {
     Error::Unreachable(format!("{what} is lost").into())
 }
