@@ -82,7 +82,7 @@ pub async fn keep(server: Arc<Server>, mut shutdown: watch::Receiver<bool>) {
 }
 
 /// Takes in the objects and puts them right; when to try again where that failed.
-async fn follow(server: &Server) -> Option<Instant> {
+pub(super) async fn follow(server: &Server) -> Option<Instant> {
     let (levels, schemas) = (objects(server, LEVELS), objects(server, SCHEMAS));
     server.flow.rebuild(&levels, &schemas);
     let ensured = ensure_all(server).await;

@@ -206,13 +206,9 @@ async fn a_body_that_nobody_reads_does_not_keep_its_seats() {
 #[tokio::test(start_paused = true)]
 async fn a_crowded_level_borrows_what_others_do_not_use() {
     let rig = Arc::new(started().await);
+    // The stopped clock jumps ahead while anybody waits for the store, so the keeper may find nothing left to write.
+    assert!(keep::follow(&rig.server).await.is_none());
     let keeper = tokio::spawn(keep(rig.server.clone(), rig.stop.subscribe()));
-    // The stopped clock jumps ahead while the store writes, so nothing may be left to write.
-    eventually(async || {
-        let all = rig.get("/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas").await;
-        all.items("items").iter().all(|schema| !schema.at("status").items("conditions").is_empty())
-    })
-    .await;
     let limit = || rig.server.flow.levels.lock()["global-default"].state().queues.limit();
     let before = limit();
     let waiting: Vec<_> = (0..before + 100)
