@@ -4,6 +4,7 @@
 //! append-only log on disk, and [`etcd`]. [`sealed`] encrypts what lies in either. `suite` holds the tests that both must pass.
 
 pub mod etcd;
+mod grpc;
 pub mod log;
 pub mod sealed;
 #[cfg(test)]

@@ -2,8 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use etcd_client::LeaseClient;
 use tokio::sync::Mutex;
+use tonic::Status;
+
+use super::client::Client;
 
 /// A key may live longer than asked by a twentieth of its time, at most this many seconds.
 const SHARE_SECONDS: u64 = 60;
@@ -12,7 +14,7 @@ const SHARE_FRACTION: u64 = 20;
 const MAX_KEYS: u32 = 1000;
 
 pub struct Leases {
-    client: LeaseClient,
+    client: Client,
     shared: Mutex<Option<Shared>>,
 }
 
@@ -24,13 +26,13 @@ struct Shared {
 }
 
 impl Leases {
-    pub fn new(client: LeaseClient) -> Leases {
+    pub fn new(client: Client) -> Leases {
         Leases { client, shared: Mutex::new(None) }
     }
 
     /// A lease that lasts at least this long from now. Most keys with a lifetime have the same one, so only
     /// the last lease is kept for sharing.
-    pub async fn get(&self, ttl: Duration) -> Result<i64, etcd_client::Error> {
+    pub async fn get(&self, ttl: Duration) -> Result<i64, Status> {
         let ttl = ttl.as_secs().saturating_add(u64::from(ttl.subsec_nanos() > 0)).max(1);
         let mut shared = self.shared.lock().await;
         if let Some(lease) = shared.as_mut()
@@ -44,9 +46,9 @@ impl Leases {
         let share = (ttl / SHARE_FRACTION).min(SHARE_SECONDS);
         let asked = Instant::now();
         let total = i64::try_from(ttl.saturating_add(share)).unwrap_or(i64::MAX);
-        let granted = self.client.clone().grant(total, None).await?;
-        *shared = Some(Shared { id: granted.id(), ttl, until: asked + Duration::from_secs(share), keys: 1 });
-        Ok(granted.id())
+        let id = self.client.grant(total).await?;
+        *shared = Some(Shared { id, ttl, until: asked + Duration::from_secs(share), keys: 1 });
+        Ok(id)
     }
 
     pub async fn forget(&self) {

@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::uri::PathAndQuery;
 use parking_lot::RwLock;
 use prost::Message as _;
 use ring::aead::{AES_256_GCM, LessSafeKey, UnboundKey};
@@ -24,6 +23,7 @@ use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
 
 use super::aes;
+use crate::grpc;
 use messages::{
     DecryptRequest, DecryptResponse, EncryptRequest, EncryptResponse, EncryptedObject, StatusRequest,
     StatusResponse,
@@ -41,6 +41,8 @@ const DERIVED: i32 = 1;
 const MAX_KEY_ID: usize = 1 << 10;
 const MAX_SOURCE: usize = 1 << 10;
 const MAX_ANNOTATIONS: usize = 32 << 10;
+/// What gRPC allows unless told otherwise.
+const LARGEST_ANSWER: usize = 4 << 20;
 /// Seeds kept in memory.
 const SEEDS: usize = 10_000;
 
@@ -230,13 +232,8 @@ impl Kms {
         Q: prost::Message + Send + Sync + 'static,
         A: prost::Message + Default + Send + Sync + 'static,
     {
-        let mut client = tonic::client::Grpc::new(self.channel.clone());
-        client.ready().await.map_err(|error| self.failure(&error.to_string()))?;
-        let codec = tonic_prost::ProstCodec::default();
-        let answer = client.unary(tonic::Request::new(request), PathAndQuery::from_static(path), codec).await;
-        let answer =
-            answer.map_err(|status| self.failure(&format!("{}: {}", status.code(), status.message())))?;
-        Ok(answer.into_inner())
+        let answer = grpc::ask(&self.channel, path, tonic::Request::new(request), LARGEST_ANSWER).await;
+        answer.map_err(|status| self.failure(&format!("{}: {}", status.code(), status.message())))
     }
 
     fn failure(&self, why: &str) -> KmsError {
