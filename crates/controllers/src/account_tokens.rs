@@ -107,7 +107,7 @@ pub async fn clean(ctx: Ctx) {
 
 async fn clean_one(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
     let caches = &ctx.caches;
-    let Some(secret) = caches.account_tokens().get(key) else { return Ok(Next::Change) };
+    let Some(secret) = caches.account_tokens().get(key) else { return Ok(Next::Forget) };
     let name = plan::account_name(&secret).unwrap_or_default();
     let account = caches.service_accounts().get(&Key::new(secret.namespace(), name));
     let today = ctx.clock.now().to_zoned(TimeZone::UTC).date();

@@ -40,7 +40,7 @@ pub async fn clean(ctx: Ctx) {
     let reconcile = move |key: Key| {
         let ctx = work.clone();
         async move {
-            let Some(token) = ctx.caches.bootstrap_tokens().get(&key) else { return Ok(Next::Change) };
+            let Some(token) = ctx.caches.bootstrap_tokens().get(&key) else { return Ok(Next::Forget) };
             match expires(&token) {
                 Some(at) if at <= ctx.clock.now() => match ctx.delete(&*token).await {
                     Err(error) if !error.is_conflict() => Err(error),
@@ -68,7 +68,7 @@ pub async fn sign(ctx: Ctx) {
 }
 
 async fn sign_info(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(map) = ctx.caches.cluster_infos().get(key) else { return Ok(Next::Change) };
+    let Some(map) = ctx.caches.cluster_infos().get(key) else { return Ok(Next::Forget) };
     let tokens = ctx.caches.bootstrap_tokens().in_namespace(NAMESPACE);
     let now = ctx.clock.now();
     if let Some(signed) = plan(&map, &tokens, now) {

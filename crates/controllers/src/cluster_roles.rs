@@ -38,7 +38,7 @@ fn gathering(
 }
 
 async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(role) = ctx.caches.cluster_roles().get(key) else { return Ok(Next::Change) };
+    let Some(role) = ctx.caches.cluster_roles().get(key) else { return Ok(Next::Forget) };
     let Some(rules) = plan(&role, &ctx.caches.cluster_roles().all()) else { return Ok(Next::Change) };
     let object = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",

@@ -43,7 +43,7 @@ pub async fn run(ctx: Ctx) {
 }
 
 async fn reconcile(ctx: &Ctx, key: &Key, local: &TimeZone) -> Result<Next, Error> {
-    let Some(cron) = ctx.caches.cron_jobs().get(key) else { return Ok(Next::Change) };
+    let Some(cron) = ctx.caches.cron_jobs().get(key) else { return Ok(Next::Forget) };
     let jobs = jobs(ctx, &cron).await?;
     let Plan { events, delete, start, mut status, recheck } = plan(&cron, &jobs, ctx.clock.now(), local);
     for (severity, reason, message) in events {

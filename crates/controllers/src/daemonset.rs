@@ -83,7 +83,7 @@ fn on_node(caches: &Caches, changed: &Changed<'_, Node>, enqueue: &mut dyn FnMut
 }
 
 async fn reconcile(ctx: &Ctx, all: &AllRetries, key: &Key) -> Result<Next, Error> {
-    let Some(set) = ctx.caches.daemon_sets().get(key) else { return Ok(Next::Change) };
+    let Some(set) = ctx.caches.daemon_sets().get(key) else { return Ok(Next::Forget) };
     let Some(spec) = &set.spec else { return Ok(Next::Change) };
     let selector = reconcile::selector(Some(&spec.selector));
     let pods = ownership::claim(&*set, &selector, ownership::candidates(&*set, ctx.caches.pods()));

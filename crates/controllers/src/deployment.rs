@@ -69,7 +69,7 @@ fn waiting(ctx: &Ctx) -> impl Fn(&Changed<'_, Pod>, &mut dyn FnMut(Key)) + use<>
 }
 
 async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(deployment) = ctx.caches.deployments().get(key) else { return Ok(Next::Change) };
+    let Some(deployment) = ctx.caches.deployments().get(key) else { return Ok(Next::Forget) };
     let selector = selector(&deployment);
     let candidates = || {
         let sets = ownership::candidates(deployment.as_ref(), ctx.caches.replica_sets());

@@ -76,7 +76,7 @@ fn budgets(ctx: &Ctx) -> impl Fn(&Changed<'_, Pod>, &mut dyn FnMut(Key)) + use<>
 }
 
 async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(budget) = ctx.caches.disruption_budgets().get(key) else { return Ok(Next::Change) };
+    let Some(budget) = ctx.caches.disruption_budgets().get(key) else { return Ok(Next::Forget) };
     let pods = ctx.caches.pods().matching(budget.namespace(), &selector(&budget));
     let scales = if plan::needs_scales(&budget) { scales(ctx, &pods).await } else { Ok(Scales::new()) };
     let mut next = Next::Change;
@@ -191,7 +191,7 @@ async fn clear_marks(ctx: Ctx) {
 }
 
 async fn clear_mark(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(pod) = ctx.caches.pods().get(key) else { return Ok(Next::Change) };
+    let Some(pod) = ctx.caches.pods().get(key) else { return Ok(Next::Forget) };
     let now = ctx.clock.now();
     match plan::mark_ends(&pod) {
         None => return Ok(Next::Change),

@@ -78,7 +78,7 @@ fn plan(
 }
 
 async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(pod) = ctx.caches.pods().get(key) else { return Ok(Next::Change) };
+    let Some(pod) = ctx.caches.pods().get(key) else { return Ok(Next::Forget) };
     if pod.is_deleting() {
         return Ok(Next::Change);
     }

@@ -76,7 +76,7 @@ fn is_managed_elsewhere(job: &Job) -> bool {
 }
 
 async fn reconcile(ctx: &Ctx, backoffs: &Backoffs, key: &Key) -> Result<Next, Error> {
-    let Some(job) = ctx.caches.jobs().get(key) else { return Ok(Next::Change) };
+    let Some(job) = ctx.caches.jobs().get(key) else { return Ok(Next::Forget) };
     if is_managed_elsewhere(&job) {
         return Ok(Next::Change);
     }

@@ -49,7 +49,7 @@ pub async fn run(ctx: Ctx) {
 
 async fn provision(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
     let caches = &ctx.caches;
-    let Some(claim) = caches.persistent_volume_claims().get(key) else { return Ok(Next::Change) };
+    let Some(claim) = caches.persistent_volume_claims().get(key) else { return Ok(Next::Forget) };
     let class = claim.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref()).unwrap_or_default();
     let class = caches.storage_classes().get(&Key::new("", class));
     let node = claim.annotation(SELECTED_NODE).unwrap_or_default();
@@ -84,7 +84,7 @@ async fn provision(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
 }
 
 async fn reclaim(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(volume) = ctx.caches.persistent_volumes().get(key) else { return Ok(Next::Change) };
+    let Some(volume) = ctx.caches.persistent_volumes().get(key) else { return Ok(Next::Forget) };
     if plan::is_to_go(&volume) {
         ctx.delete(&*volume).await?;
     }

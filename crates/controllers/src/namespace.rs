@@ -33,7 +33,7 @@ pub async fn run(ctx: Ctx) {
 }
 
 async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(namespace) = ctx.caches.namespaces().get(key) else { return Ok(Next::Change) };
+    let Some(namespace) = ctx.caches.namespaces().get(key) else { return Ok(Next::Forget) };
     let finalizers = namespace.spec.as_ref().and_then(|spec| spec.finalizers.as_deref()).unwrap_or_default();
     let held = finalizers.iter().any(|finalizer| finalizer == FINALIZER);
     let Some(since) = namespace.metadata.deletion_timestamp.as_ref().filter(|_| held) else {

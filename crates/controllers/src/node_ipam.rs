@@ -62,7 +62,7 @@ fn pod_cidrs(node: &Node) -> &[String] {
 }
 
 async fn reconcile(ctx: &Ctx, ranges: &Mutex<Vec<Range>>, key: &Key) -> Result<Next, Error> {
-    let Some(node) = ctx.caches.nodes().get(key) else { return Ok(Next::Change) };
+    let Some(node) = ctx.caches.nodes().get(key) else { return Ok(Next::Forget) };
     if node.is_deleting() || !pod_cidrs(&node).is_empty() {
         return Ok(Next::Change);
     }

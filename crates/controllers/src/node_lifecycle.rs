@@ -231,7 +231,7 @@ impl Watch {
 
     /// A pod that comes to a node which is not ready is not ready either.
     async fn new_pod(&self, key: &Key) -> Result<Next, Error> {
-        let Some(pod) = self.ctx.caches.pods().get(key) else { return Ok(Next::Change) };
+        let Some(pod) = self.ctx.caches.pods().get(key) else { return Ok(Next::Forget) };
         let node = self.ctx.caches.nodes().get(&Key::new("", pod::node(&pod)));
         let known = node
             .is_some_and(|node| node::condition(&node, "Ready").is_some_and(|ready| ready.status != "True"));

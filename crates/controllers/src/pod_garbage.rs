@@ -62,7 +62,7 @@ fn everything() -> Key {
 }
 
 async fn reconcile(ctx: &Ctx, missed: &Mutex<HashMap<String, Timestamp>>, key: &Key) -> Result<Next, Error> {
-    let Some(pod) = ctx.caches.pods().get(key) else { return Ok(Next::Change) };
+    let Some(pod) = ctx.caches.pods().get(key) else { return Ok(Next::Forget) };
     let name = pod::node(&pod);
     let node = ctx.caches.nodes().get(&Key::new("", name));
     let now = ctx.clock.now();

@@ -31,7 +31,7 @@ fn is_behind(policy: &ValidatingAdmissionPolicy) -> bool {
 }
 
 async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(policy) = ctx.caches.validating_policies().get(key) else { return Ok(Next::Change) };
+    let Some(policy) = ctx.caches.validating_policies().get(key) else { return Ok(Next::Forget) };
     if is_behind(&policy) {
         // What was decoded can be encoded.
         let object = serde_json::to_value(&*policy).unwrap_or_default();

@@ -79,7 +79,7 @@ fn uses(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
 }
 
 async fn claim(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(claim) = ctx.caches.persistent_volume_claims().get(key) else { return Ok(Next::Change) };
+    let Some(claim) = ctx.caches.persistent_volume_claims().get(key) else { return Ok(Next::Forget) };
     match plan(&*claim, CLAIM) {
         Action::Nothing => {}
         Action::Add => drop(ctx.replace(&with(&*claim, CLAIM)).await?),
@@ -166,7 +166,7 @@ fn class_of_volume(volume: &PersistentVolume) -> Option<&str> {
 }
 
 async fn attributes_class(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(class) = ctx.caches.volume_attributes_classes().get(key) else { return Ok(Next::Change) };
+    let Some(class) = ctx.caches.volume_attributes_classes().get(key) else { return Ok(Next::Forget) };
     match plan(&*class, ATTRIBUTES_CLASS) {
         Action::Nothing => {}
         Action::Add => drop(ctx.replace(&with(&*class, ATTRIBUTES_CLASS)).await?),

@@ -73,7 +73,7 @@ fn adopters<T: Replicated>(ctx: &Ctx) -> impl Fn(&Changed<'_, Pod>, &mut dyn FnM
 }
 
 async fn reconcile<T: Replicated>(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(owner) = T::all(ctx).get(key) else { return Ok(Next::Change) };
+    let Some(owner) = T::all(ctx).get(key) else { return Ok(Next::Forget) };
     let set = owner.as_set();
     let selector = selector(&set);
     let candidates = || ownership::candidates(owner.as_ref(), ctx.caches.pods());

@@ -75,7 +75,7 @@ pub async fn run(ctx: Ctx) {
 
 async fn pod(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
     for _ in 0..MOST_STEPS {
-        let Some(pod) = ctx.caches.pods().get(key) else { return Ok(Next::Change) };
+        let Some(pod) = ctx.caches.pods().get(key) else { return Ok(Next::Forget) };
         let around = plan::Around {
             claims: ctx.caches.resource_claims().in_namespace(&key.namespace),
             templates: ctx.caches.resource_claim_templates().in_namespace(&key.namespace),
@@ -114,7 +114,7 @@ async fn note(ctx: &Ctx, pod: &Pod, names: &BTreeMap<String, String>) -> Result<
 }
 
 async fn claim(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(claim) = ctx.caches.resource_claims().get(key) else { return Ok(Next::Change) };
+    let Some(claim) = ctx.caches.resource_claims().get(key) else { return Ok(Next::Forget) };
     let mut pods = BTreeMap::new();
     for (name, uid) in plan::consumers(&claim) {
         let place = Key::new(claim.namespace(), name);

@@ -45,7 +45,7 @@ fn plan(namespace: &str, found: Option<&ConfigMap>, root_ca: &str) -> Option<Con
 }
 
 async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(namespace) = ctx.caches.namespaces().get(key) else { return Ok(Next::Change) };
+    let Some(namespace) = ctx.caches.namespaces().get(key) else { return Ok(Next::Forget) };
     if namespace.is_deleting() {
         return Ok(Next::Change);
     }

@@ -25,7 +25,7 @@ pub async fn run(ctx: Ctx) {
 }
 
 async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(namespace) = ctx.caches.namespaces().get(key) else { return Ok(Next::Change) };
+    let Some(namespace) = ctx.caches.namespaces().get(key) else { return Ok(Next::Forget) };
     let account = Key::new(namespace.name(), DEFAULT);
     if namespace.is_deleting() || ctx.caches.service_accounts().get(&account).is_some() {
         return Ok(Next::Change);

@@ -84,7 +84,7 @@ pub async fn run(ctx: Ctx) {
 }
 
 async fn reconcile(ctx: &Ctx, cloud: &dyn Cloud, key: &Key) -> Result<Next, Failed> {
-    let Some(service) = ctx.caches.services().get(key) else { return Ok(Next::Change) };
+    let Some(service) = ctx.caches.services().get(key) else { return Ok(Next::Forget) };
     let Some(balancer) = cloud.balancer() else { return Ok(Next::Change) };
     let held = service.metadata.finalizers.iter().flatten().any(|name| name == CLEANUP);
     match plan::wanted(&service) {

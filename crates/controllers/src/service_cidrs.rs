@@ -84,7 +84,7 @@ fn is_needed(cidr: &ServiceCIDR, all: &[Arc<ServiceCIDR>], addresses: &[Arc<IPAd
 }
 
 async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(cidr) = ctx.caches.service_cidrs().get(key) else { return Ok(Next::Change) };
+    let Some(cidr) = ctx.caches.service_cidrs().get(key) else { return Ok(Next::Forget) };
     let now = ctx.clock.now();
     let (all, addresses) = (ctx.caches.service_cidrs().all(), ctx.caches.ip_addresses().all());
     match plan(&cidr, &all, &addresses, now) {

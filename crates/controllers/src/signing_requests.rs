@@ -60,7 +60,7 @@ fn decided(
 }
 
 async fn approve_one(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(request) = ctx.caches.signing_requests().get(key) else { return Ok(Next::Change) };
+    let Some(request) = ctx.caches.signing_requests().get(key) else { return Ok(Next::Forget) };
     let Ok(parsed) = Request::parse(&request.spec.request.0) else { return Ok(Next::Change) };
     let nodes = ctx.caches.nodes();
     nodes.filled().await;
@@ -105,7 +105,7 @@ async fn may(ctx: &Ctx, request: &CertificateSigningRequest, subresource: &str) 
 }
 
 async fn sign_one(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(request) = ctx.caches.signing_requests().get(key) else { return Ok(Next::Change) };
+    let Some(request) = ctx.caches.signing_requests().get(key) else { return Ok(Next::Forget) };
     let approved = condition(&request, "Approved").is_some() && condition(&request, "Denied").is_none();
     let failed = condition(&request, "Failed").is_some();
     let signer = ctx.settings.signers.get(&request.spec.signer_name);
@@ -136,7 +136,7 @@ async fn sign_one(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
 }
 
 async fn clean_one(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(request) = ctx.caches.signing_requests().get(key) else { return Ok(Next::Change) };
+    let Some(request) = ctx.caches.signing_requests().get(key) else { return Ok(Next::Forget) };
     let certificate = request.status.as_ref().and_then(|status| status.certificate.as_ref());
     let ends = certificate.and_then(|pem| pki::ends(std::str::from_utf8(&pem.0).ok()?));
     match kept_until(&request, ends) {

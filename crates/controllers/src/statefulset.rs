@@ -49,7 +49,7 @@ pub async fn run(ctx: Ctx) {
 }
 
 async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(set) = ctx.caches.stateful_sets().get(key) else { return Ok(Next::Change) };
+    let Some(set) = ctx.caches.stateful_sets().get(key) else { return Ok(Next::Forget) };
     let Some(spec) = &set.spec else { return Ok(Next::Change) };
     let selector = reconcile::selector(Some(&spec.selector));
     let mut candidates = ownership::candidates(&*set, ctx.caches.pods());

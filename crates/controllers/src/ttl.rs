@@ -49,7 +49,7 @@ fn next_step(mut step: usize, nodes: usize) -> usize {
 }
 
 async fn reconcile(ctx: &Ctx, seconds: u32, key: &Key) -> Result<Next, Error> {
-    let Some(node) = ctx.caches.nodes().get(key) else { return Ok(Next::Change) };
+    let Some(node) = ctx.caches.nodes().get(key) else { return Ok(Next::Forget) };
     if node.annotation(ANNOTATION).and_then(|text| text.parse().ok()) == Some(seconds) {
         return Ok(Next::Change);
     }

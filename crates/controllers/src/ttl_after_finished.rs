@@ -26,7 +26,7 @@ pub async fn run(ctx: Ctx) {
 }
 
 async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(job) = ctx.caches.jobs().get(key) else { return Ok(Next::Change) };
+    let Some(job) = ctx.caches.jobs().get(key) else { return Ok(Next::Forget) };
     let Some(at) = expires_at(&job) else { return Ok(Next::Change) };
     if at > ctx.clock.now() {
         return Ok(Next::At(at));

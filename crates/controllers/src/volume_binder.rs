@@ -80,7 +80,7 @@ struct Binder {
 impl Binder {
     async fn claim(&self, key: &Key) -> Result<Next, Error> {
         let caches = &self.ctx.caches;
-        let Some(claim) = caches.persistent_volume_claims().get(key) else { return Ok(Next::Change) };
+        let Some(claim) = caches.persistent_volume_claims().get(key) else { return Ok(Next::Forget) };
         let pods = caches.pods().indexed("claim", &key.to_string());
         let waits = |pod: &&Arc<Pod>| pod::node(pod).is_empty();
         let waiting_pods: Vec<String> = pods.iter().filter(waits).map(|pod| pod.name().to_owned()).collect();
@@ -151,7 +151,7 @@ impl Binder {
     }
 
     async fn volume(&self, key: &Key) -> Result<Next, Error> {
-        let Some(volume) = self.ctx.caches.persistent_volumes().get(key) else { return Ok(Next::Change) };
+        let Some(volume) = self.ctx.caches.persistent_volumes().get(key) else { return Ok(Next::Forget) };
         let claim = self.claim_of(&volume).await?;
         match plan::volume(&volume, claim.as_ref()) {
             VolumeAction::Nothing => {}

@@ -23,6 +23,8 @@ use crate::queue::Queue;
 pub enum Next {
     /// When something happens.
     Change,
+    /// The same of something that is not there: what was asked for earlier is void.
+    Forget,
     At(Timestamp),
     After(Duration),
 }
@@ -131,6 +133,7 @@ impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Con
                     queue.succeeded(&key);
                     match next {
                         Next::Change => {}
+                        Next::Forget => queue.forget(&key),
                         Next::After(pause) => queue.add_at(key.clone(), now + pause),
                         Next::At(at) => {
                             // A moment late rather than early, so that the time has come then.

@@ -122,25 +122,26 @@ async fn write_all(client: Client, mut notes: mpsc::Receiver<Note>, mut shutdown
         };
         let Some(note) = note else { return };
         let (outcome, memory) = correlator.correlate(&note);
-        let written = match outcome {
+        let made = match outcome {
             Outcome::Drop => continue,
             Outcome::Create { message } => client.create(&event(&note, message, 1)).await,
-            Outcome::Count { name, message, count, first } => {
+            Outcome::Count { named, message, count, first } => {
                 let patch = json!({"count": count, "message": message, "lastTimestamp": Time(note.at)});
-                let key = Key::new(&namespace(&note), &name);
-                match client.patch(&key, &Patch::Strategic(patch)).await {
+                let key = Key::new(&namespace(&note), &name(&note, named));
+                match client.patch::<Event>(&key, &Patch::Strategic(patch)).await {
                     // It has expired meanwhile.
                     Err(error) if error.is_not_found() => {
                         let mut event = event(&note, message, count);
                         event.first_timestamp = Some(Time(first));
                         client.create(&event).await
                     }
-                    other => other,
+                    Err(error) => Err(error),
+                    Ok(_) => continue,
                 }
             }
         };
-        match written {
-            Ok(event) => correlator.written(memory, event.name(), note.at),
+        match made {
+            Ok(_) => correlator.made(memory, note.at),
             Err(error) => complain(&error, &note),
         }
     }
@@ -158,10 +159,14 @@ fn namespace(note: &Note) -> Arc<str> {
     note.about.namespace.as_deref().unwrap_or("default").into()
 }
 
+/// The name of an event of what a note is about that was made at some time.
+fn name(note: &Note, at: Timestamp) -> String {
+    format!("{}.{:x}", note.about.name.as_deref().unwrap_or_default(), at.as_nanosecond())
+}
+
 fn event(note: &Note, message: String, count: i32) -> Event {
-    let about = note.about.name.as_deref().unwrap_or_default();
     let metadata = ObjectMeta {
-        name: Some(format!("{about}.{:x}", note.at.as_nanosecond())),
+        name: Some(name(note, note.at)),
         namespace: Some(namespace(note).to_string()),
         ..ObjectMeta::default()
     };

@@ -18,7 +18,8 @@ pub struct Queue<K> {
     ready: VecDeque<K>,
     /// What is in `ready`, or will be once its worker is done.
     dirty: HashSet<K>,
-    working: HashSet<K>,
+    /// What is worked on, and when a look at it was asked for before that.
+    working: HashMap<K, Option<Instant>>,
     waiting: BTreeSet<(Instant, K)>,
     waiting_until: HashMap<K, Instant>,
     failures: HashMap<K, u32>,
@@ -29,7 +30,7 @@ impl<K> Default for Queue<K> {
         Queue {
             ready: VecDeque::new(),
             dirty: HashSet::new(),
-            working: HashSet::new(),
+            working: HashMap::new(),
             waiting: BTreeSet::new(),
             waiting_until: HashMap::new(),
             failures: HashMap::new(),
@@ -43,7 +44,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         if !self.dirty.insert(key.clone()) {
             return false;
         }
-        if !self.working.contains(&key) {
+        if !self.working.contains_key(&key) {
             self.ready.push_back(key);
         }
         true
@@ -74,7 +75,11 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         }
         let key = self.ready.pop_front()?;
         self.dirty.remove(&key);
-        self.working.insert(key.clone());
+        let asked = self.waiting_until.remove(&key);
+        if let Some(at) = asked {
+            self.waiting.remove(&(at, key.clone()));
+        }
+        self.working.insert(key.clone(), asked);
         Some(key)
     }
 
@@ -85,7 +90,9 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
 
     /// The work on `key` has ended; it comes again if it was asked for meanwhile.
     pub fn done(&mut self, key: &K) {
-        self.working.remove(key);
+        if let Some(Some(at)) = self.working.remove(key) {
+            self.add_at(key.clone(), at);
+        }
         if self.dirty.contains(key) {
             self.ready.push_back(key.clone());
         }
@@ -94,6 +101,15 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
     /// The work on `key` went well.
     pub fn succeeded(&mut self, key: &K) {
         self.failures.remove(key);
+    }
+
+    /// There is nothing to work on: what was asked for before the work began is void. What has been asked for since then
+    /// may be about something new.
+    pub fn forget(&mut self, key: &K) {
+        self.failures.remove(key);
+        if let Some(asked) = self.working.get_mut(key) {
+            *asked = None;
+        }
     }
 
     /// The work on `key` failed: it comes again after a pause that grows with each failure.
@@ -171,6 +187,28 @@ mod tests {
         assert_eq!(queue.take(later(2)), None);
         assert_eq!(queue.take(later(3)), Some("a"));
         assert_eq!(queue.due(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_gone_is_not_waited_for() {
+        let now = Instant::now();
+        let later = |seconds| now + Duration::from_secs(seconds);
+        let mut queue = Queue::default();
+        queue.add_at("a", later(9));
+        queue.add("a");
+        assert_eq!(queue.take(now), Some("a"));
+        queue.done(&"a");
+        assert_eq!(queue.due(), Some(later(9)), "somebody looked earlier for another reason");
+        queue.add("a");
+        assert_eq!(queue.take(now), Some("a"));
+        queue.add_at("a", later(20));
+        queue.forget(&"a");
+        queue.done(&"a");
+        assert_eq!(queue.due(), Some(later(20)), "asked for while it was worked on");
+        assert_eq!(queue.take(later(20)), Some("a"));
+        queue.forget(&"a");
+        queue.done(&"a");
+        assert_eq!((queue.due(), queue.is_idle()), (None, true));
     }
 
     proptest! {

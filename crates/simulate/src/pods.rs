@@ -42,7 +42,7 @@ fn node_of(pod: &Pod) -> Option<&str> {
 }
 
 async fn reconcile(ctx: &Ctx, key: &Key, addresses: &AtomicU32, events: bool) -> Result<Next, Error> {
-    let Some(pod) = ctx.caches.pods().get(key) else { return Ok(Next::Change) };
+    let Some(pod) = ctx.caches.pods().get(key) else { return Ok(Next::Forget) };
     let node = node_of(&pod).and_then(|name| ctx.caches.nodes().get(&Key::new("", name)));
     let Some(node) = node.filter(|node| is_alive(node)) else { return Ok(Next::Change) };
     if pod.is_deleting() {

@@ -21,8 +21,16 @@ const REMEMBERED: usize = 4_096;
 #[derive(Debug, PartialEq)]
 pub enum Outcome {
     Drop,
-    Create { message: String },
-    Count { name: String, message: String, count: i32, first: Timestamp },
+    Create {
+        message: String,
+    },
+    /// `named` is when the event was made that is counted up.
+    Count {
+        named: Timestamp,
+        message: String,
+        count: i32,
+        first: Timestamp,
+    },
 }
 
 /// Which of the remembered events a note became.
@@ -40,14 +48,23 @@ struct Allowance {
     at: Timestamp,
 }
 
+/// Most objects are spoken of once in a way, and there are many, so that the first of the messages takes no room of its own.
 struct Similar {
     /// Hashes of the different messages.
-    messages: Vec<u64>,
+    first: u64,
+    more: Vec<u64>,
     at: Timestamp,
 }
 
+impl Similar {
+    fn count(&self) -> usize {
+        1 + self.more.len()
+    }
+}
+
 struct Written {
-    name: String,
+    /// Its name follows from that.
+    named: Timestamp,
     count: i32,
     first: Timestamp,
 }
@@ -69,43 +86,41 @@ impl Correlator {
             // Events of the newer form are not counted here.
             Some(written) if note.action.is_empty() => {
                 written.count += 1;
-                Outcome::Count {
-                    name: written.name.clone(),
-                    message,
-                    count: written.count,
-                    first: written.first,
-                }
+                Outcome::Count { named: written.named, message, count: written.count, first: written.first }
             }
             _ => Outcome::Create { message },
         };
         (outcome, memory)
     }
 
-    /// The event for a note has been written under this name.
-    pub fn written(&mut self, memory: Memory, name: &str, at: Timestamp) {
+    /// An event was made for a note of this time.
+    pub fn made(&mut self, memory: Memory, at: Timestamp) {
         if self.written.len() >= REMEMBERED {
             self.written.clear();
         }
-        self.written
-            .entry(memory)
-            .and_modify(|written| written.name = name.to_owned())
-            .or_insert_with(|| Written { name: name.to_owned(), count: 1, first: at });
+        self.written.entry(memory).and_modify(|written| written.named = at).or_insert(Written {
+            named: at,
+            count: 1,
+            first: at,
+        });
     }
 
     fn is_one_of_many(&mut self, key: u64, note: &Note) -> bool {
         if self.similar.len() >= REMEMBERED {
             self.similar.clear();
         }
-        let similar = self.similar.entry(key).or_insert(Similar { messages: Vec::new(), at: note.at });
+        let message = hash(&note.message);
+        let anew = || Similar { first: message, more: Vec::new(), at: note.at };
+        let similar = self.similar.entry(key).or_insert_with(anew);
         if note.at.duration_since(similar.at) > SIMILAR_WITHIN {
-            similar.messages.clear();
+            *similar = anew();
         }
         similar.at = note.at;
-        let message = hash(&note.message);
-        if !similar.messages.contains(&message) && similar.messages.len() < SIMILAR {
-            similar.messages.push(message);
+        let is_known = similar.first == message || similar.more.contains(&message);
+        if !is_known && similar.count() < SIMILAR {
+            similar.more.push(message);
         }
-        similar.messages.len() >= SIMILAR
+        similar.count() >= SIMILAR
     }
 
     fn is_allowed(&mut self, note: &Note) -> bool {
@@ -164,8 +179,8 @@ mod tests {
             Outcome::Create { message } => format!("create {message}"),
             Outcome::Count { message, count, .. } => format!("{count} x {message}"),
         };
-        if outcome != Outcome::Drop {
-            correlator.written(memory, "web.1", note.at);
+        if let Outcome::Create { .. } = outcome {
+            correlator.made(memory, note.at);
         }
         text
     }
