@@ -7,7 +7,8 @@
 mod config;
 mod run;
 
-use std::fs;
+use std::collections::BTreeSet;
+use std::fs::{self, File};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -51,44 +52,70 @@ pub struct Programs {
     pub cache: PathBuf,
 }
 
+/// Before the names of files that are being written.
+const UNFINISHED: &str = ".";
+
 /// What is written down of an attachment.
 struct Cached {
     network: Network,
     args: Vec<(String, String)>,
     capabilities: Map<String, Value>,
+    /// Null for one that was never finished.
     result: Value,
 }
 
 impl Programs {
-    /// Attaches; answers with the addresses. What fails is undone.
+    /// Attaches; answers with the addresses. What fails is undone, now or by a later [`Programs::delete`].
     pub fn add(&self, network: &Network, to: &Attached<'_>) -> Result<Vec<IpAddr>, CniError> {
+        // Before anything is done: whoever is killed in the middle must be able to undo it.
+        self.write_down(network, to, &Value::Null)?;
         let mut previous = Value::Null;
         for plugin in &network.plugins {
             match run::program(self, network, plugin, "ADD", to, &previous) {
                 Ok(result) => previous = result,
                 Err(error) => {
-                    let _ = self.undo(network, to, &Value::Null);
+                    self.give_up(network, to, &Value::Null);
                     return Err(error);
                 }
             }
         }
-        let path = self.file(to.id);
-        let kept = json!({
-            "kind": "cniCacheV1", "containerId": to.id, "ifName": crate::INSIDE, "networkName": network.name,
-            "config": network.json(), "cniArgs": to.args, "capabilityArgs": to.capabilities, "result": previous,
-        });
-        let written = fs::create_dir_all(&self.cache).and_then(|()| fs::write(&path, kept.to_string()));
-        if let Err(source) = written {
-            let _ = self.undo(network, to, &previous);
-            return Err(CniError::Write { path, source });
+        if let Err(error) = self.write_down(network, to, &previous) {
+            self.give_up(network, to, &previous);
+            return Err(error);
         }
         Ok(addresses(&previous))
+    }
+
+    /// Undoes what could not be done as a whole. What cannot be undone stays written down.
+    fn give_up(&self, network: &Network, to: &Attached<'_>, result: &Value) {
+        if self.undo(network, to, result).is_ok() {
+            let _ = fs::remove_file(self.file(to.id));
+        }
+    }
+
+    /// As CNI's own library does, so that other programs understand it. A result that is not known yet is left out.
+    fn write_down(&self, network: &Network, to: &Attached<'_>, result: &Value) -> Result<(), CniError> {
+        let mut kept = json!({
+            "kind": "cniCacheV1", "containerId": to.id, "ifName": crate::INSIDE, "networkName": network.name,
+            "config": network.json(), "cniArgs": to.args, "capabilityArgs": to.capabilities,
+        });
+        if !result.is_null() {
+            kept["result"] = result.clone();
+        }
+        // Under its name as a whole or not at all.
+        let (path, unfinished) = (self.file(to.id), self.unfinished(to.id));
+        let written = fs::create_dir_all(&self.cache)
+            .and_then(|()| fs::write(&unfinished, kept.to_string()))
+            .and_then(|()| File::open(&unfinished)?.sync_all())
+            .and_then(|()| fs::rename(&unfinished, &path));
+        written.map_err(|source| CniError::Write { path, source })
     }
 
     /// Whether it still is as it was made.
     pub fn check(&self, id: &str, namespace: &Path) -> Result<(), CniError> {
         let Some(cached) = self.cached(id) else { return Ok(()) };
-        if !cached.network.can_be_checked() {
+        // Nothing is known of one that was never finished.
+        if !cached.network.can_be_checked() || cached.result.is_null() {
             return Ok(());
         }
         let to = cached.attached(id, Some(namespace.to_owned()));
@@ -100,16 +127,20 @@ impl Programs {
 
     /// Undoes what was done; nothing where nothing was.
     pub fn delete(&self, id: &str, namespace: Option<PathBuf>) -> Result<(), CniError> {
-        let Some(cached) = self.cached(id) else { return Ok(()) };
-        self.undo(&cached.network, &cached.attached(id, namespace), &cached.result)?;
-        let _ = fs::remove_file(self.file(id));
+        if let Some(cached) = self.cached(id) {
+            self.undo(&cached.network, &cached.attached(id, namespace), &cached.result)?;
+            let _ = fs::remove_file(self.file(id));
+        }
+        let _ = fs::remove_file(self.unfinished(id));
         Ok(())
     }
 
-    /// The ids of all that are attached, by what was written down.
+    /// The ids of all that are attached, or may be, by what was written down.
     pub fn attached(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.cache).into_iter().flatten().flatten();
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        let ids = names.map(|name| name.strip_prefix(UNFINISHED).unwrap_or(&name).to_owned());
+        ids.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     fn undo(&self, network: &Network, to: &Attached<'_>, result: &Value) -> Result<(), CniError> {
@@ -121,6 +152,10 @@ impl Programs {
 
     fn file(&self, id: &str) -> PathBuf {
         self.cache.join(id)
+    }
+
+    fn unfinished(&self, id: &str) -> PathBuf {
+        self.cache.join(format!("{UNFINISHED}{id}"))
     }
 
     fn cached(&self, id: &str) -> Option<Cached> {

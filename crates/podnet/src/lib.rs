@@ -80,6 +80,7 @@ pub struct Address {
 pub fn prepare(bridge: &str, ranges: &[Cidr]) -> Result<(), Error> {
     let mut host = Netlink::open().map_err(doing("speak to the kernel about networks"))?;
     let index = host.ensure_bridge(bridge, MTU).map_err(doing(format!("make the bridge {bridge}")))?;
+    refuse_advertisements(bridge)?;
     for range in ranges {
         let named = doing(format!("give {bridge} the address {}", range.gateway()));
         host.add_address(index, range.gateway(), range.prefix()).map_err(named)?;
@@ -123,12 +124,14 @@ fn attach_in(host: &mut Netlink, attachment: &Attachment, own: std::fs::File) ->
         master: bridge.index,
         mtu: bridge.mtu,
     };
-    host.add_veth(&veth).map_err(doing(format!("make the link {}", attachment.link)))?;
+    host.add_veth_off(&veth).map_err(doing(format!("make the link {}", attachment.link)))?;
+    there(host, &own, || refuse_advertisements(&attachment.link))?;
     if let Some(near) = host.link(&attachment.link).map_err(doing("look for the pod's link on this node"))? {
         host.let_back(near.index).map_err(doing(format!("let {} send back", attachment.link)))?;
         // What this side sends is what the pod receives.
         bandwidth::limit(host, near.index, attachment.bandwidth.ingress)
             .map_err(doing("limit what the pod receives"))?;
+        host.set_up(near.index).map_err(doing(format!("switch {} on", attachment.link)))?;
     }
     let link = inside.link(INSIDE).map_err(doing("look for the pod's link"))?;
     let link = link.ok_or_else(|| doing("find the pod's link")(io::ErrorKind::NotFound.into()))?;
@@ -144,6 +147,38 @@ fn attach_in(host: &mut Netlink, attachment: &Attachment, own: std::fs::File) ->
         inside.add_default_route(link.index, address.gateway).map_err(named)?;
     }
     Ok(())
+}
+
+/// Takes no advice about routes from what is behind a link: a pod could draw the node's packets to itself.
+fn refuse_advertisements(link: &str) -> Result<(), Error> {
+    let path = format!("/proc/sys/net/ipv6/conf/{link}/accept_ra");
+    if std::fs::read_to_string(&path).is_ok_and(|text| text.trim() == "0") {
+        return Ok(());
+    }
+    match std::fs::write(&path, "0") {
+        // Without IPv6 nobody listens. Where nothing may be changed it is the administrator's business.
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ReadOnlyFilesystem) => {
+            Ok(())
+        }
+        written => written.map_err(doing(format!("write {path}"))),
+    }
+}
+
+/// Does something where the bridge is, and comes back.
+fn there<T>(
+    host: &Netlink,
+    own: &std::fs::File,
+    work: impl FnOnce() -> Result<T, Error>,
+) -> Result<T, Error> {
+    let enter = |namespace: std::os::fd::BorrowedFd<'_>| {
+        let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+        rustix::thread::move_into_link_name_space(namespace, kind).map_err(io::Error::from)
+    };
+    let node = host.namespace().map_err(doing("find the node's network"))?;
+    enter(node.as_fd()).map_err(doing("enter the node's network"))?;
+    let done = work();
+    enter(own.as_fd()).map_err(doing("come back to the pod's network"))?;
+    done
 }
 
 /// Switches on what every network namespace has.

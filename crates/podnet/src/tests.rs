@@ -51,7 +51,13 @@ fn a_pod_reaches_its_node() {
         }
         let range: Cidr = "10.9.0.0/24".parse().unwrap();
         prepare("skiff0", &[range]).unwrap();
+        let accept_ra = |link: &str| format!("/proc/sys/net/ipv6/conf/{link}/accept_ra");
+        let accepts = |link: &str| std::fs::read_to_string(accept_ra(link)).is_ok_and(|text| text != "0\n");
+        assert!(!accepts("skiff0"));
+        // One that somebody else has made is no different.
+        let _ = std::fs::write(accept_ra("skiff0"), "2");
         prepare("skiff0", &[range]).unwrap();
+        assert!(!accepts("skiff0"));
         let listener = std::net::TcpListener::bind("10.9.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let mut host = Netlink::open().unwrap();
@@ -68,9 +74,12 @@ fn a_pod_reaches_its_node() {
         // `attach` is for a process; this is a thread, whose namespace is found elsewhere.
         let own = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
         attach_in(&mut host, &attachment, own).unwrap();
+        let accepts_inside = accepts(INSIDE);
         std::net::TcpStream::connect(("10.9.0.1", port)).unwrap();
         rustix::thread::move_into_link_name_space(node.as_fd(), None).unwrap();
         assert_eq!(links("sk").unwrap(), ["skiff0", "skpod1"]);
+        assert!(!accepts("skpod1"));
+        assert_eq!(accepts_inside, accepts("lo"), "what the pod itself believes is its own affair");
         detach("skpod1").unwrap();
         detach("skpod1").unwrap();
         assert_eq!(links("skpod").unwrap(), [""; 0]);

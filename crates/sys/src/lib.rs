@@ -14,6 +14,7 @@ pub mod netlink;
 pub mod process;
 pub mod removal;
 pub mod seccomp;
+pub mod trees;
 
 /// The lines of one of the kernel's files, one after the other: some are long, and who reads them may want to stay small.
 fn lines(path: &str) -> std::io::Result<impl Iterator<Item = String>> {

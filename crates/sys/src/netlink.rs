@@ -8,7 +8,7 @@ mod traffic;
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
@@ -84,6 +84,17 @@ impl Netlink {
         Ok(Netlink { socket, sequence: 0 })
     }
 
+    /// The network namespace it was opened for, wherever this thread is now.
+    pub fn namespace(&self) -> io::Result<OwnedFd> {
+        // SAFETY: it has no argument to read or write, and answers with a number.
+        let opened = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGSKNS as _) };
+        if opened < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new, and nobody else has it.
+        Ok(unsafe { OwnedFd::from_raw_fd(opened) })
+    }
+
     /// The link of this name.
     pub fn link(&mut self, name: &str) -> io::Result<Option<Link>> {
         let mut message = Message::link(libc::RTM_GETLINK, 0, 0, 0, 0);
@@ -119,12 +130,20 @@ impl Netlink {
         self.link(name)?.map(|link| link.index).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Makes a pair of links, the far one in another namespace from the start.
+    /// Makes a pair of links, the far one in another namespace from the start. The near one is switched on.
     pub fn add_veth(&mut self, veth: &Veth<'_>) -> io::Result<()> {
+        self.make_veth(veth, libc::IFF_UP as u32)
+    }
+
+    /// The same, with both switched off.
+    pub fn add_veth_off(&mut self, veth: &Veth<'_>) -> io::Result<()> {
+        self.make_veth(veth, 0)
+    }
+
+    fn make_veth(&mut self, veth: &Veth<'_>, flags: u32) -> io::Result<()> {
         /// VETH_INFO_PEER
         const PEER: u16 = 1;
-        let up = libc::IFF_UP as u32;
-        let mut message = Message::link(libc::RTM_NEWLINK, CREATE | EXCLUSIVE | ACK, 0, up, up);
+        let mut message = Message::link(libc::RTM_NEWLINK, CREATE | EXCLUSIVE | ACK, 0, flags, flags);
         message.attribute(libc::IFLA_IFNAME, &text(veth.name));
         message.attribute(libc::IFLA_MTU, &veth.mtu.to_ne_bytes());
         message.attribute(libc::IFLA_MASTER, &veth.master.to_ne_bytes());

@@ -171,11 +171,40 @@ pub fn signal_number(name: &str) -> Option<i32> {
     NAMES.iter().find(|(known, _)| *known == name).map(|(_, signal)| signal.as_raw())
 }
 
-/// Makes every descriptor but the three standard ones close when another program is executed.
-pub fn close_the_rest_on_exec() -> io::Result<()> {
-    // SAFETY: changes a flag of this process's descriptors; none is closed.
+/// Closes every descriptor but the three standard ones and this one, which closes when another program is executed. For a
+/// copy of a process that becomes another program or ends, and never touches again what it has copies of.
+pub fn close_the_rest(kept: BorrowedFd<'_>) -> io::Result<()> {
+    use std::os::fd::AsRawFd as _;
+    let kept = u32::try_from(kept.as_raw_fd()).map_err(io::Error::other)?;
+    for (first, last) in [(3, kept.saturating_sub(1)), (kept.max(2) + 1, u32::MAX)] {
+        if first > last {
+            continue;
+        }
+        // SAFETY: passes numbers. Whoever else in this process has one of these descriptors never uses it again, as the
+        // caller promises: values of the original are not dropped in a copy.
+        if unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    // SAFETY: as above; only a flag is changed.
     let done = unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Leaves the keys that this process and those before it have kept in their session for a ring of its own.
+pub fn leave_keys() -> io::Result<()> {
+    /// `KEYCTL_JOIN_SESSION_KEYRING`
+    const JOIN: libc::c_long = 1;
+    // SAFETY: passes a number and a null pointer, which asks for a new ring without a name.
+    let done = unsafe { libc::syscall(libc::SYS_keyctl, JOIN, std::ptr::null::<libc::c_char>()) };
+    match done {
+        -1 => match io::Error::last_os_error() {
+            // A kernel without keys.
+            error if error.raw_os_error() == Some(libc::ENOSYS) => Ok(()),
+            error => Err(error),
+        },
+        _ => Ok(()),
+    }
 }
 
 /// As many files at a time as the host allows at all, for this process and what it starts: hosts give fewer by default,

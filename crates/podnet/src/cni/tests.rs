@@ -120,6 +120,52 @@ fn what_fails_is_undone_and_says_why() {
     assert!(error.to_string().starts_with("failed to find plugin \"second\" in path ["), "{error}");
 }
 
+/// Whoever runs programs may be killed before they answer, and another one comes later.
+#[test]
+fn what_was_never_finished_can_be_undone() {
+    let place = Place::new();
+    place.program("first", FIRST);
+    // What a later skiff would see, if this one were killed now.
+    let seen = place.dir.path().join("seen");
+    place.program(
+        "second",
+        &format!("test $CNI_COMMAND = DEL || cp -r {} {}", place.programs.cache.display(), seen.display()),
+    );
+    assert!(place.programs.add(&network(), &attached("abc")).is_err(), "it has no result");
+    place.log();
+    place.program("second", "true");
+    let later = Programs { cache: seen, ..place.programs.clone() };
+    assert_eq!(later.attached(), ["abc"]);
+    later.check("abc", Path::new("/proc/7/ns/net")).unwrap();
+    assert_eq!(place.log(), [""; 0]);
+    later.delete("abc", None).unwrap();
+    let log = place.log();
+    assert_eq!(log.len(), 2, "{log:?}");
+    assert!(log[0].starts_with("second DEL abc ") && log[1].starts_with("first DEL abc "), "{log:?}");
+    assert!(log.iter().all(|line| !line.contains("prevResult")), "{log:?}");
+    assert!(log[0].contains("K8S_POD_NAME=web") && log[0].contains("portMappings"), "{log:?}");
+    assert!(later.attached().is_empty());
+    // It was not even written down.
+    std::fs::write(later.cache.join(".abc"), "{").unwrap();
+    assert_eq!(later.attached(), ["abc"]);
+    later.delete("abc", None).unwrap();
+    assert!(later.attached().is_empty() && place.log().is_empty());
+}
+
+/// An address that could not be given back is not forgotten.
+#[test]
+fn what_cannot_be_undone_is_undone_later() {
+    let place = Place::new();
+    place.program("first", FIRST);
+    place.program("second", "exit 1");
+    assert!(place.programs.add(&network(), &attached("abc")).is_err());
+    assert_eq!(place.programs.attached(), ["abc"]);
+    assert!(place.programs.delete("abc", None).is_err());
+    place.program("second", "test $CNI_COMMAND = DEL");
+    place.programs.delete("abc", None).unwrap();
+    assert!(place.programs.attached().is_empty());
+}
+
 #[test]
 fn the_first_network_that_can_be_understood() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,0 +1,123 @@
+//! Directories with all that is in them.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags};
+use rustix::io::Errno;
+
+/// How far down is gone at a time. What is deeper is brought up first.
+const DEEPEST: usize = 32;
+
+/// Removes a directory and all that is in it, however deep that goes: whoever filled it may have wanted that this process
+/// runs out of files or of stack. Links are not followed.
+pub fn remove(path: &Path) -> io::Result<()> {
+    let top = match directory(CWD, path) {
+        Err(Errno::NOTDIR | Errno::LOOP) => return std::fs::remove_file(path),
+        other => other?,
+    };
+    let mut brought_up = 0;
+    loop {
+        let before = brought_up;
+        empty(top.as_fd(), top.as_fd(), 0, &mut brought_up)?;
+        if brought_up == before {
+            return Ok(rustix::fs::unlinkat(CWD, path, AtFlags::REMOVEDIR)?);
+        }
+    }
+}
+
+fn directory(at: impl AsFd, path: impl rustix::path::Arg) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(at, path, flags, Mode::empty())
+}
+
+fn empty(
+    top: std::os::fd::BorrowedFd<'_>,
+    here: std::os::fd::BorrowedFd<'_>,
+    depth: usize,
+    brought_up: &mut u64,
+) -> io::Result<()> {
+    for entry in Dir::read_from(here)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        match rustix::fs::unlinkat(here, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => continue,
+            // What the kernel answers for a directory.
+            Err(Errno::ISDIR | Errno::PERM) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if depth < DEEPEST {
+            let below = directory(here, name)?;
+            empty(top, below.as_fd(), depth + 1, brought_up)?;
+            drop(below);
+            rustix::fs::unlinkat(here, name, AtFlags::REMOVEDIR)?;
+        } else {
+            bring_up(top, here, name, brought_up)?;
+        }
+    }
+    Ok(())
+}
+
+fn bring_up(
+    top: impl AsFd,
+    from: impl AsFd,
+    name: &std::ffi::CStr,
+    brought_up: &mut u64,
+) -> rustix::io::Result<()> {
+    loop {
+        *brought_up += 1;
+        let new = format!(".deep-{brought_up}");
+        // Somebody may have such a name up there already.
+        match rustix::fs::renameat(&from, name, &top, new) {
+            Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => {}
+            other => return other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_of_it_goes_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let (top, other) = (dir.path().join("top"), dir.path().join("other"));
+        std::fs::create_dir_all(top.join("a/b/c")).unwrap();
+        std::fs::create_dir_all(&other).unwrap();
+        for file in [top.join("x"), top.join("a/b/y"), other.join("kept")] {
+            std::fs::write(file, "").unwrap();
+        }
+        std::os::unix::fs::symlink(&other, top.join("a/link")).unwrap();
+        std::fs::write(top.join(".deep-1"), "").unwrap();
+        remove(&top).unwrap();
+        assert!(!top.exists() && other.join("kept").exists());
+        assert_eq!(remove(&top).map_err(|error| error.kind()), Err(io::ErrorKind::NotFound));
+        // A link is removed, not what it leads to.
+        std::os::unix::fs::symlink(&other, &top).unwrap();
+        remove(&top).unwrap();
+        assert!(std::fs::symlink_metadata(&top).is_err() && other.join("kept").exists());
+    }
+
+    /// As deep as nobody could name it, in a thread with little stack.
+    #[test]
+    fn however_deep() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().join("top");
+        std::fs::create_dir(&top).unwrap();
+        let mut here = directory(CWD, &top).unwrap();
+        for _ in 0..5_000 {
+            rustix::fs::mkdirat(&here, "down", Mode::from_raw_mode(0o755)).unwrap();
+            here = directory(&here, "down").unwrap();
+        }
+        drop(here);
+        let gone = top.clone();
+        let thread = std::thread::Builder::new().stack_size(128 << 10).spawn(move || remove(&gone)).unwrap();
+        thread.join().unwrap().unwrap();
+        assert!(!top.exists());
+    }
+}
