@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::digest::Hashing;
 use crate::manifest::{self, Descriptor, DockerManifest, Document, Index, Manifest};
+use crate::store::Named;
 use crate::{Digest, Error, Image, Reference, Store, on, unpack};
 
 /// Indexes may name indexes, but not for ever.
@@ -30,13 +31,14 @@ pub fn import(store: &Store, content: impl Read + 'static) -> Result<Vec<Image>,
     }
     let index: Index = archive.json("index.json")?;
     // Several names of one image are several entries.
-    let mut found: Vec<(Digest, Manifest, Vec<Reference>)> = Vec::new();
+    let mut found: Vec<(Digest, Manifest, Vec<Named>)> = Vec::new();
     for entry in &index.manifests {
         let (digest, manifest) = archive.manifest(entry, DEEPEST)?;
         let mut names: Vec<Reference> = name(entry).into_iter().collect();
         if names.is_empty() {
             names.extend(tagged.get(&manifest.config.digest).into_iter().flatten().cloned());
         }
+        let names: Vec<_> = names.into_iter().map(|name| (name, entry.digest.clone())).collect();
         match found.iter_mut().find(|(known, ..)| *known == digest) {
             Some((_, _, known)) => known.extend(names),
             None => found.push((digest, manifest, names)),
@@ -165,7 +167,8 @@ impl<'a> Archive<'a> {
             let bytes = serde_json::to_vec(&made).expect("a manifest has only strings and numbers");
             let digest = Digest::of(&bytes);
             self.store.add_blob(&digest, &bytes[..])?;
-            images.push(self.store.add_image(&digest, &made, &references(one.repo_tags))?);
+            let names = references(one.repo_tags).into_iter().map(|name| (name, digest.clone()));
+            images.push(self.store.add_image(&digest, &made, &names.collect::<Vec<_>>())?);
         }
         Ok(images)
     }

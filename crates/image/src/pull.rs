@@ -4,6 +4,7 @@
 //! breaks is taken up again where it broke. Read [`Puller::pull`].
 
 mod credentials;
+mod proxy;
 mod registry;
 mod settings;
 
@@ -11,7 +12,7 @@ use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::BodyExt as _;
+use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 use tokio::task::JoinSet;
 
@@ -21,13 +22,17 @@ use crate::{Digest, Error, Image, Reference, Store, on};
 pub use credentials::Credentials;
 pub use settings::Settings;
 
-use registry::{Ask, Registry};
+use proxy::Proxies;
+use registry::{Ask, Patience, Registry, next};
 
 /// Pieces fetched at once for one image.
 const AT_ONCE: usize = 3;
-/// How often a broken connection is taken up again, and how long to wait before, twice as long each time.
+/// How often a broken connection is taken up again.
 const TRIES: u32 = 5;
-const PAUSE: Duration = Duration::from_millis(250);
+/// How often something small is asked for whose connection breaks: it hardly does again.
+const FEW_TRIES: u32 = 2;
+/// A registry that wants more time than this is asked earlier.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// A manifest that is larger is none.
 const LARGEST_MANIFEST: usize = 8 << 20;
 /// Indexes may name indexes, but not for ever.
@@ -45,11 +50,42 @@ pub enum PullError {
     #[error("failed to do request: {method} {url:?}: {why}")]
     Unreachable { method: &'static str, url: String, why: String },
     #[error("unexpected status from {method} request to {url}: {status}")]
-    Status { method: &'static str, url: String, status: u16 },
+    Status {
+        method: &'static str,
+        url: String,
+        status: u16,
+        /// How long the registry wants to be left alone.
+        after: Option<Duration>,
+    },
     #[error("{url} ended after {got} bytes of {expected}")]
     Cut { url: String, got: u64, expected: u64 },
     #[error(transparent)]
     Store(#[from] Error),
+}
+
+impl PullError {
+    /// Whether it may be different the next time.
+    fn may_pass(&self) -> bool {
+        match self {
+            PullError::Unreachable { .. } | PullError::Cut { .. } => true,
+            PullError::Status { status: 500.., .. } => true,
+            other => other.asks_to_wait(),
+        }
+    }
+
+    /// Whether the registry has too much to do.
+    fn asks_to_wait(&self) -> bool {
+        matches!(self, PullError::Status { status: 408 | 429, .. })
+    }
+
+    /// How long to wait after so many tries: as long as the registry says, but neither for ever nor in haste.
+    fn pause(&self, patience: Patience, tries: u32) -> Duration {
+        let usual = patience.pause * 2u32.pow(tries);
+        match self {
+            PullError::Status { after: Some(after), .. } => (*after).max(usual).min(LONGEST_PAUSE),
+            _ => usual,
+        }
+    }
 }
 
 /// Pulls images into a store.
@@ -57,11 +93,22 @@ pub enum PullError {
 pub struct Puller {
     store: Store,
     settings: Arc<Settings>,
+    patience: Patience,
+    proxies: Arc<Proxies>,
+}
+
+/// What a name has led to.
+struct Found {
+    /// The digest of what the name itself stands for: the manifest, or an index.
+    named: Digest,
+    digest: Digest,
+    manifest: Manifest,
 }
 
 impl Puller {
     pub fn new(store: Store, settings: Settings) -> Puller {
-        Puller { store, settings: Arc::new(settings) }
+        let proxies = Arc::new(Proxies::of_environment());
+        Puller { store, settings: Arc::new(settings), patience: Patience::default(), proxies }
     }
 
     /// Pulls an image from the first of its places that has it.
@@ -73,7 +120,8 @@ impl Puller {
         let mut last = PullError::NotFound { name: name.to_string() };
         for place in self.settings.places(&name.registry, &name.repository) {
             let own = self.settings.credentials(&place.host);
-            let registry = Registry::new(place, name, credentials.cloned().or(own))?;
+            let shown = credentials.cloned().or(own);
+            let registry = Registry::new(place, name, shown, self.patience, self.proxies.clone())?;
             match self.pull_from(Arc::new(registry), name).await {
                 Ok(image) => return Ok(image),
                 Err(error) => last = error,
@@ -90,7 +138,7 @@ impl Puller {
             (None, Some(tag)) => tag.clone(),
             (None, None) => "latest".to_owned(),
         };
-        let (digest, manifest) = self.manifest(&registry, name, wanted).await?;
+        let Found { named, digest, manifest } = self.manifest(&registry, name, wanted).await?;
         let mut pieces: Vec<Descriptor> = vec![manifest.config.clone()];
         pieces.extend(manifest.layers.iter().cloned());
         pieces.sort_by(|a, b| a.digest.cmp(&b.digest));
@@ -115,8 +163,8 @@ impl Puller {
                 return Err(error);
             }
         }
-        let (store, name) = (self.store.clone(), name.clone());
-        let added = tokio::task::spawn_blocking(move || store.add_image(&digest, &manifest, &[name])).await;
+        let (store, names) = (self.store.clone(), [(name.clone(), named)]);
+        let added = tokio::task::spawn_blocking(move || store.add_image(&digest, &manifest, &names)).await;
         Ok(added.map_err(|_| Error::Missing("the image whose unpacking failed".to_owned()))??)
     }
 
@@ -126,33 +174,44 @@ impl Puller {
         registry: &Registry,
         name: &Reference,
         mut wanted: String,
-    ) -> Result<(Digest, Manifest), PullError> {
+    ) -> Result<Found, PullError> {
+        let mut named = None;
         for _ in 0..DEEPEST {
-            let ask = Ask::manifest(&wanted);
-            let bytes = match registry.small(&ask, LARGEST_MANIFEST).await {
-                // It is small: a connection that broke once hardly does again.
-                Err(PullError::Unreachable { .. } | PullError::Status { status: 500.., .. }) => {
-                    tokio::time::sleep(PAUSE).await;
-                    registry.small(&ask, LARGEST_MANIFEST).await?
-                }
-                other => other?,
-            };
+            let bytes = fetch_small(registry, &Ask::manifest(&wanted)).await?;
             let digest = Digest::of(&bytes);
             if let Some(asked) = Digest::parse(&wanted)
                 && asked != digest
             {
                 return Err(Error::WrongDigest { what: asked, actual: digest }.into());
             }
+            let named = named.get_or_insert_with(|| digest.clone()).clone();
             match Document::parse(&name.to_string(), &bytes)? {
                 Document::Manifest(manifest) => {
                     self.store.add_blob(&digest, &bytes[..])?;
-                    return Ok((digest, manifest));
+                    return Ok(Found { named, digest, manifest });
                 }
                 Document::Index(index) => wanted = index.choose(&name.to_string())?.digest.to_string(),
             }
         }
         let why = "indexes of indexes without end".to_owned();
         Err(Error::Unusable { what: name.to_string(), why }.into())
+    }
+}
+
+/// Fetches a manifest, with a few tries.
+async fn fetch_small(registry: &Registry, ask: &Ask) -> Result<Bytes, PullError> {
+    let mut tries = 0;
+    loop {
+        let error = match registry.small(ask, LARGEST_MANIFEST).await {
+            Err(error) if error.may_pass() => error,
+            other => return other,
+        };
+        let most = if error.asks_to_wait() { TRIES } else { FEW_TRIES };
+        tries += 1;
+        if tries >= most {
+            return Err(error);
+        }
+        tokio::time::sleep(error.pause(registry.patience, tries - 1)).await;
     }
 }
 
@@ -170,17 +229,13 @@ async fn fetch(store: &Store, registry: &Registry, piece: &Descriptor) -> Result
         let before = got;
         match fetch_some(registry, piece, &mut file, &mut hash, &mut got).await {
             Ok(()) => break,
-            Err(
-                error @ (PullError::Unreachable { .. }
-                | PullError::Cut { .. }
-                | PullError::Status { status: 500.., .. }),
-            ) => {
+            Err(error) if error.may_pass() => {
                 // One that gets on is given time.
                 tries = if got > before { 1 } else { tries + 1 };
                 if tries >= TRIES {
                     return Err(error);
                 }
-                tokio::time::sleep(PAUSE * 2u32.pow(tries)).await;
+                tokio::time::sleep(error.pause(registry.patience, tries)).await;
             }
             Err(error) => return Err(error),
         }
@@ -210,13 +265,7 @@ async fn fetch_some(
         std::io::Seek::rewind(file.as_file_mut()).map_err(on("write", file.path()))?;
     }
     let mut body = response.into_body();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| PullError::Unreachable {
-            method: "GET",
-            url: url.clone(),
-            why: error.to_string(),
-        })?;
-        let Ok(bytes) = frame.into_data() else { continue };
+    while let Some(bytes) = next(&url, &mut body, registry.patience).await? {
         *got += bytes.len() as u64;
         if piece.size > 0 && *got > piece.size {
             let why = format!("{got} bytes where {} were promised", piece.size);

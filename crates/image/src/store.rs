@@ -17,6 +17,9 @@ use crate::digest::Hashing;
 use crate::manifest::{self, ImageConfig, Manifest};
 use crate::{Digest, Error, Reference, on, unpack};
 
+/// How much of an id stands for all of it, as lists show it. Less could be a name that somebody means to pull.
+const SHORTEST_ID: usize = 12;
+
 /// Images in a directory.
 #[derive(Clone, Debug)]
 pub struct Store {
@@ -30,11 +33,11 @@ pub struct Store {
 pub struct Image {
     /// The digest of its configuration, which is what CRI calls an image's id.
     pub id: Digest,
-    /// The digest by which it can be pulled again.
+    /// The digest of what it is made of, for this machine.
     pub manifest: Digest,
     /// `registry/repository:tag`.
     pub tags: BTreeSet<String>,
-    /// `registry/repository@digest`.
+    /// `registry/repository@digest`, by which it can be pulled again: the digest of an index, where it came by one.
     pub digests: BTreeSet<String>,
     /// Bytes, as it came.
     pub size: u64,
@@ -42,9 +45,35 @@ pub struct Image {
     pub layers: Vec<String>,
 }
 
+/// A name, and the digest of what it stands for: a manifest, or an index that leads to it.
+pub(crate) type Named = (Reference, Digest);
+
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Index {
     images: BTreeMap<Digest, Image>,
+}
+
+impl Index {
+    fn by_short_id(&self, start: &str) -> Option<&Image> {
+        let start = start.strip_prefix("sha256:").unwrap_or(start);
+        let mut found = self.images.values().filter(|image| image.id.hex().starts_with(start));
+        let first = found.next().filter(|_| start.len() >= SHORTEST_ID)?;
+        found.next().is_none().then_some(first)
+    }
+}
+
+impl Image {
+    fn is_called(&self, name: &Reference) -> bool {
+        let text = name.to_string();
+        if self.tags.contains(&text) || self.digests.contains(&text) {
+            return true;
+        }
+        // By the digest of its manifest, behind the index it came by.
+        let place = name.place();
+        let mut places =
+            self.tags.iter().chain(&self.digests).filter_map(|known| Reference::parse(known).ok());
+        name.digest.as_ref() == Some(&self.manifest) && places.any(|known| known.place() == place)
+    }
 }
 
 impl Store {
@@ -84,8 +113,9 @@ impl Store {
         self.root.join("layers").join(name)
     }
 
-    /// Keeps pieces that no image has yet from being removed, for as long as it is held.
-    pub(crate) fn busy(&self) -> Result<File, Error> {
+    /// Keeps pieces that nobody is known to need yet from being removed, for as long as it is held: those of an image on
+    /// its way, and the layers of a container that is not written down.
+    pub fn busy(&self) -> Result<File, Error> {
         let path = self.root.join("busy");
         let locked = File::create(&path).and_then(|file| {
             rustix::fs::flock(&file, FlockOperation::LockShared)?;
@@ -99,17 +129,16 @@ impl Store {
         Ok(self.read()?.images.into_values().collect())
     }
 
-    /// The image of this name, digest or id.
+    /// The image of this name, digest or id; the beginning of an id will do, where no other begins so.
     pub fn find(&self, name: &str) -> Result<Option<Image>, Error> {
         let index = self.read()?;
         let id = Digest::parse(name).or_else(|| Digest::parse(&format!("sha256:{name}")));
         if let Some(image) = id.and_then(|id| index.images.get(&id).cloned()) {
             return Ok(Some(image));
         }
-        let Ok(reference) = Reference::parse(name) else { return Ok(None) };
-        let name = reference.to_string();
-        let called = |image: &&Image| image.tags.contains(&name) || image.digests.contains(&name);
-        Ok(index.images.values().find(called).cloned())
+        let reference = Reference::parse(name).ok();
+        let called = reference.and_then(|name| index.images.values().find(|image| image.is_called(&name)));
+        Ok(called.or_else(|| index.by_short_id(name)).cloned())
     }
 
     /// What the image says of itself.
@@ -152,7 +181,7 @@ impl Store {
         &self,
         digest: &Digest,
         manifest: &Manifest,
-        names: &[Reference],
+        names: &[Named],
     ) -> Result<Image, Error> {
         let id = manifest.config.digest.clone();
         let config: ImageConfig = manifest::parse(&id.to_string(), &self.read_blob(&id)?)?;
@@ -178,11 +207,14 @@ impl Store {
         }
         let sizes = manifest.layers.iter().map(|layer| layer.size);
         let size = sizes.fold(manifest.config.size, u64::saturating_add);
+        // Who names a digest does not say that the tag beside it still leads there.
+        let is_tag = |name: &&Reference| name.tag.is_some() && name.digest.is_none();
+        let tags = names.iter().map(|(name, _)| name).filter(is_tag);
         let image = Image {
             id,
             manifest: digest.clone(),
-            tags: names.iter().filter(|name| name.tag.is_some()).map(ToString::to_string).collect(),
-            digests: names.iter().map(|name| name.at(digest)).collect(),
+            tags: tags.map(ToString::to_string).collect(),
+            digests: names.iter().map(|(name, stands_for)| name.at(stands_for)).collect(),
             size,
             layers,
         };
@@ -266,25 +298,30 @@ impl Store {
     }
 
     /// Removes images without any use and all pieces that no image needs; answers how many bytes were freed. `in_use`
-    /// are the names of layers that containers stand on.
-    pub fn collect(&self, in_use: &BTreeSet<String>, unused: impl Fn(&Image) -> bool) -> Result<u64, Error> {
+    /// finds the names of layers that containers stand on.
+    pub fn collect(
+        &self,
+        in_use: impl FnOnce() -> BTreeSet<String>,
+        unused: impl Fn(&Image, &BTreeSet<String>) -> bool,
+    ) -> Result<u64, Error> {
+        let path = self.root.join("busy");
+        let alone = File::create(&path).map_err(on("lock", path))?;
+        if rustix::fs::flock(&alone, FlockOperation::NonBlockingLockExclusive).is_err() {
+            // An image or a container is on its way, and its pieces are nobody's yet: they go another time.
+            return Ok(0);
+        }
+        // Only now: what was read earlier would not know who has come since.
+        let mut layers = in_use();
         let kept = self.change(|index| {
-            index.images.retain(|_, image| !unused(image));
+            index.images.retain(|_, image| !unused(image, &layers));
             index.images.values().cloned().collect::<Vec<_>>()
         })?;
-        let mut layers = in_use.clone();
         let mut blobs = BTreeSet::new();
         for image in &kept {
             layers.extend(image.layers.iter().cloned());
             blobs.extend([image.id.hex().to_owned(), image.manifest.hex().to_owned()]);
             let manifest = self.manifest(image)?;
             blobs.extend(manifest.layers.iter().map(|layer| layer.digest.hex().to_owned()));
-        }
-        let path = self.root.join("busy");
-        let alone = File::create(&path).map_err(on("lock", path))?;
-        if rustix::fs::flock(&alone, FlockOperation::NonBlockingLockExclusive).is_err() {
-            // An image is on its way, and its pieces are nobody's yet: they go another time.
-            return Ok(0);
         }
         let mut freed = 0;
         for (directory, needed) in [("blobs", &blobs), ("layers", &layers)] {
@@ -365,4 +402,29 @@ fn usage(path: &Path) -> (u64, u64) {
         }
     }
     sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_beginning_of_an_id_stands_for_it_if_no_other_begins_so() {
+        let id = |start: &str| Digest::parse(&format!("sha256:{start:0<64}")).unwrap();
+        let image = |id: Digest| {
+            let (tags, digests) = Default::default();
+            Image { manifest: id.clone(), id, tags, digests, size: 0, layers: Vec::new() }
+        };
+        let ids = [id("abcdefabcdef1"), id("abcdefabcdef2")];
+        let index = Index { images: ids.iter().map(|id| (id.clone(), image(id.clone()))).collect() };
+        for (start, expected) in [
+            ("abcdefabcdef", None),
+            ("abcdefabcdef1", Some(&ids[0])),
+            ("sha256:abcdefabcdef2", Some(&ids[1])),
+            ("abcdefabcdef3", None),
+            ("sha256:", None),
+        ] {
+            assert_eq!(index.by_short_id(start).map(|image| &image.id), expected, "{start}");
+        }
+    }
 }

@@ -4,12 +4,18 @@
 //! process in the container would follow them, never out of the directory. What a layer takes away is written as
 //! overlayfs wants it.
 
+mod pax;
+
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
+use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
+use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use tar::EntryType;
 
 const WHITEOUT: &str = ".wh.";
@@ -36,36 +42,65 @@ pub fn decompressed(content: impl Read + 'static) -> io::Result<Box<dyn Read>> {
     let start = content.fill_buf()?;
     Ok(if start.starts_with(&[0x1f, 0x8b]) {
         Box::new(flate2::bufread::MultiGzDecoder::new(content))
-    } else if start.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
-        Box::new(Zstd { source: Some(content), frame: None })
+    } else if matches!(start, [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..]) {
+        Box::new(Zstd { source: content, frame: FrameDecoder::new(), is_open: false })
     } else {
         Box::new(content)
     })
 }
 
-/// One frame after the other, until there are no more.
+/// One frame after the other, until there are no more. Those that are there to be skipped have what other programs want
+/// to know of the layer, as podman's do.
 struct Zstd<R: BufRead> {
-    source: Option<R>,
-    frame: Option<ruzstd::decoding::StreamingDecoder<R, ruzstd::decoding::FrameDecoder>>,
+    source: R,
+    frame: FrameDecoder,
+    /// Whether there may be more in the frame.
+    is_open: bool,
+}
+
+impl<R: BufRead> Zstd<R> {
+    /// Goes to the next frame; whether there is one.
+    fn open(&mut self) -> io::Result<bool> {
+        while !self.source.fill_buf()?.is_empty() {
+            match self.frame.init(&mut self.source) {
+                Ok(()) => return Ok(true),
+                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
+                    length,
+                    ..
+                })) => {
+                    let length = u64::from(length);
+                    let skipped = io::copy(&mut (&mut self.source).take(length), &mut io::sink())?;
+                    if skipped < length {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
+                }
+                Err(error) => return Err(io::Error::other(error)),
+            }
+        }
+        Ok(false)
+    }
 }
 
 impl<R: BufRead> Read for Zstd<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
         loop {
-            if let Some(frame) = &mut self.frame {
-                match frame.read(buffer)? {
-                    0 if !buffer.is_empty() => {
-                        self.source = self.frame.take().map(|frame| frame.into_inner())
-                    }
-                    count => return Ok(count),
+            if !self.is_open {
+                self.is_open = self.open()?;
+                if !self.is_open {
+                    return Ok(0);
                 }
             }
-            let Some(mut source) = self.source.take() else { return Ok(0) };
-            if source.fill_buf()?.is_empty() {
-                return Ok(0);
+            while self.frame.can_collect() == 0 && !self.frame.is_finished() {
+                let one = BlockDecodingStrategy::UptoBlocks(1);
+                self.frame.decode_blocks(&mut self.source, one).map_err(io::Error::other)?;
             }
-            let frame = ruzstd::decoding::StreamingDecoder::new(source).map_err(io::Error::other)?;
-            self.frame = Some(frame);
+            match self.frame.read(buffer)? {
+                0 => self.is_open = false,
+                count => return Ok(count),
+            }
         }
     }
 }
@@ -77,10 +112,13 @@ pub fn unpack(content: impl Read, root: &Path, below: &[PathBuf]) -> Result<(), 
     layer.like_below(Path::new(""), root)?;
     // Writing into a directory changes its time, so times of directories come last.
     let mut times = Vec::new();
-    let mut archive = tar::Archive::new(content);
+    let mut archive = tar::Archive::new(pax::Escaping::new(content));
     for entry in archive.entries()? {
         let mut entry = entry?;
-        let named = entry.path()?.into_owned();
+        let named = match said(&mut entry, "path")? {
+            Some(path) => path,
+            None => entry.path()?.into_owned(),
+        };
         let failed = |source| Error::Entry { path: named.clone(), source };
         let Some(place) = layer.place(&named)? else {
             if entry.header().entry_type() == EntryType::Directory {
@@ -139,7 +177,7 @@ fn make(layer: &Layer<'_>, entry: &mut tar::Entry<'_, impl Read>, place: &Path) 
             return Ok(false);
         }
         EntryType::Link => {
-            let target = entry.link_name()?.unwrap_or_default().into_owned();
+            let target = target(entry)?;
             let source = layer.existing(&target)?;
             if source != place {
                 clear(place).map_err(failed)?;
@@ -153,7 +191,7 @@ fn make(layer: &Layer<'_>, entry: &mut tar::Entry<'_, impl Read>, place: &Path) 
             return Ok(false);
         }
         EntryType::Symlink => {
-            let target = entry.link_name()?.unwrap_or_default().into_owned();
+            let target = target(entry)?;
             clear(place).map_err(failed)?;
             std::os::unix::fs::symlink(target, place).map_err(failed)?;
             return Ok(true);
@@ -178,6 +216,20 @@ fn make(layer: &Layer<'_>, entry: &mut tar::Entry<'_, impl Read>, place: &Path) 
     Ok(true)
 }
 
+fn target(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<PathBuf> {
+    match said(entry, "linkpath")? {
+        Some(path) => Ok(path),
+        None => Ok(entry.link_name()?.unwrap_or_default().into_owned()),
+    }
+}
+
+/// A path that the header before an entry has for it, and the tar crate does not understand.
+fn said(entry: &mut tar::Entry<'_, impl Read>, name: &str) -> io::Result<Option<PathBuf>> {
+    let records = pax::records(entry)?.into_iter();
+    let mut found = records.filter(|(key, value)| key == name && value.contains(&b'\n'));
+    Ok(found.next().map(|(_, value)| OsString::from_vec(value).into()))
+}
+
 /// Owner, mode and further attributes, in the order in which none undoes another.
 fn dress(entry: &mut tar::Entry<'_, impl Read>, place: &Path) -> io::Result<()> {
     let header = entry.header();
@@ -189,21 +241,47 @@ fn dress(entry: &mut tar::Entry<'_, impl Read>, place: &Path) -> io::Result<()> 
     if !is_link {
         fs::set_permissions(place, fs::Permissions::from_mode(mode & 0o7777))?;
     }
-    let Some(extensions) = entry.pax_extensions()? else { return Ok(()) };
-    for extension in extensions.flatten() {
-        let Some(name) = extension.key().ok().and_then(|key| key.strip_prefix("SCHILY.xattr.")) else {
-            continue;
-        };
-        // What overlayfs believes is for us to say.
-        if name.starts_with("trusted.overlay.") {
-            continue;
+    for (key, value) in pax::records(entry)? {
+        if let Some(name) = key.strip_prefix("SCHILY.xattr.") {
+            set_attribute(place, name, &value)?;
         }
-        match rustix::fs::lsetxattr(place, name, extension.value_bytes(), XattrFlags::empty()) {
-            // Labels of a security module that is not here, or a file system without any.
-            Err(rustix::io::Errno::NOTSUP | rustix::io::Errno::PERM)
-                if !name.starts_with("security.capability") => {}
-            other => other?,
+    }
+    Ok(())
+}
+
+fn set_attribute(place: &Path, name: &str, value: &[u8]) -> io::Result<()> {
+    // What overlayfs believes is for us to say.
+    if name.starts_with("trusted.overlay.") {
+        return Ok(());
+    }
+    match rustix::fs::lsetxattr(place, name, value, XattrFlags::empty()) {
+        // Labels of a security module that is not here, or a file system without any.
+        Err(rustix::io::Errno::NOTSUP | rustix::io::Errno::PERM)
+            if !name.starts_with("security.capability") =>
+        {
+            Ok(())
         }
+        other => Ok(other?),
+    }
+}
+
+/// Gives a file the further attributes of another.
+fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
+    let mut names = match rustix::fs::llistxattr_query(from) {
+        Err(rustix::io::Errno::NOTSUP) => return Ok(()),
+        length => vec![0; length?],
+    };
+    if names.is_empty() {
+        return Ok(());
+    }
+    let length = rustix::fs::llistxattr(from, &mut names[..])?;
+    for name in names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        let Ok(name) = std::str::from_utf8(name) else { continue };
+        let mut value = vec![0; rustix::fs::lgetxattr_query(from, name)?];
+        if !value.is_empty() {
+            rustix::fs::lgetxattr(from, name, &mut value[..])?;
+        }
+        set_attribute(to, name, &value)?;
     }
     Ok(())
 }
@@ -231,7 +309,10 @@ fn copy(source: &Path, place: &Path) -> io::Result<()> {
     }
     fs::copy(source, place)?;
     std::os::unix::fs::chown(place, Some(found.uid()), Some(found.gid()))?;
-    fs::set_permissions(place, found.permissions())
+    fs::set_permissions(place, found.permissions())?;
+    // Last, since a new owner takes capabilities away.
+    copy_attributes(source, place)?;
+    set_time(place, u64::try_from(found.mtime()).unwrap_or_default())
 }
 
 /// A layer being unpacked and what is under it.
@@ -342,11 +423,13 @@ impl Layer<'_> {
 
     /// A directory that a layer only passes through is as it was.
     fn like_below(&self, relative: &Path, made: &Path) -> io::Result<()> {
-        let found = self.find_below(relative).and_then(|path| fs::symlink_metadata(path).ok());
-        match found.filter(fs::Metadata::is_dir) {
-            Some(found) => {
+        let found =
+            self.find_below(relative).and_then(|path| Some((fs::symlink_metadata(&path).ok()?, path)));
+        match found.filter(|(found, _)| found.is_dir()) {
+            Some((found, path)) => {
                 std::os::unix::fs::chown(made, Some(found.uid()), Some(found.gid()))?;
-                fs::set_permissions(made, found.permissions())
+                fs::set_permissions(made, found.permissions())?;
+                copy_attributes(&path, made)
             }
             None => fs::set_permissions(made, fs::Permissions::from_mode(0o755)),
         }

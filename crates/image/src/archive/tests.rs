@@ -38,8 +38,13 @@ fn images_come_and_go() {
     assert_eq!(store.config(image).unwrap().config.user, "7:8");
     let motd = store.layer(&image.layers[0]).join("etc/motd");
     assert_eq!(std::fs::read_to_string(motd).unwrap(), "hello");
-    for name in ["app:v1", "docker.io/library/app:v2", &image.id.to_string(), image.id.hex()] {
+    let (id, hex) = (image.id.to_string(), image.id.hex());
+    for name in ["app:v1", "docker.io/library/app:v2", &id, hex, &hex[..12], &id[..20]] {
         assert_eq!(store.find(name).unwrap().as_ref(), Some(image), "{name}");
+    }
+    // Too short, and of none.
+    for name in [&hex[..11], "sha256:", "", "000000000000"] {
+        assert_eq!(store.find(name).unwrap(), None, "{name}");
     }
 
     let mut archive = Vec::new();
@@ -50,10 +55,9 @@ fn images_come_and_go() {
     assert!(store.remove("app:v1").unwrap() && store.find("app:v2").unwrap().is_some());
     assert!(store.remove("app:v2").unwrap() && !store.remove("app:v2").unwrap());
     assert_eq!(store.images().unwrap(), []);
-    let in_use = image.layers.iter().cloned().collect();
-    store.collect(&in_use, |_| false).unwrap();
+    store.collect(|| image.layers.iter().cloned().collect(), |_, _| false).unwrap();
     assert!(store.layer(&image.layers[0]).exists());
-    store.collect(&Default::default(), |_| false).unwrap();
+    store.collect(Default::default, |_, _| false).unwrap();
     let left = |name: &str| std::fs::read_dir(store.root().join(name)).unwrap().count();
     assert_eq!((left("blobs"), left("layers"), left("tmp")), (0, 0, 0));
 }
@@ -91,4 +95,37 @@ fn a_name_belongs_to_one_image() {
     assert_eq!(store.find("third").unwrap().unwrap().id, old.id);
     assert!(store.remove("third").unwrap());
     assert_eq!(store.find("app:v1").unwrap().unwrap().tags.len(), 2);
+}
+
+/// Whoever comes while it is decided what goes has to wait, and whoever was before is known.
+#[test]
+fn nothing_goes_while_somebody_is_on_the_way() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: needs root");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    let image = import(&store, io::Cursor::new(docker_archive(&Digest::of(&layer())))).unwrap().remove(0);
+    let others_wait = || {
+        let file = File::open(store.root().join("busy")).unwrap();
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockShared).is_err()
+    };
+    let in_use = || {
+        assert!(others_wait(), "containers are counted while none can come");
+        Default::default()
+    };
+    let unused = |_: &Image, _: &_| {
+        assert!(others_wait(), "images are listed while none can come");
+        false
+    };
+    store.collect(in_use, unused).unwrap();
+
+    // A container that was found its image and is not written down yet.
+    let held = store.busy().unwrap();
+    assert!(store.remove("app:v1").unwrap() && store.remove("app:v2").unwrap());
+    assert_eq!(store.collect(Default::default, |_, _| false).unwrap(), 0);
+    assert!(store.layer(&image.layers[0]).exists());
+    drop(held);
+    assert!(store.collect(Default::default, |_, _| false).unwrap() > 0);
+    assert!(!store.layer(&image.layers[0]).exists());
 }

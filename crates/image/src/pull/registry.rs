@@ -7,22 +7,20 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde::Deserialize;
 use tokio::sync::Mutex;
 
+use super::proxy::{Connector, Proxies};
 use super::settings::{Place, Tls};
 use super::{Credentials, PullError};
 use crate::{Digest, Error, Reference, on};
 
-/// For the head of an answer.
-const PATIENCE: Duration = Duration::from_secs(30);
 const MOST_REDIRECTIONS: usize = 5;
 const LARGEST_TOKEN: usize = 1 << 20;
 /// Where systems keep the authorities they trust.
@@ -35,6 +33,24 @@ const TRUSTED: [&str; 4] = [
 const MANIFESTS: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, \
     application/vnd.docker.distribution.manifest.v2+json, \
     application/vnd.docker.distribution.manifest.list.v2+json, */*";
+
+/// How long is waited.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// For the head of an answer.
+    pub head: Duration,
+    /// For anything more of it. With all tries this makes the five minutes that containerd waits for progress.
+    pub more: Duration,
+    /// Before it is tried again, twice as long each time.
+    pub pause: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        let [head, more] = [30, 60].map(Duration::from_secs);
+        Patience { head, more, pause: Duration::from_millis(250) }
+    }
+}
 
 /// What is wanted of a repository.
 pub struct Ask {
@@ -56,16 +72,24 @@ impl Ask {
 
 /// A repository of a registry.
 pub struct Registry {
-    http: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    http: Client<HttpsConnector<Connector>, Full<Bytes>>,
+    proxies: Arc<Proxies>,
     place: Place,
     name: Reference,
     credentials: Option<Credentials>,
     /// The header that lets us in, once it is known.
     key: Mutex<Option<String>>,
+    pub patience: Patience,
 }
 
 impl Registry {
-    pub fn new(place: Place, name: &Reference, credentials: Option<Credentials>) -> Result<Registry, Error> {
+    pub fn new(
+        place: Place,
+        name: &Reference,
+        credentials: Option<Credentials>,
+        patience: Patience,
+        proxies: Arc<Proxies>,
+    ) -> Result<Registry, Error> {
         let mut roots = rustls::RootCertStore::empty();
         let read = |path: &Path| -> Result<Vec<CertificateDer<'static>>, Error> {
             let pem = std::fs::read(path).map_err(on("read", path))?;
@@ -103,31 +127,36 @@ impl Registry {
             .with_tls_config(tls)
             .https_or_http()
             .enable_http1()
-            .build();
+            .wrap_connector(Connector::new(proxies.clone()));
         let http = Client::builder(TokioExecutor::new()).build(connector);
         let key = credentials
             .as_ref()
             .filter(|known| !known.token.is_empty())
             .map(|known| format!("Bearer {}", known.token));
-        Ok(Registry { http, place, name: name.clone(), credentials, key: Mutex::new(key) })
+        Ok(Registry { http, proxies, place, name: name.clone(), credentials, key: Mutex::new(key), patience })
     }
 
     /// A small answer as a whole.
     pub async fn small(&self, ask: &Ask, limit: usize) -> Result<Bytes, PullError> {
         let (url, response) = self.get(ask).await?;
-        read(url, response, limit).await
+        read(url, response, limit, self.patience).await
     }
 
     /// Asks, shows who we are where that is wanted, and follows where it is sent.
     pub async fn get(&self, ask: &Ask) -> Result<(String, Response<Incoming>), PullError> {
         let Place { scheme, host, path, repository, .. } = &self.place;
-        let url = format!("{scheme}://{host}{path}/{repository}/{}", ask.path);
+        let mut url = format!("{scheme}://{host}{path}/{repository}/{}", ask.path);
+        if self.place.is_mirror_of(&self.name.registry) {
+            // One that stands for several registries has to know which is meant, by the word containerd uses.
+            url += &format!("?ns={}", escaped(&self.name.registry));
+        }
         let mut key = self.key.lock().await.clone();
         for is_first in [true, false] {
-            let response = self.follow(&url, ask, key.clone()).await?;
+            let (end, response) = self.follow(&url, ask, key.clone()).await?;
             match response.status() {
                 status if status.is_success() => return Ok((url, response)),
-                StatusCode::UNAUTHORIZED if is_first => {
+                // Only the registry itself may ask who we are, not somebody it has sent us to.
+                StatusCode::UNAUTHORIZED if is_first && authority(&end) == authority(&url) => {
                     let challenge = response.headers().get(header::WWW_AUTHENTICATE);
                     let challenge =
                         challenge.and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
@@ -139,18 +168,19 @@ impl Registry {
                     return Err(PullError::Denied { name: self.name.to_string(), why });
                 }
                 StatusCode::NOT_FOUND => return Err(PullError::NotFound { name: self.name.to_string() }),
-                status => return Err(PullError::Status { method: "GET", url, status: status.as_u16() }),
+                _ => return Err(refusal("GET", url, &response)),
             }
         }
         Err(PullError::Denied { name: self.name.to_string(), why: "authorization failed".to_owned() })
     }
 
+    /// Answers also where the answer is from.
     async fn follow(
         &self,
         url: &str,
         ask: &Ask,
         key: Option<String>,
-    ) -> Result<Response<Incoming>, PullError> {
+    ) -> Result<(String, Response<Incoming>), PullError> {
         let mut url = url.to_owned();
         let mut key = key;
         for _ in 0..MOST_REDIRECTIONS {
@@ -167,7 +197,7 @@ impl Registry {
             let response = self.send(&url, request, Bytes::new()).await?;
             let location = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
             let Some(location) = location.filter(|_| response.status().is_redirection()) else {
-                return Ok(response);
+                return Ok((url, response));
             };
             let next = join(&url, location);
             if authority(&next) != authority(&url) {
@@ -187,8 +217,11 @@ impl Registry {
     ) -> Result<Response<Incoming>, PullError> {
         let method = if body.is_empty() { "GET" } else { "POST" };
         let failed = |why: String| PullError::Unreachable { method, url: url.to_owned(), why };
-        let request = request.body(Full::new(body)).map_err(|error| failed(error.to_string()))?;
-        match tokio::time::timeout(PATIENCE, self.http.request(request)).await {
+        let mut request = request.body(Full::new(body)).map_err(|error| failed(error.to_string()))?;
+        if let Some(key) = self.proxies.key(request.uri()) {
+            request.headers_mut().insert(header::PROXY_AUTHORIZATION, key);
+        }
+        match tokio::time::timeout(self.patience.head, self.http.request(request)).await {
             Ok(Ok(response)) => Ok(response),
             Ok(Err(error)) => Err(failed(causes(&error))),
             Err(_) => Err(failed("no answer in time".to_owned())),
@@ -216,7 +249,8 @@ impl Registry {
         let identity = self.credentials.as_ref().map_or("", |known| known.identity_token.as_str());
         let (url, response);
         if identity.is_empty() {
-            url = format!("{realm}?{asked}");
+            let joint = if realm.contains('?') { '&' } else { '?' };
+            url = format!("{realm}{joint}{asked}");
             let mut request = Request::get(&url).header(header::USER_AGENT, "skiff");
             if let Some(basic) = &basic {
                 request = request.header(header::AUTHORIZATION, sensitive(basic)?);
@@ -231,8 +265,14 @@ impl Registry {
             let body = format!("{asked}&{grant}{}", escaped(identity));
             response = self.send(&url, request, body.into()).await?;
         }
-        if !response.status().is_success() {
-            return Err(denied("authorization failed"));
+        match response.status() {
+            status if status.is_success() => {}
+            // Says nothing about who we are.
+            StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
+                return Err(refusal("GET", url, &response));
+            }
+            status if status.is_server_error() => return Err(refusal("GET", url, &response)),
+            _ => return Err(denied("authorization failed")),
         }
         #[derive(Deserialize)]
         struct Token {
@@ -241,7 +281,7 @@ impl Registry {
             #[serde(default)]
             access_token: String,
         }
-        let bytes = read(url, response, LARGEST_TOKEN).await?;
+        let bytes = read(url, response, LARGEST_TOKEN, self.patience).await?;
         let token: Token = crate::manifest::parse("the registry's token", &bytes)?;
         let token = if token.token.is_empty() { token.access_token } else { token.token };
         Ok(Some(format!("Bearer {token}")))
@@ -265,13 +305,46 @@ fn identity(tls: &Tls) -> Result<Option<(Vec<CertificateDer<'static>>, PrivateKe
     Ok(Some((chain, key_der)))
 }
 
-async fn read(url: String, response: Response<Incoming>, limit: usize) -> Result<Bytes, PullError> {
-    let body = Limited::new(response.into_body(), limit).collect().await;
-    body.map(http_body_util::Collected::to_bytes).map_err(|error| PullError::Unreachable {
-        method: "GET",
-        url,
-        why: error.to_string(),
-    })
+async fn read(
+    url: String,
+    response: Response<Incoming>,
+    limit: usize,
+    patience: Patience,
+) -> Result<Bytes, PullError> {
+    let mut body = Limited::new(response.into_body(), limit);
+    let mut whole = Vec::new();
+    while let Some(bytes) = next(&url, &mut body, patience).await? {
+        whole.extend_from_slice(&bytes);
+    }
+    Ok(whole.into())
+}
+
+/// The next bytes of an answer. A connection over which nothing comes any more is as good as broken.
+pub async fn next<B>(url: &str, body: &mut B, patience: Patience) -> Result<Option<Bytes>, PullError>
+where
+    B: Body<Data = Bytes, Error: std::fmt::Display> + Unpin,
+{
+    let failed = |why: String| PullError::Unreachable { method: "GET", url: url.to_owned(), why };
+    loop {
+        match tokio::time::timeout(patience.more, body.frame()).await {
+            Ok(None) => return Ok(None),
+            Ok(Some(Ok(frame))) => {
+                if let Ok(bytes) = frame.into_data() {
+                    return Ok(Some(bytes));
+                }
+            }
+            Ok(Some(Err(error))) => return Err(failed(error.to_string())),
+            Err(_) => return Err(failed(format!("nothing came for {:?}", patience.more))),
+        }
+    }
+}
+
+/// An answer that is none, and when the registry wants to be asked again.
+fn refusal(method: &'static str, url: String, response: &Response<Incoming>) -> PullError {
+    let after = response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok());
+    // It may be a date as well, which nobody sends.
+    let after = after.and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
+    PullError::Status { method, url, status: response.status().as_u16(), after }
 }
 
 fn sensitive(text: &str) -> Result<header::HeaderValue, PullError> {
@@ -323,7 +396,7 @@ fn authority(url: &str) -> Option<String> {
 }
 
 /// What lies behind an error of the connection, which is all that helps.
-fn causes(error: &dyn std::error::Error) -> String {
+pub fn causes(error: &dyn std::error::Error) -> String {
     let mut last = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -365,7 +438,7 @@ mod tests {
             tls,
         };
         let name = Reference::parse("r.example/a").expect("a name");
-        assert!(Registry::new(place, &name, None).is_ok());
+        assert!(Registry::new(place, &name, None, Patience::default(), Arc::default()).is_ok());
     }
 
     #[test]

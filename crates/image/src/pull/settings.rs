@@ -184,6 +184,13 @@ impl Settings {
     }
 }
 
+impl Place {
+    /// Whether it is anything but the registry itself.
+    pub fn is_mirror_of(&self, registry: &str) -> bool {
+        self.host != registry && (self.host.as_str(), registry) != (DOCKER_HOST, DOCKER)
+    }
+}
+
 impl Mirror {
     /// What a repository is called there: as the first expression has it that changes anything.
     fn named(&self, repository: &str) -> String {

@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
@@ -14,6 +14,14 @@ struct Behaviour {
     wants_password: bool,
     /// Cuts this many answers in the middle.
     cuts: u32,
+    /// Says no more than half of answers whose path ends so, and keeps silent, this many times.
+    stalls: (String, u32),
+    /// Has too much to do, this many times for each path, and wants to be left alone for so many seconds.
+    busy: (&'static str, u32, &'static str),
+    /// Where pieces really are.
+    sends_to: Option<String>,
+    /// What every request has shown of who we are.
+    shown: Vec<(String, Option<String>)>,
     asked: Vec<String>,
 }
 
@@ -42,7 +50,11 @@ impl Fake {
     }
 }
 
-async fn serve(mut stream: TcpStream, behaviour: Arc<Mutex<Behaviour>>, host: String) {
+async fn serve(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    behaviour: Arc<Mutex<Behaviour>>,
+    host: String,
+) {
     let mut received = Vec::new();
     loop {
         while !received.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -64,15 +76,31 @@ async fn serve(mut stream: TcpStream, behaviour: Arc<Mutex<Behaviour>>, host: St
             text = String::from_utf8_lossy(&received).to_lowercase();
         }
         received.clear();
-        let (answer, is_cut) = answer(&text, &behaviour, &host);
-        let end = if is_cut { answer.len() - 300 } else { answer.len() };
-        if stream.write_all(&answer[..end]).await.is_err() || is_cut {
+        let (answer, end) = answer(&text, &behaviour, &host);
+        let kept_back = match end {
+            End::Proper => 0,
+            End::Cut => 300,
+            End::Stalled => 50,
+        };
+        let written = stream.write_all(&answer[..answer.len() - kept_back]).await;
+        if end == End::Stalled {
+            std::future::pending::<()>().await;
+        }
+        if written.is_err() || end == End::Cut {
             return;
         }
     }
 }
 
-fn answer(request: &str, behaviour: &Mutex<Behaviour>, host: &str) -> (Vec<u8>, bool) {
+/// How an answer ends.
+#[derive(Clone, Copy, PartialEq)]
+enum End {
+    Proper,
+    Cut,
+    Stalled,
+}
+
+fn answer(request: &str, behaviour: &Mutex<Behaviour>, host: &str) -> (Vec<u8>, End) {
     let mut behaviour = behaviour.lock().unwrap();
     let path = request.split_whitespace().nth(1).unwrap_or_default().to_owned();
     let header = |name: &str| {
@@ -82,10 +110,21 @@ fn answer(request: &str, behaviour: &Mutex<Behaviour>, host: &str) -> (Vec<u8>, 
         .and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok())
         .unwrap_or(0);
     behaviour.asked.push(if from > 0 { format!("{path} from {from}") } else { path.clone() });
+    let shown = header("authorization");
+    behaviour.shown.push((path.clone(), shown));
     let reply = |status: &str, more: &str, body: &[u8]| {
         let head = format!("HTTP/1.1 {status}\r\n{more}content-length: {}\r\n\r\n", body.len());
         [head.as_bytes(), body].concat()
     };
+    // Whole addresses are for proxies, who want to see more.
+    if path.starts_with("http://") && header("proxy-authorization").is_none() {
+        return (reply("407 Proxy Authentication Required", "", b""), End::Proper);
+    }
+    let times = behaviour.asked.iter().filter(|asked| **asked == path).count();
+    let (status, most, seconds) = behaviour.busy;
+    if times <= most as usize {
+        return (reply(status, &format!("retry-after: {seconds}\r\n"), b""), End::Proper);
+    }
     if path.starts_with("/token") {
         // me:secret
         let is_known = header("authorization").is_some_and(|key| key == "basic bwu6c2vjcmv0")
@@ -93,21 +132,33 @@ fn answer(request: &str, behaviour: &Mutex<Behaviour>, host: &str) -> (Vec<u8>, 
         let body: &[u8] = br#"{"token": "let-me-in"}"#;
         return (
             if is_known { reply("200 OK", "", body) } else { reply("401 Unauthorized", "", b"") },
-            false,
+            End::Proper,
         );
     }
     if behaviour.wants_password && header("authorization").is_none_or(|key| key != "bearer let-me-in") {
-        let more = format!("www-authenticate: Bearer realm=\"http://{host}/token\",service=\"fake\"\r\n");
-        return (reply("401 Unauthorized", &more, b""), false);
+        let more = format!("www-authenticate: Bearer realm=\"http://{host}/token?a=b\",service=\"fake\"\r\n");
+        return (reply("401 Unauthorized", &more, b""), End::Proper);
     }
+    if let Some(elsewhere) = behaviour.sends_to.clone().filter(|_| path.contains("/blobs/")) {
+        let more = format!("location: http://{elsewhere}{path}\r\n");
+        return (reply("307 Temporary Redirect", &more, b""), End::Proper);
+    }
+    let path = path.split('?').next().unwrap_or_default().to_owned();
     let Some((_, body)) = behaviour.blobs.iter().find(|(name, _)| path.ends_with(name.as_str())).cloned()
     else {
-        return (reply("404 Not Found", "", b"{}"), false);
+        return (reply("404 Not Found", "", b"{}"), End::Proper);
     };
     let is_cut = path.contains("/blobs/") && body.len() - from > 1000 && behaviour.cuts > 0;
     behaviour.cuts -= u32::from(is_cut);
+    let is_stalled = path.ends_with(&behaviour.stalls.0) && behaviour.stalls.1 > 0 && !is_cut;
+    behaviour.stalls.1 -= u32::from(is_stalled);
+    let end = match (is_cut, is_stalled) {
+        (true, _) => End::Cut,
+        (_, true) => End::Stalled,
+        _ => End::Proper,
+    };
     let status = if from > 0 { "206 Partial Content" } else { "200 OK" };
-    (reply(status, "", &body[from..]), is_cut)
+    (reply(status, "", &body[from..]), end)
 }
 
 /// An image with one layer, behind an index for several machines.
@@ -147,7 +198,7 @@ async fn pull(
 ) -> (tempfile::TempDir, Result<Image, PullError>) {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::open(directory.path()).unwrap();
-    let puller = Puller::new(store.clone(), Settings::default());
+    let puller = impatient(store.clone());
     let reference = Reference::parse(&format!("{}/{name}", fake.host)).unwrap();
     let pulled = puller.pull(&reference, credentials.as_ref()).await;
     if pulled.is_err() {
@@ -155,6 +206,13 @@ async fn pull(
         assert_eq!(std::fs::read_dir(directory.path().join("tmp")).unwrap().count(), 0);
     }
     (directory, pulled)
+}
+
+/// Does not wait for long.
+fn impatient(store: Store) -> Puller {
+    let [more, pause] = [300, 5].map(Duration::from_millis);
+    let patience = Patience { more, pause, ..Patience::default() };
+    Puller { patience, ..Puller::new(store, Settings::default()) }
 }
 
 fn can_unpack() -> bool {
@@ -173,6 +231,62 @@ async fn an_image_for_this_machine_comes_in_pieces() {
     let asked = fake.asked();
     assert!(asked.iter().any(|path| path.contains(" from ")), "{asked:?}");
     assert_eq!(asked.iter().filter(|path| path.ends_with("manifests/v1")).count(), 1);
+}
+
+/// Somebody who says nothing any more is asked again for what is missing, but not for ever.
+#[tokio::test]
+async fn silence_is_no_answer() {
+    if !can_unpack() {
+        return eprintln!("skipped: needs root");
+    }
+    let layer = image(false).pop().unwrap().0;
+    for (path, times, expected) in [
+        (&*layer, 2, None),
+        (&*layer, 99, Some(format!("/v2/app/blobs/{layer}\": nothing came for 300ms"))),
+        ("manifests/v1", 1, None),
+        ("manifests/v1", 99, Some("/v2/app/manifests/v1\": nothing came for 300ms".to_owned())),
+    ] {
+        let behaviour =
+            Behaviour { blobs: image(false), stalls: (path.to_owned(), times), ..Behaviour::default() };
+        let fake = Fake::start(behaviour).await;
+        let (_directory, pulled) = pull(&fake, "app:v1", None).await;
+        let said = pulled.err().map(|error| error.to_string());
+        let start = format!("failed to do request: GET \"http://{}", fake.host);
+        assert_eq!(said, expected.map(|end| start + &end), "{path} {times}");
+        let is_taken_up = fake.asked().iter().any(|path| path.contains(" from "));
+        assert_eq!(is_taken_up, path == layer, "what has come is not fetched again");
+    }
+}
+
+/// What was pulled is found by all that it could have been asked for.
+#[tokio::test]
+async fn an_image_is_known_by_its_index() {
+    if !can_unpack() {
+        return eprintln!("skipped: needs root");
+    }
+    let mut pieces = image(false);
+    let (index, manifest) = (Digest::of(&pieces[0].1), pieces[1].0.clone());
+    pieces.push((index.to_string(), pieces[0].1.clone()));
+    let fake = Fake::start(Behaviour { blobs: pieces, ..Behaviour::default() }).await;
+    let place = format!("{}/app", fake.host);
+    let by_index = format!("{place}@{index}");
+    for (asked, tags) in [
+        (format!("app@{index}"), vec![]),
+        (format!("app:v1@{index}"), vec![]),
+        ("app:v1".to_owned(), vec![format!("{place}:v1")]),
+    ] {
+        let (directory, pulled) = pull(&fake, &asked, None).await;
+        let pulled = pulled.unwrap();
+        assert!(pulled.digests.iter().eq([&by_index]), "{asked}: {:?}", pulled.digests);
+        assert_eq!(Vec::from_iter(pulled.tags.clone()), tags, "{asked}");
+        let store = Store::open(directory.path()).unwrap();
+        for name in [&by_index, &format!("{place}@{manifest}"), &format!("{place}:v9@{index}")] {
+            assert_eq!(store.find(name).unwrap().as_ref(), Some(&pulled), "{name}");
+        }
+        for name in [format!("{}/other@{index}", fake.host), format!("{}/other@{manifest}", fake.host)] {
+            assert_eq!(store.find(&name).unwrap(), None, "{name}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -228,5 +342,160 @@ async fn mirrors_are_asked_first() {
     let reference = Reference::parse("registry.invalid/team/app:v1").unwrap();
     let pulled = puller.pull(&reference, None).await.unwrap();
     assert_eq!(pulled.tags.iter().next().unwrap(), "registry.invalid/team/app:v1");
-    assert!(fake.asked().iter().any(|path| path.contains("/v2/team/app/manifests/v1")), "{:?}", fake.asked());
+    assert!(
+        fake.asked().contains(&"/v2/team/app/manifests/v1?ns=registry.invalid".to_owned()),
+        "{:?}",
+        fake.asked()
+    );
+}
+
+#[tokio::test]
+async fn a_registry_that_has_too_much_to_do_is_asked_again() {
+    if !can_unpack() {
+        return eprintln!("skipped: needs root");
+    }
+    for (busy, wants_password, is_good) in [
+        (("429 Too Many Requests", 4, "0"), false, true),
+        // So has the one who gives out tokens.
+        (("429 Too Many Requests", 2, "0"), true, true),
+        (("408 Request Timeout", 4, "tomorrow"), false, true),
+        (("503 Service Unavailable", 1, ""), false, true),
+        (("429 Too Many Requests", 99, "0"), false, false),
+        (("400 Bad Request", 1, "0"), false, false),
+    ] {
+        let behaviour = Behaviour { blobs: image(false), wants_password, busy, ..Behaviour::default() };
+        let fake = Fake::start(behaviour).await;
+        let key = Credentials::from_auth("bWU6c2VjcmV0");
+        let (_directory, pulled) = pull(&fake, "app:v1", key).await;
+        assert_eq!(pulled.is_ok(), is_good, "{busy:?}: {pulled:?}");
+        if let Err(error) = pulled {
+            let said = error.to_string();
+            let start = "unexpected status from GET request to http://";
+            assert!(said.starts_with(start) && said.ends_with(&busy.0[..3]), "{said}");
+        }
+    }
+}
+
+#[test]
+fn how_long_a_registry_is_left_alone() {
+    let patience = Patience::default();
+    for (after, tries, expected) in
+        [(None, 0, 250), (None, 3, 2_000), (Some(7), 0, 7_000), (Some(0), 1, 500), (Some(86_400), 1, 60_000)]
+    {
+        let after = after.map(Duration::from_secs);
+        let error = PullError::Status { method: "GET", url: String::new(), status: 429, after };
+        assert_eq!(error.pause(patience, tries), Duration::from_millis(expected), "{after:?}");
+    }
+}
+
+/// Whoever a registry sends us to is not told who we are, whatever he asks.
+#[tokio::test]
+async fn what_lets_us_in_is_shown_to_nobody_else() {
+    if !can_unpack() {
+        return eprintln!("skipped: needs root");
+    }
+    for asks_too in [false, true] {
+        let elsewhere = Behaviour { blobs: image(false), wants_password: asks_too, ..Behaviour::default() };
+        let elsewhere = Fake::start(elsewhere).await;
+        let sends_to = Some(elsewhere.host.clone());
+        let behaviour =
+            Behaviour { blobs: image(false), wants_password: true, sends_to, ..Behaviour::default() };
+        let fake = Fake::start(behaviour).await;
+        let (_directory, pulled) = pull(&fake, "app:v1", Credentials::from_auth("bWU6c2VjcmV0")).await;
+        assert_eq!(pulled.is_ok(), !asks_too, "{pulled:?}");
+        let shown = elsewhere.behaviour.lock().unwrap().shown.clone();
+        assert!(!shown.is_empty() && shown.iter().all(|(_, key)| key.is_none()), "{shown:?}");
+        assert!(shown.iter().all(|(path, _)| path.contains("/blobs/")), "{shown:?}");
+        let shown = fake.behaviour.lock().unwrap().shown.clone();
+        let asked_for = |start: &str| shown.iter().filter(|(path, _)| path.starts_with(start)).count();
+        assert_eq!(asked_for("/token?a=b&scope=repository:app:pull&service=fake"), 1, "{shown:?}");
+    }
+}
+
+/// A proxy that plays the registry as well. Behind a tunnel it speaks TLS.
+async fn proxy(stream: TcpStream, behaviour: Arc<Mutex<Behaviour>>, tls: tokio_rustls::TlsAcceptor) {
+    let mut start = [0; 7];
+    while stream.peek(&mut start).await.is_ok_and(|count| count < start.len()) {
+        tokio::task::yield_now().await;
+    }
+    if &start != b"CONNECT" {
+        return serve(stream, behaviour, String::new()).await;
+    }
+    let (mut stream, mut head) = (stream, Vec::new());
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.unwrap());
+    }
+    let head = String::from_utf8(head).unwrap();
+    let is_known = head.contains("Proxy-Authorization: Basic bWU6c2VjcmV0\r\n");
+    let to = head.split(' ').nth(1).unwrap().to_owned();
+    behaviour.lock().unwrap().asked.push(format!("CONNECT {to}"));
+    let status = if is_known { "200 Connection established" } else { "407 Proxy Authentication Required" };
+    stream.write_all(format!("HTTP/1.1 {status}\r\nx: y\r\n\r\n").as_bytes()).await.unwrap();
+    if let (true, Ok(stream)) = (is_known, tls.accept(stream).await) {
+        serve(stream, behaviour, String::new()).await;
+    }
+}
+
+#[tokio::test]
+async fn registries_are_reached_through_proxies() {
+    if !can_unpack() {
+        return eprintln!("skipped: needs root");
+    }
+    let params = rcgen::CertificateParams::new(vec!["registry.invalid".to_owned()]).unwrap();
+    let key = rcgen::KeyPair::generate().unwrap();
+    let issued =
+        pki::Issued { cert_pem: params.self_signed(&key).unwrap().pem(), key_pem: key.serialize_pem() };
+    let tls = Arc::new(pki::server_config(pki::Serving::new(&issued).unwrap(), &[]).unwrap());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let host = listener.local_addr().unwrap().to_string();
+    let behaviour = Arc::new(Mutex::new(Behaviour { blobs: image(false), ..Behaviour::default() }));
+    let known = behaviour.clone();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(proxy(stream, known.clone(), tls.clone().into()));
+        }
+    });
+    let with_key = format!("http://me:secret@{host}");
+    let refused = format!("proxy {host}: 407 Proxy Authentication Required");
+    let unusable = "the address of the proxy cannot be used: it has to be http://host:port";
+    for (endpoint, proxy, asked, expected) in [
+        ("http://registry.invalid", &with_key, "http://registry.invalid/v2/app/manifests/v1", None),
+        ("https://registry.invalid:8443", &with_key, "CONNECT registry.invalid:8443", None),
+        ("https://registry.invalid", &with_key, "CONNECT registry.invalid:443", None),
+        ("https://registry.invalid", &host, "CONNECT registry.invalid:443", Some(refused.as_str())),
+        ("https://registry.invalid", &"socks5://x".to_owned(), "", Some(unusable)),
+        (
+            "https://registry.invalid",
+            &"127.0.0.1:1".to_owned(),
+            "",
+            Some("proxy 127.0.0.1:1: Connection refused (os error 111)"),
+        ),
+    ] {
+        let text = format!(
+            "mirrors: {{registry.invalid: {{endpoint: ['{endpoint}']}}}}\n\
+             configs: {{'*': {{tls: {{insecure_skip_verify: true}}}}}}\n"
+        );
+        let settings: Settings = schema::yaml::read(&text).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(directory.path()).unwrap();
+        let (settings, proxies) = (
+            Arc::new(settings.mirrors_only(true)),
+            Proxies::new(|name| name.starts_with("HTTP").then(|| proxy.clone())),
+        );
+        let puller = Puller { settings, proxies: Arc::new(proxies), ..impatient(store) };
+        behaviour.lock().unwrap().asked.clear();
+        let pulled = puller.pull(&Reference::parse("registry.invalid/app:v1").unwrap(), None).await;
+        match (expected, pulled) {
+            (None, pulled) => assert!(pulled.is_ok(), "{endpoint}: {pulled:?}"),
+            (Some(why), pulled) => {
+                let said = pulled.unwrap_err().to_string();
+                assert!(said.ends_with(&format!(": {why}")), "{said}");
+            }
+        }
+        let heard = behaviour.lock().unwrap().asked.clone();
+        assert!(
+            asked.is_empty() || heard.iter().any(|heard| heard == &asked.to_lowercase() || heard == asked),
+            "{heard:?}"
+        );
+    }
 }

@@ -184,13 +184,81 @@ fn layers_may_be_compressed() {
         ruzstd::encoding::compress_to_vec(&b"more"[..], ruzstd::encoding::CompressionLevel::Fastest),
     ]
     .concat();
-    for (compressed, extra) in
-        [(plain.clone(), ""), (gzip.finish().unwrap(), ""), (zstd, ""), (twice, "more")]
-    {
+    // What podman writes behind a layer, and others before it.
+    let skippable = |kind: u8, content: &[u8]| {
+        let length = (content.len() as u32).to_le_bytes();
+        [&[kind, 0x2a, 0x4d, 0x18], &length[..], content].concat()
+    };
+    let chunked = [&zstd[..], &skippable(0x50, b"list"), &skippable(0x5f, b"")].concat();
+    let begun = [&skippable(0x57, &[7; 100_000]), &zstd[..]].concat();
+    let cut = chunked[..chunked.len() - 10].to_vec();
+    let all = |compressed: Vec<u8>| {
         let mut bytes = Vec::new();
-        decompressed(io::Cursor::new(compressed)).unwrap().read_to_end(&mut bytes).unwrap();
-        assert_eq!(bytes, [&plain[..], extra.as_bytes()].concat());
+        decompressed(io::Cursor::new(compressed)).unwrap().read_to_end(&mut bytes).map(|_| bytes)
+    };
+    for (compressed, extra) in [
+        (plain.clone(), ""),
+        (gzip.finish().unwrap(), ""),
+        (zstd, ""),
+        (twice, "more"),
+        (chunked, ""),
+        (begun, ""),
+    ] {
+        assert_eq!(all(compressed).unwrap(), [&plain[..], extra.as_bytes()].concat());
     }
+    assert_eq!(all(cut).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+}
+
+/// The capabilities 1 and 3, which are written as a newline.
+const CAPABILITIES: [u8; 20] = [1, 0, 0, 2, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+fn attribute(path: &Path) -> Option<Vec<u8>> {
+    let mut value = [0; 64];
+    let length = rustix::fs::lgetxattr(path, c"security.capability", &mut value[..]).ok()?;
+    Some(value[..length].to_vec())
+}
+
+#[test]
+fn values_with_newlines_keep_what_is_behind_them() {
+    if !is_root() {
+        return;
+    }
+    let mut builder = tar::Builder::new(Vec::new());
+    let mut add = |name: &str, kind, said: &[(&str, &[u8])], content: &[u8]| {
+        builder.append_pax_extensions(said.iter().copied()).unwrap();
+        let mut header = tar::Header::new_ustar();
+        header.set_entry_type(kind);
+        header.set_mode(0o644);
+        header.set_path(name).unwrap();
+        // Where PAX says how large it is, nobody else needs to.
+        header.set_size(if said.iter().any(|(key, _)| *key == "size") { 0 } else { content.len() as u64 });
+        header.set_cksum();
+        let padding = vec![0; content.len().next_multiple_of(512) - content.len()];
+        let written = [&header.as_bytes()[..], content, &padding].concat();
+        builder.get_mut().extend(written);
+    };
+    let capabilities = ("SCHILY.xattr.security.capability", &CAPABILITIES[..]);
+    let content = vec![b'x'; 700];
+    add("ping", EntryType::Regular, &[capabilities, ("uid", b"3000000"), ("size", b"700")], &content);
+    add("plain", EntryType::Regular, &[("path", b"a\nb"), ("gid", b"7")], b"1");
+    add("link", EntryType::Symlink, &[("linkpath", b"a\nb")], b"");
+    add("last", EntryType::Regular, &[], b"2");
+    let directory = tempfile::tempdir().unwrap();
+    let below = directory.path().join("below");
+    unpack(&builder.into_inner().unwrap()[..], &below, &[]).unwrap();
+    let ping = fs::metadata(below.join("ping")).unwrap();
+    assert_eq!((ping.uid(), ping.len()), (3_000_000, 700));
+    assert_eq!(attribute(&below.join("ping")).unwrap(), CAPABILITIES);
+    assert_eq!(fs::metadata(below.join("a\nb")).unwrap().gid(), 7);
+    assert_eq!(fs::read_to_string(below.join("link")).unwrap(), "1");
+    assert_eq!(fs::read_to_string(below.join("last")).unwrap(), "2");
+
+    // A link from a layer above is a copy, with all that belongs to the file.
+    let above = directory.path().join("above");
+    unpack(&layer(&["h pong -> ping"])[..], &above, &[below]).unwrap();
+    let pong = fs::metadata(above.join("pong")).unwrap();
+    assert_eq!((pong.uid(), pong.len(), pong.mtime()), (3_000_000, 700, ping.mtime()));
+    assert_eq!(attribute(&above.join("pong")).unwrap(), CAPABILITIES);
 }
 
 proptest! {

@@ -1,0 +1,390 @@
+//! Ways to registries that lead through a proxy: `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`, by the rules that Go's
+//! programs have, since administrators write them for those.
+
+use std::future::Future;
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use base64::Engine as _;
+use http::{HeaderValue, Uri};
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tower::Service;
+
+/// The head of an answer that is longer is none.
+const LONGEST_HEAD: usize = 8 << 10;
+
+/// Which proxies there are, and what they are not for.
+#[derive(Debug, Default)]
+pub struct Proxies {
+    http: Option<Proxy>,
+    https: Option<Proxy>,
+    except: Vec<Exception>,
+}
+
+#[derive(Clone, Debug)]
+struct Proxy {
+    /// None for one whose address cannot be used; going another way would not be what was asked for.
+    address: Option<Uri>,
+    /// What it is shown.
+    key: Option<HeaderValue>,
+}
+
+/// What is reached without a proxy; only at this port, where there is one.
+#[derive(Debug, PartialEq)]
+enum Exception {
+    All,
+    Network(IpAddr, u8),
+    Address(IpAddr, Option<u16>),
+    /// With a dot before it. The domain itself too, or only what is in it.
+    Domain {
+        end: String,
+        itself: bool,
+        port: Option<u16>,
+    },
+}
+
+impl Proxies {
+    pub fn of_environment() -> Proxies {
+        Proxies::new(|name| std::env::var(name).ok())
+    }
+
+    pub(super) fn new(read: impl Fn(&str) -> Option<String>) -> Proxies {
+        let either = |name: &str| {
+            let found = [name.to_owned(), name.to_lowercase()].iter().find_map(|name| {
+                read(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+            });
+            found.unwrap_or_default()
+        };
+        let proxy =
+            |name: &str| Some(either(name)).filter(|text| !text.is_empty()).map(|text| Proxy::new(&text));
+        let except = either("NO_PROXY");
+        Proxies {
+            http: proxy("HTTP_PROXY"),
+            https: proxy("HTTPS_PROXY"),
+            except: except.split(',').filter_map(Exception::new).collect(),
+        }
+    }
+
+    fn of(&self, url: &Uri) -> Option<&Proxy> {
+        let (proxy, usual) = match url.scheme_str() {
+            Some("http") => (self.http.as_ref()?, 80),
+            Some("https") => (self.https.as_ref()?, 443),
+            _ => return None,
+        };
+        let host = url.host()?.trim_matches(['[', ']']).to_ascii_lowercase();
+        let (ip, port) = (host.parse::<IpAddr>().ok(), url.port_u16().unwrap_or(usual));
+        let is_here = host == "localhost" || ip.is_some_and(|ip| ip.is_loopback());
+        let is_excepted = || self.except.iter().any(|exception| exception.is_for(&host, ip, port));
+        (!is_here && !is_excepted()).then_some(proxy)
+    }
+
+    /// What the proxy is shown in a request that it reads itself: one without TLS.
+    pub fn key(&self, url: &Uri) -> Option<HeaderValue> {
+        self.of(url).filter(|_| url.scheme_str() == Some("http"))?.key.clone()
+    }
+}
+
+impl Proxy {
+    /// From an address such as `http://user:password@proxy:3128`, of which the first part may be left out.
+    fn new(text: &str) -> Proxy {
+        let whole = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+        let authority = whole.parse::<Uri>().ok().filter(|url| url.scheme_str() == Some("http"));
+        let authority =
+            authority.and_then(|url| url.authority().map(ToString::to_string)).unwrap_or_default();
+        let (user, place) = match authority.rsplit_once('@') {
+            Some((user, place)) => (Some(user), place),
+            None => (None, authority.as_str()),
+        };
+        let address = format!("http://{place}/").parse().ok().filter(|_| !place.is_empty());
+        let key = user.and_then(|user| {
+            let (name, password) = user.split_once(':').unwrap_or((user, ""));
+            let text = [&unescaped(name)[..], b":", &unescaped(password)].concat();
+            let encoded = base64::engine::general_purpose::STANDARD.encode(text);
+            let mut key = HeaderValue::from_str(&format!("Basic {encoded}")).ok()?;
+            key.set_sensitive(true);
+            Some(key)
+        });
+        Proxy { address, key }
+    }
+}
+
+impl Exception {
+    fn new(text: &str) -> Option<Exception> {
+        let text = text.trim().to_ascii_lowercase();
+        if text == "*" {
+            return Some(Exception::All);
+        }
+        if let Some((ip, prefix)) = text.split_once('/')
+            && let (Ok(ip), Ok(prefix)) = (ip.parse(), prefix.parse())
+        {
+            return Some(Exception::Network(ip, prefix));
+        }
+        if let Ok(ip) = text.parse() {
+            return Some(Exception::Address(ip, None));
+        }
+        let (host, port) = match text.rsplit_once(':') {
+            Some((host, port)) => (host, Some(port.parse().ok()?)),
+            None => (text.as_str(), None),
+        };
+        let host = host.trim_matches(['[', ']']);
+        if let Ok(ip) = host.parse() {
+            return Some(Exception::Address(ip, port));
+        }
+        let host = host.strip_prefix('*').filter(|rest| rest.starts_with('.')).unwrap_or(host);
+        let itself = !host.starts_with('.');
+        let end = if itself { format!(".{host}") } else { host.to_owned() };
+        (end.len() > 1).then_some(Exception::Domain { end, itself, port })
+    }
+
+    fn is_for(&self, host: &str, ip: Option<IpAddr>, at: u16) -> bool {
+        match self {
+            Exception::All => true,
+            Exception::Network(base, prefix) => ip.is_some_and(|ip| is_inside(ip, *base, *prefix)),
+            Exception::Address(address, port) => ip == Some(*address) && port.is_none_or(|port| port == at),
+            Exception::Domain { end, itself, port } => {
+                let is_named = host.ends_with(end) || (*itself && end.strip_prefix('.') == Some(host));
+                is_named && port.is_none_or(|port| port == at)
+            }
+        }
+    }
+}
+
+fn is_inside(ip: IpAddr, base: IpAddr, prefix: u8) -> bool {
+    // All in the upper bits.
+    let bits = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => (u128::from(u32::from(ip)) << 96, 32),
+        IpAddr::V6(ip) => (u128::from(ip), 128),
+    };
+    let ((ip, size), (base, other)) = (bits(ip), bits(base));
+    let differ = (ip ^ base).checked_shr(128 - u32::from(prefix.min(128))).unwrap_or(0);
+    size == other && prefix <= size && differ == 0
+}
+
+/// What stands for `%40` and the like.
+fn unescaped(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let Some((first, behind)) = rest.split_first() {
+        let code = behind.get(..2).filter(|_| *first == b'%').and_then(|code| std::str::from_utf8(code).ok());
+        match code.and_then(|code| u8::from_str_radix(code, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &behind[2..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = behind;
+            }
+        }
+    }
+    bytes
+}
+
+/// Connects to where a URL is, or to the proxy for it.
+#[derive(Clone)]
+pub struct Connector {
+    tcp: HttpConnector,
+    proxies: Arc<Proxies>,
+}
+
+impl Connector {
+    pub fn new(proxies: Arc<Proxies>) -> Connector {
+        let mut tcp = HttpConnector::new();
+        // What is spoken over it is somebody else's business.
+        tcp.enforce_http(false);
+        Connector { tcp, proxies }
+    }
+}
+
+impl Service<Uri> for Connector {
+    type Response = Stream;
+    type Error = Box<dyn std::error::Error + Send + Sync>;
+    type Future = Pin<Box<dyn Future<Output = Result<Stream, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.tcp.poll_ready(context).map_err(Into::into)
+    }
+
+    fn call(&mut self, url: Uri) -> Self::Future {
+        let Some(proxy) = self.proxies.of(&url).cloned() else {
+            let connecting = self.tcp.call(url);
+            return Box::pin(async { Ok(Stream { inner: connecting.await?, is_proxied: false }) });
+        };
+        let Some(address) = proxy.address else {
+            let why = "the address of the proxy cannot be used: it has to be http://host:port";
+            return Box::pin(async { Err(why.into()) });
+        };
+        let connecting = self.tcp.call(address.clone());
+        Box::pin(async move {
+            let failed =
+                |why: String| format!("proxy {}: {why}", address.authority().map_or("", |it| it.as_str()));
+            let mut inner = connecting.await.map_err(|error| failed(super::registry::causes(&error)))?;
+            let is_proxied = url.scheme_str() == Some("http");
+            if !is_proxied {
+                let to = format!("{}:{}", url.host().unwrap_or_default(), url.port_u16().unwrap_or(443));
+                let done = tunnel(inner.inner_mut(), &to, proxy.key.as_ref()).await;
+                done.map_err(|error| failed(error.to_string()))?;
+            }
+            Ok(Stream { inner, is_proxied })
+        })
+    }
+}
+
+/// Lets a proxy pass everything on.
+async fn tunnel(stream: &mut TcpStream, to: &str, key: Option<&HeaderValue>) -> io::Result<()> {
+    let mut request = format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\nUser-Agent: skiff\r\n").into_bytes();
+    if let Some(key) = key {
+        request.extend_from_slice(&[b"Proxy-Authorization: ", key.as_bytes(), b"\r\n"].concat());
+    }
+    request.extend_from_slice(b"\r\n");
+    stream.write_all(&request).await?;
+    let mut head = Vec::new();
+    // Not a byte more than is meant for us.
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await?);
+        if head.len() > LONGEST_HEAD {
+            return Err(io::Error::other("its answer has no end"));
+        }
+    }
+    let head = String::from_utf8_lossy(&head);
+    let status = head.lines().next().and_then(|line| line.split_once(' ')).map_or("", |(_, status)| status);
+    match status.split(' ').next() {
+        Some("200") => Ok(()),
+        _ => Err(io::Error::other(status.to_owned())),
+    }
+}
+
+/// A connection, and whether whoever is at its other end passes requests on.
+pub struct Stream {
+    inner: TokioIo<TcpStream>,
+    is_proxied: bool,
+}
+
+impl Connection for Stream {
+    fn connected(&self) -> Connected {
+        self.inner.connected().proxy(self.is_proxied)
+    }
+}
+
+impl Read for Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_read(context, buffer)
+    }
+}
+
+impl Write for Stream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(set: &[(&str, &str)], url: &str, expected: Option<&str>) {
+        let read =
+            |name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, text)| (*text).to_owned());
+        let url = url.parse().unwrap();
+        let shown = |proxy: &Proxy| {
+            let key = proxy.key.as_ref().and_then(|key| key.to_str().ok()).unwrap_or("");
+            let address = proxy.address.as_ref().map_or("unusable".to_owned(), ToString::to_string);
+            format!("{address} {key}").trim().to_owned()
+        };
+        assert_eq!(Proxies::new(read).of(&url).map(shown).as_deref(), expected, "{set:?} {url}");
+    }
+
+    #[test]
+    fn which_proxy() {
+        let both = [("HTTP_PROXY", "http://one:3128"), ("https_proxy", "two")];
+        check(&both, "http://r.example/v2", Some("http://one:3128/"));
+        check(&both, "https://r.example/v2", Some("http://two/"));
+        check(&both[..1], "https://r.example/v2", None);
+        check(&[("HTTP_PROXY", ""), ("http_proxy", "one:1")], "http://r/", Some("http://one:1/"));
+        check(&[("HTTP_PROXY", "a"), ("http_proxy", "b")], "http://r/", Some("http://a/"));
+        check(
+            &[("HTTP_PROXY", "http://me:s%40crET@[::1]:1")],
+            "http://r/",
+            Some("http://[::1]:1/ Basic bWU6c0BjckVU"),
+        );
+        for unusable in ["socks5://one", "https://one", "http://", "one two"] {
+            check(&[("HTTP_PROXY", unusable)], "http://r/", Some("unusable"));
+        }
+        for here in ["localhost:5000", "127.0.0.1:5000", "127.9.9.9", "[::1]:5000", "LOCALHOST"] {
+            check(&both, &format!("http://{here}/v2"), None);
+        }
+    }
+
+    #[test]
+    fn what_a_proxy_is_not_for() {
+        for (except, host, is_excepted) in [
+            ("", "r.example", false),
+            ("*", "r.example", true),
+            ("a, *", "10.0.0.1", true),
+            ("example", "r.example", true),
+            ("example", "notexample", false),
+            (" R.Example ,b", "r.EXAMPLE", true),
+            (".example", "r.example", true),
+            (".r.example", "r.example", false),
+            ("*.example", "r.example", true),
+            ("*.r.example", "r.example", false),
+            ("r.example:5000", "r.example:5000", true),
+            ("r.example:5000", "r.example", false),
+            ("r.example:443", "r.example", true),
+            (".example:443", "a.r.example", true),
+            ("10.0.0.1", "10.0.0.1:5000", true),
+            ("10.0.0.1:5000", "10.0.0.1:5000", true),
+            ("10.0.0.1:5000", "10.0.0.1:5001", false),
+            ("10.0.0.0/8", "10.9.9.9", true),
+            ("10.0.0.0/8", "11.0.0.1", false),
+            ("0.0.0.0/0", "11.0.0.1", true),
+            ("10.0.0.1/32", "10.0.0.2", false),
+            ("0.0.0.0/0", "[fd00::1]", false),
+            ("10.0.0.0/33", "10.0.0.0", false),
+            ("fd00::/8", "[fd00::1]:5000", true),
+            ("::/0", "10.0.0.1", false),
+            ("fd00::1", "[fd00::1]", true),
+            ("[fd00::1]:5000", "[fd00::1]:5000", true),
+            ("[fd00::1]:5000", "[fd00::1]", false),
+            (":5000,.,", "r.example:5000", false),
+        ] {
+            let set = [("HTTPS_PROXY", "proxy:1"), ("NO_PROXY", except)];
+            let expected = (!is_excepted).then_some("http://proxy:1/");
+            check(&set, &format!("https://{host}/"), expected);
+        }
+    }
+
+    #[test]
+    fn passwords_are_not_printed() {
+        let proxies =
+            Proxies::new(|name| name.starts_with("HTTP").then(|| "http://me:secret@one:1".to_owned()));
+        let text = format!("{proxies:?}");
+        assert!(!text.contains("secret") && !text.contains("bWU6"), "{text}");
+        let shown = |url: &str| proxies.key(&url.parse().unwrap()).is_some();
+        assert!(shown("http://r/") && !shown("https://r/") && !shown("http://localhost/"));
+    }
+}

@@ -1,0 +1,203 @@
+//! Values of PAX headers that have newlines in them.
+//!
+//! Each record of such a header says how long it is, but the tar crate takes them apart at newlines: a value with one,
+//! as the capabilities of a file may have, was lost, and with it the size and owners that came behind. [`Escaping`]
+//! stands before the crate and writes such values in hexadecimal; [`records`] gives them back.
+
+use std::io::{self, Cursor, Read};
+
+use tar::Header;
+
+const BLOCK: u64 = 512;
+/// A header that is larger is left as it is.
+const LARGEST: u64 = 16 << 20;
+/// Before the names of values in hexadecimal.
+const ESCAPED: &str = "SKIFF.hex.";
+
+/// An archive whose PAX headers have no newlines in their values.
+pub struct Escaping<R> {
+    source: R,
+    /// What is read already.
+    ready: Cursor<Vec<u8>>,
+    /// What comes as it is.
+    left: u64,
+    /// How large the next file is, where a header before it has said so.
+    size: Option<u64>,
+}
+
+impl<R: Read> Escaping<R> {
+    pub fn new(source: R) -> Escaping<R> {
+        Escaping { source, ready: Cursor::default(), left: 0, size: None }
+    }
+
+    /// Reads the next header, and all of it if it is of PAX; whether there was any.
+    fn advance(&mut self) -> io::Result<bool> {
+        let mut block = self.read_up_to(BLOCK)?;
+        if block.len() as u64 == BLOCK {
+            let mut header = Header::from_byte_slice(&block).clone();
+            let kind = header.entry_type();
+            let is_known = header.as_gnu().is_some() || header.as_ustar().is_some();
+            match header.entry_size() {
+                Ok(size) if is_known && kind.is_pax_local_extensions() && size <= LARGEST => {
+                    let data = self.read_up_to(size.next_multiple_of(BLOCK))?;
+                    let known = data.get(..size as usize).unwrap_or(&data);
+                    let escaped = escaped(known);
+                    self.size = file_size(escaped.as_deref().unwrap_or(known));
+                    block = match escaped {
+                        None => [block, data].concat(),
+                        Some(mut escaped) => {
+                            header.set_size(escaped.len() as u64);
+                            header.set_cksum();
+                            escaped.resize(escaped.len().next_multiple_of(BLOCK as usize), 0);
+                            [&header.as_bytes()[..], &escaped].concat()
+                        }
+                    };
+                }
+                Ok(size) if !kind.is_gnu_sparse() => {
+                    let is_of_next =
+                        kind.is_gnu_longname() || kind.is_gnu_longlink() || kind.is_pax_global_extensions();
+                    let size = if is_of_next { size } else { self.size.take().unwrap_or(size) };
+                    self.left = size.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX);
+                }
+                // What cannot be followed is left to who reads it.
+                _ => self.left = u64::MAX,
+            }
+        }
+        let is_any = !block.is_empty();
+        self.ready = Cursor::new(block);
+        Ok(is_any)
+    }
+
+    fn read_up_to(&mut self, most: u64) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        (&mut self.source).take(most).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+impl<R: Read> Read for Escaping<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let count = self.ready.read(buffer)?;
+            if count > 0 || buffer.is_empty() {
+                return Ok(count);
+            }
+            if self.left > 0 {
+                let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
+                let count = self.source.read(&mut buffer[..most])?;
+                self.left -= count as u64;
+                return Ok(count);
+            }
+            if !self.advance()? {
+                return Ok(0);
+            }
+        }
+    }
+}
+
+/// What the PAX header of an entry says, by name; whatever cannot be understood is left out.
+pub fn records(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<Vec<(String, Vec<u8>)>> {
+    let extensions = entry.pax_extensions()?.into_iter().flatten().flatten();
+    let record = |extension: tar::PaxExtension<'_>| {
+        let (key, value) = (extension.key().ok()?, extension.value_bytes());
+        match key.strip_prefix(ESCAPED) {
+            Some(key) => Some((key.to_owned(), from_hex(value)?)),
+            None => Some((key.to_owned(), value.to_owned())),
+        }
+    };
+    Ok(extensions.filter_map(record).collect())
+}
+
+/// The records without newlines in their values; none where there is nothing to change, or no sense in it.
+fn escaped(bytes: &[u8]) -> Option<Vec<u8>> {
+    let mut records = Vec::new();
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let space = rest.iter().position(|byte| *byte == b' ')?;
+        let length: usize = std::str::from_utf8(&rest[..space]).ok()?.parse().ok()?;
+        let record = rest.get(space + 1..length)?.strip_suffix(b"\n")?;
+        let equals = record.iter().position(|byte| *byte == b'=')?;
+        records.push((&record[..equals], &record[equals + 1..]));
+        rest = &rest[length..];
+    }
+    let is_broken = |value: &[u8]| value.contains(&b'\n');
+    if !records.iter().any(|(_, value)| is_broken(value)) {
+        return None;
+    }
+    let mut written = Vec::new();
+    for (key, value) in records {
+        if is_broken(value) {
+            write(&mut written, &[ESCAPED.as_bytes(), key].concat(), to_hex(value).as_bytes());
+        } else {
+            write(&mut written, key, value);
+        }
+    }
+    Some(written)
+}
+
+/// Writes a record, whose length counts its own digits.
+fn write(to: &mut Vec<u8>, key: &[u8], value: &[u8]) {
+    let others = key.len() + value.len() + 3;
+    let mut length = others + 1;
+    while others + length.to_string().len() != length {
+        length = others + length.to_string().len();
+    }
+    to.extend_from_slice(format!("{length} ").as_bytes());
+    to.extend_from_slice(&[key, b"=", value, b"\n"].concat());
+}
+
+/// As the tar crate finds it, so that both agree about what comes next.
+fn file_size(records: &[u8]) -> Option<u64> {
+    for record in tar::PaxExtensions::new(records) {
+        let record = record.ok()?;
+        if record.key() == Ok("size") {
+            return record.value().ok()?.parse().ok();
+        }
+    }
+    None
+}
+
+fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(text: &[u8]) -> Option<Vec<u8>> {
+    let pairs = text.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok());
+    pairs.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(header: &[u8], expected: Option<&[u8]>) {
+        let shown = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert_eq!(escaped(header).as_deref().map(shown), expected.map(shown));
+    }
+
+    #[test]
+    fn only_values_with_newlines_are_changed() {
+        check(b"", None);
+        check(b"8 a=bcd\n7 e=fg\n", None);
+        check(b"8 a=b\nd\n7 e=fg\n", Some(b"22 SKIFF.hex.a=620a64\n7 e=fg\n"));
+        // No sense in these.
+        for header in
+            [&b"8 a=b\nd"[..], b"7 a=b\nd\n", b"99 a=b\nd\n", b"x a=\n\n", b"8 a\nbcd\n", b"1 a=\nb\n"]
+        {
+            check(header, None);
+        }
+        assert_eq!(from_hex(b"620a64"), Some(b"b\nd".to_vec()));
+        assert_eq!(from_hex(b"xy"), None);
+    }
+
+    #[test]
+    fn lengths_count_themselves() {
+        for length in 90..=100 {
+            let mut written = Vec::new();
+            write(&mut written, b"k", &vec![b'v'; length]);
+            let said: usize = String::from_utf8_lossy(&written).split(' ').next().unwrap().parse().unwrap();
+            assert_eq!(said, written.len());
+        }
+    }
+}
