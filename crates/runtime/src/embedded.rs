@@ -123,8 +123,13 @@ impl Embedded {
                     self.inner.pods.add(pod.clone());
                     self.follow(&pod).await;
                 }
-                // It was not yet a pod when skiff was killed.
-                Err(_) => drop(std::fs::remove_dir_all(entry.path())),
+                // It was not yet a pod when skiff was killed, or the power was cut while it was written down.
+                Err(error) if record::is_none(&error) => drop(sys::trees::remove(&entry.path())),
+                // It may well be one that runs, and keeps what it has.
+                Err(error) => {
+                    tracing::warn!(%error, pod = %entry.path().display(), "cannot read a pod");
+                    known.insert(entry.file_name().to_string_lossy().into_owned());
+                }
             }
         }
         self.inner.tell_ports();

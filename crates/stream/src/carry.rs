@@ -31,6 +31,9 @@ const END: u8 = 255;
 const PIECE: usize = 256 << 10;
 /// Answers to pings on their way; whoever sends more of them unanswered gets none.
 const PINGS: usize = 4;
+/// How long a client is told nothing. kubectl listens before it knows what to do with what it hears, and throws away what
+/// comes in that moment; other runtimes are never that fast.
+const SETTLES: Duration = Duration::from_millis(5);
 /// For the client to hang up after it was told that all is over.
 const GOODBYE: Duration = Duration::from_secs(5);
 
@@ -87,6 +90,8 @@ pub async fn channels(
         speak.open(number(place), &[("streamtype", name)]).await?;
     }
     let mut teller = messages::Sender::new(to_client);
+    // Meanwhile the command is on its way, which mostly takes as long.
+    tokio::time::sleep(SETTLES).await;
     teller.data(&[&[wanted.first()]]).await?;
     let outward = outward(&mut heard, &mut speak, &streams, pongs, pings_due);
     let inward = inward(spdy::Receiver::new(from_far), &mut teller, &streams, pings, pongs_due);
@@ -195,6 +200,7 @@ async fn inward<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
 pub async fn refuse(client: impl AsyncRead + AsyncWrite, wanted: Wanted, status: &str) -> io::Result<()> {
     let (from_client, to_client) = tokio::io::split(client);
     let mut teller = messages::Sender::new(to_client);
+    tokio::time::sleep(SETTLES).await;
     teller.data(&[&[wanted.first()]]).await?;
     teller.data(&[&[ERROR], status.as_bytes()]).await?;
     teller.close().await?;

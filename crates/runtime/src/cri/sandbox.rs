@@ -186,12 +186,26 @@ pub struct PodSandboxStatus {
     pub created_at: i64,
     #[prost(message, optional, tag = 5)]
     pub network: Option<PodSandboxNetworkStatus>,
+    #[prost(message, optional, tag = 6)]
+    pub linux: Option<LinuxPodSandboxStatus>,
     #[prost(btree_map = "string, string", tag = 7)]
     pub labels: BTreeMap<String, String>,
     #[prost(btree_map = "string, string", tag = 8)]
     pub annotations: BTreeMap<String, String>,
     #[prost(string, tag = 9)]
     pub runtime_handler: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct LinuxPodSandboxStatus {
+    #[prost(message, optional, tag = 1)]
+    pub namespaces: Option<Namespace>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Namespace {
+    #[prost(message, optional, tag = 2)]
+    pub options: Option<NamespaceOption>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -211,7 +211,7 @@ async fn remove_directory(directory: std::path::PathBuf) -> std::io::Result<()> 
     let begun = tokio::time::Instant::now();
     loop {
         let directory = directory.clone();
-        let removed = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(directory)).await;
+        let removed = tokio::task::spawn_blocking(move || sys::trees::remove(&directory)).await;
         match removed.map_err(std::io::Error::other)? {
             // Whoever was killed may be on its way out still, and write a last file.
             Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty && begun.elapsed() < GONE => {
@@ -324,12 +324,16 @@ impl Runtime for Embedded {
         let name = config.image.clone().unwrap_or_default().image;
         let image = self.on_images(CALL, {
             let name = name.clone();
-            move |store| match store.find(&name)? {
-                Some(found) => Ok(Some((store.config(&found)?, found))),
-                None => Ok(None),
+            move |store| {
+                // Until the container is written down nobody knows that it stands on these layers.
+                let held = store.busy()?;
+                match store.find(&name)? {
+                    Some(found) => Ok(Some((store.config(&found)?, found, held))),
+                    None => Ok(None),
+                }
             }
         });
-        let (image_config, image) =
+        let (image_config, image, _held) =
             image.await?.ok_or_else(|| not_found(CALL, format!("image {name:?} not found")))?;
         let volumes = self.volume_layers(config).await?;
         let id = fresh_id();

@@ -13,8 +13,9 @@ use super::{Embedded, refused};
 use crate::cri::ExecSyncResponse;
 use crate::{Code, Error, Result};
 
-/// What upstream keeps of a command's output.
-const LONGEST: u64 = 16 << 20;
+/// What is kept of each stream of a command: both together fit into the largest message that clients of CRI take, which has
+/// 16 MiB.
+const LONGEST: u64 = (8 << 20) - (1 << 10);
 /// For what a command has left in its pipes; somebody it left behind may hold them open for ever.
 const DRAIN: Duration = Duration::from_secs(1);
 const CALL: &str = "ExecSync";
@@ -50,8 +51,7 @@ impl Embedded {
                 )
             })?;
             let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-            let (mut out, mut err) = (out.take(LONGEST), err.take(LONGEST));
-            let reading = async { tokio::join!(out.read_to_end(&mut stdout), err.read_to_end(&mut stderr)) };
+            let reading = async { tokio::join!(read(out, &mut stdout), read(err, &mut stderr)) };
             let (over, is_over) = tokio::sync::oneshot::channel();
             let code = async {
                 let code = ended(&mut caller).await;
@@ -81,6 +81,12 @@ impl Embedded {
             Err(Error::Refused { call: CALL, code: Code::Timeout, message })
         })
     }
+}
+
+/// Reads a stream to its end and keeps the beginning of it; the command is not to wait for somebody to take the rest.
+async fn read(mut stream: pipe::Receiver, into: &mut Vec<u8>) -> io::Result<u64> {
+    (&mut stream).take(LONGEST).read_to_end(into).await?;
+    tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
 }
 
 /// Why a command could not be run, in the words of runc.

@@ -94,12 +94,12 @@ impl Embedded {
     }
 
     pub(super) async fn drop_image(&self, spec: &ImageSpec) -> Result<()> {
-        let (name, in_use) = (spec.image.clone(), self.layers_in_use());
+        let (name, runtime) = (spec.image.clone(), self.clone());
         self.on_images("RemoveImage", move |store| {
             // By its id, so that all its names go, as CRI wants it.
             if let Some(known) = store.find(&name)? {
                 store.remove(&known.id.to_string())?;
-                store.collect(&in_use, |_| false)?;
+                store.collect(|| runtime.layers_in_use(), |_, _| false)?;
             }
             Ok(())
         })

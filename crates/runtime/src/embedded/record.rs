@@ -54,5 +54,14 @@ pub fn write(directory: &Path, record: &impl prost::Message) -> io::Result<()> {
 
 pub fn read<T: prost::Message + Default>(directory: &Path) -> io::Result<T> {
     let bytes = std::fs::read(directory.join(FILE))?;
-    T::decode(&bytes[..]).map_err(io::Error::other)
+    if bytes.is_empty() {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    T::decode(&bytes[..]).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// Whether a failure to read one says that there is none.
+pub fn is_none(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidData, NotADirectory, NotFound};
+    matches!(error.kind(), InvalidData | NotADirectory | NotFound)
 }

@@ -18,6 +18,8 @@ const ENOSYS: u16 = 38;
 const NAMESPACES: u64 = 0x7e02_0000;
 /// `AF_VSOCK`: sockets to the machine that runs this one.
 const VSOCK: u64 = 40;
+/// `AF_ALG`: the kernel's cryptography, which few need and which had holes.
+const ALG: u64 = 38;
 /// Linux as it is, and as it was.
 const PERSONALITIES: [u64; 5] = [0, 0x0008, 0x2_0000, 0x2_0008, 0xffff_ffff];
 pub(crate) const SYS_ADMIN: u8 = 21;
@@ -33,7 +35,7 @@ pub fn default_filter(capabilities: &[u8]) -> Vec<Instruction> {
     let mut when = |name: &str, conditions: Vec<Condition>, action| {
         rules.extend(number(name).map(|number| Rule { number, action, conditions }));
     };
-    when("socket", vec![Condition::not_equal(0, VSOCK)], Action::Allow);
+    when("socket", vec![Condition::not_equal(0, VSOCK), Condition::not_equal(0, ALG)], Action::Allow);
     for value in PERSONALITIES {
         when("personality", vec![Condition::equal(0, value)], Action::Allow);
     }

@@ -316,6 +316,7 @@ impl Supervisor {
             terminal: None,
             to_stdin: Vec::new(),
             stdin_ends: false,
+            identity: None,
             log,
             listeners: Vec::new(),
         };
@@ -351,6 +352,7 @@ impl Supervisor {
         if let Some(terminal) = outcome.terminal {
             running.terminal = patient(terminal).ok();
         }
+        running.identity = outcome.identity;
         let answer = match outcome.failure {
             Some(message) => {
                 running.status.failure = Some(message.clone());
@@ -407,9 +409,9 @@ impl Supervisor {
         let path = format!("/proc/{}/ns/pid", first.pid());
         let pids = File::open(&path).map_err(Failure::during(format!("open {path}")))?;
         let pids = Some(pids.as_fd()).filter(|_| running.spec.pids != Pids::Host);
-        let spawned =
-            spawn::command(&self.around(), &running.spec, command, tty, first.as_fd(), pids, &stdio)
-                .map_err(Failure::during("make a process in the container"))?;
+        let what = spawn::Command { args: command, tty, identity: running.identity.as_ref() };
+        let spawned = spawn::command(&self.around(), &running.spec, &what, first.as_fd(), pids, &stdio)
+            .map_err(Failure::during("make a process in the container"))?;
         let (child, channel, outcome) = (spawned.child, Some(spawned.channel), Outcome::default());
         self.commands.push(Command { connection, child, channel, outcome });
         Ok(())
@@ -498,6 +500,12 @@ impl Supervisor {
             if let Some(child) = &running.child {
                 let _ = child.signal(9);
             }
+        }
+        // These first: the kernel does not let go of a container's first process as long as there are others that nobody
+        // has asked for their end, and these are asked by nobody else.
+        for command in self.commands.drain(..) {
+            let _ = command.child.signal(9);
+            let _ = command.child.wait();
         }
         for id in self.containers.keys().cloned().collect::<Vec<_>>() {
             let ended = self.running(&id).and_then(|child| child.wait().ok());

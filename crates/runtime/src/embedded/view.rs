@@ -32,7 +32,10 @@ fn sandbox_state(pod: &Pod) -> PodSandboxState {
 
 pub fn sandbox_status(pod: &Pod) -> PodSandboxStatus {
     let shown = sandbox(pod);
-    let ips = pod.record.lock().ips.clone();
+    let record = pod.record.lock().clone();
+    let options = || record.config?.linux?.security_context?.namespace_options;
+    let namespaces = Namespace { options: options() };
+    let ips = record.ips;
     let more = ips.iter().skip(1).map(|ip| PodIp { ip: ip.clone() });
     let ip = ips.first().cloned().unwrap_or_default();
     PodSandboxStatus {
@@ -41,6 +44,8 @@ pub fn sandbox_status(pod: &Pod) -> PodSandboxStatus {
         state: shown.state,
         created_at: shown.created_at,
         network: Some(PodSandboxNetworkStatus { ip, additional_ips: more.collect() }),
+        // By which other kubelets see whether a pod has what it should.
+        linux: Some(LinuxPodSandboxStatus { namespaces: Some(namespaces) }),
         labels: shown.labels,
         annotations: shown.annotations,
         runtime_handler: shown.runtime_handler,

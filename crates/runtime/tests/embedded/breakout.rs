@@ -214,6 +214,126 @@ pub async fn no_directory_of_the_host_is_begun_in(node: &Node) {
     assert!(begun < 30);
 }
 
+/// Nor is a program of the host's run, or a directory made there, by way of such a number.
+pub async fn no_open_file_leads_out(node: &Node) {
+    let pod = node.pod("numbers").await;
+    let up = "../".repeat(24);
+    let evil = node.dir.path().join("evil");
+    for number in 3..40 {
+        let mut config = script("true");
+        config.command = vec![format!("/proc/self/fd/{number}/{up}bin/true")];
+        let id = pod.create(&config).await;
+        let begun = node.runtime.start_container(&id).await;
+        assert!(begun.is_err(), "a program was found by way of {number}");
+        node.runtime.remove_container(&id).await.unwrap();
+        let mut config = script("true");
+        config.working_dir = format!("/proc/self/fd/{number}/{up}{}", evil.display());
+        let id = pod.create(&config).await;
+        let _ = node.runtime.start_container(&id).await;
+        node.runtime.remove_container(&id).await.unwrap();
+        assert!(!evil.exists(), "a directory was made by way of {number}");
+    }
+    // Nor by one that a command is run in.
+    let id = pod.start(&script("sleep 1000")).await;
+    for number in 3..40 {
+        let inside = format!("/proc/self/fd/{number}/{up}bin/true");
+        let run = node.runtime.exec_sync(&id, &[inside], std::time::Duration::from_secs(10)).await;
+        assert!(run.is_err(), "a command was found by way of {number}");
+    }
+}
+
+/// A volume in the place of `/dev` has a link for `null`, by which what is to be hidden would be something else.
+pub async fn what_hides_cannot_be_exchanged(node: &Node) {
+    let dev = node.dir.path().join("dev");
+    std::fs::create_dir_all(&dev).unwrap();
+    std::os::unix::fs::symlink("/proc/sys/kernel/core_pattern", dev.join("null")).unwrap();
+    let pod = node.pod("null").await;
+    let mut config = script(
+        "mkdir -p /tmp; cat /proc/keys; { echo x >/proc/keys; } 2>/tmp/said; cat /proc/keys; echo the end",
+    );
+    config.mounts = vec![Mount {
+        container_path: "/dev".into(),
+        host_path: dev.display().to_string(),
+        ..Mount::default()
+    }];
+    let before = std::fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
+    let (_, said) = pod.finish(&config).await;
+    assert_eq!(std::fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap(), before);
+    assert_eq!(said, "the end\n");
+}
+
+/// An image whose `/proc` is a link, which a volume would stand behind.
+pub async fn proc_is_no_link(node: &Node) {
+    let entries = [("bin/none", "", ""), ("vol/proc/none", "", ""), ("proc", "", "/vol/proc")];
+    crate::image::import(node, "linked:1", &[&entries]);
+    let pod = node.pod("linked").await;
+    let mut config = script("true");
+    config.image = Some(ImageSpec { image: "linked:1".into(), ..ImageSpec::default() });
+    let id = pod.create(&config).await;
+    let error = node.runtime.start_container(&id).await.unwrap_err().message();
+    assert!(error.ends_with("/proc must be mounted on ordinary directory"), "{error}");
+}
+
+/// The first process of a pod with common processes is ours, and nothing that can be used.
+pub async fn the_keeper_has_nothing(node: &Node) {
+    let mut config = node.pod_config("keeper");
+    let options = NamespaceOption { pid: NamespaceMode::Pod.into(), ..NamespaceOption::default() };
+    let mut context =
+        LinuxSandboxSecurityContext { namespace_options: Some(options.clone()), ..Default::default() };
+    context.privileged = false;
+    config.linux.as_mut().unwrap().security_context = Some(context);
+    let pod = node.pod_with(config).await;
+    let told = node.runtime.sandbox_status(&pod.id).await.unwrap().linux.unwrap();
+    assert_eq!(told.namespaces.unwrap().options.as_ref(), Some(&options));
+    let mut strong = strong();
+    strong.namespace_options = Some(options);
+    let look = "grep -E '^(Uid|CapEff|CapBnd|NoNewPrivs|Seccomp):' /proc/1/status; ls -a /proc/1/root/ | grep -vE '^[.]*$'; \
+        ls /proc/1/root/../../etc 2>/dev/null; ls /proc/1/cwd/; ls -l /proc/1/fd | grep -vE 'total|/dev/null|pipe:'; echo the end";
+    let (_, said) = pod.finish(&with(strong, look)).await;
+    let nobody = "Uid:\t65534\t65534\t65534\t65534\nCapEff:\t0000000000000000\nCapBnd:\t0000000000000000\nNoNewPrivs:\t1\nSeccomp:\t2\nthe end\n";
+    assert_eq!(said, nobody);
+}
+
+/// A number is that user, whatever the container's files say of a user who is called so; and a name stays who it was.
+pub async fn users_are_who_they_were(node: &Node) {
+    let passwd = node.dir.path().join("passwd");
+    std::fs::write(&passwd, "1000:x:0:0::/:/bin/sh\napp:x:1001:1001::/:/bin/sh\n").unwrap();
+    let pod = node.pod("users").await;
+    let mounted = |user: &str, text: &str| {
+        let mut security = security();
+        match user.parse() {
+            Ok(value) => security.run_as_user = Some(Int64Value { value }),
+            Err(_) => security.run_as_username = user.into(),
+        }
+        let mount = Mount {
+            container_path: "/etc/passwd".into(),
+            host_path: passwd.display().to_string(),
+            ..Mount::default()
+        };
+        ContainerConfig { mounts: vec![mount], ..with(security, text) }
+    };
+    assert_eq!(pod.finish(&mounted("1000", "id -u")).await, (0, "1000\n".into()));
+    let id = pod.start(&mounted("app", "sleep 1000")).await;
+    std::fs::write(&passwd, "app:x:0:0::/:/bin/sh\n").unwrap();
+    let (_, said, _) = pod.exec(&id, "id -u").await;
+    assert_eq!(said, "1001\n");
+}
+
+/// One that says more than can be written down is ended like any other.
+pub async fn talking_keeps_nobody_waiting(node: &Node) {
+    let pod = node.pod("talker").await;
+    let id = pod.start(&script("trap '' TERM; while true; do yes 2>/dev/null; done")).await;
+    let (code, said, _) = pod.exec(&id, "echo here").await;
+    assert_eq!((code, said.as_str()), (0, "here\n"));
+    let begun = std::time::Instant::now();
+    node.runtime
+        .stop_container(&id, std::time::Duration::from_secs(1))
+        .await
+        .unwrap_or_else(|error| panic!("{error}"));
+    assert!(begun.elapsed() < std::time::Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert_eq!(ended(&node.runtime, &id).await.exit_code, 137);
+}
+
 /// Somebody exchanges a directory of a volume for a link, again and again, while others are mounted below it.
 pub async fn volumes_cannot_lead_out(node: &Node) {
     let (shared, other, host) =

@@ -140,6 +140,28 @@ pub async fn what_cannot_start_says_why(node: &Node) {
     assert!(error.message().contains(expected), "{error}");
 }
 
+/// A pod is removed while commands in it come to their end.
+pub async fn commands_do_not_hold_a_pod(node: &Node) {
+    for round in 0..10 {
+        let pod = node.pod(&format!("busy{round}")).await;
+        let id = pod.start(&script("sleep 1000")).await;
+        let command = |text: &str| ["sh", "-c", text].map(str::to_owned);
+        let (short, none) = (command("exit 0"), ["/none".to_owned()]);
+        let patience = Duration::from_secs(60);
+        let ends = async {
+            for _ in 0..20 {
+                let _ = node.runtime.exec_sync(&id, &short, patience).await;
+                let _ = node.runtime.exec_sync(&id, &none, patience).await;
+            }
+        };
+        let remove = async {
+            tokio::time::sleep(Duration::from_millis(5 * round)).await;
+            node.runtime.stop_sandbox(&pod.id).await.unwrap_or_else(|error| panic!("{error}"));
+        };
+        tokio::join!(ends, remove);
+    }
+}
+
 pub async fn streams_and_signals(node: &Node) {
     let pod = node.pod("streams").await;
     let long = "i=0; while [ $i -lt 2000 ]; do echo \"line $i of many that are longer than a pipe\"; i=$((i+1)); done";
@@ -158,6 +180,9 @@ pub async fn streams_and_signals(node: &Node) {
     let (code, said) = pod.finish(&tty).await;
     assert_eq!((code, said.replace('\r', "").as_str()), (0, "/dev/pts/0\na terminal\nc\n"));
     let id = pod.start(&script("while true; do echo tick; sleep 0.02; done")).await;
+    // Of a command that says too much the beginning is kept, and it comes to its end all the same.
+    let (code, said, _) = pod.exec(&id, "head -c 20000000 /dev/zero; exit 3").await;
+    assert_eq!((code, said.len()), (3, (8 << 20) - (1 << 10)));
     let log = node.logs().join("main.log");
     std::fs::rename(&log, node.logs().join("old.log")).unwrap();
     node.runtime.reopen_log(&id).await.unwrap();

@@ -4,18 +4,23 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use stream::spdy::{Frame, Receiver, Sender};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use crate::embedded::caller::Caller;
 use crate::embedded::protocol::Request;
 
 const PIECES: usize = 16;
 const PIECE: usize = 32 << 10;
+/// What may wait to be taken by pods, of all connections of a client together; then the client waits, too. The protocol has
+/// no way to make one connection wait without the others.
+const WAITING: usize = 4 << 20;
 /// Between the client's last word and telling the pod so.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -24,6 +29,35 @@ struct Piece {
     stream: u32,
     bytes: Vec<u8>,
     is_last: bool,
+}
+
+/// What clients have sent and pods have not taken yet.
+#[derive(Default)]
+struct Waiting {
+    bytes: AtomicUsize,
+    room: Notify,
+}
+
+/// Bytes that wait, and count for as long.
+struct Held {
+    bytes: Vec<u8>,
+    waiting: Arc<Waiting>,
+}
+
+impl Held {
+    fn new(bytes: Vec<u8>, waiting: &Arc<Waiting>) -> Held {
+        waiting.bytes.fetch_add(bytes.len(), Relaxed);
+        Held { bytes, waiting: waiting.clone() }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let before = self.waiting.bytes.fetch_sub(self.bytes.len(), Relaxed);
+        if before >= WAITING {
+            self.waiting.room.notify_one();
+        }
+    }
 }
 
 /// A pair that is not complete yet.
@@ -42,12 +76,14 @@ where
     let (mut receiver, mut sender) = (Receiver::new(reader), Sender::new(writer));
     let (to_client, mut pieces) = mpsc::channel::<Piece>(PIECES);
     let mut pairs: HashMap<String, Pair> = HashMap::new();
-    let mut into_pod: HashMap<u32, mpsc::UnboundedSender<Vec<u8>>> = HashMap::new();
+    let mut into_pod: HashMap<u32, mpsc::UnboundedSender<Held>> = HashMap::new();
+    let waiting = Arc::new(Waiting::default());
     let mut tasks = tokio::task::JoinSet::new();
     loop {
         while tasks.try_join_next().is_some() {}
         tokio::select! {
-            frame = receiver.next() => match frame {
+            () = waiting.room.notified() => {}
+            frame = receiver.next(), if waiting.bytes.load(Relaxed) < WAITING => match frame {
                 Ok(Some(Frame::Open { stream, headers, .. })) => {
                     if sender.accept(stream).await.is_err() {
                         return;
@@ -64,7 +100,7 @@ where
                     }
                     if let (Some(error), Some(data)) = (pair.error, pair.data) {
                         pairs.remove(&key);
-                        // Without a limit, since the protocol has no way to make one wait without the others.
+                        // The limit is on all of them.
                         let (sender, receiver) = mpsc::unbounded_channel();
                         into_pod.insert(data, sender);
                         let port = value("port").parse().unwrap_or(0);
@@ -73,7 +109,7 @@ where
                 }
                 Ok(Some(Frame::Data { stream, bytes, is_last })) => {
                     if let Some(target) = into_pod.get(&stream) {
-                        let _ = target.send(bytes);
+                        let _ = target.send(Held::new(bytes, &waiting));
                     }
                     if is_last {
                         into_pod.remove(&stream);
@@ -98,7 +134,7 @@ async fn connect(
     port: u16,
     error: u32,
     data: u32,
-    mut from_client: mpsc::UnboundedReceiver<Vec<u8>>,
+    mut from_client: mpsc::UnboundedReceiver<Held>,
     to_client: mpsc::Sender<Piece>,
 ) {
     let end = |stream, bytes| Piece { stream, bytes, is_last: true };
@@ -112,8 +148,8 @@ async fn connect(
     };
     let (mut reader, mut writer) = connection.into_split();
     let inward = async {
-        while let Some(bytes) = from_client.recv().await {
-            if writer.write_all(&bytes).await.is_err() {
+        while let Some(held) = from_client.recv().await {
+            if writer.write_all(&held.bytes).await.is_err() {
                 return;
             }
         }

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use jiff::Timestamp;
 use sys::process::{Child, Ended};
 
+use super::identity::Identity;
 use super::log::{Log, Stream};
 use super::spawn::Outcome;
 use crate::embedded::protocol::Status;
@@ -16,6 +17,10 @@ use crate::embedded::spec;
 const FURTHEST_BEHIND: usize = 1 << 20;
 /// What is read at once.
 const PIECE: usize = 8 << 10;
+/// What is heard of a container before others have their turn: some speak faster than can be written down.
+const TURN: usize = 16 * PIECE;
+/// What is heard of one that has ended. More is only in a pipe where somebody else still writes to it.
+const LAST_WORDS: usize = 1 << 20;
 
 /// One run.
 pub struct Running {
@@ -33,6 +38,8 @@ pub struct Running {
     pub to_stdin: Vec<u8>,
     /// Closes its stdin once all is written.
     pub stdin_ends: bool,
+    /// Who it runs as, once it does.
+    pub identity: Option<Identity>,
     pub log: Log,
     pub listeners: Vec<Listener>,
 }
@@ -52,18 +59,22 @@ pub struct Listener {
 }
 
 impl Running {
-    /// Reads what the container says, all there is at the moment. `None` when the stream is at its end.
+    /// Reads what the container says at the moment. `None` when the stream is at its end.
     pub fn hear(&mut self, stream: Stream) -> Option<()> {
-        let mut buffer = [0; PIECE];
-        loop {
+        self.hear_some(stream, TURN)
+    }
+
+    fn hear_some(&mut self, stream: Stream, most: usize) -> Option<()> {
+        let (mut buffer, mut heard) = ([0; PIECE], 0);
+        while heard < most {
             let source = match stream {
                 Stream::Out if self.terminal.is_some() => self.terminal.as_mut(),
                 _ => self.output[stream as usize].as_mut(),
             };
             match source?.read(&mut buffer) {
-                // A terminal whose far end nobody holds answers with an error.
-                Ok(0) => break,
+                Ok(0) => return self.close(stream),
                 Ok(count) => {
+                    heard += count;
                     self.log.write(stream, &buffer[..count], Timestamp::now());
                     for listener in &mut self.listeners {
                         listener.tell(stream, &buffer[..count]);
@@ -71,9 +82,14 @@ impl Running {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Some(()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => break,
+                // A terminal whose far end nobody holds answers with an error.
+                Err(_) => return self.close(stream),
             }
         }
+        Some(())
+    }
+
+    fn close(&mut self, stream: Stream) -> Option<()> {
         match stream {
             Stream::Out if self.terminal.is_some() => self.terminal = None,
             _ => self.output[stream as usize] = None,
@@ -136,7 +152,7 @@ impl Running {
     /// The first process has ended: takes down what is left to hear, and how it was.
     pub fn end(&mut self, ended: Ended, out_of_memory: bool) {
         for stream in [Stream::Out, Stream::Err] {
-            self.hear(stream);
+            self.hear_some(stream, LAST_WORDS);
         }
         let now = Timestamp::now();
         self.log.finish(now);

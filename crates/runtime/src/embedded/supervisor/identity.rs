@@ -1,9 +1,11 @@
 //! Who a container runs as: names looked up in the files of its image.
 
+use serde::{Deserialize, Serialize};
+
 use crate::embedded::spec::User;
 
 /// A user by numbers.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     pub uid: u32,
     pub gid: u32,
@@ -19,9 +21,10 @@ pub fn resolve(user: &User, passwd: &str, group: &str) -> Result<Identity, Strin
     };
     let name = if name.is_empty() { "0" } else { name };
     let number = name.parse::<u32>().ok();
-    let entry = passwd.lines().map(fields).find(|entry| {
-        // A name wins over a number, so that a user called 1000 is that user.
-        entry.first() == Some(&name) || (number.is_some() && part(entry, 2) == number)
+    // A number is never a name: whoever was promised that 1000 is not root must not be deceived by a user called so.
+    let entry = passwd.lines().map(fields).find(|entry| match number {
+        Some(_) => part(entry, 2) == number,
+        None => entry.first() == Some(&name),
     });
     let (uid, own_group, known_name, home) = match (&entry, number) {
         (Some(entry), _) => {
@@ -54,8 +57,8 @@ pub fn resolve(user: &User, passwd: &str, group: &str) -> Result<Identity, Strin
 }
 
 fn group_number(name: &str, group: &str) -> Result<u32, String> {
-    let entry = group.lines().map(fields).find(|entry| entry.first() == Some(&name));
-    let known = entry.and_then(|entry| part(&entry, 2)).or_else(|| name.parse().ok());
+    let named = || group.lines().map(fields).find(|entry| entry.first() == Some(&name));
+    let known = name.parse().ok().or_else(|| part(&named()?, 2));
     known.ok_or_else(|| format!("unable to find group {name}: no matching entries in group file"))
 }
 
@@ -71,8 +74,8 @@ fn part(entry: &[&str], at: usize) -> Option<u32> {
 mod tests {
     use super::*;
 
-    const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\napp:x:1000:1001:App:/srv/app:/bin/sh\nbroken\n";
-    const GROUP: &str = "root:x:0:\nstaff:x:50:app,other\nwheel:x:10:root\napp:x:1001:\n";
+    const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\napp:x:1000:1001:App:/srv/app:/bin/sh\n4711:x:0:0::/:/bin/sh\nbroken\n";
+    const GROUP: &str = "root:x:0:\nstaff:x:50:app,other\nwheel:x:10:root\napp:x:1001:\n12:x:0:\n";
 
     #[track_caller]
     fn check(name: &str, expected: &str) {

@@ -1,12 +1,10 @@
 //! The last steps of a process that becomes a container's: from being root in the right place to being who it should be
 //! with what it may do, and then its program. The same for the first process and for commands run later.
 
-use std::ffi::OsStr;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
 use std::process::Command;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -15,7 +13,7 @@ use rustix::process::{Gid, Signal, Uid};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use super::identity::{self, Identity};
-use super::{Failure, root};
+use super::{Failure, root, spawn};
 use crate::embedded::seccomp;
 use crate::embedded::spec::{Container, Seccomp};
 
@@ -41,11 +39,11 @@ pub fn filter(spec: &Container) -> Result<Option<Vec<sys::seccomp::Instruction>>
 /// Becomes the program. Returns only if that failed.
 pub fn launch(
     spec: &Container,
-    args: &[String],
+    what: &spawn::Command<'_>,
     filter: Option<&[sys::seccomp::Instruction]>,
     supervisor: &UnixStream,
 ) -> Failure {
-    match prepare(spec, args, filter, supervisor) {
+    match prepare(spec, what, filter, supervisor) {
         Ok((mut command, path)) => {
             let error = command.exec();
             Failure(format!("exec {path}: {}", plain(&error)))
@@ -56,12 +54,16 @@ pub fn launch(
 
 fn prepare(
     spec: &Container,
-    args: &[String],
+    what: &spawn::Command<'_>,
     filter: Option<&[sys::seccomp::Instruction]>,
     supervisor: &UnixStream,
 ) -> Result<(Command, String), Failure> {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let who = identity::resolve(&spec.user, &read("/etc/passwd"), &read("/etc/group")).map_err(Failure)?;
+    // Before any path of the container's is followed: /proc/self/fd must not lead to what is the supervisor's.
+    sys::process::close_the_rest(supervisor.as_fd()).map_err(Failure::during("close files"))?;
+    let who = match what.identity {
+        Some(who) => who.clone(),
+        None => looked_up(spec, supervisor)?,
+    };
     let cwd = if spec.cwd.is_empty() { "/" } else { &spec.cwd };
     root::make_directory(cwd).map_err(Failure::during(format!("make the directory {cwd:?}")))?;
     rustix::process::chdir(cwd).map_err(|error| {
@@ -88,12 +90,14 @@ fn prepare(
     if !env.iter().any(|(name, _)| *name == "HOME") {
         env.push(("HOME", &who.home));
     }
+    if what.tty && !env.iter().any(|(name, _)| *name == "TERM") {
+        env.push(("TERM", "xterm"));
+    }
     let search = env.iter().rev().find(|(name, _)| *name == "PATH").map_or("", |(_, value)| *value);
-    let name = args.first().ok_or_else(|| Failure("no command specified".to_owned()))?;
+    let name = what.args.first().ok_or_else(|| Failure("no command specified".to_owned()))?;
     let path = find(name, search).map_err(Failure)?;
     let mut command = Command::new(&path);
-    command.arg0(name).args(&args[1..]).env_clear().envs(env);
-    sys::process::close_the_rest_on_exec().map_err(Failure::during("close files"))?;
+    command.arg0(name).args(&what.args[1..]).env_clear().envs(env);
     rustix::process::umask(Mode::from_raw_mode(0o022));
     if let (true, Some(filter)) = (spec.no_new_privileges, filter) {
         sys::seccomp::load(filter).map_err(Failure::during("load the seccomp filter"))?;
@@ -101,23 +105,41 @@ fn prepare(
     Ok((command, path))
 }
 
+/// Who the container's user is by its own files, which is told to the supervisor: commands that come later run as the same,
+/// whatever the files say by then.
+fn looked_up(spec: &Container, supervisor: &UnixStream) -> Result<Identity, Failure> {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let who = identity::resolve(&spec.user, &read("/etc/passwd"), &read("/etc/group")).map_err(Failure)?;
+    spawn::tell_identity(supervisor, &who).map_err(Failure::during("tell who the user is"))?;
+    Ok(who)
+}
+
 /// Says what the program will be for the kernel's security modules. It takes effect when the program begins.
 fn label(spec: &Container) -> Result<(), Failure> {
     if let Some(profile) = &spec.apparmor {
         let text = format!("exec {profile}");
         // Older kernels have one file for whichever module there is.
-        std::fs::write("/proc/self/attr/apparmor/exec", &text)
-            .or_else(|_| std::fs::write("/proc/self/attr/exec", &text))
+        write_attribute("/proc/self/attr/apparmor/exec", &text)
+            .or_else(|_| write_attribute("/proc/self/attr/exec", &text))
             .map_err(Failure::during(format!("apply the AppArmor profile {profile}")))?;
     }
     if let Some(label) = &spec.selinux {
-        std::fs::write("/proc/self/attr/exec", label)
+        write_attribute("/proc/self/attr/exec", label)
             .map_err(Failure::during(format!("set the SELinux label {label}")))?;
     }
     Ok(())
 }
 
-fn become_user(
+/// Writes to the kernel, and not to a file that a volume has in that place.
+fn write_attribute(path: &str, text: &str) -> io::Result<()> {
+    let mut file = std::fs::File::options().write(true).open(path)?;
+    if !root::is_of_proc(&file) {
+        return Err(io::Error::other(format!("{path} is not the kernel's")));
+    }
+    file.write_all(text.as_bytes())
+}
+
+pub fn become_user(
     spec: &Container,
     who: &Identity,
     filter: Option<&[sys::seccomp::Instruction]>,
@@ -240,14 +262,20 @@ pub fn stdio(stdin: impl AsFd, stdout: impl AsFd, stderr: impl AsFd) -> io::Resu
     Ok(())
 }
 
-/// Shows the terminal of the first process as `/dev/console`.
+/// Shows the terminal of the first process as `/dev/console`: the terminal itself, whatever is found under its name.
 pub fn console() -> io::Result<()> {
-    let place = std::fs::File::create(OsStr::new("/dev/console"))?;
-    drop(place);
-    let name = rustix::termios::ttyname(rustix::stdio::stdin(), Vec::new())?;
-    let tree = sys::mounts::copy_one(Path::new(name.to_string_lossy().as_ref()))?;
-    let place = rustix::fs::open("/dev/console", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    sys::mounts::attach(tree, place)
+    let dev = rustix::fs::open("/dev", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let made = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::openat(&dev, "console", made, Mode::from_raw_mode(0o620)) {
+        Ok(_) | Err(rustix::io::Errno::EXIST) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let found = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let place = rustix::fs::openat(&dev, "console", found, Mode::empty())?;
+    if rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&place)?.st_mode).is_symlink() {
+        return Err(io::Error::other("it is a link"));
+    }
+    sys::mounts::attach(root::copy_of(rustix::stdio::stdin())?, place)
 }
 
 #[cfg(test)]

@@ -41,6 +41,11 @@ const TERMINALS: u32 = 5;
 /// `PROC_SUPER_MAGIC`
 const PROC: i64 = 0x9fa0;
 
+/// Whether something is the kernel's own file about processes.
+pub fn is_of_proc(file: impl AsFd) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|found| found.f_type == PROC)
+}
+
 /// What is mounted from outside, opened where it can be seen.
 pub struct Trees {
     /// None for what is only put together inside: images.
@@ -131,6 +136,8 @@ pub fn enter(
     let root = Root { fd: layers::root(spec, directory, around.users)?, users: around.users };
     root.kernel_file_systems(spec, around.cgroups.is_v2(), &trees)?;
     root.devices(spec)?;
+    // Before anything of a volume can be in its place.
+    let null = root.null().map_err(Failure::during("open /dev/null"))?;
     for (at, (mount, tree)) in trees.mounts.iter().enumerate() {
         let made = match &mount.image {
             Some(image) => {
@@ -143,13 +150,13 @@ pub fn enter(
         let failed = |error: io::Error| Failure::during(format!("mount on {:?}", mount.target))(error);
         let is_directory = kind(tree).map_err(failed)?.is_dir();
         let place = root.place(&mount.target, is_directory).map_err(failed)?;
-        if rustix::fs::fstatfs(&place).is_ok_and(|found| found.f_type == PROC) {
+        if is_of_proc(&place) {
             return Err(Failure(format!("{:?} cannot be mounted because it is inside /proc", mount.target)));
         }
         mounts::attach(tree, &place).map_err(failed)?;
     }
     if !spec.privileged {
-        root.hide(spec)?;
+        root.hide(spec, &null)?;
     }
     change_root(&root.fd)?;
     if spec.read_only {
@@ -194,6 +201,11 @@ fn fresh(kind: &str, options: &[(&str, &str)], attributes: MountAttrFlags) -> io
     }
     rustix::mount::fsconfig_create(&context)?;
     Ok(rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
+}
+
+/// A file system with nothing in it and no room for anything, which is mounted nowhere.
+pub fn empty() -> io::Result<OwnedFd> {
+    fresh("tmpfs", &[("size", "0")], MountAttrFlags::MOUNT_ATTR_RDONLY)
 }
 
 fn kind(fd: impl AsFd) -> io::Result<FileType> {
@@ -247,6 +259,17 @@ impl Root<'_> {
         Ok(current)
     }
 
+    /// Mounts what programs and this one trust in. A link would let a volume stand in its place.
+    fn mount_plainly(&self, target: &str, tree: io::Result<OwnedFd>) -> Result<(), Failure> {
+        let name = target.trim_start_matches('/');
+        let is_link = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW)
+            .is_ok_and(|found| !FileType::from_raw_mode(found.st_mode).is_dir());
+        if is_link {
+            return Err(Failure(format!("{target} must be mounted on ordinary directory")));
+        }
+        self.mount(target, tree)
+    }
+
     fn mount(&self, target: &str, tree: io::Result<OwnedFd>) -> Result<(), Failure> {
         let done = tree.and_then(|tree| mounts::attach(tree, self.place(target, true)?));
         done.map_err(Failure::during(format!("mount {target}")))
@@ -260,7 +283,7 @@ impl Root<'_> {
         if !spec.privileged {
             sys |= MountAttrFlags::MOUNT_ATTR_RDONLY;
         }
-        self.mount("/proc", fresh("proc", &[], safe))?;
+        self.mount_plainly("/proc", fresh("proc", &[], safe))?;
         let (root, terminals) = match self.users {
             Some(users) => (users.root(), users.outside(0, TERMINALS)),
             None => ((Uid::ROOT, Gid::ROOT), (Uid::ROOT, Gid::from_raw(TERMINALS))),
@@ -276,7 +299,7 @@ impl Root<'_> {
         let shm = self.place("/dev/shm", true).and_then(|place| mounts::attach(&trees.shm, place));
         shm.map_err(Failure::during("mount /dev/shm"))?;
         self.mount("/dev/mqueue", fresh("mqueue", &[], safe))?;
-        self.mount("/sys", fresh("sysfs", &[], sys))?;
+        self.mount_plainly("/sys", fresh("sysfs", &[], sys))?;
         if is_v2 {
             return self.mount("/sys/fs/cgroup", fresh("cgroup2", &[], sys));
         }
@@ -366,9 +389,12 @@ impl Root<'_> {
             return Err(io::Error::other(format!("{} is not a device", source.display())));
         }
         match rustix::fs::mknodat(&parent, name, kind, mode, found.st_rdev) {
-            Err(rustix::io::Errno::EXIST) => Ok(()),
-            other => Ok(other?),
+            Err(rustix::io::Errno::EXIST) => return Ok(()),
+            other => other?,
         }
+        // Some are for a group of users, which the container's may be in.
+        let owner = (Some(Uid::from_raw(found.st_uid)), Some(Gid::from_raw(found.st_gid)));
+        Ok(rustix::fs::chownat(&parent, name, owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW)?)
     }
 
     fn make_device(&self, device: &Device) -> io::Result<()> {
@@ -399,9 +425,16 @@ impl Root<'_> {
         Ok(())
     }
 
+    /// The device that was made here, and nothing else that is called so.
+    fn null(&self) -> io::Result<OwnedFd> {
+        let found = self.open(Path::new("/dev/null"))?;
+        let device = rustix::fs::fstat(&found)?;
+        let is_null = kind(&found)?.is_char_device() && device.st_rdev == rustix::fs::makedev(1, 3);
+        is_null.then_some(found).ok_or_else(|| io::Error::other("it is another file"))
+    }
+
     /// Hides what would tell too much and protects what would do too much.
-    fn hide(&self, spec: &Container) -> Result<(), Failure> {
-        let read_only = MountAttrFlags::MOUNT_ATTR_RDONLY;
+    fn hide(&self, spec: &Container, null: &OwnedFd) -> Result<(), Failure> {
         for path in &spec.masked {
             let failed = |error: io::Error| Failure::during(format!("hide {path}"))(error);
             let place = match self.open(Path::new(path)) {
@@ -410,12 +443,8 @@ impl Root<'_> {
                 Err(error) => return Err(failed(error.into())),
             };
             let cover = match kind(&place).map_err(failed)? {
-                FileType::Directory => fresh("tmpfs", &[("size", "0")], read_only).map_err(failed)?,
-                _ => self
-                    .open(Path::new("/dev/null"))
-                    .map_err(io::Error::from)
-                    .and_then(copy_of)
-                    .map_err(failed)?,
+                FileType::Directory => empty().map_err(failed)?,
+                _ => copy_of(null).map_err(failed)?,
             };
             mounts::attach(cover, place).map_err(failed)?;
         }
@@ -441,7 +470,7 @@ impl Root<'_> {
 }
 
 /// Another copy of what is mounted there already.
-fn copy_of(place: impl AsFd) -> io::Result<OwnedFd> {
+pub fn copy_of(place: impl AsFd) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_RECURSIVE

@@ -153,6 +153,7 @@ fn networked(spec: &Sandbox) -> Result<(Option<Users>, Option<Link>), Failure> {
     }
     let mut link = None;
     if !spec.host_network {
+        let_all_listen(users.is_some());
         let failed = |error: podnet::Error| {
             let source =
                 std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
@@ -190,6 +191,14 @@ fn networked(spec: &Sandbox) -> Result<(Option<Users>, Option<Link>), Failure> {
         _ => set()?,
     }
     Ok((users, link))
+}
+
+/// In a network of its own nobody need be root to have a port below 1024 or to send a ping. The pod's own settings come later.
+fn let_all_listen(has_own_users: bool) {
+    let _ = std::fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");
+    if !has_own_users {
+        let _ = std::fs::write("/proc/sys/net/ipv4/ping_group_range", "0 2147483647");
+    }
 }
 
 /// Whether a setting of the kernel is the pod's own, so that nothing else on the host has it changed.

@@ -1,6 +1,7 @@
 //! Copies of the supervisor that become a container's processes.
 //!
-//! Each has a channel back: what went wrong as text, or the near end of its terminal; it closes when the program runs.
+//! Each has a channel back: the near end of its terminal, who it runs as, or what went wrong as text; it closes when the
+//! program runs.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,10 +13,14 @@ use sys::cgroup::{Cgroups, DeviceKind, DeviceRule};
 use sys::process::{Child, New};
 
 use super::Failure;
+use super::identity::Identity;
 use super::launch::{self, launch};
 use super::root::{self, Trees};
 use super::users::Users;
 use crate::embedded::spec::{Container, Pids};
+
+/// Whom nothing belongs to.
+const NOBODY: u32 = 65534;
 
 /// What a new process needs of the pod.
 pub struct Surroundings<'a> {
@@ -53,6 +58,9 @@ pub struct Spawned {
 pub struct Outcome {
     pub failure: Option<String>,
     pub terminal: Option<OwnedFd>,
+    pub identity: Option<Identity>,
+    /// What has come and is not understood yet.
+    heard: Vec<u8>,
 }
 
 /// Starts a container. `pids` is the namespace it joins, where it does not get one of its own.
@@ -70,6 +78,7 @@ pub fn container(
         let begin = || -> Result<_, Failure> {
             rustix::process::umask(rustix::fs::Mode::empty());
             join_cgroup(around.cgroups, spec)?;
+            sys::process::leave_keys().map_err(Failure::during("leave the host's keys"))?;
             score(spec.oom_score_adj);
             let filter = launch::filter(spec)?;
             let trees = Trees::open(spec, &shm, around)?;
@@ -93,18 +102,28 @@ pub fn container(
             Ok(filter)
         };
         match begin() {
-            Ok(filter) => launch(spec, &spec.args, filter.as_deref(), channel),
+            Ok(filter) => {
+                let what = Command { args: &spec.args, tty: spec.tty, identity: None };
+                launch(spec, &what, filter.as_deref(), channel)
+            }
             Err(failure) => failure,
         }
     })
+}
+
+/// What a new process is to run.
+pub struct Command<'a> {
+    pub args: &'a [String],
+    pub tty: bool,
+    /// Who the container runs as, where that is known already.
+    pub identity: Option<&'a Identity>,
 }
 
 /// Runs a command beside what runs in a container already. `first` is its first process.
 pub fn command(
     around: &Surroundings<'_>,
     spec: &Container,
-    args: &[String],
-    tty: bool,
+    what: &Command<'_>,
     first: BorrowedFd<'_>,
     pids: Option<BorrowedFd<'_>>,
     stdio: &Stdio<'_>,
@@ -112,6 +131,7 @@ pub fn command(
     spawn(New::default(), pids, |channel| {
         let begin = || -> Result<_, Failure> {
             around.cgroups.join(&spec.cgroup).map_err(Failure::during("join the container's cgroup"))?;
+            sys::process::leave_keys().map_err(Failure::during("leave the host's keys"))?;
             score(spec.oom_score_adj);
             let filter = launch::filter(spec)?;
             let mut into = ThreadNameSpaceType::MOUNT;
@@ -124,11 +144,11 @@ pub fn command(
                 stdio.own(users);
                 users.enter()?;
             }
-            streams(tty, stdio, channel)?;
+            streams(what.tty, stdio, channel)?;
             Ok(filter)
         };
         match begin() {
-            Ok(filter) => launch(spec, args, filter.as_deref(), channel),
+            Ok(filter) => launch(spec, what, filter.as_deref(), channel),
             Err(failure) => failure,
         }
     })
@@ -149,12 +169,36 @@ impl Keeper {
             // The copy of the other end that came along would keep it waiting for itself.
             drop(writer.take());
             sys::process::forget_children();
+            // All containers of the pod see this process, and some may look into it.
+            if let Err(Failure(message)) = confine(reader.as_fd()) {
+                eprintln!("the keeper of the pod's processes: {message}");
+                return 1;
+            }
             let _ = reader.read(&mut [0]);
             0
         })?;
         let alive = writer.ok_or(io::ErrorKind::BrokenPipe)?;
         Ok(Keeper { child, _alive: alive })
     }
+}
+
+/// Takes from this process what it does not need to wait: files, the host's file system, its powers and its user.
+fn confine(kept: BorrowedFd<'_>) -> Result<(), Failure> {
+    sys::process::close_the_rest(kept).map_err(Failure::during("close files"))?;
+    let null = super::setup::null().map_err(Failure::during("open /dev/null"))?;
+    // Mounted nowhere, so that there is no way up from it.
+    let empty = root::empty().map_err(Failure::during("make an empty root"))?;
+    rustix::process::fchdir(&empty)
+        .and_then(|()| rustix::process::chroot("."))
+        .map_err(Failure::during("leave the host's files"))?;
+    drop(empty);
+    launch::stdio(&null, &null, &null).map_err(Failure::during("part from standard streams"))?;
+    drop(null);
+    let nobody = Container { no_new_privileges: true, ..Container::default() };
+    let who = Identity { uid: NOBODY, gid: NOBODY, groups: Vec::new(), home: String::new() };
+    let filter = crate::embedded::seccomp::default_filter(&[]);
+    launch::become_user(&nobody, &who, None)?;
+    sys::seccomp::load(&filter).map_err(Failure::during("load the seccomp filter"))
 }
 
 fn spawn(
@@ -250,33 +294,82 @@ fn score(adjustment: i64) {
     let _ = std::fs::write("/proc/self/oom_score_adj", adjustment.to_string());
 }
 
+/// What begins a message of who the user is, which ends with its line.
+const IDENTITY: u8 = 1;
+
+/// Tells the supervisor who a container's user is.
+pub fn tell_identity(mut channel: &UnixStream, who: &Identity) -> io::Result<()> {
+    let mut message = vec![IDENTITY];
+    serde_json::to_writer(&mut message, who)?;
+    message.push(b'\n');
+    channel.write_all(&message)
+}
+
 /// Reads what a channel brings; `None` as long as it is open.
 pub fn listen(channel: &UnixStream, outcome: &mut Outcome) -> Option<()> {
     let mut buffer = [0; 4096];
     loop {
-        if outcome.terminal.is_none() && outcome.failure.is_none() {
-            match sys::fds::receive(channel, &mut buffer) {
-                Ok((0, _)) => return Some(()),
-                Ok((count, mut fds)) => {
-                    outcome.terminal = fds.pop();
-                    let text = String::from_utf8_lossy(&buffer[..count]).trim_start_matches('\0').to_owned();
-                    if !text.is_empty() {
-                        outcome.failure = Some(text);
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
-                Err(_) => return Some(()),
-            }
-            continue;
-        }
-        match (&*channel).read(&mut buffer) {
-            Ok(0) => return Some(()),
-            Ok(count) => {
-                let text = String::from_utf8_lossy(&buffer[..count]).into_owned();
-                outcome.failure.get_or_insert_default().push_str(&text);
+        match sys::fds::receive(channel, &mut buffer) {
+            Ok((0, _)) => break,
+            Ok((count, mut fds)) => {
+                outcome.terminal = outcome.terminal.take().or(fds.pop());
+                outcome.heard.extend_from_slice(&buffer[..count]);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
-            Err(_) => return Some(()),
+            Err(_) => break,
+        }
+    }
+    outcome.understand();
+    Some(())
+}
+
+impl Outcome {
+    /// All has been said: first of the terminal, then of the user, then of what went wrong, each only if it is so.
+    fn understand(&mut self) {
+        let heard = std::mem::take(&mut self.heard);
+        let mut rest = heard.strip_prefix(b"\0").unwrap_or(&heard);
+        if let Some(message) = rest.strip_prefix(&[IDENTITY])
+            && let Some(end) = message.iter().position(|byte| *byte == b'\n')
+        {
+            self.identity = serde_json::from_slice(&message[..end]).ok();
+            rest = &message[end + 1..];
+        }
+        if !rest.is_empty() {
+            self.failure = Some(String::from_utf8_lossy(rest).into_owned());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_bring_up_to_three_things() {
+        let who = Identity { uid: 7, gid: 8, groups: vec![9], home: "/\n".to_owned() };
+        for (terminal, identity, failure) in [
+            (false, false, ""),
+            (true, true, ""),
+            (false, true, "exec x"),
+            (true, true, "y\nz"),
+            (true, false, "w"),
+        ] {
+            let (near, far) = UnixStream::pair().unwrap();
+            near.set_nonblocking(true).unwrap();
+            let mut outcome = Outcome::default();
+            if terminal {
+                sys::fds::send(&far, b"\0", &[near.as_fd()]).unwrap();
+            }
+            if identity {
+                tell_identity(&far, &who).unwrap();
+            }
+            assert_eq!(listen(&near, &mut outcome), None, "it goes on");
+            (&far).write_all(failure.as_bytes()).unwrap();
+            drop(far);
+            assert_eq!(listen(&near, &mut outcome), Some(()));
+            assert_eq!(outcome.terminal.is_some(), terminal);
+            assert_eq!(outcome.identity.as_ref(), identity.then_some(&who));
+            assert_eq!(outcome.failure.as_deref().unwrap_or_default(), failure);
         }
     }
 }
