@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use api::resources::{ResourceList, add, list, of_pod};
-use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, Taint};
 use reconcile::Object as _;
-use reconcile::placement::{selects, untolerated};
+use reconcile::placement::{selects, tolerates, untolerated};
 use schema::quantity::Quantity;
 
 use crate::abilities::Abilities;
@@ -60,6 +60,31 @@ pub fn judge(pod: &Pod, node: &Node, others: &[Arc<Pod>], runtime: &Abilities) -
         return failed("TaintToleration", "node(s) had taints that the pod didn't tolerate");
     }
     None
+}
+
+/// Whether a node that is, or was lately, short of memory, disk or processes takes the pod. What the cluster cannot do
+/// without is always taken; where only memory is short, whoever asked for some, and those who bear it.
+pub fn under(pod: &Pod, [memory, disk, processes]: [bool; 3]) -> Option<Refusal> {
+    let conditions = [(disk, "DiskPressure"), (memory, "MemoryPressure"), (processes, "PIDPressure")];
+    let conditions: Vec<&str> =
+        conditions.into_iter().filter_map(|(holds, condition)| holds.then_some(condition)).collect();
+    if conditions.is_empty() || !crate::keeping::pressure::may_be_evicted(pod) {
+        return None;
+    }
+    if conditions == ["MemoryPressure"] && bears_little_memory(pod) {
+        return None;
+    }
+    let message = format!("The node had condition: [{}]. ", conditions.join(" "));
+    Some(Refusal { reason: crate::EVICTED.to_owned(), message })
+}
+
+fn bears_little_memory(pod: &Pod) -> bool {
+    let key = "node.kubernetes.io/memory-pressure".to_owned();
+    let taint = Taint { key, effect: "NoSchedule".to_owned(), ..Taint::default() };
+    let class = pod.status.as_ref().and_then(|status| status.qos_class.as_deref());
+    let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref());
+    class != Some("BestEffort")
+        || tolerations.unwrap_or_default().iter().any(|toleration| tolerates(toleration, &taint))
 }
 
 fn wrong_system(pod: &Pod, spec: &PodSpec) -> Option<Refusal> {
@@ -204,6 +229,41 @@ mod tests {
         check(&port(80, "", "UDP"), &first, None);
         check(&port(81, "", "TCP"), &first, None);
         check(&port(80, "10.0.0.1", "TCP"), &[port(80, "10.0.0.2", "TCP")], None);
+    }
+
+    #[test]
+    fn a_node_that_is_short_of_something() {
+        const MEMORY: [bool; 3] = [true, false, false];
+        const DISK: [bool; 3] = [false, true, false];
+        const PROCESSES: [bool; 3] = [false, false, true];
+        let check = |class: &str, spec: Value, pressures: [bool; 3], expected: Option<&str>| {
+            let mut pod = pod(spec);
+            pod.status.get_or_insert_default().qos_class = Some(class.to_owned());
+            let found = under(&pod, pressures);
+            assert!(found.iter().all(|refusal| refusal.reason == "Evicted"));
+            assert_eq!(found.map(|refusal| refusal.message).as_deref(), expected, "{class} {pressures:?}");
+        };
+        let plain = || json!({});
+        let bears = |key: &str| json!({"tolerations": [{"key": key, "operator": "Exists"}]});
+        check("BestEffort", plain(), [false; 3], None);
+        check("BestEffort", plain(), MEMORY, Some("The node had condition: [MemoryPressure]. "));
+        check("Burstable", plain(), MEMORY, None);
+        check("BestEffort", bears("node.kubernetes.io/memory-pressure"), MEMORY, None);
+        let disk = Some("The node had condition: [DiskPressure]. ");
+        check(
+            "BestEffort",
+            bears("node.kubernetes.io/disk-pressure"),
+            MEMORY,
+            Some("The node had condition: [MemoryPressure]. "),
+        );
+        check("Burstable", bears("node.kubernetes.io/disk-pressure"), DISK, disk);
+        check("Guaranteed", plain(), DISK, disk);
+        check("Guaranteed", plain(), PROCESSES, Some("The node had condition: [PIDPressure]. "));
+        let all = Some("The node had condition: [DiskPressure MemoryPressure PIDPressure]. ");
+        check("Guaranteed", plain(), [true; 3], all);
+        let both = Some("The node had condition: [DiskPressure MemoryPressure]. ");
+        check("Burstable", bears("node.kubernetes.io/memory-pressure"), [true, true, false], both);
+        check("BestEffort", json!({"priority": CRITICAL}), [true; 3], None);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::Request;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use k8s_openapi::api::core::v1::{HTTPGetAction, Pod};
+use k8s_openapi::api::core::v1::{Container, HTTPGetAction, HTTPHeader};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -17,6 +17,8 @@ use crate::hooks::port;
 /// What is read of an answer: enough to say what was wrong.
 pub const MOST_READ: usize = 10 << 10;
 const MOST_REDIRECTS: usize = 10;
+/// What is said of a server that answers without TLS, where that was wanted.
+const PLAIN: &str = "http: server gave HTTP response to HTTPS client";
 /// What gRPC's health service answers with, by number.
 const HEALTH: [&str; 4] = ["UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"];
 const UNIMPLEMENTED: &str = "12";
@@ -30,43 +32,24 @@ pub async fn tcp(host: &str, port: u16, timeout: Duration) -> Result<(), String>
     }
 }
 
-/// Asks for a page; any answer from 200 to 399 is a good one. Redirects on the same host are followed.
-pub async fn http(pod: &Pod, ip: &str, get: &HTTPGetAction, timeout: Duration) -> Result<(), String> {
-    let host = get.host.clone().filter(|host| !host.is_empty()).unwrap_or_else(|| ip.to_owned());
-    let path = get.path.as_deref().filter(|path| !path.is_empty()).unwrap_or("/");
-    let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
-    let mut page =
-        Page { tls: get.scheme.as_deref() == Some("HTTPS"), port: port(pod, &get.port)?, host, path };
-    let first = page.url();
-    let asked = async {
-        for _ in 0..MOST_REDIRECTS {
-            match page.get(get).await? {
-                Answer { code: 300..400, location: Some(to) } => match page.on_same_host(&to) {
-                    Some(next) => page = next,
-                    // One that leads elsewhere is a good answer, as far as it goes.
-                    None => return Ok(()),
-                },
-                Answer { code: 200..400, .. } => return Ok(()),
-                Answer { code, .. } => return Err(format!("HTTP probe failed with statuscode: {code}")),
-            }
-        }
-        Err(format!("Get {:?}: stopped after {MOST_REDIRECTS} redirects", page.url()))
-    };
-    match tokio::time::timeout(timeout, asked).await {
-        Ok(result) => result,
-        Err(_) => Err(format!(
-            "Get {first:?}: context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
-        )),
-    }
-}
-
-/// What is asked for.
+/// A page that is asked for.
 #[derive(Clone, Debug, PartialEq)]
-struct Page {
+pub struct Page {
     tls: bool,
     host: String,
     port: u16,
     path: String,
+    headers: Vec<HTTPHeader>,
+    /// What it is asked for, which is part of the asker's name.
+    purpose: &'static str,
+}
+
+/// How a page was called.
+#[derive(Debug, PartialEq)]
+pub enum Called {
+    AsWanted,
+    /// With TLS was wanted, but the server knows nothing of that.
+    WithoutTls,
 }
 
 struct Answer {
@@ -75,25 +58,93 @@ struct Answer {
 }
 
 impl Page {
-    fn url(&self) -> String {
-        let scheme = if self.tls { "https" } else { "http" };
-        format!("{scheme}://{}{}", shown(&self.host, self.port), self.path)
+    /// The page that somebody means who has a probe or a hook in this container, at the host it names or else at `host`.
+    pub fn of(
+        container: &Container,
+        host: &str,
+        get: &HTTPGetAction,
+        purpose: &'static str,
+    ) -> Result<Page, String> {
+        let named = get.host.as_deref().filter(|host| !host.is_empty());
+        let path = get.path.as_deref().filter(|path| !path.is_empty()).unwrap_or("/");
+        Ok(Page {
+            tls: get.scheme.as_deref() == Some("HTTPS"),
+            host: named.unwrap_or(host).to_owned(),
+            port: port(container, &get.port)?,
+            path: if path.starts_with('/') { path.to_owned() } else { format!("/{path}") },
+            headers: get.http_headers.clone().unwrap_or_default(),
+            purpose,
+        })
     }
 
-    async fn get(&self, get: &HTTPGetAction) -> Result<Answer, String> {
+    /// Asks for the page; any answer from 200 to 399 is a good one.
+    pub async fn probe(&self, timeout: Duration) -> Result<(), String> {
+        match tokio::time::timeout(timeout, self.answer()).await {
+            Ok(Ok(200..400)) => Ok(()),
+            Ok(Ok(code)) => Err(format!("HTTP probe failed with statuscode: {code}")),
+            Ok(Err(why)) => Err(why),
+            Err(_) => Err(format!(
+                "Get {:?}: context deadline exceeded (Client.Timeout exceeded while awaiting headers)",
+                self.url()
+            )),
+        }
+    }
+
+    /// Asks for the page, however long that takes; any answer is a good one.
+    pub async fn call(&self) -> Result<Called, String> {
+        match self.answer().await {
+            Err(why) if why.ends_with(PLAIN) => {
+                // What is for one who proves who they are is not for everybody on the way.
+                let is_open = |header: &&HTTPHeader| !header.name.eq_ignore_ascii_case("authorization");
+                let headers = self.headers.iter().filter(is_open).cloned().collect();
+                let page = Page { tls: false, headers, ..self.clone() };
+                page.answer().await.map(|_| Called::WithoutTls).map_err(|_| why)
+            }
+            answer => answer.map(|_| Called::AsWanted),
+        }
+    }
+
+    /// The host and the port.
+    pub fn authority(&self) -> String {
+        shown(&self.host, self.port)
+    }
+
+    fn url(&self) -> String {
+        let scheme = if self.tls { "https" } else { "http" };
+        format!("{scheme}://{}{}", self.authority(), self.path)
+    }
+
+    /// The code of the answer. Redirects on the same host are followed; one that leads elsewhere is an answer.
+    async fn answer(&self) -> Result<u16, String> {
+        let mut page = self.clone();
+        for _ in 0..MOST_REDIRECTS {
+            let Answer { code, location } = page.get().await?;
+            let to = location.filter(|_| (300..400).contains(&code));
+            match to.and_then(|to| page.on_same_host(&to)) {
+                Some(next) => page = next,
+                None => return Ok(code),
+            }
+        }
+        Err(format!("Get {:?}: stopped after {MOST_REDIRECTS} redirects", page.url()))
+    }
+
+    async fn get(&self) -> Result<Answer, String> {
         let url = self.url();
-        let stream = TcpStream::connect((self.host.as_str(), self.port)).await.map_err(|error| {
-            format!("Get {url:?}: dial tcp {}: {}", shown(&self.host, self.port), reason(&error))
-        })?;
-        let failed = |error: std::io::Error| format!("Get {url:?}: {error}");
+        let stream = TcpStream::connect((self.host.as_str(), self.port))
+            .await
+            .map_err(|error| format!("Get {url:?}: dial tcp {}: {}", self.authority(), reason(&error)))?;
+        let failed = |error: std::io::Error| match is_no_tls(&error) {
+            true => format!("Get {url:?}: {PLAIN}"),
+            false => format!("Get {url:?}: {error}"),
+        };
         let answer = if self.tls {
             // Whom a certificate in a pod is for nobody knows.
             let config = pki::unverified().map_err(|error| error.to_string())?;
             let name = ServerName::try_from(self.host.clone()).map_err(|error| error.to_string())?;
             let stream = TlsConnector::from(config).connect(name, stream).await.map_err(failed)?;
-            self.exchange(stream, get).await
+            self.exchange(stream).await
         } else {
-            self.exchange(stream, get).await
+            self.exchange(stream).await
         };
         let answer = answer.map_err(failed)?;
         let text = String::from_utf8_lossy(&answer);
@@ -106,12 +157,8 @@ impl Page {
         Ok(Answer { code, location: location.map(|(_, value)| value.trim().to_owned()) })
     }
 
-    async fn exchange(
-        &self,
-        mut stream: impl AsyncRead + AsyncWrite + Unpin,
-        get: &HTTPGetAction,
-    ) -> std::io::Result<Vec<u8>> {
-        stream.write_all(self.request(get).as_bytes()).await?;
+    async fn exchange(&self, mut stream: impl AsyncRead + AsyncWrite + Unpin) -> std::io::Result<Vec<u8>> {
+        stream.write_all(self.request().as_bytes()).await?;
         let mut answer = Vec::new();
         match stream.take(MOST_READ as u64).read_to_end(&mut answer).await {
             // Many servers hang up without a word once they have said theirs.
@@ -120,14 +167,14 @@ impl Page {
         }
     }
 
-    fn request(&self, get: &HTTPGetAction) -> String {
+    fn request(&self) -> String {
         let mut headers = String::new();
         let mut has = |name: &str, value: &str, named: &str| {
             headers += &format!("{name}: {value}\r\n");
             name.eq_ignore_ascii_case(named)
         };
         let (mut host, mut agent, mut accept) = (false, false, false);
-        for header in get.http_headers.iter().flatten() {
+        for header in &self.headers {
             // A line break would begin another header.
             let value: String = header.value.chars().filter(|character| !character.is_control()).collect();
             host |= has(&header.name, &value, "host");
@@ -135,8 +182,8 @@ impl Page {
             accept |= header.name.eq_ignore_ascii_case("accept");
         }
         for (missing, name, value) in [
-            (!host, "Host", shown(&self.host, self.port).as_str()),
-            (!agent, "User-Agent", "kube-probe/1.36"),
+            (!host, "Host", self.authority().as_str()),
+            (!agent, "User-Agent", &format!("kube-{}/1.36", self.purpose)),
             (!accept, "Accept", "*/*"),
         ] {
             if missing {
@@ -162,7 +209,7 @@ impl Page {
         }
         let port = url.port_u16().unwrap_or(if tls { 443 } else { 80 });
         let path = url.path_and_query().map_or("/", |path| path.as_str()).to_owned();
-        Some(Page { tls, port, path, host: self.host.clone() })
+        Some(Page { tls, port, path, ..self.clone() })
     }
 }
 
@@ -274,6 +321,13 @@ fn status(frame: &[u8]) -> u64 {
         }
         _ => 0,
     }
+}
+
+/// Whether what came is nothing that TLS begins with.
+fn is_no_tls(error: &std::io::Error) -> bool {
+    use rustls::{Error, InvalidMessage};
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
+    inner == Some(&Error::InvalidMessage(InvalidMessage::InvalidContentType))
 }
 
 fn shown(host: &str, port: u16) -> String {

@@ -1,4 +1,4 @@
-//! What a pod becomes in the runtime's terms. Pure: everything looked up comes as an argument.
+//! What a pod becomes in the runtime's terms. Pure but for files of the node that [`Settings`] names.
 
 pub mod resources;
 mod security;
@@ -27,12 +27,10 @@ pub struct Settings {
     pub pods: PathBuf,
     /// Where plugins are looked for and storage drivers put volumes; theirs expect `/var/lib/kubelet`.
     pub root: PathBuf,
-    /// Where containers' logs are.
-    pub logs: PathBuf,
+    pub logs: crate::Logs,
     pub cluster_domain: String,
     pub cluster_dns: Vec<String>,
-    /// The node's own resolver, for pods that want it.
-    pub host_dns: cri::DnsConfig,
+    pub resolver: crate::Resolver,
     /// Memory of the node, by which an OOM score is weighed.
     pub memory: i64,
     /// When housekeeping does what.
@@ -58,9 +56,38 @@ impl Settings {
         self.pods.join(pod.uid())
     }
 
+    /// The file of a seccomp profile that is this node's own. Before it was below the root it was beside the pods, and is
+    /// found there still.
+    fn seccomp_profile(&self, name: &str) -> PathBuf {
+        let [now, before] = [self.root.join("seccomp"), self.pods.with_file_name("seccomp")];
+        let is_moved = now.join(name).exists() || !before.join(name).exists();
+        if is_moved { now.join(name) } else { before.join(name) }
+    }
+
     /// The directory of the pod's logs.
     pub fn log_dir(&self, pod: &Key, uid: &str) -> PathBuf {
-        self.logs.join(format!("{}_{}_{uid}", pod.namespace, pod.name))
+        self.logs.of(pod, uid)
+    }
+
+    /// Those of a node that has all it has in one directory.
+    #[cfg(test)]
+    pub fn for_tests(root: &Path) -> Settings {
+        Settings {
+            node_name: "here".into(),
+            node_ip: watch::channel(None).1,
+            second_ip: None,
+            pods: root.join("own"),
+            root: root.to_owned(),
+            logs: crate::Logs::within(root.join("logs")),
+            cluster_domain: String::new(),
+            cluster_dns: Vec::new(),
+            resolver: crate::Resolver::None,
+            memory: 0,
+            keeping: crate::Keeping::default(),
+            shutdown: Vec::new(),
+            manifests: None,
+            proxied: true,
+        }
     }
 }
 
@@ -89,7 +116,7 @@ pub fn sandbox(pod: &Pod, attempt: u32, group: String, settings: &Settings) -> c
             None => hostname(pod),
         },
         log_directory: settings.log_dir(&pod.key(), pod.uid()).display().to_string(),
-        dns_config: Some(dns(pod, settings)),
+        dns_config: Some(crate::resolver::of(pod, settings).0),
         port_mappings: spec
             .containers
             .iter()
@@ -148,7 +175,7 @@ pub fn container(
         tty: container.tty == Some(true),
         linux: Some(cri::LinuxContainerConfig {
             resources: Some(resources::of(pod, container, settings.memory)),
-            security_context: Some(security::container(pod, container)),
+            security_context: Some(security::container(pod, container, settings)),
         }),
         ..cri::ContainerConfig::default()
     }
@@ -218,37 +245,6 @@ pub fn hostname(pod: &Pod) -> String {
     name.trim_end_matches(['-', '.']).to_owned()
 }
 
-fn dns(pod: &Pod, settings: &Settings) -> cri::DnsConfig {
-    let spec = pod.spec.clone().unwrap_or_default();
-    let host_network = spec.host_network == Some(true);
-    let mut dns = match spec.dns_policy.as_deref().unwrap_or("ClusterFirst") {
-        "None" => cri::DnsConfig::default(),
-        "ClusterFirst" if !host_network && !settings.cluster_dns.is_empty() => cluster_dns(pod, settings),
-        "ClusterFirstWithHostNet" if !settings.cluster_dns.is_empty() => cluster_dns(pod, settings),
-        _ => settings.host_dns.clone(),
-    };
-    let Some(own) = spec.dns_config else { return dns };
-    dns.servers.extend(own.nameservers.into_iter().flatten());
-    dns.searches.extend(own.searches.into_iter().flatten());
-    for option in own.options.into_iter().flatten() {
-        let name = option.name.unwrap_or_default();
-        let same = |known: &String| known.split(':').next() == Some(name.as_str());
-        dns.options.retain(|known| !same(known));
-        dns.options.push(option.value.map_or(name.clone(), |value| format!("{name}:{value}")));
-    }
-    dns.servers.dedup();
-    dns.searches.dedup();
-    dns
-}
-
-fn cluster_dns(pod: &Pod, settings: &Settings) -> cri::DnsConfig {
-    let domain = &settings.cluster_domain;
-    let mut searches =
-        vec![format!("{}.svc.{domain}", pod.namespace()), format!("svc.{domain}"), domain.clone()];
-    searches.extend(settings.host_dns.searches.iter().cloned());
-    cri::DnsConfig { servers: settings.cluster_dns.clone(), searches, options: vec!["ndots:5".into()] }
-}
-
 fn port_mappings(container: &Container, not_needed: bool) -> Vec<cri::PortMapping> {
     let ports = container.ports.iter().flatten().filter(|_| !not_needed);
     let mapped = ports.filter_map(|port| {
@@ -268,10 +264,21 @@ fn port_mappings(container: &Container, not_needed: bool) -> Vec<cri::PortMappin
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use serde_json::json;
 
     use super::*;
+
+    /// Of a node that has everything in this directory.
+    pub fn settings(dir: &Path) -> Settings {
+        Settings {
+            pods: dir.join("pods"),
+            root: dir.join("root"),
+            cluster_domain: "cluster.local".into(),
+            cluster_dns: vec!["10.43.0.10".into()],
+            ..Settings::for_tests(dir)
+        }
+    }
 
     #[test]
     fn ports_of_the_machine_are_opened_by_one_only() {

@@ -1,69 +1,205 @@
-//! What is run or asked when a container begins and before it ends.
+//! What is run or asked when a container begins and before it ends. It takes as long as it takes: whoever has less time
+//! than that stops waiting.
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{LifecycleHandler, Pod};
+use k8s_openapi::api::core::v1::{Container, HTTPGetAction, LifecycleHandler, Pod};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use runtime::cri::ExecSyncResponse;
 
-use crate::{Node, ask};
+use crate::ask::{self, Page};
+use crate::observed::Observed;
+use crate::pod::whole_name;
+use crate::{Node, worker};
 
-/// How long a hook may take that nobody else limits.
-const LONGEST: Duration = Duration::from_secs(120);
+/// Runtimes want to know when a command has taken too long. No hook has: a year is for ever.
+const ENDLESS: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// How long a connection may take to come about.
+const CONNECTS: Duration = Duration::from_secs(30);
+/// How often it is looked whether somebody still waits for a hook.
+const LOOK: Duration = Duration::from_secs(1);
 
-/// Runs a hook; an error says what went wrong.
-pub async fn run(node: &Node, pod: &Pod, id: &str, hook: &LifecycleHandler) -> Result<(), String> {
+/// Runs a hook of a container; an error says what went wrong. It may tell secrets, so it is not for events.
+pub async fn run(
+    node: &Node,
+    pod: &Pod,
+    container: &Container,
+    id: &str,
+    hook: &LifecycleHandler,
+) -> Result<(), String> {
+    let failed = |what: &str, why: String| {
+        let (container, pod) = (&container.name, whole_name(pod));
+        format!("{what} for Container {container:?} in Pod {pod:?} failed - error: {why}")
+    };
     if let Some(exec) = &hook.exec {
         let command = exec.command.clone().unwrap_or_default();
-        let said = node.runtime.exec_sync(id, &command, LONGEST).await.map_err(|error| error.message())?;
-        return match said.exit_code {
-            0 => Ok(()),
-            code => {
-                Err(format!("command {command:?} exited with {code}: {}", text(&said.stdout, &said.stderr)))
-            }
-        };
+        let said = node.runtime.exec_sync(id, &command, ENDLESS).await.map_err(|error| error.message());
+        let what = format!("Exec lifecycle hook ([{}])", command.join(" "));
+        return said.and_then(|said| ended(&command, &said)).map_err(|why| failed(&what, why));
     }
     if let Some(get) = &hook.http_get {
-        return ask::http(pod, &ip_of(pod), get, LONGEST).await;
+        let what = format!("HTTP lifecycle hook ({})", get.path.as_deref().unwrap_or_default());
+        return call(node, pod, container, get).await.map_err(|why| failed(&what, why));
     }
     if let Some(sleep) = &hook.sleep {
         tokio::time::sleep(Duration::from_secs(u64::try_from(sleep.seconds).unwrap_or(0))).await;
+        return Ok(());
     }
+    // Upstream has the field, and no way to run it.
     if let Some(socket) = &hook.tcp_socket {
-        let host = socket.host.clone().unwrap_or_else(|| ip_of(pod));
-        return ask::tcp(&host, port(pod, &socket.port)?, LONGEST).await;
+        let host = host(node, pod, socket.host.as_ref()).await?;
+        return ask::tcp(&host, port(container, &socket.port)?, CONNECTS).await;
+    }
+    Err("Cannot run handler: invalid handler".to_owned())
+}
+
+/// Waits for the hook of a container that has begun, but not any longer once the pod is to end: `None` then.
+pub async fn unless<T>(is_to_end: impl Fn() -> bool, hook: impl Future<Output = T>) -> Option<T> {
+    let over = async {
+        while !is_to_end() {
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    tokio::select! {
+        done = hook => Some(done),
+        () = over => None,
+    }
+}
+
+fn ended(command: &[String], said: &ExecSyncResponse) -> Result<(), String> {
+    match said.exit_code {
+        0 => Ok(()),
+        code => Err(format!(
+            "command '{}' exited with {code}: {}, message: {:?}",
+            command.join(" "),
+            text(&said.stderr, &[]),
+            text(&said.stdout, &said.stderr)
+        )),
+    }
+}
+
+/// Who is asked: whom the hook names, or the pod.
+async fn host(node: &Node, pod: &Pod, named: Option<&String>) -> Result<String, String> {
+    if let Some(named) = named.filter(|named| !named.is_empty()) {
+        return Ok(named.clone());
+    }
+    // What is said of the pod may be older than its network.
+    let seen = worker::observe(&*node.runtime, pod, &node.settings).await.unwrap_or_default();
+    let found = ip_of(pod, ips(&seen), &node.settings.node_ips());
+    found.ok_or_else(|| "failed to find networking container".to_owned())
+}
+
+async fn call(node: &Node, pod: &Pod, container: &Container, get: &HTTPGetAction) -> Result<(), String> {
+    let host = host(node, pod, get.host.as_ref()).await?;
+    let page = Page::of(container, &host, get, "lifecycle")?;
+    if page.call().await? == ask::Called::WithoutTls {
+        let message = format!(
+            "request to HTTPS lifecycle hook {} got HTTP response, retry with HTTP succeeded",
+            page.authority()
+        );
+        node.ctx.events.warning(pod, "LifecycleHTTPFallback", message);
     }
     Ok(())
 }
 
-/// The address the pod is known by.
-pub fn ip_of(pod: &Pod) -> String {
-    let status = pod.status.as_ref();
-    status.and_then(|status| status.pod_ip.clone()).unwrap_or_else(|| "127.0.0.1".to_owned())
+/// The addresses of the pod's sandbox.
+pub fn ips(seen: &Observed) -> &[String] {
+    seen.sandbox().map_or(&[], |sandbox| &sandbox.ips)
 }
 
-/// A port by its number or its name.
-pub fn port(pod: &Pod, port: &IntOrString) -> Result<u16, String> {
-    match port {
-        IntOrString::Int(number) => {
-            u16::try_from(*number).map_err(|_| format!("invalid port number: {number}"))
-        }
+/// The address by which the pod is reached: the node's own or its sandbox's, or what was said before.
+pub fn ip_of(pod: &Pod, sandbox: &[String], node: &[String]) -> Option<String> {
+    let is_on_host = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
+    let found = if is_on_host { node } else { sandbox };
+    found.first().cloned().or_else(|| pod.status.as_ref()?.pod_ip.clone())
+}
+
+/// A port by its number or by its name in the container that it is a port of.
+pub fn port(container: &Container, port: &IntOrString) -> Result<u16, String> {
+    let number = match port {
+        IntOrString::Int(number) => *number,
         IntOrString::String(name) => {
-            let containers = pod
-                .spec
-                .iter()
-                .flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
-            let mut ports = containers.flat_map(|container| container.ports.iter().flatten());
-            let found = ports.find(|port| port.name.as_ref() == Some(name));
-            let number = found.map(|port| port.container_port).or_else(|| name.parse().ok());
-            number
-                .and_then(|number| u16::try_from(number).ok())
-                .ok_or_else(|| format!("invalid port: {name}"))
+            let mut ports = container.ports.iter().flatten();
+            match ports.find(|port| port.name.as_ref() == Some(name)) {
+                Some(found) => found.container_port,
+                // A number may be written as a text.
+                None => {
+                    name.parse().map_err(|_| format!("strconv.Atoi: parsing {name:?}: invalid syntax"))?
+                }
+            }
         }
-    }
+    };
+    let valid = u16::try_from(number).ok().filter(|number| *number > 0);
+    valid.ok_or_else(|| format!("invalid port number: {number}"))
 }
 
 /// What a command said, for people.
 pub fn text(stdout: &[u8], stderr: &[u8]) -> String {
     let both = [stdout, stderr].concat();
     String::from_utf8_lossy(&both[..both.len().min(ask::MOST_READ)]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn ports_are_those_of_the_container() {
+        let container: Container = serde_json::from_value(
+            json!({"name": "c", "ports": [{"name": "web", "containerPort": 8080}, {"containerPort": 1}]}),
+        )
+        .expect("a container");
+        let check = |wanted: IntOrString, expected: Result<u16, &str>| {
+            assert_eq!(port(&container, &wanted), expected.map_err(str::to_owned), "{wanted:?}");
+        };
+        let named = |name: &str| IntOrString::String(name.to_owned());
+        check(IntOrString::Int(80), Ok(80));
+        check(named("web"), Ok(8080));
+        check(named("81"), Ok(81));
+        // Another container of the pod may have it.
+        check(named("metrics"), Err("strconv.Atoi: parsing \"metrics\": invalid syntax"));
+        for number in [-1, 0, 65536] {
+            let expected = format!("invalid port number: {number}");
+            check(IntOrString::Int(number), Err(&expected));
+            check(named(&number.to_string()), Err(&expected));
+        }
+    }
+
+    #[test]
+    fn the_sandbox_knows_its_address_first() {
+        let check = |host: bool, said: Option<&str>, sandbox: &[&str], expected: Option<&str>| {
+            let pod = json!({"spec": {"containers": [], "hostNetwork": host}, "status": {"podIP": said}});
+            let pod: Pod = serde_json::from_value(pod).expect("a pod");
+            let own = |ips: &[&str]| ips.iter().map(|ip| (*ip).to_owned()).collect::<Vec<_>>();
+            let found = ip_of(&pod, &own(sandbox), &own(&["192.0.2.1", "2001:db8::1"]));
+            assert_eq!(found.as_deref(), expected, "{host} {said:?} {sandbox:?}");
+        };
+        check(false, None, &["10.0.0.1", "fd00::1"], Some("10.0.0.1"));
+        check(false, Some("10.0.0.9"), &["10.0.0.1"], Some("10.0.0.1"));
+        check(false, Some("10.0.0.9"), &[], Some("10.0.0.9"));
+        check(false, None, &[], None);
+        check(true, None, &[], Some("192.0.2.1"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_for_a_hook_of_a_pod_that_is_to_end() {
+        let long = || tokio::time::sleep(Duration::from_secs(60 * 60));
+        assert_eq!(unless(|| false, long()).await, Some(()));
+        let begun = tokio::time::Instant::now();
+        assert_eq!(unless(|| begun.elapsed().as_secs() >= 10, long()).await, None);
+        assert_eq!(begun.elapsed().as_secs(), 10);
+    }
+
+    #[test]
+    fn commands_fail_by_their_code() {
+        let check = |exit_code, expected: Result<(), &str>| {
+            let said = ExecSyncResponse { stdout: b"out".to_vec(), stderr: b"err".to_vec(), exit_code };
+            let found = ended(&["sh".to_owned(), "x".to_owned()], &said);
+            assert_eq!(found, expected.map_err(str::to_owned));
+        };
+        check(0, Ok(()));
+        check(3, Err("command 'sh x' exited with 3: err, message: \"outerr\""));
+    }
 }

@@ -47,6 +47,8 @@ pub struct Keeping {
     pub pids: i64,
     /// The settings of the kernel that pods may change besides the safe ones.
     pub sysctls: Vec<String>,
+    /// Whether the runtime's own seccomp profile is for containers that name none.
+    pub seccomp_default: bool,
 }
 
 impl Default for Keeping {
@@ -62,6 +64,7 @@ impl Default for Keeping {
             log_files: 5,
             pids: 0,
             sysctls: Vec::new(),
+            seccomp_default: false,
         }
     }
 }
@@ -129,7 +132,9 @@ async fn look(node: &Arc<Node>) {
         (None, Some(first)) => (first, &soft.limits, Some(soft.grace)),
         (None, None) => return,
     };
+    let [layers, files] = first.takes_room(signals.images_apart);
     if first.is_disk()
+        && layers
         && images::remove_all(node).await
         && limits.reached(&Signals::read(node).await).is_empty()
     {
@@ -144,10 +149,14 @@ async fn look(node: &Arc<Node>) {
     }
     let pods = node.ctx.caches.pods().indexed("node", &node.settings.node_name);
     let used = stats::pods(node).await.unwrap_or_default();
+    let counts_inodes = first.resource() == "inodes";
     let disk = |pod: &Pod| {
-        let layers = used.iter().filter(|used| used.uid == pod.uid()).flat_map(|used| &used.containers);
-        layers.filter_map(|container| container.layer).sum::<u64>()
-            + stats::size_of(&node.settings.pod_dir(pod)).0
+        let containers = used.iter().filter(|used| used.uid == pod.uid()).flat_map(|used| &used.containers);
+        let written = containers.filter_map(|one| if counts_inodes { one.layer_inodes } else { one.layer });
+        let kept = [node.settings.pod_dir(pod), node.settings.log_dir(&pod.key(), pod.uid())];
+        let kept = kept.iter().filter(|_| files).map(|dir| stats::size_of(dir));
+        let kept = kept.map(|(bytes, inodes)| if counts_inodes { inodes } else { bytes });
+        written.filter(|_| layers).chain(kept).sum::<u64>()
     };
     let memory =
         |pod: &Pod| used.iter().find(|used| used.uid == pod.uid()).map_or(0, |used| used.usage().working_set);
@@ -212,6 +221,8 @@ async fn over_their_limits(node: &Arc<Node>) {
 
 /// What is left of pods nobody knows any more, and old sandboxes of those that are known.
 async fn remove_leftovers(node: &Arc<Node>) {
+    // First, so that whoever has some of these is known below.
+    let logs = node.settings.logs.entries();
     let (Ok(sandboxes), Ok(containers)) =
         (node.runtime.sandboxes(&[]).await, node.runtime.containers(&[]).await)
     else {
@@ -248,12 +259,7 @@ async fn remove_leftovers(node: &Arc<Node>) {
             tracing::warn!(error, uid, "something is left of a pod");
         }
     }
-    for entry in std::fs::read_dir(&node.settings.logs).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if name.rsplit('_').next().is_some_and(|uid| !known.contains(uid)) {
-            let _ = std::fs::remove_dir_all(entry.path());
-        }
-    }
+    node.settings.logs.tidy(&logs, |uid| !known.contains(uid), &running(node).await);
 }
 
 /// Runs of containers whose logs are still written to.

@@ -15,6 +15,7 @@ pub mod config;
 mod credentials;
 mod csi;
 mod devices;
+mod docker_config;
 mod dra;
 mod env;
 mod health;
@@ -30,6 +31,7 @@ mod observed;
 mod payload;
 mod plugins;
 mod pod;
+mod pod_logs;
 mod pull_secrets;
 mod pulled;
 mod pulse;
@@ -37,6 +39,7 @@ mod reclaim;
 mod reference;
 mod referred;
 mod registration;
+mod resolver;
 mod server;
 mod shutdown;
 mod sources;
@@ -53,7 +56,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use reconcile::{Controller, Ctx, Enqueue, Key, Object as _};
-use runtime::{Runtime, cri};
+use runtime::Runtime;
+use runtime::cri::ContainerState;
 use tokio::sync::watch;
 
 pub use cgroups::Reserved;
@@ -62,10 +66,12 @@ pub use credentials::Config as CredentialProviders;
 pub use k8s_openapi::api::core::v1::Taint;
 pub use keeping::Keeping;
 pub use keeping::images::Policy as ImagePolicy;
-pub use keeping::pressure::{Amount, Limits};
+pub use keeping::pressure::{Amount, Limits, OVERRIDDEN as OVERRIDDEN_SIGNALS, SIGNALS};
+pub use pod_logs::Logs;
 pub use pulled::{Policy as PullPolicy, Verify};
 pub use referred::Referred;
 pub use registration::Presentation;
+pub use resolver::Resolver;
 pub use server::Api;
 pub use shutdown::plan::{Period, periods};
 pub use sysctls::is_own as is_own_sysctl;
@@ -126,6 +132,8 @@ struct Node {
     devices: Arc<devices::Devices>,
     /// The machine is about to be switched off.
     is_going_down: watch::Sender<bool>,
+    /// Counts the times when a pod was told to end sooner.
+    hastened: watch::Sender<u64>,
     /// Counts the times when the runtime was seen to have changed.
     news: watch::Sender<u64>,
     referred: Option<Arc<Referred>>,
@@ -171,6 +179,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         presentation: config.presentation,
         memories: Mutex::default(),
         queue: controller.enqueue(),
+        hastened: watch::Sender::new(0),
         news: watch::Sender::new(0),
         counts: stats::Counts::default(),
         looking: stats::volumes::Looking::default(),
@@ -194,9 +203,11 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
     // Pods that are over, and those deleted by force, go without asking the node.
     let weak = Arc::downgrade(&node);
     node.ctx.caches.pods().listen(move |changed| {
-        if let (Some(pod), None, Some(node)) = (changed.before, changed.after, weak.upgrade())
-            && node.has(pod)
-        {
+        let (Some(pod), Some(node)) = (changed.before, weak.upgrade()) else { return };
+        if node.has(pod) && worker::is_hastened(pod, changed.after.map(Arc::as_ref)) {
+            node.hastened.send_modify(|count| *count += 1);
+        }
+        if node.has(pod) && changed.after.is_none() {
             tokio::spawn(remove_unknown(node, pod.key(), pod.uid().to_owned()));
         }
     });
@@ -234,17 +245,24 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
 fn refresh_volumes(node: &Arc<Node>, controller: &Controller) {
     let pods = node.ctx.caches.pods().clone();
     let own = node.settings.node_name.clone();
-    let in_namespace = move |namespace: &str, enqueue: &mut dyn FnMut(Key)| {
-        let mine = pods.indexed("node", &own).into_iter().filter(|pod| pod.namespace() == namespace);
-        mine.for_each(|pod| enqueue(pod.key()));
+    let weak = Arc::downgrade(node);
+    let changed = move |plural: &str, object: &Key, enqueue: &mut dyn FnMut(Key)| {
+        let mine = pods.indexed("node", &own).into_iter().filter(|pod| *pod.namespace() == *object.namespace);
+        for pod in mine {
+            if let Some(node) = weak.upgrade().filter(|_| referred::refers(&pod, plural, &object.name)) {
+                let now = node.ctx.clock.now();
+                node.memories.lock().entry(pod.uid().to_owned()).and_modify(|memory| memory.hear(now));
+            }
+            enqueue(pod.key());
+        }
     };
-    let again = in_namespace.clone();
+    let again = changed.clone();
     // New ones too: an optional one may have been missing when the pod began.
-    controller.on(node.ctx.caches.config_maps(), move |changed, enqueue| {
-        in_namespace(changed.newest().namespace(), enqueue);
+    controller.on(node.ctx.caches.config_maps(), move |news, enqueue| {
+        changed("configmaps", &news.newest().key(), enqueue);
     });
-    controller.on(node.ctx.caches.secrets(), move |changed, enqueue| {
-        again(changed.newest().namespace(), enqueue);
+    controller.on(node.ctx.caches.secrets(), move |news, enqueue| {
+        again("secrets", &news.newest().key(), enqueue);
     });
 }
 
@@ -301,6 +319,11 @@ async fn relist(node: &Arc<Node>) {
                 }
                 now.insert(id.clone(), state);
             }
+            let started = containers.iter().filter(|container| {
+                container.state() != ContainerState::Created
+                    && known.get(&container.id) != now.get(&container.id)
+            });
+            started.for_each(|container| node.settings.logs.link(container));
             for (key, uid) in &changed {
                 let pod = node.ctx.caches.pods().get_exactly(key, uid);
                 match pod {
@@ -330,20 +353,4 @@ async fn remove_unknown(node: Arc<Node>, key: Key, uid: String) {
 fn pod_of(labels: &BTreeMap<String, String>) -> Option<(Key, String)> {
     let key = Key::new(labels.get(POD_NAMESPACE)?, labels.get(POD_NAME)?);
     Some((key, labels.get(POD_UID)?.clone()))
-}
-
-/// The resolver's settings of this host.
-pub fn host_dns() -> cri::DnsConfig {
-    let text = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
-    let mut dns = cri::DnsConfig::default();
-    for line in text.lines() {
-        let mut words = line.split_whitespace();
-        match words.next() {
-            Some("nameserver") => dns.servers.extend(words.map(str::to_owned)),
-            Some("search") => dns.searches = words.map(str::to_owned).collect(),
-            Some("options") => dns.options.extend(words.map(str::to_owned)),
-            _ => {}
-        }
-    }
-    dns
 }

@@ -40,6 +40,8 @@ pub struct Sandbox {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ran {
     pub id: String,
+    /// The sandbox it ran in, which may be gone.
+    pub sandbox: String,
     pub name: String,
     pub attempt: u32,
     pub state: State,
@@ -97,17 +99,18 @@ impl Observed {
         self.running().next().is_none() && !self.sandboxes.iter().any(|sandbox| sandbox.ready)
     }
 
-    /// From what the runtime lists, in its words.
+    /// From what the runtime lists, in its words; containers with the sandboxes they are in.
     pub fn new(
         pod: &Pod,
         sandboxes: &[cri::PodSandboxStatus],
-        containers: &[cri::ContainerStatus],
+        containers: &[(String, cri::ContainerStatus)],
     ) -> Observed {
         let on_host = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
         let mut sandboxes: Vec<Sandbox> =
             sandboxes.iter().map(|status| Sandbox::of(status, on_host)).collect();
         sandboxes.sort_by_key(|sandbox| (std::cmp::Reverse(sandbox.attempt), sandbox.is_cut_off));
-        let mut containers: Vec<Ran> = containers.iter().map(Ran::of).collect();
+        let mut containers: Vec<Ran> =
+            containers.iter().map(|(sandbox, status)| Ran::of(sandbox, status)).collect();
         containers.sort_by_key(|run| std::cmp::Reverse(run.attempt));
         Observed { sandboxes, containers, at: Some(Timestamp::now()) }
     }
@@ -130,11 +133,12 @@ impl Sandbox {
 }
 
 impl Ran {
-    fn of(status: &cri::ContainerStatus) -> Ran {
+    fn of(sandbox: &str, status: &cri::ContainerStatus) -> Ran {
         let (since, at) = (time(status.started_at), time(status.finished_at));
         let metadata = status.metadata.clone().unwrap_or_default();
         Ran {
             id: status.id.clone(),
+            sandbox: sandbox.to_owned(),
             name: status.labels.get(CONTAINER_NAME).cloned().unwrap_or(metadata.name),
             attempt: metadata.attempt,
             state: match status.state() {
@@ -205,7 +209,7 @@ mod tests {
         let check = |started_at, expected: State| {
             let state = cri::ContainerState::Unknown.into();
             let status = cri::ContainerStatus { state, started_at, ..cri::ContainerStatus::default() };
-            assert_eq!(Ran::of(&status).state, expected);
+            assert_eq!(Ran::of("s", &status).state, expected);
         };
         check(0, State::Created);
         let since = Timestamp::from_second(7).expect("a time");
@@ -223,7 +227,7 @@ mod tests {
                 message: message.into(),
                 ..cri::ContainerStatus::default()
             };
-            assert_eq!(Ran::of(&status).state == State::Created, is_created, "{reason} {message}");
+            assert_eq!(Ran::of("s", &status).state == State::Created, is_created, "{reason} {message}");
         };
         let gone = "failed to create containerd task: failed to create shim task: context canceled: unknown";
         check(0, "StartError", gone, true);

@@ -1,10 +1,12 @@
 //! A pod's worker: what it needs next ([`plan`]), what is said about it ([`status`]).
 
 pub mod anew;
+pub mod back_off;
 pub mod plan;
 pub mod status;
 
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};
+use reconcile::Object as _;
 
 /// Every container of a pod: those that come first, the others, and those for having a look.
 pub fn containers(pod: &Pod) -> Vec<Container> {
@@ -19,6 +21,11 @@ pub fn containers(pod: &Pod) -> Vec<Container> {
 pub fn is_over(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// The pod as people are told of it: name, namespace and uid.
+pub fn whole_name(pod: &Pod) -> String {
+    format!("{}_{}({})", pod.name(), pod.namespace(), pod.uid())
 }
 
 /// A container of a pod by its name.

@@ -15,6 +15,11 @@ use crate::{Node, reference};
 /// Docker's own registry as secrets name it, whatever images do.
 const HUB: &str = "index.docker.io";
 
+/// The key of a Secret with what docker keeps in its config.json.
+pub const CONFIG: &str = ".dockerconfigjson";
+/// The same as docker once wrote it.
+pub const OLD_CONFIG: &str = ".dockercfg";
+
 /// What is shown to a registry, and the secret or service account it is from, unless it is the node's own.
 pub struct Shown {
     pub auth: AuthConfig,
@@ -24,24 +29,43 @@ pub struct Shown {
 /// What to try, in order: every credential for the image, of the pod's secrets, the ones that are meant for the least
 /// first.
 pub fn keys(node: &Node, pod: &Pod, image: &str) -> Vec<Shown> {
-    let secrets = pod.spec.iter().flat_map(|spec| spec.image_pull_secrets.iter().flatten());
     let mut all = Vec::new();
-    for reference in secrets {
-        let Some(secret) = node.ctx.caches.secrets().get(&Key::new(pod.namespace(), &reference.name)) else {
+    let mut missing = Vec::new();
+    for name in named(pod) {
+        let Some(secret) = node.ctx.caches.secrets().get(&Key::new(pod.namespace(), name)) else {
+            missing.push(name);
             continue;
         };
-        for (server, entry) in auths(secret.data.as_ref()) {
-            let auth = key(&entry);
+        for (place, auth) in of_secret(secret.data.as_ref()) {
             let from = PullSecret {
                 namespace: secret.namespace().to_owned(),
                 name: secret.name().to_owned(),
                 uid: secret.uid().to_owned(),
                 hash: pulled::digest(&auth),
             };
-            all.push((place(&server), Shown { auth, from: Some(from) }));
+            all.push((place, Shown { auth, from: Some(from) }));
         }
     }
+    if let Some(message) = warning(&missing) {
+        node.ctx.events.warning(pod, "FailedToRetrieveImagePullSecret", message);
+    }
     chosen(all, image)
+}
+
+/// The secrets that a pod names. Some name none, which the API has always taken.
+fn named(pod: &Pod) -> impl Iterator<Item = &str> {
+    let secrets = pod.spec.iter().flat_map(|spec| spec.image_pull_secrets.iter().flatten());
+    secrets.map(|reference| reference.name.as_str()).filter(|name| !name.is_empty())
+}
+
+/// What is said where some are missing: the image may be had without them.
+fn warning(missing: &[&str]) -> Option<String> {
+    let names = missing.join(", ");
+    (!missing.is_empty()).then(|| {
+        format!(
+            "Unable to retrieve some image pull secrets ({names}); attempting to pull the image may not succeed."
+        )
+    })
 }
 
 /// Those of the credentials for places that are for an image.
@@ -56,17 +80,23 @@ pub fn chosen<T>(mut all: Vec<(String, T)>, image: &str) -> Vec<T> {
     all.into_iter().map(|(_, one)| one).collect()
 }
 
-/// What a secret holds, by registry; in docker's form of today or of old.
-fn auths(data: Option<&BTreeMap<String, ByteString>>) -> serde_json::Map<String, Value> {
-    let read = |name: &str| -> Option<Value> { serde_json::from_slice(&data?.get(name)?.0).ok() };
-    let auths = match read(".dockerconfigjson") {
-        Some(config) => config["auths"].clone(),
-        None => read(".dockercfg").unwrap_or_default(),
+/// What a secret holds, by place; in docker's form of today or of old.
+fn of_secret(data: Option<&BTreeMap<String, ByteString>>) -> Vec<(String, AuthConfig)> {
+    let read = |name: &str| entries(name, &data?.get(name)?.0);
+    read(CONFIG).or_else(|| read(OLD_CONFIG)).unwrap_or_default()
+}
+
+/// The credentials that a text of this form has, by place; `None` if it is not of this form.
+pub fn entries(form: &str, text: &[u8]) -> Option<Vec<(String, AuthConfig)>> {
+    let config: serde_json::Map<String, Value> = serde_json::from_slice(text).ok()?;
+    let auths = match form {
+        CONFIG => match config.get("auths") {
+            None | Some(Value::Null) => return Some(Vec::new()),
+            Some(auths) => auths.as_object()?.clone(),
+        },
+        _ => config,
     };
-    match auths {
-        Value::Object(auths) => auths,
-        _ => serde_json::Map::new(),
-    }
+    Some(auths.iter().map(|(server, entry)| (place(server), key(entry))).collect())
 }
 
 fn key(entry: &Value) -> AuthConfig {
@@ -167,6 +197,18 @@ mod tests {
     }
 
     #[test]
+    fn secrets_that_are_missing_are_told_of() {
+        let secrets = serde_json::json!([{"name": "a"}, {"name": ""}, {}, {"name": "b"}]);
+        let spec = serde_json::json!({"containers": [], "imagePullSecrets": secrets});
+        let pod: Pod = serde_json::from_value(serde_json::json!({"spec": spec})).expect("a pod");
+        let named: Vec<&str> = named(&pod).collect();
+        assert_eq!(named, ["a", "b"]);
+        let told = "Unable to retrieve some image pull secrets (a, b); attempting to pull the image may not succeed.";
+        assert_eq!(warning(&named).as_deref(), Some(told));
+        assert_eq!(warning(&[]), None);
+    }
+
+    #[test]
     fn patterns() {
         for (pattern, text, expected) in [
             ("", "", true),
@@ -188,7 +230,7 @@ mod tests {
     fn secrets_come_in_two_forms() {
         let servers = |name: &str, text: &str| {
             let data = BTreeMap::from([(name.to_owned(), ByteString(text.into()))]);
-            auths(Some(&data)).keys().cloned().collect::<Vec<_>>()
+            of_secret(Some(&data)).into_iter().map(|(place, _)| place).collect::<Vec<_>>()
         };
         assert_eq!(servers(".dockerconfigjson", r#"{"auths": {"a": {}}}"#), ["a"]);
         assert_eq!(servers(".dockercfg", r#"{"a": {}}"#), ["a"]);

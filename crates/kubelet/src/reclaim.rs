@@ -18,7 +18,7 @@ pub fn listen(node: &Arc<Node>) {
     node.ctx.caches.persistent_volumes().listen(move |changed| {
         let (Some(volume), None) = (changed.before, changed.after) else { return };
         let Some(dir) = directory(volume, &own) else { return };
-        tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&dir) {
+        tokio::task::spawn_blocking(move || match sys::trees::remove(&dir) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 tracing::warn!(%error, dir = %dir.display(), "cannot remove a volume's directory");
             }

@@ -276,6 +276,11 @@ async fn follow(inner: Arc<dyn Connection>, kind: Kind, key: Key, tell: mpsc::Se
     }
 }
 
+/// Whether a pod refers to an object of its namespace.
+pub fn refers(pod: &Pod, plural: &str, name: &str) -> bool {
+    references(pod).iter().any(|(kind, key)| kind.plural() == plural && *key.name == *name)
+}
+
 /// What a pod refers to that this node reads for it.
 fn references(pod: &Pod) -> BTreeSet<Thing> {
     let mut found = BTreeSet::new();

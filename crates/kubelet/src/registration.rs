@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference, Time};
-use reconcile::{Error, Key, Object as _, Patch};
+use reconcile::{Error, Key, Object as _, Patch, Severity};
 use serde_json::json;
 use tokio::sync::Notify;
 
@@ -76,10 +76,11 @@ pub async fn run(node: &Node) {
     let nodes = node.ctx.caches.nodes().clone();
     nodes.filled().await;
     let mut address = node.settings.node_ip.clone();
+    let mut is_told = false;
     tokio::join!(
         async {
             loop {
-                let soon = match report(node).await {
+                let soon = match report(node, &mut is_told).await {
                     Ok(true) => None,
                     Ok(false) => Some(UNREADY_EVERY),
                     // Others write to a new node as well; its first status must not wait for long.
@@ -145,8 +146,8 @@ async fn keep_lease(node: &Node) {
     }
 }
 
-/// Whether the node is ready.
-async fn report(node: &Node) -> Result<bool, Error> {
+/// Whether the node is ready. That it starts is told once.
+async fn report(node: &Node, is_told: &mut bool) -> Result<bool, Error> {
     let key = Key::new("", &node.settings.node_name);
     let current = match node.ctx.caches.nodes().get(&key) {
         Some(current) => ApiNode::clone(&current),
@@ -154,6 +155,11 @@ async fn report(node: &Node) -> Result<bool, Error> {
         None if node.presentation.is_unregistered => return Ok(true),
         None => node.ctx.create(&fresh(node)).await?,
     };
+    if !std::mem::replace(is_told, true) {
+        for (severity, reason, message) in first_words(&current, &boot_id()) {
+            node.ctx.events.record(reconcile::reference(&current), severity, reason, message);
+        }
+    }
     if current.annotation(ATTACHED_BY_CONTROLLER).is_none() {
         let marked = json!({"metadata": {"annotations": {ATTACHED_BY_CONTROLLER: "true"}}});
         node.ctx.client.patch::<ApiNode>(&key, &Patch::Merge(marked)).await?;
@@ -171,6 +177,17 @@ async fn report(node: &Node) -> Result<bool, Error> {
         node.ctx.replace_status(&ApiNode { status: Some(status), ..current }).await?;
     }
     Ok(ready)
+}
+
+/// Events for the start of a node, and for the machine's if the node was last heard of before that.
+fn first_words(node: &ApiNode, boot_id: &str) -> Vec<(Severity, &'static str, String)> {
+    let mut words = vec![(Severity::Normal, "Starting", "Starting kubelet.".to_owned())];
+    let known = node.status.as_ref().and_then(|status| status.node_info.as_ref());
+    if known.is_some_and(|known| !known.boot_id.is_empty() && known.boot_id != boot_id) {
+        let message = format!("Node {} has been rebooted, boot id: {boot_id}", node.name());
+        words.push((Severity::Warning, "Rebooted", message));
+    }
+    words
 }
 
 /// Events for conditions that are not what they were.
@@ -427,14 +444,22 @@ async fn images(node: &Node) -> Vec<ContainerImage> {
     shown.collect()
 }
 
+fn read(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
+}
+
+/// Another one each time the machine is switched on.
+fn boot_id() -> String {
+    read("/proc/sys/kernel/random/boot_id")
+}
+
 fn info(node: &Node) -> NodeSystemInfo {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let release = read("/etc/os-release");
     let pretty = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
     let machine = read("/etc/machine-id");
     NodeSystemInfo {
         architecture: arch().into(),
-        boot_id: read("/proc/sys/kernel/random/boot_id"),
+        boot_id: boot_id(),
         container_runtime_version: node.runtime_version.clone(),
         kernel_version: rustix::system::uname().release().to_string_lossy().into_owned(),
         kubelet_version: VERSION.into(),
@@ -496,6 +521,32 @@ async fn renew(node: &Node) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_says_that_it_starts() {
+        let check = |before: Option<&str>, expected: &[&str]| {
+            let info =
+                before.map(|id| NodeSystemInfo { boot_id: id.to_owned(), ..NodeSystemInfo::default() });
+            let node = ApiNode {
+                metadata: ObjectMeta { name: Some("here".to_owned()), ..ObjectMeta::default() },
+                status: Some(NodeStatus { node_info: info, ..NodeStatus::default() }),
+                ..ApiNode::default()
+            };
+            let words = first_words(&node, "b").into_iter();
+            let words: Vec<_> = words
+                .map(|(severity, reason, message)| format!("{severity:?} {reason}: {message}"))
+                .collect();
+            assert_eq!(words, expected, "{before:?}");
+        };
+        let (start, reboot) = (
+            "Normal Starting: Starting kubelet.",
+            "Warning Rebooted: Node here has been rebooted, boot id: b",
+        );
+        check(None, &[start]);
+        check(Some(""), &[start]);
+        check(Some("b"), &[start]);
+        check(Some("a"), &[start, reboot]);
+    }
 
     #[test]
     fn what_others_say_of_the_node_stays() {

@@ -319,7 +319,7 @@ fn config(node: &Node) -> Value {
         "clusterDNS": settings.cluster_dns,
         "authentication": {"anonymous": {"enabled": false}, "webhook": {"enabled": true, "cacheTTL": "2m0s"}},
         "authorization": {"mode": "Webhook"},
-        "podLogsDir": settings.logs,
+        "podLogsDir": settings.logs.dir,
     }})
 }
 

@@ -11,7 +11,7 @@ use crate::env::{Addresses, environment};
 use crate::observed::{Observed, State};
 use crate::pull_secrets::Shown;
 use crate::volumes::{self, Materials};
-use crate::{Node, config, hooks, pull_secrets, users};
+use crate::{Node, config, docker_config, hooks, pull_secrets, users};
 
 /// Why a container was not started.
 pub struct Failed {
@@ -119,12 +119,15 @@ pub async fn start(
     }
     note(node, pod, &spec.name, Severity::Normal, "Started", "Container started".into());
     remove_old_runs(node, pod, seen, &spec.name).await;
-    if let Some(hook) = spec.lifecycle.as_ref().and_then(|lifecycle| lifecycle.post_start.as_ref())
-        && let Err(message) = hooks::run(node, pod, &id, hook).await
-    {
-        note(node, pod, &spec.name, Severity::Warning, "FailedPostStartHook", message.clone());
-        let _ = node.runtime.stop_container(&id, std::time::Duration::from_secs(30)).await;
-        return Err(failed("PostStartHookError", message));
+    if let Some(hook) = spec.lifecycle.as_ref().and_then(|lifecycle| lifecycle.post_start.as_ref()) {
+        let run = hooks::run(node, pod, spec, &id, hook);
+        if let Some(Err(message)) = hooks::unless(|| node.is_to_end(pod), run).await {
+            tracing::warn!(error = message, pod = %pod.key(), container = spec.name, "a hook has failed");
+            let told = "PostStartHook failed".to_owned();
+            note(node, pod, &spec.name, Severity::Warning, "FailedPostStartHook", told);
+            let _ = node.runtime.stop_container(&id, std::time::Duration::from_secs(30)).await;
+            return Err(failed("PostStartHookError", message));
+        }
     }
     Ok(())
 }
@@ -206,6 +209,8 @@ async fn image(node: &Node, pod: &Pod, needed: &Needed<'_>) -> Result<ImageSpec,
     let default = if wanted.image.ends_with(":latest") { "Always" } else { "IfNotPresent" };
     let policy = needed.policy.unwrap_or(default);
     let mut keys = pull_secrets::keys(node, pod, &wanted.image);
+    let home = std::env::home_dir();
+    keys.extend(docker_config::keys(&node.settings.root, home.as_deref(), &wanted.image));
     let may_use = |keys: &[Shown]| {
         let id = &present.as_ref().filter(|_| policy != "Always")?.id;
         let secrets: Vec<_> = keys.iter().filter_map(|key| key.from.clone()).collect();

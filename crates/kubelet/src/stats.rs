@@ -190,7 +190,7 @@ pub async fn summary(node: &Node, only_cpu_and_memory: bool) -> runtime::Result<
                 rootfs["inodesUsed"] = json!(container.layer_inodes);
                 one["rootfs"] = rootfs;
                 let dir = node.settings.log_dir(&pod.key, &pod.uid).join(&container.name);
-                let mut logs = disk(&node.settings.logs, now);
+                let mut logs = disk(&node.settings.logs.dir, now);
                 let (bytes, files) = size_of(&dir);
                 logs["usedBytes"] = json!(bytes);
                 logs["inodesUsed"] = json!(files);

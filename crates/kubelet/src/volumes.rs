@@ -3,6 +3,7 @@
 pub mod claims;
 mod content;
 mod disk;
+mod hosts;
 pub mod iscsi;
 pub mod memory;
 mod nfs;
@@ -10,12 +11,12 @@ mod refused;
 pub mod sub_path;
 mod tools;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _, lchown};
 use std::path::{Path, PathBuf};
 
-use k8s_openapi::api::core::v1::{Container, Pod, Secret, Volume, VolumeMount};
+use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource, Pod, Secret, Volume, VolumeMount};
 use reconcile::{Ctx, Key};
 use runtime::cri;
 
@@ -89,10 +90,10 @@ pub struct Materials<'a> {
     pub is_first: bool,
 }
 
-/// Makes every volume of the pod, or says which cannot be made and why.
+/// Makes every volume that the pod uses, or says which cannot be made and why.
 pub async fn set_up(pod: &Pod, materials: &Materials<'_>) -> Result<Places, VolumeError> {
     let mut places = Places::new();
-    for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
+    for volume in used(pod) {
         // Images are the runtime's.
         if volume.image.is_some() {
             continue;
@@ -120,6 +121,19 @@ pub async fn set_up(pod: &Pod, materials: &Materials<'_>) -> Result<Places, Volu
         places.insert(volume.name.clone(), place);
     }
     Ok(places)
+}
+
+/// The volumes that any of the pod's containers mounts or has as a device. Nobody needs the others, so what they are made
+/// from may be missing.
+fn used(pod: &Pod) -> impl Iterator<Item = &Volume> {
+    let containers = crate::pod::containers(pod);
+    let names = containers.into_iter().flat_map(|one| {
+        let mounts = one.volume_mounts.into_iter().flatten().map(|mount| mount.name);
+        mounts.chain(one.volume_devices.into_iter().flatten().map(|device| device.name))
+    });
+    let names: BTreeSet<String> = names.collect();
+    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    volumes.filter(move |volume| names.contains(&volume.name))
 }
 
 /// Gives a claimed volume to the pod's group, unless it is known to be theirs already.
@@ -167,12 +181,13 @@ async fn one(pod: &Pod, volume: &Volume, materials: &Materials<'_>) -> Result<Pa
             mount(&dir, "hugetlbfs", &format!("pagesize={size}"))?;
         }
         if medium == "Memory" && fresh {
-            let size =
-                empty.size_limit.as_ref().and_then(|size| schema::quantity::Quantity::parse(&size.0).ok());
-            let options = size.map(|size| format!("size={}", size.value())).unwrap_or_default();
-            mount(&dir, "tmpfs", &options)?;
+            let of_node = materials.sources.allocatable("memory");
+            let of_node = of_node.map_or(materials.settings.memory, |memory| memory.value());
+            let size = memory_for(pod, empty, of_node);
+            mount(&dir, "tmpfs", &if size > 0 { format!("size={size}") } else { String::new() })?;
         }
-        if materials.is_first {
+        // One for having a look may be the first to use it.
+        if materials.is_first || fresh {
             fs::set_permissions(&dir, fs::Permissions::from_mode(0o777))
                 .map_err(|error| error.to_string())?;
             own(&dir, pod, WRITABLE)?;
@@ -202,6 +217,16 @@ async fn one(pod: &Pod, volume: &Volume, materials: &Materials<'_>) -> Result<Pa
         given.map_err(|error| error.to_string())?;
     }
     Ok(dir)
+}
+
+/// How much memory a volume may take: no more than all pods of the node may, than the whole pod may, or than it says
+/// itself. 0 leaves that to the kernel.
+fn memory_for(pod: &Pod, empty: &EmptyDirVolumeSource, of_node: i64) -> i64 {
+    let of_pod = crate::cgroups::limits(pod, 0).memory;
+    let stated = empty.size_limit.as_ref();
+    let stated = stated.and_then(|size| schema::quantity::Quantity::parse(&size.0).ok());
+    let limits = [of_node, of_pod, stated.map_or(0, |size| size.value())];
+    limits.into_iter().filter(|limit| *limit > 0).min().unwrap_or(0)
 }
 
 /// The group that all of a pod's volumes are to belong to.
@@ -401,9 +426,8 @@ pub fn mounts(
         selinux_relabel: has_labels,
         ..cri::Mount::default()
     };
-    let host_network = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
-    if !host_network && !mounted(&mounts, "/etc/hosts") {
-        mounts.push(file(settings.pod_dir(pod).join("etc-hosts"), "/etc/hosts"));
+    if !mounted(&mounts, hosts::HOSTS) {
+        mounts.push(file(settings.pod_dir(pod).join(hosts::FILE), hosts::HOSTS));
     }
     let words = container.termination_message_path.as_deref().unwrap_or("/dev/termination-log");
     if !mounted(&mounts, words) {
@@ -495,42 +519,18 @@ pub fn write_files(
     ips: &[String],
 ) -> std::io::Result<()> {
     let dir = settings.pod_dir(pod);
-    let spec = pod.spec.clone().unwrap_or_default();
     let words = last_words(pod, &container.name, attempt, settings);
     fs::create_dir_all(words.parent().unwrap_or(&dir))?;
     fs::write(&words, "")?;
     fs::set_permissions(&words, fs::Permissions::from_mode(0o666))?;
-    let mut text =
-        "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n\
-        fe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n"
-            .to_owned();
-    let name = crate::config::hostname(pod);
-    let full = crate::config::full_name(pod, settings);
-    for ip in ips {
-        match &full {
-            Some(full) => text += &format!("{ip}\t{full}\t{name}\n"),
-            None => text += &format!("{ip}\t{name}\n"),
-        }
-    }
-    let aliases = spec.host_aliases.unwrap_or_default();
-    if !aliases.is_empty() {
-        text += "\n# Entries added by HostAliases.\n";
-    }
-    for alias in aliases {
-        text += &format!("{}\t{}\n", alias.ip, alias.hostnames.unwrap_or_default().join("\t"));
-    }
-    let path = dir.join("etc-hosts");
-    match fs::read_to_string(&path) {
-        Ok(known) if known == text => Ok(()),
-        _ => fs::write(&path, text),
-    }
+    hosts::write(pod, settings, ips)
 }
 
 /// Removes the volumes of a pod, and all else that is in its directory.
 pub fn clear(uid: &str, settings: &Settings) -> std::io::Result<()> {
     let dir = settings.pods.join(uid);
     sys::mounts::unmount_below(&dir)?;
-    match fs::remove_dir_all(&dir) {
+    match sys::trees::remove(&dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
@@ -538,6 +538,8 @@ pub fn clear(uid: &str, settings: &Settings) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -562,6 +564,80 @@ mod tests {
         check(Some("Enabled"), true, Ok(true));
         let not = "volume \"v\" requested recursive read-only mount, but it is not supported by the runtime";
         check(Some("Enabled"), false, Err(not));
+    }
+
+    fn pod(spec: serde_json::Value) -> Pod {
+        serde_json::from_value(json!({"metadata": {"uid": "1"}, "spec": spec})).expect("a pod")
+    }
+
+    #[test]
+    fn only_what_is_used_is_made() {
+        let mounts = |name: &str| json!([{"name": name, "mountPath": "/x"}]);
+        let volumes = ["none", "main", "init", "look", "disk"].map(|name| json!({"name": name}));
+        let pod = pod(json!({
+            "initContainers": [{"name": "a", "volumeMounts": mounts("init")}],
+            "containers": [
+                {"name": "b", "volumeMounts": mounts("main")},
+                {"name": "c", "volumeDevices": [{"name": "disk", "devicePath": "/dev/x"}]},
+            ],
+            "ephemeralContainers": [{"name": "d", "volumeMounts": mounts("look")}],
+            "volumes": volumes,
+        }));
+        let names: Vec<&str> = used(&pod).map(|volume| volume.name.as_str()).collect();
+        assert_eq!(names, ["main", "init", "look", "disk"]);
+    }
+
+    #[test]
+    fn memory_is_limited_by_whoever_has_least() {
+        let check = |limits: [Option<&str>; 2], stated: Option<&str>, expected: i64| {
+            let one = |limit: &Option<&str>| match limit {
+                Some(limit) => json!({"name": "c", "resources": {"limits": {"memory": limit}}}),
+                None => json!({"name": "c"}),
+            };
+            let pod = pod(json!({"containers": limits.iter().map(one).collect::<Vec<_>>()}));
+            let empty = serde_json::from_value(json!({"medium": "Memory", "sizeLimit": stated}));
+            assert_eq!(
+                memory_for(&pod, &empty.expect("a volume"), 1 << 30),
+                expected,
+                "{limits:?} {stated:?}"
+            );
+        };
+        check([None, None], None, 1 << 30);
+        check([Some("64Mi"), Some("32Mi")], None, 96 << 20);
+        // One without a limit may use all there is.
+        check([Some("64Mi"), None], None, 1 << 30);
+        check([Some("2Gi"), Some("2Gi")], None, 1 << 30);
+        check([Some("64Mi"), Some("32Mi")], Some("1Mi"), 1 << 20);
+        check([Some("64Mi"), Some("32Mi")], Some("0"), 96 << 20);
+        check([Some("64Mi"), Some("32Mi")], Some("1Gi"), 96 << 20);
+        check([None, None], Some("2Gi"), 1 << 30);
+    }
+
+    #[test]
+    fn every_container_has_a_hosts_file() {
+        let check = |host_network: bool, own: Option<&str>, expected: &str| {
+            let mounts: Vec<_> = own.iter().map(|path| json!({"name": "v", "mountPath": path})).collect();
+            let container = json!({"name": "c", "volumeMounts": mounts});
+            let pod = pod(json!({"hostNetwork": host_network, "containers": [container]}));
+            let place = Place { path: "/v".into(), read_only: false, is_block: false };
+            let places = Places::from([("v".to_owned(), place)]);
+            let mounted = Mounted { attempt: 0, places: &places, images: &Images::new(), env: &[] };
+            let settings = Settings::for_tests(Path::new("/node"));
+            let found = mounts_of(&pod, &mounted, &settings);
+            let at: Vec<&cri::Mount> =
+                found.iter().filter(|mount| mount.container_path == "/etc/hosts").collect();
+            assert_eq!(at.len(), 1, "{host_network} {own:?}");
+            assert_eq!(at[0].host_path, expected, "{host_network} {own:?}");
+        };
+        for host_network in [false, true] {
+            check(host_network, None, "/node/own/1/etc-hosts");
+            check(host_network, Some("/etc/hosts"), "/v");
+        }
+    }
+
+    fn mounts_of(pod: &Pod, mounted: &Mounted<'_>, settings: &Settings) -> Vec<cri::Mount> {
+        let container = &crate::pod::containers(pod)[0];
+        mounts(pod, container, mounted, false, settings).expect("mounts")
     }
 
     #[test]

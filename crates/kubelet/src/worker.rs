@@ -1,11 +1,13 @@
 //! The worker of a pod: looks, plans, acts, tells. One at a time for each pod.
 
+mod stop;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{Pod, Probe};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
 use reconcile::{Delete, Error, Key, Next, Object as _, Severity};
 use runtime::Runtime;
 
@@ -16,19 +18,15 @@ use crate::env::Addresses;
 use crate::memory::{Failure, Memory};
 use crate::observed::{Observed, POD_UID};
 use crate::pod::anew::Anew;
+use crate::pod::back_off::restart_at;
 use crate::pod::container as find;
-use crate::pod::plan::{Action, Why, deadline, is_finished, plan, restart_at};
+use crate::pod::plan::{Action, deadline, is_finished, plan};
 use crate::pod::status::{Host, status};
 use crate::sources::Cluster;
 use crate::volumes::{self, Materials};
 
 /// More rounds than any pod needs in a row; what is left is done at the next look.
 const ROUNDS: usize = 40;
-/// How long a thing that failed is left alone, doubled each time.
-const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(10);
-const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(300);
-/// How long something is left alone that others have to do something for first.
-const SOON: SignedDuration = SignedDuration::from_secs(1);
 /// How long drivers that do not take back their devices are left alone.
 const UNGIVEN: Duration = Duration::from_secs(5);
 /// How often that is tried before it is said that something is wrong.
@@ -37,7 +35,7 @@ const PATIENT: u32 = 30;
 /// Looks after one pod once.
 pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
     let Some(pod) = node.ctx.caches.pods().get(key).filter(|pod| node.has(pod)) else {
-        return Ok(Next::Change);
+        return Ok(Next::Forget);
     };
     if crate::pod::is_over(&pod) && !pod.is_deleting() {
         return Ok(tidy_up(node, &pod).await);
@@ -45,8 +43,14 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
     if let Some(referred) = node.referred.as_ref().filter(|_| !pod.is_deleting()) {
         referred.known(&pod).await?;
     }
+    let uid = pod.uid().to_owned();
     let mut next = Next::Change;
     for _ in 0..ROUNDS {
+        // It may have been changed or deleted while something was done for it; another of its name has a look of its own.
+        let Some(pod) = node.ctx.caches.pods().get_exactly(key, &uid) else {
+            node.forget(&uid);
+            return Ok(Next::Forget);
+        };
         let seen = match observe(&*node.runtime, &pod, &node.settings).await {
             Ok(seen) => seen,
             Err(error) => {
@@ -82,11 +86,7 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
             break;
         }
         let clears = work.contains(&Action::Clear);
-        let acting = async {
-            for action in work.into_iter().take_while(|action| *action != Action::Clear) {
-                act(node, &pod, &seen, action).await;
-            }
-        };
+        let acting = act_on(node, &pod, &seen, work);
         // What is written takes the disk's time, which the pod need not wait for.
         let (told, ()) = tokio::join!(tell(node, &pod, &seen), acting);
         told?;
@@ -111,7 +111,7 @@ pub async fn observe(runtime: &dyn Runtime, pod: &Pod, settings: &Settings) -> r
     let mut containers = Vec::new();
     for container in runtime.containers(&mine).await? {
         match runtime.container_status(&container.id).await {
-            Ok(status) => containers.push(status),
+            Ok(status) => containers.push((container.pod_sandbox_id, status)),
             Err(error) if error.is_not_found() => {}
             Err(error) => return Err(error),
         }
@@ -148,12 +148,10 @@ async fn refuse(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
         let message = crate::apparmor::problem(pod)?;
         Some(Refusal { reason: "AppArmor".to_owned(), message })
     };
+    let short = || admission::under(pod, node.keeping.pressures().lasting(now, node.settings.keeping.lasts));
     let unsettled = || crate::sysctls::problem(pod, &node.settings.keeping.sysctls);
-    let refusal = late(node)
-        .or_else(unconfined)
-        .or_else(unsettled)
-        .or_else(|| short(node, pod, now))
-        .or_else(|| misplaced(node, pod));
+    let refusal =
+        late(node).or_else(unconfined).or_else(unsettled).or_else(short).or_else(|| misplaced(node, pod));
     let refusal = match refusal {
         Some(refusal) => Some(refusal),
         None => unlent(node, pod).await,
@@ -184,22 +182,6 @@ fn late(node: &Node) -> Option<Refusal> {
     let (reason, message) = crate::shutdown::REJECTED;
     let is_late = *node.is_going_down.borrow();
     is_late.then(|| Refusal { reason: reason.to_owned(), message: message.to_owned() })
-}
-
-/// Whether the node has no room for pods that it would soon evict.
-fn short(node: &Node, pod: &Pod, now: Timestamp) -> Option<Refusal> {
-    if !crate::keeping::pressure::may_be_evicted(pod) {
-        return None;
-    }
-    let [memory, disk, _] = node.keeping.pressures().lasting(now, node.settings.keeping.lasts);
-    let class = pod.status.as_ref().and_then(|status| status.qos_class.as_deref());
-    let condition = match (disk, memory && class == Some("BestEffort")) {
-        (true, _) => "DiskPressure",
-        (_, true) => "MemoryPressure",
-        _ => return None,
-    };
-    let message = format!("The node had condition: [{condition}]. ");
-    Some(Refusal { reason: crate::EVICTED.to_owned(), message })
 }
 
 /// Lets a pod in once; whoever comes after it finds less room.
@@ -254,8 +236,8 @@ fn tell_of_pauses(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
                 news.push((name.clone(), Severity::Normal, "BackOff", message));
                 news.push((name.clone(), Severity::Warning, "Failed", "Error: ImagePullBackOff".to_owned()));
             }
-            let waits = |run: &&crate::observed::Ran| restart_at(run).is_some_and(|at| at > now);
-            if let Some(run) = anew.latest(&name).filter(waits)
+            let waits = |run: &crate::observed::Ran| restart_at(run, memory).is_some_and(|at| at > now);
+            if let Some(run) = anew.latest(&name).filter(|run| waits(run))
                 && memory.told.insert(run.id.clone())
             {
                 let whole = format!("{}_{}({})", pod.name(), pod.namespace(), pod.uid());
@@ -310,6 +292,25 @@ async fn refresh(node: &Node, pod: &Pod, seen: &Observed) -> Option<Timestamp> {
     volumes::stale_from(pod, &node.settings)
 }
 
+/// Stops what is to be stopped, then does the rest in its order. What is left is not done to a pod that is to end sooner
+/// than was known. A stop can be left at any time, others not: what a start has begun has to be written down.
+async fn act_on(node: &Arc<Node>, pod: &Pod, seen: &Observed, work: Vec<Action>) {
+    let stops = work.iter().filter_map(|action| match action {
+        Action::Stop(stop) => Some(stop),
+        _ => None,
+    });
+    tokio::select! {
+        () = stop::all(node, pod, stops) => {}
+        () = node.hastened(pod) => return,
+    }
+    for action in work {
+        if node.is_hastened(pod) {
+            return;
+        }
+        act(node, pod, seen, action).await;
+    }
+}
+
 /// Does one thing. What fails is remembered and tried again later.
 async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
     match action {
@@ -336,27 +337,31 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
             let now = node.ctx.clock.now();
             node.remember(pod, |memory| {
                 memory.sandbox_failure = result.err().map(|message| match waits(&message) {
-                    true => Failure { times: tries + 1, ..soon("", message, now) },
-                    false => again(before.as_ref().filter(|_| tries < PATIENT), "", message, now),
+                    true => Failure { times: tries + 1, ..Failure::soon("", message, now) },
+                    false => Failure::again(before.as_ref().filter(|_| tries < PATIENT), "", message, now),
                 });
             });
         }
         Action::Start { container, attempt } => {
             let Some(spec) = find(pod, &container) else { return };
+            let begun = node.ctx.clock.now();
+            if let Some(run) = Anew::of(pod, seen).latest(&container) {
+                node.remember(pod, |memory| memory.start_again(run, begun));
+            }
             let result = crate::start::start(node, pod, seen, &spec, attempt).await;
             let now = node.ctx.clock.now();
-            node.remember(pod, |memory| match result {
-                Ok(()) => drop(memory.failures.remove(&container)),
-                Err(failed) if failed.waits => {
-                    memory.failures.insert(container, soon(&failed.reason, failed.message, now));
-                }
-                Err(failed) => {
-                    let failure = again(memory.failures.get(&container), &failed.reason, failed.message, now);
-                    memory.failures.insert(container, failure);
-                }
+            node.remember(pod, |memory| {
+                let Err(failed) = result else { return drop(memory.failures.remove(&container)) };
+                let failure = match failed.waits {
+                    true => Failure::soon(&failed.reason, failed.message, now),
+                    false => {
+                        let before = memory.failures.get(&container);
+                        Failure::again(before, &failed.reason, failed.message, now)
+                    }
+                };
+                memory.fail(&container, failure, begun);
             });
         }
-        Action::Stop { id, container, why } => stop(node, pod, &id, &container, why).await,
         Action::Resize { id, container } => {
             let Some(spec) = find(pod, &container) else { return };
             let resources = config::resources(pod, &spec, &node.settings);
@@ -382,7 +387,7 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
         }
-        Action::Clear | Action::Recheck(_) => {}
+        Action::Stop(_) | Action::Clear | Action::Recheck(_) => {}
     }
 }
 
@@ -393,7 +398,7 @@ fn unprepared(node: &Node, pod: &Pod, why: String) {
     let now = node.ctx.clock.now();
     node.remember(pod, |memory| {
         let before = memory.sandbox_failure.take();
-        memory.sandbox_failure = Some(again(before.as_ref(), reason, why, now));
+        memory.sandbox_failure = Some(Failure::again(before.as_ref(), reason, why, now));
     });
 }
 
@@ -411,61 +416,14 @@ async fn make_sandbox(node: &Node, pod: &Pod, attempt: u32) -> Result<(), String
         tracing::warn!(%error, pod = %pod.key(), "cannot limit a pod as a whole");
     }
     let mut config = config::sandbox(pod, attempt, group, &node.settings);
-    std::fs::create_dir_all(&config.log_directory).map_err(|error| error.to_string())?;
+    crate::resolver::tell(node, pod);
+    node.settings.logs.begin(&pod.key(), pod.uid()).map_err(|error| error.to_string())?;
     let handler = node.runtime_handler(pod).await?;
     if crate::users::are_own(pod) {
         node.may_have_users(&handler).await?;
         crate::users::into_sandbox(&mut config, &node.users.of(pod.uid())?);
     }
     node.runtime.run_sandbox(&config, &handler).await.map(drop).map_err(|error| error.message())
-}
-
-async fn stop(node: &Arc<Node>, pod: &Pod, id: &str, container: &str, why: Why) {
-    let spec = pod.spec.as_ref();
-    let started = node.remember(pod, |memory| memory.health.get(id).is_none_or(|health| health.started));
-    let own = find(pod, container);
-    let probe = own
-        .as_ref()
-        .and_then(|own| if started { own.liveness_probe.as_ref() } else { own.startup_probe.as_ref() });
-    let evicted = node
-        .remember(pod, |memory| memory.ended.as_ref().is_some_and(|(reason, _)| reason == crate::EVICTED));
-    let end_within = node.remember(pod, |memory| memory.end_within);
-    let grace = match why {
-        Why::PodEnds if end_within.is_some() => end_within,
-        // What the node is short of is needed at once.
-        Why::PodEnds if evicted => Some(1),
-        Why::PodEnds => pod.metadata.deletion_grace_period_seconds,
-        Why::Unhealthy => probe.and_then(|probe: &Probe| probe.termination_grace_period_seconds),
-        Why::AllBeginAnew => Some(0),
-        Why::SandboxGone | Why::Changed => None,
-    };
-    let grace = grace.or(spec.and_then(|spec| spec.termination_grace_period_seconds)).unwrap_or(30);
-    let grace = Duration::from_secs(u64::try_from(grace).unwrap_or(0));
-    let message = match why {
-        Why::Unhealthy => {
-            let kind = if started { "liveness" } else { "startup" };
-            format!("Container {container} failed {kind} probe, will be restarted")
-        }
-        Why::Changed => format!("Container {container} definition changed, will be restarted"),
-        Why::AllBeginAnew => "killing".to_owned(),
-        _ => format!("Stopping container {container}"),
-    };
-    crate::start::note(node, pod, container, Severity::Normal, "Killing", message);
-    let begun = tokio::time::Instant::now();
-    let hook = own.as_ref().and_then(|own| own.lifecycle.as_ref()?.pre_stop.clone());
-    if let Some(hook) = hook.filter(|_| why != Why::AllBeginAnew) {
-        let run = crate::hooks::run(node, pod, id, &hook);
-        if let Ok(Err(message)) = tokio::time::timeout(grace.max(Duration::from_secs(1)), run).await {
-            crate::start::note(node, pod, container, Severity::Warning, "FailedPreStopHook", message);
-        }
-    }
-    // At least a moment to say goodbye, as upstream gives.
-    let left = grace.saturating_sub(begun.elapsed()).max(Duration::from_secs(u64::from(!grace.is_zero())));
-    if let Err(error) = node.runtime.stop_container(id, left).await {
-        tracing::warn!(%error, pod = %pod.key(), container, "cannot stop a container");
-        tokio::time::sleep(Duration::from_secs(1)).await;
-    }
-    node.remember(pod, |memory| memory.health.remove(id));
 }
 
 /// The pod has ended and is to go: nothing is left of it here, then it is deleted.
@@ -559,21 +517,29 @@ pub async fn clear(node: &Node, uid: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Nothing has failed, but something has to be waited for.
-fn soon(reason: &str, message: String, now: Timestamp) -> Failure {
-    let again = now.checked_add(SOON).unwrap_or(now);
-    Failure { reason: reason.to_owned(), message, times: 1, at: now, again }
-}
-
-/// The same failure once more, or another.
-fn again(before: Option<&Failure>, reason: &str, message: String, now: Timestamp) -> Failure {
-    let times = before.map_or(0, |before| before.times) + 1;
-    let pause = FIRST_PAUSE.saturating_mul(1 << (times - 1).min(10)).min(LONGEST_PAUSE);
-    let again = now.checked_add(pause).unwrap_or(now);
-    Failure { reason: reason.to_owned(), message, times, at: now, again }
+/// Whether a pod is to end sooner than it was before: it is being deleted now, has less time for that, or is gone.
+pub fn is_hastened(before: &Pod, now: Option<&Pod>) -> bool {
+    let Some(now) = now else { return true };
+    let grace = |pod: &Pod| pod.metadata.deletion_grace_period_seconds;
+    let has_less_time = grace(now).zip(grace(before)).is_some_and(|(now, before)| now < before);
+    now.is_deleting() && (!before.is_deleting() || has_less_time)
 }
 
 impl Node {
+    fn is_hastened(&self, pod: &Pod) -> bool {
+        is_hastened(pod, self.ctx.caches.pods().get_exactly(&pod.key(), pod.uid()).as_deref())
+    }
+
+    /// Waits until the pod is to end sooner than this one says.
+    async fn hastened(&self, pod: &Pod) {
+        let mut news = self.hastened.subscribe();
+        while !self.is_hastened(pod) {
+            if news.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+
     /// Whether the pod is this node's.
     pub fn has(&self, pod: &Pod) -> bool {
         pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&self.settings.node_name)
@@ -590,5 +556,30 @@ impl Node {
 
     pub fn sources(&self) -> Cluster<'_> {
         Cluster { ctx: &self.ctx, node_name: &self.settings.node_name }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn pods_that_are_to_end_sooner() {
+        let pod = |grace: Option<i64>| -> Pod {
+            let deleted = grace.map(|_| "2026-01-01T00:00:00Z");
+            let metadata = json!({"deletionTimestamp": deleted, "deletionGracePeriodSeconds": grace});
+            serde_json::from_value(json!({"metadata": metadata})).expect("a pod")
+        };
+        let check = |before: Option<i64>, now: Option<i64>, expected: bool| {
+            assert_eq!(is_hastened(&pod(before), Some(&pod(now))), expected, "{before:?} {now:?}");
+        };
+        check(None, None, false);
+        check(None, Some(30), true);
+        check(Some(30), Some(30), false);
+        check(Some(30), Some(1), true);
+        check(Some(30), Some(60), false);
+        assert!(is_hastened(&pod(None), None) && is_hastened(&pod(Some(30)), None), "it is gone");
     }
 }

@@ -86,10 +86,10 @@ impl Cluster {
                 second_ip: None,
                 pods: self.path("pods"),
                 root: self.path("root"),
-                logs: self.path("logs"),
+                logs: kubelet::Logs::within(self.path("logs")),
                 cluster_domain: "cluster.local".into(),
                 cluster_dns: vec!["10.43.0.10".into()],
-                host_dns: runtime::cri::DnsConfig::default(),
+                resolver: kubelet::Resolver::at("/dev/null"),
                 memory: 8 << 30,
                 // However full the disk of whoever tests this is.
                 keeping: kubelet::Keeping {

@@ -1,4 +1,3 @@
-use k8s_openapi::api::core::v1::HTTPHeader;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use tokio::net::TcpListener;
 
@@ -32,21 +31,29 @@ fn get(port: u16) -> HTTPGetAction {
     HTTPGetAction { port: IntOrString::Int(port.into()), path: Some("/x".into()), ..HTTPGetAction::default() }
 }
 
+fn page(get: &HTTPGetAction, purpose: &'static str) -> Page {
+    Page::of(&Container::default(), "127.0.0.1", get, purpose).expect("a page")
+}
+
+async fn probe(get: &HTTPGetAction) -> Result<(), String> {
+    page(get, "probe").probe(TIMEOUT).await
+}
+
 #[tokio::test]
 async fn pages() {
     let (port, asked) = serve(&["HTTP/1.1 204 No Content\r\n\r\n"]).await;
     let header = HTTPHeader { name: "X-A".into(), value: "b\r\nc: d".into() };
     let action = HTTPGetAction { http_headers: Some(vec![header]), ..get(port) };
-    assert_eq!(http(&Pod::default(), "127.0.0.1", &action, TIMEOUT).await, Ok(()));
+    assert_eq!(probe(&action).await, Ok(()));
     let asked = asked.await.expect("asked").remove(0);
     assert!(asked.starts_with("GET /x HTTP/1.1\r\nX-A: bc: d\r\nHost: 127.0.0.1:"), "{asked}");
 
     let (port, _asked) = serve(&["HTTP/1.1 500 No\r\n\r\n"]).await;
-    let answer = http(&Pod::default(), "127.0.0.1", &get(port), TIMEOUT).await;
+    let answer = probe(&get(port)).await;
     assert_eq!(answer, Err("HTTP probe failed with statuscode: 500".to_owned()));
 
     let (port, _asked) = serve(&["nonsense\r\n"]).await;
-    let answer = http(&Pod::default(), "127.0.0.1", &get(port), TIMEOUT).await;
+    let answer = probe(&get(port)).await;
     assert_eq!(answer, Err(format!("Get \"http://127.0.0.1:{port}/x\": malformed HTTP response")));
 }
 
@@ -54,12 +61,70 @@ async fn pages() {
 async fn redirects_on_the_same_host_are_followed() {
     let (port, asked) =
         serve(&["HTTP/1.1 302 Found\r\nLocation: /y?z\r\n\r\n", "HTTP/1.1 404 Not Found\r\n\r\n"]).await;
-    let answer = http(&Pod::default(), "127.0.0.1", &get(port), TIMEOUT).await;
+    let answer = probe(&get(port)).await;
     assert_eq!(answer, Err("HTTP probe failed with statuscode: 404".to_owned()));
     assert!(asked.await.expect("asked")[1].starts_with("GET /y?z "));
 
     let (port, _asked) = serve(&["HTTP/1.1 302 Found\r\nLocation: http://elsewhere.invalid/\r\n\r\n"]).await;
-    assert_eq!(http(&Pod::default(), "127.0.0.1", &get(port), TIMEOUT).await, Ok(()));
+    assert_eq!(probe(&get(port)).await, Ok(()));
+}
+
+#[tokio::test]
+async fn hooks_take_any_answer() {
+    for answer in [&["HTTP/1.1 500 No\r\n\r\n"], &["HTTP/1.1 204 No Content\r\n\r\n"]] {
+        let (port, asked) = serve(answer).await;
+        assert_eq!(page(&get(port), "lifecycle").call().await, Ok(Called::AsWanted));
+        assert!(asked.await.expect("asked")[0].contains("\r\nUser-Agent: kube-lifecycle/1.36\r\n"));
+    }
+    let (port, _asked) = serve(&["nonsense\r\n"]).await;
+    let answer = page(&get(port), "lifecycle").call().await;
+    assert_eq!(answer, Err(format!("Get \"http://127.0.0.1:{port}/x\": malformed HTTP response")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn hooks_may_take_long() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.expect("a connection");
+        tokio::time::sleep(Duration::from_secs(24 * 60 * 60)).await;
+        stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.expect("an answer");
+    });
+    assert_eq!(page(&get(port), "lifecycle").call().await, Ok(Called::AsWanted));
+}
+
+/// A server that knows nothing of TLS says so to hooks that want it, and is asked again without.
+#[tokio::test]
+async fn hooks_do_without_tls() {
+    async fn serve_plainly() -> (u16, tokio::task::JoinHandle<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let last = tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.expect("a connection");
+                let mut buffer = vec![0; 4096];
+                let read = stream.read(&mut buffer).await.expect("a request");
+                stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.expect("an answer");
+                if buffer.starts_with(b"GET") {
+                    return String::from_utf8_lossy(&buffer[..read]).into_owned();
+                }
+            }
+        });
+        (port, last)
+    }
+    let (port, last) = serve_plainly().await;
+    let header = |name: &str| HTTPHeader { name: name.into(), value: "v".into() };
+    let action = HTTPGetAction {
+        scheme: Some("HTTPS".into()),
+        http_headers: Some(vec![header("Authorization"), header("X-A")]),
+        ..get(port)
+    };
+    let wanted = page(&action, "lifecycle");
+    let why = format!("Get \"https://127.0.0.1:{port}/x\": http: server gave HTTP response to HTTPS client");
+    assert_eq!(wanted.probe(TIMEOUT).await, Err(why));
+    assert_eq!(wanted.call().await, Ok(Called::WithoutTls));
+    let last = last.await.expect("asked");
+    assert!(last.contains("X-A: v") && !last.contains("Authorization"), "{last}");
 }
 
 #[tokio::test]
@@ -69,7 +134,7 @@ async fn nobody_listens() {
     drop(listener);
     let refused = format!("dial tcp 127.0.0.1:{port}: connect: connection refused");
     assert_eq!(tcp("127.0.0.1", port, TIMEOUT).await, Err(refused.clone()));
-    let answer = http(&Pod::default(), "127.0.0.1", &get(port), TIMEOUT).await;
+    let answer = probe(&get(port)).await;
     assert_eq!(answer, Err(format!("Get \"http://127.0.0.1:{port}/x\": {refused}")));
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::Settings;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSecurityContext, SeccompProfile, SecurityContext};
 use runtime::cri::{
     Capability, Int64Value, LinuxContainerSecurityContext, LinuxSandboxSecurityContext, NamespaceMode,
@@ -55,7 +56,7 @@ pub fn sysctls(pod: &Pod) -> BTreeMap<String, String> {
         .collect()
 }
 
-pub fn container(pod: &Pod, container: &Container) -> LinuxContainerSecurityContext {
+pub fn container(pod: &Pod, container: &Container, settings: &Settings) -> LinuxContainerSecurityContext {
     let (context, own) = (pod_context(pod), own(container));
     let privileged = own.privileged == Some(true);
     let user = own.run_as_user.or(context.run_as_user);
@@ -87,7 +88,11 @@ pub fn container(pod: &Pod, container: &Container) -> LinuxContainerSecurityCont
         masked_paths: paths(MASKED),
         readonly_paths: paths(READ_ONLY),
         apparmor: crate::apparmor::of(pod, container),
-        seccomp: Some(seccomp(own.seccomp_profile.as_ref().or(context.seccomp_profile.as_ref()), privileged)),
+        seccomp: Some(seccomp(
+            own.seccomp_profile.as_ref().or(context.seccomp_profile.as_ref()),
+            privileged,
+            settings,
+        )),
         ..LinuxContainerSecurityContext::default()
     }
 }
@@ -130,12 +135,51 @@ fn namespaces(pod: &Pod) -> NamespaceOption {
     }
 }
 
-fn seccomp(profile: Option<&SeccompProfile>, privileged: bool) -> SecurityProfile {
-    let kind = match profile.map(|profile| profile.type_.as_str()) {
-        Some("RuntimeDefault") if !privileged => ProfileType::RuntimeDefault,
-        Some("Localhost") => ProfileType::Localhost,
+fn seccomp(profile: Option<&SeccompProfile>, privileged: bool, settings: &Settings) -> SecurityProfile {
+    let usual = if settings.keeping.seccomp_default { "RuntimeDefault" } else { "Unconfined" };
+    let kind = match profile.map_or(usual, |profile| profile.type_.as_str()) {
+        "RuntimeDefault" if !privileged => ProfileType::RuntimeDefault,
+        "Localhost" => ProfileType::Localhost,
         _ => ProfileType::Unconfined,
     };
-    let path = profile.and_then(|profile| profile.localhost_profile.clone()).unwrap_or_default();
-    SecurityProfile { profile_type: kind.into(), localhost_ref: path }
+    let name = profile.and_then(|profile| profile.localhost_profile.as_deref());
+    let path = name.filter(|_| kind == ProfileType::Localhost).map(|name| settings.seccomp_profile(name));
+    let localhost_ref = path.map(|path| path.display().to_string()).unwrap_or_default();
+    SecurityProfile { profile_type: kind.into(), localhost_ref }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seccomp_profiles() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut settings = super::super::tests::settings(dir.path());
+        let [root, before] = [&settings.root, dir.path()].map(|dir| dir.join("seccomp"));
+        for (dir, name) in [(&root, "both.json"), (&before, "both.json"), (&before, "old.json")] {
+            std::fs::create_dir_all(dir).expect("a directory");
+            std::fs::write(dir.join(name), "{}").expect("written");
+        }
+        let mut check = |kind: &str, usual: bool, privileged: bool, expected: ProfileType| {
+            settings.keeping.seccomp_default = usual;
+            let profile = SeccompProfile { type_: kind.to_owned(), ..SeccompProfile::default() };
+            let profile = Some(&profile).filter(|_| !kind.is_empty());
+            let found = seccomp(profile, privileged, &settings);
+            assert_eq!(found.profile_type(), expected, "{kind} {usual} {privileged}");
+        };
+        check("", false, false, ProfileType::Unconfined);
+        check("", true, false, ProfileType::RuntimeDefault);
+        check("", true, true, ProfileType::Unconfined);
+        check("Unconfined", true, false, ProfileType::Unconfined);
+        check("RuntimeDefault", false, false, ProfileType::RuntimeDefault);
+        let check = |name: &str, expected: std::path::PathBuf| {
+            let (type_, localhost_profile) = ("Localhost".to_owned(), Some(name.to_owned()));
+            let found = seccomp(Some(&SeccompProfile { type_, localhost_profile }), false, &settings);
+            assert_eq!(found.localhost_ref, expected.display().to_string());
+        };
+        check("both.json", root.join("both.json"));
+        check("old.json", before.join("old.json"));
+        check("a/none.json", root.join("a/none.json"));
+    }
 }

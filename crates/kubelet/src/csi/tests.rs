@@ -222,22 +222,7 @@ impl Rig {
         let own = own.map_or_else(|| client.clone(), |own| Client::new(own, "kubelet"));
         let ctx = Ctx::new(own, Clock::default(), shutdown);
         let root = dir.path().join("kubelet");
-        let settings = Settings {
-            node_name: "here".into(),
-            node_ip: tokio::sync::watch::channel(None).1,
-            second_ip: None,
-            pods: root.join("own"),
-            root: root.clone(),
-            logs: root.join("logs"),
-            cluster_domain: String::new(),
-            cluster_dns: Vec::new(),
-            host_dns: runtime::cri::DnsConfig::default(),
-            memory: 0,
-            keeping: crate::Keeping::default(),
-            shutdown: Vec::new(),
-            manifests: None,
-            proxied: true,
-        };
+        let settings = Settings::for_tests(&root);
         let drivers = Drivers::open(&root);
         Rig { client, ctx, settings, drivers, _server: server, _stop: stop, dir }
     }

@@ -100,9 +100,8 @@ fn plan(unused: &[Unused], policy: &Policy, disk: Disk, began: Timestamp, now: T
 pub async fn tidy(node: &Arc<Node>) {
     let now = node.ctx.clock.now();
     let Some((unused, began)) = look(node, now).await else { return };
-    let disk = pressure::image_disk(node).await;
-    let disk =
-        disk.map_or(Disk { available: 0, capacity: 0 }, |(available, capacity)| Disk { available, capacity });
+    let disk = pressure::image_room(node).await.unwrap_or_default().disk;
+    let disk = Disk { available: disk.available, capacity: disk.capacity };
     let plan = plan(&unused, &node.settings.keeping.images, disk, began, now);
     remove(node, &plan.remove).await;
     if plan.missing {

@@ -1,6 +1,8 @@
 //! When a node is short of something, and which pod has to go. Pure but for [`Signals::read`].
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
@@ -36,9 +38,12 @@ impl Amount {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
     pub memory: Amount,
+    /// Of what there is for pods, besides `memory`, which must be left of that too.
+    pub pods_memory: Amount,
     pub disk: Amount,
     pub inodes: Amount,
     pub image_disk: Amount,
+    pub image_inodes: Amount,
     pub processes: Amount,
 }
 
@@ -49,7 +54,8 @@ impl Default for Limits {
             disk: Amount::Percent(10),
             inodes: Amount::Percent(5),
             image_disk: Amount::Percent(15),
-            processes: Amount::Number(0),
+            image_inodes: Amount::Percent(5),
+            ..Limits::NONE
         }
     }
 }
@@ -58,16 +64,26 @@ impl Limits {
     /// Nothing has to be left of anything.
     pub const NONE: Limits = {
         let nothing = Amount::Number(0);
-        Limits { memory: nothing, disk: nothing, inodes: nothing, image_disk: nothing, processes: nothing }
+        Limits {
+            memory: nothing,
+            pods_memory: nothing,
+            disk: nothing,
+            inodes: nothing,
+            image_disk: nothing,
+            image_inodes: nothing,
+            processes: nothing,
+        }
     };
 
     /// By the name that upstream has for what is looked at.
     pub fn of_signal(&mut self, signal: &str) -> Option<&mut Amount> {
         Some(match signal {
             MEMORY => &mut self.memory,
+            PODS_MEMORY => &mut self.pods_memory,
             DISK => &mut self.disk,
             INODES => &mut self.inodes,
             IMAGE_DISK => &mut self.image_disk,
+            IMAGE_INODES => &mut self.image_inodes,
             PROCESSES => &mut self.processes,
             _ => return None,
         })
@@ -80,7 +96,13 @@ const PODS_MEMORY: &str = "allocatableMemory.available";
 const DISK: &str = "nodefs.available";
 const INODES: &str = "nodefs.inodesFree";
 const IMAGE_DISK: &str = "imagefs.available";
+const IMAGE_INODES: &str = "imagefs.inodesFree";
 const PROCESSES: &str = "pid.available";
+/// What thresholds can be named for,
+pub const SIGNALS: [&str; 7] = [MEMORY, PODS_MEMORY, DISK, INODES, IMAGE_DISK, IMAGE_INODES, PROCESSES];
+/// and for what upstream takes them without heeding them: what containers write is on one of the two disks above, and has
+/// its threshold.
+pub const OVERRIDDEN: [&str; 2] = ["containerfs.available", "containerfs.inodesFree"];
 
 /// How much should be left: with less, pods are asked to go after a while, and have time for it.
 #[derive(Clone, Debug, PartialEq)]
@@ -99,11 +121,10 @@ impl Default for Soft {
 }
 
 impl Soft {
-    /// What there is less of than there should be. How much all pods may use together is only a hard limit.
+    /// What there is less of than there should be. What must be left of the node's memory must be left of the pods' only
+    /// where that is a hard limit.
     pub fn reached(&self, signals: &Signals) -> Vec<Short> {
-        let mut short = self.limits.reached(signals);
-        short.retain(|short| short.signal != PODS_MEMORY);
-        short
+        self.limits.named(signals)
     }
 
     /// What there has been too little of for too long. `since` says from when on, and is kept true.
@@ -139,7 +160,10 @@ pub struct Signals {
     pub disk: Left,
     pub inodes: Left,
     pub image_disk: Left,
+    pub image_inodes: Left,
     pub processes: Left,
+    /// Images, and what containers write, are on a disk of their own.
+    pub images_apart: bool,
 }
 
 /// What there is too little of.
@@ -156,25 +180,39 @@ impl Short {
         match self.signal {
             MEMORY | PODS_MEMORY => "memory",
             DISK | IMAGE_DISK => "ephemeral-storage",
-            INODES => "inodes",
+            INODES | IMAGE_INODES => "inodes",
             _ => "pids",
         }
     }
 
     pub fn is_disk(&self) -> bool {
-        matches!(self.signal, DISK | IMAGE_DISK | INODES)
+        matches!(self.signal, DISK | IMAGE_DISK | INODES | IMAGE_INODES)
+    }
+
+    /// What takes room on the disk that is short: images with what containers write, and pods' volumes with their logs.
+    pub fn takes_room(&self, images_apart: bool) -> [bool; 2] {
+        let of_images = matches!(self.signal, IMAGE_DISK | IMAGE_INODES);
+        [!images_apart || of_images, !images_apart || !of_images]
     }
 }
 
 impl Limits {
-    /// What there is too little of, memory first.
+    /// What there is too little of, memory first. What must be left of the node's must be left of the pods' too.
     pub fn reached(&self, signals: &Signals) -> Vec<Short> {
+        let capacity = signals.pods_memory.capacity;
+        let most = self.memory.of(capacity).max(self.pods_memory.of(capacity));
+        Limits { pods_memory: Amount::Number(most), ..self.clone() }.named(signals)
+    }
+
+    /// What there is too little of by what is said of each.
+    fn named(&self, signals: &Signals) -> Vec<Short> {
         let all = [
             (MEMORY, signals.memory, self.memory),
-            (PODS_MEMORY, signals.pods_memory, self.memory),
+            (PODS_MEMORY, signals.pods_memory, self.pods_memory),
             (DISK, signals.disk, self.disk),
             (IMAGE_DISK, signals.image_disk, self.image_disk),
             (INODES, signals.inodes, self.inodes),
+            (IMAGE_INODES, signals.image_inodes, self.image_inodes),
             (PROCESSES, signals.processes, self.processes),
         ];
         // What cannot be read is no reason to put anybody out.
@@ -227,29 +265,52 @@ impl Signals {
             available: capacity.saturating_sub(pods.working_set),
             capacity,
         });
-        let (mut disk, mut inodes) = (Left::default(), Left::default());
-        if let Ok(stat) = rustix::fs::statvfs(&node.settings.pods) {
-            disk = blocks(&stat);
-            inodes = Left { available: stat.f_ffree, capacity: stat.f_files };
-        }
-        let image_disk = image_disk(node).await.unwrap_or((disk.available, disk.capacity));
+        let own = Room::of(&node.settings.pods);
+        let of_images = image_room(node).await;
+        let images_apart = apart(own.as_ref(), of_images.as_ref());
+        let (own, of_images) = (own.unwrap_or_default(), of_images.unwrap_or_default());
         let most = stats::most_processes().and_then(|most| u64::try_from(most).ok()).unwrap_or(0);
         let load = read("/proc/loadavg");
         let there = load.split(' ').nth(3).and_then(|pair| pair.split('/').nth(1)?.parse::<u64>().ok());
         let processes = Left { available: most.saturating_sub(there.unwrap_or(0)), capacity: most };
-        let image_disk = Left { available: image_disk.0, capacity: image_disk.1 };
-        // The same disk has the same limits for all.
-        let image_disk = if image_disk == disk { Left::default() } else { image_disk };
-        Signals { memory, pods_memory, disk, inodes, image_disk, processes }
+        Signals {
+            memory,
+            pods_memory,
+            disk: own.disk,
+            inodes: own.inodes,
+            image_disk: of_images.disk,
+            image_inodes: of_images.inodes,
+            processes,
+            images_apart,
+        }
     }
 }
 
-/// What is left of the disk images are on, and its size.
-pub(crate) async fn image_disk(node: &Node) -> Option<(u64, u64)> {
+/// What is left of a disk, and which one it is.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Room {
+    pub disk: Left,
+    inodes: Left,
+    device: u64,
+}
+
+impl Room {
+    fn of(path: &Path) -> Option<Room> {
+        let (stat, found) = (rustix::fs::statvfs(path).ok()?, std::fs::metadata(path).ok()?);
+        let inodes = Left { available: stat.f_ffree, capacity: stat.f_files };
+        Some(Room { disk: blocks(&stat), inodes, device: found.dev() })
+    }
+}
+
+/// Two that are known to be different disks. How much is left of them tells nothing: it changes between two looks.
+fn apart(one: Option<&Room>, other: Option<&Room>) -> bool {
+    one.zip(other).is_some_and(|(one, other)| one.device != other.device)
+}
+
+/// What is left of the disk images are on.
+pub(crate) async fn image_room(node: &Node) -> Option<Room> {
     let usage = node.runtime.image_filesystems().await.ok()?.into_iter().next()?;
-    let stat = rustix::fs::statvfs(usage.fs_id?.mountpoint.as_str()).ok()?;
-    let Left { available, capacity } = blocks(&stat);
-    Some((available, capacity))
+    Room::of(Path::new(&usage.fs_id?.mountpoint))
 }
 
 /// What is reserved for others is neither left nor ours to fill.

@@ -98,6 +98,8 @@ fn first_step(pod: &Pod, seen: &Observed, since: Timestamp) -> Option<(usize, Ti
 fn begun(run: &Ran) -> Option<Timestamp> {
     match run.state {
         State::Created => None,
+        // It could not be started.
+        State::Exited { since, at, .. } if since == Timestamp::UNIX_EPOCH => Some(at),
         State::Running { since } | State::Exited { since, .. } => Some(since),
     }
 }

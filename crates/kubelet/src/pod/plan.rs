@@ -1,21 +1,14 @@
 //! Decides what a pod needs next. Pure: everything known is an argument, the time too.
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, Pod};
+use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, Pod, PodSpec};
 use reconcile::Object as _;
 
 use super::anew::Anew;
+use super::back_off::{failure, restart_at, waits_from};
 use crate::config::resources_text;
 use crate::memory::{Failure, Memory};
-use crate::observed::{Observed, Ran, State};
-
-/// A container that fails is started again at once, then after this long, then twice as long, and so on.
-const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(10);
-const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(300);
-/// How long a pod is left alone at most, upstream.
-const LOOK_AGAIN: SignedDuration = SignedDuration::from_secs(60);
-/// One that ran this long has earned a new beginning.
-const LONG_ENOUGH: SignedDuration = SignedDuration::from_secs(600);
+use crate::observed::{Observed, Ran, Sandbox, State};
 
 /// One thing to do. The order matters; what cannot be done ends the round.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,11 +21,8 @@ pub enum Action {
         container: String,
         attempt: u32,
     },
-    Stop {
-        id: String,
-        container: String,
-        why: Why,
-    },
+    /// Those of one plan are stopped beside each other.
+    Stop(Stop),
     /// What it may use has changed while it runs.
     Resize {
         id: String,
@@ -45,6 +35,22 @@ pub enum Action {
     Clear,
     /// Look again then, although nothing happens.
     Recheck(Timestamp),
+}
+
+/// A run that is to end.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stop {
+    pub id: String,
+    pub container: String,
+    pub why: Why,
+    /// The runs that it is to outlive, as long as there is time.
+    pub after: Vec<String>,
+}
+
+impl Stop {
+    fn new(run: &Ran, why: Why) -> Stop {
+        Stop { id: run.id.clone(), container: run.name.clone(), why, after: Vec::new() }
+    }
 }
 
 /// Why a container is stopped.
@@ -101,75 +107,138 @@ fn next(pod: &Pod, seen: &Observed, memory: &Memory, now: Timestamp) -> Vec<Acti
     if pod.is_deleting() || is_finished(pod, seen, memory) {
         return end(pod, seen);
     }
-    let Some(sandbox) = seen.sandbox() else { return begin_anew(seen, memory, now) };
+    let Some(sandbox) = seen.sandbox() else { return begin_anew(pod, seen, memory, now) };
     // What runs in older sandboxes has nothing to stand on; a runtime tells of no such thing, but may one day.
     let mut actions = Vec::new();
     for old in seen.sandboxes.iter().filter(|old| old.ready && old.id != sandbox.id) {
         actions.push(Action::StopSandbox { id: old.id.clone() });
     }
-    let spec = pod.spec.clone().unwrap_or_default();
-    let anew = Anew::of(pod, seen);
-    let past: Vec<&Ran> = anew.still_running().collect();
+    let look = Look { pod, seen, sandbox, anew: Anew::of(pod, seen), memory, now };
+    let past: Vec<&Ran> = look.anew.still_running().collect();
     if !past.is_empty() {
-        let why = Why::AllBeginAnew;
-        let stop = |run: &&Ran| Action::Stop { id: run.id.clone(), container: run.name.clone(), why };
-        actions.extend(past.iter().map(stop));
+        actions.extend(past.iter().map(|run| Action::Stop(Stop::new(run, Why::AllBeginAnew))));
         return actions;
     }
+    let spec = pod.spec.clone().unwrap_or_default();
     // Whoever wants to have a look waits for nobody, and has one look.
     for container in spec.ephemeral_containers.iter().flatten().map(super::ephemeral) {
-        let run = seen.latest(&container.name);
-        if run.is_none_or(|run| run.state == State::Created) {
-            start(&container, run, &anew, memory, now, &mut actions);
+        if seen.latest(&container.name).is_none_or(|run| run.state == State::Created) {
+            look.start(&container, &mut actions);
         }
     }
-    for container in spec.init_containers.iter().flatten() {
-        let sidecar = is_sidecar(container);
-        let run = seen.latest(&container.name);
-        match anew.latest(&container.name).map(|run| run.state) {
-            Some(State::Exited { code: 0, .. }) if !sidecar => continue,
-            Some(State::Running { .. }) if sidecar => {
-                keep(container, run, memory, &mut actions);
-                if run.is_some_and(|run| memory.health.get(&run.id).is_none_or(|health| health.started)) {
-                    continue;
-                }
-                return actions;
-            }
-            Some(State::Running { .. }) => return actions,
-            _ => {
-                start(container, run, &anew, memory, now, &mut actions);
-                // Later ones wait for this one, be it a step to be taken or a companion to be there.
-                return actions;
-            }
-        }
-    }
-    for container in &spec.containers {
-        let run = seen.latest(&container.name);
-        match anew.latest(&container.name).map(|run| run.state) {
-            Some(State::Running { .. }) => keep(container, run, memory, &mut actions),
-            Some(State::Exited { code, .. }) if !restarts(pod, container, code) => {}
-            _ => start(container, run, &anew, memory, now, &mut actions),
-        }
+    if look.prepare(&spec, &mut actions) {
+        look.run(&spec.containers, &mut actions);
     }
     actions
 }
 
-/// Ends what runs; main containers first, then their companions in the reverse of the order they came.
-fn end(pod: &Pod, seen: &Observed) -> Vec<Action> {
-    let spec = pod.spec.clone().unwrap_or_default();
-    let stop =
-        |run: &Ran| Action::Stop { id: run.id.clone(), container: run.name.clone(), why: Why::PodEnds };
-    let companions: Vec<&Container> =
-        spec.init_containers.iter().flatten().filter(|container| is_sidecar(container)).collect();
-    let is_companion = |run: &Ran| companions.iter().any(|container| container.name == run.name);
-    let mains: Vec<Action> = seen.running().filter(|run| !is_companion(run)).map(stop).collect();
-    if !mains.is_empty() {
-        return mains;
+/// All there is to go by while a pod has a sandbox.
+struct Look<'a> {
+    pod: &'a Pod,
+    seen: &'a Observed,
+    sandbox: &'a Sandbox,
+    anew: Anew<'a>,
+    memory: &'a Memory,
+    now: Timestamp,
+}
+
+impl Look<'_> {
+    /// The newest run in this sandbox: what was done in another has to be done again.
+    fn here(&self, container: &Container) -> Option<&Ran> {
+        self.anew.latest(&container.name).filter(|run| run.sandbox == self.sandbox.id)
     }
-    for companion in companions.iter().rev() {
-        if let Some(run) = seen.running().find(|run| run.name == companion.name) {
-            return vec![stop(run)];
+
+    /// Sees to those that come first, one after the other, and says whether the main containers may run.
+    fn prepare(&self, spec: &PodSpec, actions: &mut Vec<Action>) -> bool {
+        let inits = spec.init_containers.as_deref().unwrap_or_default();
+        let began = |container: &Container| self.here(container).is_some();
+        // Whatever stands before one that has begun was done, though nothing may be left of it. Its companions come back
+        // beside those that run.
+        let reached = match spec.containers.iter().any(began) {
+            true => inits.len(),
+            false => inits.iter().rposition(began).unwrap_or(0),
+        };
+        inits.iter().enumerate().all(|(place, container)| {
+            let was_done = place < reached;
+            match self.here(container).map(|run| run.state) {
+                _ if was_done && !is_sidecar(container) => true,
+                Some(State::Exited { code: 0, .. }) if !is_sidecar(container) => true,
+                Some(State::Running { .. }) if !is_sidecar(container) => false,
+                Some(State::Running { .. }) => {
+                    self.keep(container, actions);
+                    was_done || self.is_started(container)
+                }
+                _ => {
+                    self.start(container, actions);
+                    was_done
+                }
+            }
+        })
+    }
+
+    fn is_started(&self, container: &Container) -> bool {
+        let run = self.seen.latest(&container.name);
+        run.is_some_and(|run| self.memory.health.get(&run.id).is_none_or(|health| health.started))
+    }
+
+    fn run(&self, mains: &[Container], actions: &mut Vec<Action>) {
+        for container in mains {
+            match self.anew.latest(&container.name).map(|run| run.state) {
+                Some(State::Running { .. }) => self.keep(container, actions),
+                Some(State::Exited { code, .. }) if !restarts(self.pod, container, code) => {}
+                _ => self.start(container, actions),
+            }
         }
+    }
+
+    /// Sees to a container that runs.
+    fn keep(&self, container: &Container, actions: &mut Vec<Action>) {
+        let Some(run) = self.seen.latest(&container.name) else { return };
+        let dead = self.memory.health.get(&run.id).is_some_and(|health| health.dead);
+        let other_image = run.made_of.image.is_some() && run.made_of.image != container.image;
+        let wanted = resources_text(container);
+        let present = self.memory.resized.get(&run.id).or(run.made_of.resources.as_ref());
+        let resized = present.is_some_and(|present| *present != wanted);
+        let why = match (dead, other_image || resized && must_restart(container, present, &wanted)) {
+            (true, _) => Why::Unhealthy,
+            (_, true) => Why::Changed,
+            _ if resized => {
+                let (id, container) = (run.id.clone(), container.name.clone());
+                return actions.push(Action::Resize { id, container });
+            }
+            _ => return,
+        };
+        actions.push(Action::Stop(Stop::new(run, why)));
+    }
+
+    /// Starts a container, or says when it may be.
+    fn start(&self, container: &Container, actions: &mut Vec<Action>) {
+        let run = self.seen.latest(&container.name);
+        // Nobody who begins anew with all others has to wait.
+        let present = run.filter(|run| !self.anew.is_past(run));
+        let after_exit = present.and_then(|run| restart_at(run, self.memory));
+        let after_failure = failure(&container.name, run, self.memory).map(|failure| failure.again);
+        let attempt = match run {
+            // Made but never started: that one is tried again.
+            Some(Ran { state: State::Created, attempt, .. }) => *attempt,
+            Some(run) => run.attempt + 1,
+            None => 0,
+        };
+        match after_exit.max(after_failure).filter(|at| *at > self.now) {
+            Some(at) => {
+                let shown = run.and_then(|run| waits_from(run, self.memory)).filter(|from| *from > self.now);
+                actions.push(Action::Recheck(shown.map_or(at, |from| from.min(at))));
+            }
+            None => actions.push(Action::Start { container: container.name.clone(), attempt }),
+        }
+    }
+}
+
+/// Ends what runs, then what it lived in.
+fn end(pod: &Pod, seen: &Observed) -> Vec<Action> {
+    let stops = stop_all(pod, seen, Why::PodEnds);
+    if !stops.is_empty() {
+        return stops;
     }
     let sandboxes = seen.sandboxes.iter().filter(|sandbox| sandbox.ready);
     let mut actions: Vec<Action> =
@@ -180,12 +249,25 @@ fn end(pod: &Pod, seen: &Observed) -> Vec<Action> {
     actions
 }
 
+/// Stops all that runs at once; but companions stay for the main containers, and for the companions that came after them.
+fn stop_all(pod: &Pod, seen: &Observed, why: Why) -> Vec<Action> {
+    let spec = pod.spec.clone().unwrap_or_default();
+    let inits = spec.init_containers.unwrap_or_default();
+    let companion = |run: &Ran| inits.iter().position(|init| init.name == run.name && is_sidecar(init));
+    let is_main = |run: &Ran| spec.containers.iter().any(|main| main.name == run.name);
+    let stop = |run: &Ran| {
+        let outlives =
+            |place: usize, other: &Ran| is_main(other) || companion(other).is_some_and(|later| later > place);
+        let after = companion(run).map(|place| seen.running().filter(move |other| outlives(place, other)));
+        let after = after.into_iter().flatten().map(|other| other.id.clone()).collect();
+        Action::Stop(Stop { after, ..Stop::new(run, why) })
+    };
+    seen.running().map(stop).collect()
+}
+
 /// A new sandbox, once nothing is left running of the old one.
-fn begin_anew(seen: &Observed, memory: &Memory, now: Timestamp) -> Vec<Action> {
-    let left: Vec<Action> = seen
-        .running()
-        .map(|run| Action::Stop { id: run.id.clone(), container: run.name.clone(), why: Why::SandboxGone })
-        .collect();
+fn begin_anew(pod: &Pod, seen: &Observed, memory: &Memory, now: Timestamp) -> Vec<Action> {
+    let left = stop_all(pod, seen, Why::SandboxGone);
     if !left.is_empty() {
         return left;
     }
@@ -193,24 +275,6 @@ fn begin_anew(seen: &Observed, memory: &Memory, now: Timestamp) -> Vec<Action> {
         Some(failure) if failure.again > now => vec![Action::Recheck(failure.again)],
         _ => vec![Action::MakeSandbox { attempt: seen.sandboxes.first().map_or(0, |last| last.attempt + 1) }],
     }
-}
-
-/// Sees to a container that runs.
-fn keep(container: &Container, run: Option<&Ran>, memory: &Memory, actions: &mut Vec<Action>) {
-    let Some(run) = run else { return };
-    let dead = memory.health.get(&run.id).is_some_and(|health| health.dead);
-    let other_image = run.made_of.image.is_some() && run.made_of.image != container.image;
-    let wanted = resources_text(container);
-    let present = memory.resized.get(&run.id).or(run.made_of.resources.as_ref());
-    let resized = present.is_some_and(|present| *present != wanted);
-    let (id, name) = (run.id.clone(), container.name.clone());
-    let why = match (dead, other_image || resized && must_restart(container, present, &wanted)) {
-        (true, _) => Why::Unhealthy,
-        (_, true) => Why::Changed,
-        _ if resized => return actions.push(Action::Resize { id, container: name }),
-        _ => return,
-    };
-    actions.push(Action::Stop { id, container: name, why });
 }
 
 /// Whether a container wants to be started anew when what has changed changes.
@@ -222,52 +286,6 @@ fn must_restart(container: &Container, before: Option<&String>, now: &str) -> bo
         let changed = ["requests", "limits"].iter().any(|kind| of(&before, kind) != of(&now, kind));
         policy.restart_policy == "RestartContainer" && changed
     })
-}
-
-/// Starts a container, or says when it may be.
-fn start(
-    container: &Container,
-    run: Option<&Ran>,
-    anew: &Anew<'_>,
-    memory: &Memory,
-    now: Timestamp,
-    actions: &mut Vec<Action>,
-) {
-    // Nobody who begins anew with all others has to wait.
-    let after_exit = run.filter(|run| !anew.is_past(run)).and_then(restart_at);
-    let after_failure = memory.failures.get(&container.name).map(|failure| failure.again);
-    let attempt = match run {
-        // Made but never started: that one is tried again.
-        Some(Ran { state: State::Created, attempt, .. }) => *attempt,
-        Some(run) => run.attempt + 1,
-        None => 0,
-    };
-    match after_exit.max(after_failure).filter(|at| *at > now) {
-        Some(at) => {
-            let shown = run.and_then(waits_from).filter(|from| *from > now);
-            actions.push(Action::Recheck(shown.map_or(at, |from| from.min(at))));
-        }
-        None => actions.push(Action::Start { container: container.name.clone(), attempt }),
-    }
-}
-
-/// When a container that has ended may be started again.
-pub fn restart_at(run: &Ran) -> Option<Timestamp> {
-    let State::Exited { since, at, .. } = run.state else { return None };
-    if run.attempt == 0 || at.duration_since(since) >= LONG_ENOUGH {
-        return Some(at);
-    }
-    let doublings = run.attempt.saturating_sub(1).min(16);
-    let pause = FIRST_PAUSE.saturating_mul(1 << doublings).min(LONGEST_PAUSE);
-    at.checked_add(pause).ok()
-}
-
-/// From when on one sees of a container that has ended that it is made to wait. Upstream notices that when it has already
-/// told how the container ended, and tells it when it looks at the pod next: when the pause is over, or after a minute.
-pub fn waits_from(run: &Ran) -> Option<Timestamp> {
-    let State::Exited { at, .. } = run.state else { return None };
-    let then = restart_at(run).filter(|then| *then > at)?;
-    Some(at.checked_add(LOOK_AGAIN).map_or(then, |look| look.min(then)))
 }
 
 pub fn is_sidecar(container: &Container) -> bool {

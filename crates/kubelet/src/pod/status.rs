@@ -10,7 +10,8 @@ use reconcile::Object as _;
 use reconcile::conditions::{PodConditions, why_unready};
 
 use super::anew::{self, Anew};
-use super::plan::{failed_init, is_finished, is_sidecar, restart_at, restarts, waits_from};
+use super::back_off::{failure, pause, waits_from};
+use super::plan::{failed_init, is_finished, is_sidecar, restarts};
 use crate::memory::Memory;
 use crate::observed::{Observed, Ran, State};
 
@@ -139,6 +140,19 @@ impl Look<'_> {
             || self.pod.spec.iter().any(|spec| spec.containers.iter().any(began))
     }
 
+    /// Whether others wait for it, which may be so again in a pod that once was initialized: in another sandbox, or when all
+    /// begin anew.
+    fn is_under_way(&self, container: &Container) -> bool {
+        let run = self.seen.latest(&container.name).filter(|run| run.state.is_running());
+        run.is_some_and(|run| {
+            let wait_no_more = |main: &Container| {
+                self.anew.latest(&main.name).is_some_and(|began| began.sandbox == run.sandbox)
+            };
+            let began = self.pod.spec.iter().any(|spec| spec.containers.iter().any(wait_no_more));
+            !is_sidecar(container) || !began && !self.is_started(container, run)
+        })
+    }
+
     fn uninitialized(&self) -> (&'static str, String) {
         let names: Vec<&str> = self
             .inits()
@@ -179,7 +193,7 @@ impl Look<'_> {
         if ends && self.seen.running().next().is_none() {
             return "Failed";
         }
-        if !initialized {
+        if !initialized || self.inits().any(|container| self.is_under_way(container)) {
             return "Pending";
         }
         let code =
@@ -276,7 +290,7 @@ impl Look<'_> {
             let running = ContainerStateRunning { started_at: Some(Time(*since)) };
             return ContainerState { running: Some(running), ..ContainerState::default() };
         }
-        if let Some(failure) = self.memory.failures.get(&container.name) {
+        if let Some(failure) = failure(&container.name, run, self.memory) {
             if failure.quiet_from().is_some_and(|from| from <= self.now) {
                 let image = container.image.as_deref().unwrap_or_default();
                 let message =
@@ -291,10 +305,13 @@ impl Look<'_> {
         let over = is_finished(self.pod, self.seen, self.memory);
         let again = |code: i32| !over && (is_sidecar(container) || self.restarts(container, code));
         match run.map(|run| (run, run.state)) {
-            Some((run, State::Exited { at, code, .. })) if again(code) && !self.pod.is_deleting() => {
-                match restart_at(run).filter(|_| waits_from(run).is_some_and(|from| from <= self.now)) {
-                    Some(then) => self.back_off(container, then.duration_since(at)),
-                    // It is about to be started again; until then it is what it was.
+            Some((run, State::Exited { code, .. })) if again(code) && !self.pod.is_deleting() => {
+                if waits_from(run, self.memory).is_some_and(|from| from <= self.now) {
+                    return self.back_off(container, pause(run, self.memory));
+                }
+                // It is about to be started again; until then it is what it was.
+                match self.memory.failures.get(&container.name) {
+                    Some(failure) => waiting(&failure.reason, &failure.message),
                     None => self.ended(run).unwrap_or_default(),
                 }
             }

@@ -81,6 +81,8 @@ fn everything_a_pod_names_is_found() {
     };
     assert_eq!(of(Kind::Secret), "cs es ks ps pull vs");
     assert_eq!(of(Kind::ConfigMap), "ec kc pc vc");
+    assert!(refers(&pod, "secrets", "pull") && refers(&pod, "configmaps", "vc"));
+    assert!(!refers(&pod, "secrets", "vc") && !refers(&pod, "configmaps", "other"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,7 +1,8 @@
 //! A part of a volume, which must not lead out of it: whoever writes to the volume may put links there. The kernel
 //! resolves the path below the volume and follows no link out of it, also while what is not there yet is made.
 
-use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
@@ -64,6 +65,8 @@ fn open(place: &Path, part: &str) -> Result<OwnedFd, String> {
     const OUT: &str = "it leads out of the volume";
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let root = rustix::fs::open(place, flags, Mode::empty()).map_err(|error| error.to_string())?;
+    let mode = rustix::fs::fstat(&root).map_err(|error| error.to_string())?.st_mode;
+    let mode = Mode::from_raw_mode(mode & 0o7777);
     let mut way = PathBuf::new();
     let mut last: Option<OwnedFd> = None;
     for component in Path::new(part).components() {
@@ -77,10 +80,7 @@ fn open(place: &Path, part: &str) -> Result<OwnedFd, String> {
         let found = match look() {
             Err(Errno::NOENT) => {
                 let parent = last.as_ref().map_or(root.as_fd(), AsFd::as_fd);
-                match rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o750)) {
-                    Ok(()) | Err(Errno::EXIST) => look(),
-                    Err(error) => Err(error),
-                }
+                make(parent, name, mode).and_then(|()| look())
             }
             found => found,
         };
@@ -90,6 +90,18 @@ fn open(place: &Path, part: &str) -> Result<OwnedFd, String> {
         })?);
     }
     Ok(last.unwrap_or(root))
+}
+
+/// Makes a directory that whoever may use the volume may use as well, unless somebody else has made it by now.
+fn make(parent: BorrowedFd<'_>, name: &OsStr, mode: Mode) -> rustix::io::Result<()> {
+    match rustix::fs::mkdirat(parent, name, mode) {
+        Err(Errno::EXIST) => return Ok(()),
+        made => made?,
+    }
+    // The process's umask has taken something of the mode. What is there now may be another directory of the volume, but
+    // no link to elsewhere.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::fchmod(rustix::fs::openat(parent, name, flags, Mode::empty())?, mode)
 }
 
 /// A file of the volume at `place`, to be read. Links lead where they would if the volume were all there is.
@@ -136,6 +148,25 @@ mod tests {
         assert!(volume.join("new/deep").is_dir());
         for part in ["out", "out/passwd", "out/new", "up", "../x", "a/../../x"] {
             assert_eq!(open(&volume, part).map(drop), Err("it leads out of the volume".to_owned()), "{part}");
+        }
+    }
+
+    #[test]
+    fn what_is_made_is_for_those_the_volume_is_for() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().expect("a directory");
+        let at = |part: &str| dir.path().join("volume").join(part);
+        let set = |part: &str, mode| {
+            std::fs::set_permissions(at(part), std::fs::Permissions::from_mode(mode)).expect("set")
+        };
+        let mode = |part: &str| std::fs::metadata(at(part)).expect("there").permissions().mode() & 0o7777;
+        for volume in [0o777, 0o2777, 0o1777, 0o700] {
+            std::fs::create_dir_all(at("there")).expect("made");
+            set("there", 0o750);
+            set("", volume);
+            open(&at(""), "there/new/deep").expect("made");
+            assert_eq!(["there", "there/new", "there/new/deep"].map(mode), [0o750, volume, volume]);
+            std::fs::remove_dir_all(at("")).expect("removed");
         }
     }
 

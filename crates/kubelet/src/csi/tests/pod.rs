@@ -14,7 +14,7 @@ impl Drop for Swept {
 }
 
 fn config(rig: &Rig) -> crate::Config {
-    for dir in [&rig.settings.pods, &rig.settings.logs] {
+    for dir in [&rig.settings.pods, &rig.settings.logs.own] {
         std::fs::create_dir_all(dir).expect("a directory");
     }
     // However full the disk of whoever tests this is.

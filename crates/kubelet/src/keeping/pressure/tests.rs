@@ -23,7 +23,9 @@ fn what_there_is_too_little_of() {
         disk: left(50_000, 100_000),
         inodes: left(50_000, 100_000),
         image_disk: left(50_000, 100_000),
+        image_inodes: left(50_000, 100_000),
         processes: left(100, 1000),
+        images_apart: false,
     };
     let limits = Limits::default();
     let check = |signals: Signals, expected: &[&str]| {
@@ -36,10 +38,39 @@ fn what_there_is_too_little_of() {
     check(Signals { disk: left(9_999, 100_000), ..plenty.clone() }, &["ephemeral-storage"]);
     check(Signals { inodes: left(4_999, 100_000), ..plenty.clone() }, &["inodes"]);
     check(Signals { image_disk: left(14_999, 100_000), ..plenty.clone() }, &["ephemeral-storage"]);
+    check(Signals { image_inodes: left(4_999, 100_000), ..plenty.clone() }, &["inodes"]);
     // What cannot be read is no reason to put anybody out.
     check(Signals::default(), &[]);
     let few = Limits { processes: Amount::Percent(20), ..Limits::default() };
     assert_eq!(few.reached(&plenty).first().map(Short::resource), Some("pids"));
+}
+
+#[test]
+fn disks_are_told_apart_by_their_device() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let within = dir.path().join("within");
+    std::fs::create_dir(&within).expect("a directory");
+    let [one, same, other] = [dir.path(), &within, Path::new("/proc")].map(Room::of);
+    assert!(one.is_some() && other.is_some());
+    // However much somebody has written between the two looks.
+    let same = same.map(|room| Room { disk: Left { available: 1, ..room.disk }, ..room });
+    assert!(!apart(one.as_ref(), same.as_ref()));
+    assert!(apart(one.as_ref(), other.as_ref()));
+    assert!(!apart(one.as_ref(), Room::of(&dir.path().join("none")).as_ref()));
+}
+
+#[test]
+fn what_takes_room_on_which_disk() {
+    let check = |signal: &'static str, together: [bool; 2], apart: [bool; 2]| {
+        let short = Short { signal, threshold: 1, available: 0 };
+        assert_eq!([false, true].map(|is_apart| short.takes_room(is_apart)), [together, apart], "{signal}");
+    };
+    for signal in [DISK, INODES] {
+        check(signal, [true, true], [false, true]);
+    }
+    for signal in [IMAGE_DISK, IMAGE_INODES] {
+        check(signal, [true, true], [true, false]);
+    }
 }
 
 #[test]
@@ -65,6 +96,26 @@ fn who_goes_first() {
         was using 90Mi, request is 10Mi, has larger consumption of memory. ";
     assert_eq!(text, expected);
     assert!(may_be_evicted(&asking("a", 0, "1")) && !may_be_evicted(&asking("a", CRITICAL, "1")));
+}
+
+#[test]
+fn every_signal_has_a_threshold_and_a_condition() {
+    let (memory, disk, processes) = ([true, false, false], [false, true, false], [false, false, true]);
+    for (signal, expected) in SIGNALS.into_iter().zip([memory, memory, disk, disk, disk, disk, processes]) {
+        let mut limits = Limits::NONE;
+        *limits.of_signal(signal).expect("one for each") = Amount::Number(2);
+        let few = Left { available: 1, capacity: 10 };
+        let (memory, pods_memory, disk, inodes) = (few, few, few, few);
+        let (image_disk, image_inodes, processes) = (few, few, few);
+        let images_apart = false;
+        let signals =
+            Signals { memory, pods_memory, disk, inodes, image_disk, image_inodes, processes, images_apart };
+        let short = limits.named(&signals);
+        assert_eq!(short, [Short { signal, threshold: 2, available: 1 }]);
+        let mut pressures = Pressures::default();
+        pressures.note(&short, Timestamp::UNIX_EPOCH);
+        assert_eq!(pressures.lasting(Timestamp::UNIX_EPOCH, LASTS), expected, "{signal}");
+    }
 }
 
 #[test]

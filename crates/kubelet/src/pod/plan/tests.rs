@@ -35,7 +35,8 @@ fn pod(text: &str) -> Pod {
     serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a pod")
 }
 
-/// `s0 ready | s1 ready alone | a#0 running | b#1 exit 3 at 5 | c#1 running since 6`.
+/// `s0 ready | s1 ready alone | a#0 running | b#1 exit 3 at 5 | c#1 running since 6 | d#2 running in s0`. What does not say
+/// where it is is in the newest sandbox.
 fn seen(text: &str) -> Observed {
     let mut observed = Observed::default();
     for part in text.split('|').map(str::trim).filter(|part| !part.is_empty()) {
@@ -63,6 +64,7 @@ fn seen(text: &str) -> Observed {
         };
         observed.containers.push(Ran {
             id: words[0].to_owned(),
+            sandbox: words.iter().skip_while(|word| **word != "in").nth(1).copied().unwrap_or("").to_owned(),
             name: name.to_owned(),
             attempt: attempt.parse().expect("a number"),
             state,
@@ -75,6 +77,9 @@ fn seen(text: &str) -> Observed {
     }
     observed.sandboxes.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.attempt));
     observed.containers.sort_by_key(|run| std::cmp::Reverse(run.attempt));
+    let newest = observed.sandboxes.first().map(|sandbox| sandbox.id.clone()).unwrap_or_default();
+    let somewhere = observed.containers.iter_mut().filter(|run| run.sandbox.is_empty());
+    somewhere.for_each(|run| run.sandbox.clone_from(&newest));
     observed
 }
 
@@ -82,7 +87,8 @@ fn shown(actions: &[Action]) -> String {
     let line = |action: &Action| match action {
         Action::MakeSandbox { attempt } => format!("sandbox #{attempt}\n"),
         Action::Start { container, attempt } => format!("start {container}#{attempt}\n"),
-        Action::Stop { id, why, .. } => format!("stop {id} {why:?}\n"),
+        Action::Stop(Stop { id, why, after, .. }) if after.is_empty() => format!("stop {id} {why:?}\n"),
+        Action::Stop(Stop { id, why, after, .. }) => format!("stop {id} {why:?} after {}\n", after.join(" ")),
         Action::Resize { id, .. } => format!("resize {id}\n"),
         Action::StopSandbox { id } => format!("stop sandbox {id}\n"),
         Action::Clear => "clear\n".to_owned(),
@@ -118,23 +124,143 @@ fn companions_run_before_and_after_the_others() {
     check("side d | main a", "s0 ready | d#0 running", 0, expect![["start a#0\n"]]);
     check("side d | main a", "s0 ready | d#0 exit 0 at 5 | a#0 running", 6, expect![["start d#1\n"]]);
     let ends = "side d e | main a | deleting";
-    check(ends, "s0 ready | d#0 running | e#0 running | a#0 running", 0, expect![["stop a#0 PodEnds\n"]]);
-    check(ends, "s0 ready | d#0 running | e#0 running | a#0 exit 0", 0, expect![["stop e#0 PodEnds\n"]]);
+    check(
+        ends,
+        "s0 ready | d#0 running | e#0 running | a#0 running",
+        0,
+        expect![[r#"
+            stop d#0 PodEnds after e#0 a#0
+            stop e#0 PodEnds after a#0
+            stop a#0 PodEnds
+        "#]],
+    );
+    check(
+        ends,
+        "s0 ready | d#0 running | e#0 running | a#0 exit 0",
+        0,
+        expect![[r#"
+            stop d#0 PodEnds after e#0
+            stop e#0 PodEnds
+        "#]],
+    );
     check(ends, "s0 ready | d#0 running | e#0 exit 0 | a#0 exit 0", 0, expect![["stop d#0 PodEnds\n"]]);
     check(ends, "s0 ready | d#0 exit 0 | e#0 exit 0 | a#0 exit 0", 0, expect![["stop sandbox s0\n"]]);
     check(ends, "s0 gone | d#0 exit 0 | e#0 exit 0 | a#0 exit 0", 0, expect![["clear\n"]]);
 }
 
 #[test]
+fn companions_that_are_down_hold_nobody_up_who_has_begun() {
+    let spec = "side d | init i | side e | main a b";
+    let check = |text: &str, expected: Expect| {
+        let mut memory = after(1, "d");
+        memory.back_offs.extend(after(1, "e").back_offs);
+        let seen = seen(&format!("s0 ready | {text}"));
+        expected.assert_eq(&shown(&plan(&pod(spec), &seen, &memory, time(50))));
+    };
+    check(
+        "d#1 exit 1 at 45 | i#0 exit 0 | e#0 running | a#0 exit 1 at 40 | b#0 running",
+        expect![[r#"
+            recheck at 55
+            start a#1
+        "#]],
+    );
+    check("d#0 exit 1 at 5 | i#0 running", expect![["start d#1\n"]]);
+    check("d#1 exit 1 at 45 | i#0 exit 0", expect![["recheck at 55\nstart e#0\n"]]);
+    // Nothing is left of them.
+    check("a#0 created", expect![["start d#0\nstart e#0\nstart a#0\nstart b#0\n"]]);
+    check("i#0 exit 0", expect![["start d#0\nstart e#0\n"]]);
+    // Those that have yet to begin wait.
+    check("d#1 exit 1 at 45", expect![["recheck at 55\n"]]);
+    check("d#0 running | i#0 exit 0 | e#1 exit 1 at 45", expect![["recheck at 55\n"]]);
+    let mut memory = Memory::default();
+    memory.health.insert("d#0".into(), Health { started: false, ready: false, dead: true });
+    memory.health.insert("a#0".into(), Health { started: true, ready: false, dead: true });
+    let seen = seen("s0 ready | d#0 running | a#0 running");
+    let shown = |text: &str| shown(&plan(&pod(text), &seen, &memory, time(50)));
+    assert_eq!(shown("side d | main a"), "stop d#0 Unhealthy\nstop a#0 Unhealthy\n");
+    assert_eq!(shown("side d | main c"), "stop d#0 Unhealthy\n");
+}
+
+#[test]
+fn all_containers_end_at_once() {
+    let all = "s0 ready | a#0 running | b#0 running | c#1 running";
+    check(
+        "main a b c | deleting",
+        all,
+        0,
+        expect![[r#"
+            stop c#1 PodEnds
+            stop a#0 PodEnds
+            stop b#0 PodEnds
+        "#]],
+    );
+    // A step that is under way is nothing that a companion has to stay for.
+    check(
+        "side d | init i | main a | deleting",
+        "s0 ready | d#0 running | i#0 running",
+        0,
+        expect![[r#"
+            stop d#0 PodEnds
+            stop i#0 PodEnds
+        "#]],
+    );
+    check(
+        "side d | main a",
+        "s0 gone | d#0 running | a#0 running",
+        0,
+        expect![[r#"
+            stop d#0 SandboxGone after a#0
+            stop a#0 SandboxGone
+        "#]],
+    );
+}
+
+/// What is remembered of a container that was started again after so many short runs.
+fn after(runs: u32, container: &str) -> Memory {
+    let mut memory = Memory::default();
+    for attempt in 0..runs {
+        let ended = seen(&format!("{container}#{attempt} exit 1"));
+        memory.start_again(&ended.containers[0], time(0));
+    }
+    memory
+}
+
+#[test]
 fn a_failing_container_is_started_again_less_and_less_often() {
-    check("main a", "s0 ready | a#0 exit 1 at 5", 5, expect![["start a#1\n"]]);
-    check("main a", "s0 ready | a#1 exit 1 at 5", 5, expect![["recheck at 15\n"]]);
-    check("main a", "s0 ready | a#1 exit 1 at 5", 15, expect![["start a#2\n"]]);
-    check("main a", "s0 ready | a#2 exit 1 at 5", 15, expect![["recheck at 25\n"]]);
-    check("main a", "s0 ready | a#9 exit 1 at 5", 15, expect![["recheck at 65\n"]]);
-    check("main a", "s0 ready | a#9 exit 1 at 5", 65, expect![["recheck at 305\n"]]);
-    check("main a", "s0 ready | a#9 exit 1 at 700", 700, expect![["start a#10\n"]]);
-    check("main a | OnFailure", "s0 ready | a#0 exit 1 at 5", 5, expect![["start a#1\n"]]);
+    let check = |runs: u32, text: &str, now: i64, expected: Expect| {
+        let seen = seen(&format!("s0 ready | {text}"));
+        expected.assert_eq(&shown(&plan(&pod("main a"), &seen, &after(runs, "a"), time(now))));
+    };
+    check(0, "a#0 exit 1 at 5", 5, expect![["start a#1\n"]]);
+    check(1, "a#1 exit 1 at 5", 5, expect![["recheck at 15\n"]]);
+    check(1, "a#1 exit 1 at 5", 15, expect![["start a#2\n"]]);
+    check(2, "a#2 exit 1 at 5", 15, expect![["recheck at 25\n"]]);
+    check(9, "a#9 exit 1 at 5", 15, expect![["recheck at 65\n"]]);
+    check(9, "a#9 exit 1 at 5", 65, expect![["recheck at 305\n"]]);
+    check(9, "a#9 exit 1 at 700", 700, expect![["start a#10\n"]]);
+    // However often it has ended before.
+    check(0, "a#9 exit 1 at 5", 5, expect![["start a#10\n"]]);
+    check(1, "a#9 exit 1 at 5", 5, expect![["recheck at 15\n"]]);
+}
+
+#[test]
+fn one_that_cannot_be_started_is_one_that_has_ended() {
+    let check = |reason: &str, runs: u32, text: &str, expected: Expect| {
+        let mut memory = after(runs, "a");
+        memory.failures.insert("a".into(), Failure::again(None, reason, String::new(), time(8)));
+        let seen = seen(&format!("s0 ready | {text}"));
+        expected.assert_eq(&shown(&plan(&pod("main a"), &seen, &memory, time(9))));
+    };
+    for reason in ["RunContainerError", "PostStartHookError"] {
+        check(reason, 0, "a#0 exit 128 at 8", expect![["start a#1\n"]]);
+        check(reason, 1, "a#1 exit 128 at 8", expect![["recheck at 18\n"]]);
+        check(reason, 2, "a#2 exit 128 at 8", expect![["recheck at 28\n"]]);
+        // Nothing is left of the last try, or nobody has noticed yet how it ended.
+        check(reason, 2, "a#1 exit 128 at 8", expect![["recheck at 18\n"]]);
+        check(reason, 2, "a#2 created", expect![["recheck at 18\n"]]);
+        check(reason, 0, "", expect![["recheck at 18\n"]]);
+    }
+    check("CreateContainerError", 0, "a#0 exit 1 at 1", expect![["recheck at 18\n"]]);
 }
 
 #[test]
@@ -158,6 +284,19 @@ fn a_lost_sandbox_is_replaced_once_nothing_runs_any_more() {
 }
 
 #[test]
+fn a_new_sandbox_is_a_new_beginning() {
+    let spec = "init i | side s | main a";
+    let before = "i#0 exit 0 in s0 | s#0 exit 137 in s0 | a#0 exit 137 in s0";
+    let check = |text: &str, expected: Expect| check(spec, &format!("{text} | {before}"), 50, expected);
+    check("s0 gone", expect![["sandbox #1\n"]]);
+    check("s0 gone | s1 ready", expect![["start i#1\n"]]);
+    check("s0 gone | s1 ready | i#1 running", expect![[""]]);
+    check("s0 gone | s1 ready | i#1 exit 0", expect![["start s#1\n"]]);
+    check("s0 gone | s1 ready | i#1 exit 0 | s#1 running", expect![["start a#1\n"]]);
+    check("s0 gone | s1 ready | i#1 exit 0 | s#1 running | a#1 running", expect![[""]]);
+}
+
+#[test]
 fn the_unhealthy_are_stopped_and_the_impossible_waits() {
     let mut memory = Memory::default();
     memory.health.insert("a#0".into(), Health { started: true, ready: false, dead: true });
@@ -177,30 +316,40 @@ proptest! {
     /// Whatever has happened, doing what the plan says leads to a pod that runs, or is gone when it is to go.
     #[test]
     fn every_plan_leads_somewhere(
-        ready in any::<bool>(), runs in prop::collection::vec((0..3usize, 0..3u8, 0..2i32), 0..6), deleting in any::<bool>()
+        ready in any::<bool>(),
+        again in any::<bool>(),
+        runs in prop::collection::vec((0..3usize, 0..3u8, 0..2i32), 0..6),
+        deleting in any::<bool>()
     ) {
         let pod = pod(if deleting { "init i | main a b | deleting" } else { "init i | main a b" });
         let mut text = format!("s0 {}", if ready { "ready" } else { "gone" });
+        if again {
+            text += " | s1 ready";
+        }
         for (attempt, (name, state, code)) in runs.iter().enumerate() {
             let state = match state { 0 => "created".to_owned(), 1 => "running".to_owned(), _ => format!("exit {code} at 0") };
             // Only the newest run of a container can still be going on.
-            text += &format!(" | {}#{attempt} {state}", ["i", "a", "b"][*name]);
+            text += &format!(" | {}#{attempt} {state} in s0", ["i", "a", "b"][*name]);
         }
         let mut observed = seen(&text);
+        let mut memory = Memory::default();
         let mut now = 0;
         for _ in 0..60 {
             // Steps that are under way come to their end.
             let steps = observed.containers.iter_mut().filter(|run| run.name == "i" && run.state.is_running());
             steps.for_each(|run| run.state = State::Exited { since: time(now), at: time(now), code: 0 });
-            let actions = plan(&pod, &observed, &Memory::default(), time(now));
+            let actions = plan(&pod, &observed, &memory, time(now));
             if actions.is_empty() || actions == [Action::Clear] {
                 break;
             }
             for action in actions {
+                if let Action::Start { container, .. } = &action && let Some(run) = observed.latest(container) {
+                    memory.start_again(run, time(now));
+                }
                 now = apply(&mut observed, action, now);
             }
         }
-        let end = plan(&pod, &observed, &Memory::default(), time(now));
+        let end = plan(&pod, &observed, &memory, time(now));
         if deleting {
             prop_assert!(observed.is_gone(), "{observed:?}");
             prop_assert_eq!(end, [Action::Clear]);
@@ -226,9 +375,10 @@ fn apply(observed: &mut Observed, action: Action, now: i64) -> i64 {
             observed.containers.retain(|run| !(run.name == container && run.attempt == attempt));
             let mut run = seen(&format!("{container}#{attempt} created")).containers.remove(0);
             run.state = state;
+            run.sandbox = observed.sandboxes.first().map(|sandbox| sandbox.id.clone()).unwrap_or_default();
             observed.containers.insert(0, run);
         }
-        Action::Stop { id, .. } => {
+        Action::Stop(Stop { id, .. }) => {
             observed.containers.iter_mut().filter(|run| run.id == id).for_each(|run| run.state = ended(137));
         }
         Action::StopSandbox { id } => {
@@ -412,6 +562,24 @@ fn main_containers_begin_anew_without_waiting_for_each_other() {
         start a#1
     "#]]
     .assert_eq(&shown(&plan(&pod, &seen, &Memory::default(), time(50))));
+}
+
+#[test]
+fn one_that_could_not_be_started_has_begun_anew() {
+    let mut pod = pod("main a b");
+    let rule = json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}});
+    let spec = pod.spec.as_mut().expect("a spec");
+    spec.containers[0].restart_policy_rules = serde_json::from_value(json!([rule])).expect("rules");
+    let mut seen = seen("s0 ready | a#0 exit 42 at 9 | a#1 running since 10 | b#1 exit 128 at 11");
+    for run in &mut seen.containers {
+        if let State::Exited { since, code: 128, .. } = &mut run.state {
+            *since = Timestamp::UNIX_EPOCH;
+        }
+    }
+    expect![[r#"
+        recheck at 21
+    "#]]
+    .assert_eq(&shown(&plan(&pod, &seen, &after(1, "b"), time(12))));
 }
 
 #[test]

@@ -23,6 +23,7 @@ fn pod(policy: &str, inits: &[&str]) -> Pod {
 fn run(name: &str, attempt: u32, state: State) -> Ran {
     Ran {
         id: format!("{name}{attempt}"),
+        sandbox: "s".into(),
         name: name.to_owned(),
         attempt,
         state,
@@ -134,13 +135,46 @@ fn a_pod_whose_first_steps_are_under_way() {
 }
 
 #[test]
+fn a_pod_whose_first_steps_are_taken_again_in_another_sandbox() {
+    let before = |mut ran: Ran| {
+        ran.sandbox = "another".into();
+        ran
+    };
+    let lost = before(run("main", 0, exited(137, 5)));
+    let again = seen(vec![
+        run("prepare", 1, State::Running { since: time(9) }),
+        before(run("prepare", 0, exited(0, 1))),
+        lost,
+    ]);
+    check(
+        &pod("Always", &["prepare"]),
+        &again,
+        &Memory::default(),
+        10,
+        expect![[r#"
+            Pending 10.42.0.7
+            prepare: running, last Completed 0, ready false, restarts 1
+            main: Error 137, last -, ready false, restarts 0
+            PodReadyToStartContainers=True
+            Initialized=True
+            Ready=False ContainersNotReady
+            ContainersReady=False ContainersNotReady
+        "#]],
+    );
+}
+
+#[test]
 fn a_container_that_keeps_failing_and_one_that_waits_for_its_probe() {
     let crashed = seen(vec![run("main", 2, exited(1, 5)), run("main", 1, exited(1, 3))]);
+    let mut memory = Memory::default();
+    for attempt in 0..2 {
+        memory.start_again(&run("main", attempt, exited(1, 3)), time(4));
+    }
     // What is told first is how it ended; that it has to wait is told when somebody looks again.
     check(
         &pod("Always", &[]),
         &crashed,
-        &Memory::default(),
+        &memory,
         6,
         expect![[r#"
         Running 10.42.0.7
@@ -154,7 +188,7 @@ fn a_container_that_keeps_failing_and_one_that_waits_for_its_probe() {
     check(
         &pod("Always", &[]),
         &crashed,
-        &Memory::default(),
+        &memory,
         25,
         expect![[r#"
         Running 10.42.0.7
@@ -179,6 +213,61 @@ fn a_container_that_keeps_failing_and_one_that_waits_for_its_probe() {
             Initialized=True
             Ready=False ContainersNotReady
             ContainersReady=False ContainersNotReady
+        "#]],
+    );
+}
+
+#[test]
+fn a_container_that_cannot_be_started() {
+    let of = |policy: &str, attempt: u32, now: i64, expected: Expect| {
+        let mut memory = Memory::default();
+        for before in 0..attempt {
+            memory.start_again(&run("main", before, exited(128, 4)), time(4));
+        }
+        let message = "exec: \"nope\": executable file not found in $PATH".to_owned();
+        memory.failures.insert("main".into(), Failure::again(None, "RunContainerError", message, time(5)));
+        let failed = Ran { reason: "StartError".into(), ..run("main", attempt, exited(128, 5)) };
+        check(&pod(policy, &[]), &seen(vec![failed]), &memory, now, expected);
+    };
+    // Right after the try.
+    of(
+        "Always",
+        1,
+        6,
+        expect![[r#"
+            Running 10.42.0.7
+            main: RunContainerError (exec: "nope": executable file not found in $PATH), last StartError 128, ready false, restarts 1
+            PodReadyToStartContainers=True
+            Initialized=True
+            Ready=False ContainersNotReady
+            ContainersReady=False ContainersNotReady
+        "#]],
+    );
+    of(
+        "Always",
+        1,
+        15,
+        expect![[r#"
+            Running 10.42.0.7
+            main: CrashLoopBackOff (back-off 10s restarting failed container=main pod=crash_default(1234)), last StartError 128, ready false, restarts 1
+            PodReadyToStartContainers=True
+            Initialized=True
+            Ready=False ContainersNotReady
+            ContainersReady=False ContainersNotReady
+        "#]],
+    );
+    // It is not tried again.
+    of(
+        "Never",
+        0,
+        6,
+        expect![[r#"
+            Failed 10.42.0.7
+            main: StartError 128, last -, ready false, restarts 0
+            PodReadyToStartContainers=True
+            Initialized=True
+            Ready=False PodFailed
+            ContainersReady=False PodFailed
         "#]],
     );
 }

@@ -1,0 +1,124 @@
+//! The hosts file of a pod, which its containers share.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::config::{Settings, full_name, hostname};
+
+/// The one of the node, and where containers look for theirs.
+pub const HOSTS: &str = "/etc/hosts";
+/// What it is called in the directory of a pod.
+pub const FILE: &str = "etc-hosts";
+
+/// Writes the file of a pod that has these addresses.
+pub fn write(pod: &Pod, settings: &Settings, ips: &[String]) -> io::Result<()> {
+    let text = text(pod, settings, ips, Path::new(HOSTS))?;
+    let path = settings.pod_dir(pod).join(FILE);
+    if fs::read(&path).is_ok_and(|known| known == text) {
+        return Ok(());
+    }
+    fs::write(&path, text)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644))
+}
+
+/// What is in it: of a pod in the node's network the same as in the node's own file, and the pod's aliases.
+fn text(pod: &Pod, settings: &Settings, ips: &[String], nodes: &Path) -> io::Result<Vec<u8>> {
+    let is_on_host = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
+    let mut text = match is_on_host {
+        true => {
+            let mut text = b"# Kubernetes-managed hosts file (host network).\n".to_vec();
+            text.extend(super::unless_gone(fs::read(nodes))?.unwrap_or_default());
+            text
+        }
+        false => own(pod, settings, ips).into_bytes(),
+    };
+    text.extend(aliases(pod).into_bytes());
+    Ok(text)
+}
+
+fn own(pod: &Pod, settings: &Settings, ips: &[String]) -> String {
+    let mut text =
+        "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n\
+        fe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n"
+            .to_owned();
+    let (name, full) = (hostname(pod), full_name(pod, settings));
+    for ip in ips {
+        match &full {
+            Some(full) => text += &format!("{ip}\t{full}\t{name}\n"),
+            None => text += &format!("{ip}\t{name}\n"),
+        }
+    }
+    text
+}
+
+fn aliases(pod: &Pod) -> String {
+    let aliases = pod.spec.iter().flat_map(|spec| spec.host_aliases.iter().flatten());
+    let lines = aliases.map(|alias| {
+        format!("{}\t{}\n", alias.ip, alias.hostnames.as_deref().unwrap_or_default().join("\t"))
+    });
+    let lines: String = lines.collect();
+    if lines.is_empty() { lines } else { format!("\n# Entries added by HostAliases.\n{lines}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[track_caller]
+    fn check(more: Value, expected: Expect) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let nodes = dir.path().join("hosts");
+        fs::write(&nodes, "127.0.0.1 localhost\n192.0.2.1 here\n").expect("written");
+        let mut spec = json!({"containers": []});
+        spec.as_object_mut().expect("a spec").extend(more.as_object().expect("fields").clone());
+        let pod = json!({"metadata": {"name": "web", "namespace": "shop"}, "spec": spec});
+        let pod = serde_json::from_value(pod).expect("a pod");
+        let settings = Settings { cluster_domain: "c.l".to_owned(), ..Settings::for_tests(dir.path()) };
+        let ips = ["10.0.0.1", "fd00::1"].map(str::to_owned);
+        let text = text(&pod, &settings, &ips, &nodes).expect("a text");
+        expected.assert_eq(&String::from_utf8(text).expect("a text"));
+    }
+
+    #[test]
+    fn a_pod_knows_itself() {
+        check(
+            json!({"subdomain": "db"}),
+            expect![[r#"
+                # Kubernetes-managed hosts file.
+                127.0.0.1	localhost
+                ::1	localhost ip6-localhost ip6-loopback
+                fe00::0	ip6-localnet
+                fe00::0	ip6-mcastprefix
+                fe00::1	ip6-allnodes
+                fe00::2	ip6-allrouters
+                10.0.0.1	web.db.shop.svc.c.l	web
+                fd00::1	web.db.shop.svc.c.l	web
+            "#]],
+        );
+    }
+
+    #[test]
+    fn a_pod_in_the_nodes_network_knows_what_the_node_knows() {
+        let aliases =
+            json!([{"ip": "192.0.2.7", "hostnames": ["a", "b.c"]}, {"ip": "192.0.2.8", "hostnames": ["d"]}]);
+        check(
+            json!({"hostNetwork": true, "hostAliases": aliases}),
+            expect![[r#"
+                # Kubernetes-managed hosts file (host network).
+                127.0.0.1 localhost
+                192.0.2.1 here
+
+                # Entries added by HostAliases.
+                192.0.2.7	a	b.c
+                192.0.2.8	d
+            "#]],
+        );
+    }
+}
