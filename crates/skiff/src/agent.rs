@@ -69,7 +69,7 @@ async fn serve(flags: AgentFlags) -> anyhow::Result<()> {
     }
     if joined.facts.own_dns {
         let tell = Tell::Node(ctx.client.clone());
-        let names = Names::start(&ctx, tell, joining.name.clone(), &joined.facts, address.clone())?;
+        let names = Names::start(&ctx, tell, &flags.node, &joined.facts, address.clone())?;
         let counted = names.metrics();
         ctx.metrics.also(move |out| counted.write(out));
         let _ = farewell.set(names);

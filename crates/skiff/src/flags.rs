@@ -119,6 +119,10 @@ pub struct NodeFlags {
     /// The port for that; 0 takes a free one
     #[arg(long, default_value_t = 10250)]
     pub kubelet_port: u16,
+    /// Whom this node asks for names, for pods that ask the same [default: /etc/resolv.conf, or where that names only this
+    /// machine, systemd's /run/systemd/resolve/resolv.conf]
+    #[arg(long, env = "SKIFF_RESOLV_CONF")]
+    pub resolv_conf: Option<PathBuf>,
     /// Flags of upstream's kubelet, as `name=value`; `config=FILE` is a KubeletConfiguration
     #[arg(long)]
     pub kubelet_arg: Vec<String>,

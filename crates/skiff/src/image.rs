@@ -77,13 +77,13 @@ fn own(flags: &ImageFlags) -> anyhow::Result<()> {
             for name in names {
                 anyhow::ensure!(store.remove(name)?, "there is no image {name}");
             }
-            store.collect(&layers_in_use(&root), |_| false)?;
+            store.collect(|| layers_in_use(&root), |_, _| false)?;
         }
         ImageAction::Gc { all } => {
-            let in_use = layers_in_use(&root);
-            let unused =
-                |image: &image::Image| *all && !image.layers.iter().all(|layer| in_use.contains(layer));
-            println!("freed {:.1} MB", store.collect(&in_use, unused)? as f64 / 1e6);
+            let unused = |image: &image::Image, in_use: &BTreeSet<String>| {
+                *all && !image.layers.iter().all(|layer| in_use.contains(layer))
+            };
+            println!("freed {:.1} MB", store.collect(|| layers_in_use(&root), unused)? as f64 / 1e6);
         }
         ImageAction::Ls => {
             let row = |image: image::Image| {

@@ -46,7 +46,9 @@ const FLAGS: &[(&str, &str)] = &[
     ("provider-id", "providerID"),
     ("register-node", "registerNode"),
     ("register-with-taints", "registerWithTaints"),
+    ("resolv-conf", "resolvConf"),
     ("root-dir", "rootDir"),
+    ("seccomp-default", "seccompDefault"),
     ("system-reserved", "systemReserved"),
     ("system-reserved-cgroup", "systemReservedCgroup"),
 ];
@@ -93,9 +95,7 @@ pub fn apply(arguments: &[String], config: &mut Config) -> anyhow::Result<()> {
         set(config, field, &value).with_context(|| format!("--kubelet-arg {field}"))?;
     }
     let soft = &mut config.settings.keeping.soft;
-    for signal in
-        ["memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available", "pid.available"]
-    {
+    for signal in kubelet::SIGNALS {
         let is_set =
             soft.limits.of_signal(signal).is_some_and(|amount| *amount != kubelet::Amount::Number(0));
         ensure!(
@@ -166,9 +166,11 @@ fn flag_value(field: &str, text: &str) -> Value {
         "clusterDNS" | "allowedUnsafeSysctls" | "enforceNodeAllocatable" => {
             text.split(',').filter(|one| !one.is_empty()).map(Value::from).collect()
         }
-        "registerNode" => Value::from(text == "true"),
+        "registerNode" | "seccompDefault" => {
+            text.parse::<bool>().map_or_else(|_| Value::from(text), Value::from)
+        }
         "registerWithTaints" => text.split(',').map(taint).collect(),
-        "nodeLabels" | "providerID" | PROGRAMS | PROVIDERS => Value::from(text),
+        "nodeLabels" | "providerID" | "resolvConf" | PROGRAMS | PROVIDERS => Value::from(text),
         _ => text.parse::<i64>().map_or_else(|_| Value::from(text), Value::from),
     }
 }
@@ -209,6 +211,7 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
             // What everything else keeps time by.
             config.presentation.report_every = Some(pause).filter(|pause| pause.as_secs() != 10);
         }
+        "podLogsDir" => settings.logs.dir = logs_dir(&text()?)?,
         "podPidsLimit" => settings.keeping.pids = value.as_i64().context("this is a number")?,
         "providerID" => config.presentation.provider_id = text()?,
         "registerNode" => {
@@ -279,8 +282,12 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
             }
             config.presentation.taints.extend(taints);
         }
+        "resolvConf" => settings.resolver = kubelet::Resolver::at(&text()?),
         // A flag only; the file has no such field.
         "rootDir" => settings.root = PathBuf::from(text()?),
+        "seccompDefault" => {
+            settings.keeping.seccomp_default = value.as_bool().context("this is true or false")?;
+        }
         "shutdownGracePeriod" | "shutdownGracePeriodCriticalPods" => {
             let seconds = duration(&text()?)?.as_secs();
             let known: i64 = settings.shutdown.iter().map(|period| period.seconds).sum();
@@ -310,12 +317,27 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Upstream's rules for it.
+fn logs_dir(text: &str) -> anyhow::Result<PathBuf> {
+    let path = PathBuf::from(text);
+    ensure!(path.is_absolute(), "pod logs path {text:?} must be absolute path");
+    let parts: Vec<_> = text.split('/').skip(1).collect();
+    let is_clean = parts == [""] || !parts.iter().any(|part| ["", ".", ".."].contains(part));
+    ensure!(is_clean, "pod logs path {text:?} must be normalized");
+    ensure!(text.is_ascii(), "pod logs path {text:?} mut contains ASCII characters only");
+    Ok(path)
+}
+
 fn texts(value: &Value) -> anyhow::Result<Vec<String>> {
     let all = value.as_array().context("this is a list")?.iter();
     all.map(|one| one.as_str().map(str::to_owned).context("this is a list of texts")).collect()
 }
 
 fn evict(limits: &mut kubelet::Limits, signal: &str, threshold: &str) -> anyhow::Result<()> {
+    if kubelet::OVERRIDDEN_SIGNALS.contains(&signal) {
+        tracing::warn!(signal, "the threshold of the disk that containers are on is used instead");
+        return Ok(());
+    }
     let Some(of) = limits.of_signal(signal) else { bail!("no such signal is looked at") };
     *of = match threshold.strip_suffix('%') {
         Some(number) => kubelet::Amount::Percent(percent(number.trim().parse::<f64>()? as u64)?),
@@ -355,10 +377,10 @@ mod tests {
                 second_ip: None,
                 pods: PathBuf::new(),
                 root: PathBuf::new(),
-                logs: PathBuf::new(),
+                logs: kubelet::Logs::within(PathBuf::new()),
                 cluster_domain: String::new(),
                 cluster_dns: Vec::new(),
-                host_dns: kubelet::host_dns(),
+                resolver: kubelet::Resolver::Host,
                 memory: 8 << 30,
                 keeping: kubelet::Keeping::default(),
                 shutdown: Vec::new(),
@@ -380,7 +402,8 @@ mod tests {
             imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages\n\
             preloadedImagesVerificationAllowlist: [registry.example/*]\ncontainerLogMaxSize: 1Mi\nimageMinimumGCAge: 1m30s\nimageMaximumGCAge: 24h\n\
             shutdownGracePeriod: 1m30s\nshutdownGracePeriodCriticalPods: 10s\nsystemReserved:\n  cpu: 500m\n  memory: 1Gi\n\
-            kubeReserved:\n  memory: 1Gi\nenforceNodeAllocatable: [none]\n";
+            kubeReserved:\n  memory: 1Gi\nenforceNodeAllocatable: [none]\nseccompDefault: false\n\
+            resolvConf: ''\n";
         std::fs::write(&path, text).expect("written");
         let mut config = config();
         let arguments = [
@@ -388,6 +411,9 @@ mod tests {
             "register-node=false",
             "register-with-taints=a=b:NoSchedule,c:NoExecute",
             "node-labels=x=y",
+            "seccomp-default=true",
+            "resolv-conf=/first",
+            "resolv-conf=/last",
             "cloud-provider=external",
             "eviction-soft=nodefs.available<1Gi",
             "eviction-soft-grace-period=nodefs.available=1m30s",
@@ -410,6 +436,8 @@ mod tests {
             ("cloud://1", Some(60))
         );
         assert_eq!(config.settings.keeping.pids, 100);
+        assert!(config.settings.keeping.seccomp_default);
+        assert_eq!(config.settings.resolver, kubelet::Resolver::File("/last".into()));
         assert_eq!(config.presentation.max_pods, 7);
         assert_eq!(config.settings.manifests, Some(PathBuf::from("/etc/pods")));
         let limits = &config.settings.keeping.limits;
@@ -464,6 +492,40 @@ mod tests {
         assert_eq!(limits("", &twice), (Number(5), Percent(1)));
     }
 
+    /// What upstream's own defaults name, and what it takes without heeding it.
+    #[test]
+    fn all_signals_of_upstream_can_be_named() {
+        use kubelet::Amount::{Number, Percent};
+        let mut config = config();
+        let all = "eviction-hard=memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<4%,imagefs.available<15%,\
+            imagefs.inodesFree<3%,containerfs.available<2%,containerfs.inodesFree<1%,pid.available<10,\
+            allocatableMemory.available<1Ki";
+        apply(&[all.to_owned()], &mut config).expect("understood");
+        let expected = kubelet::Limits {
+            inodes: Percent(4),
+            image_inodes: Percent(3),
+            processes: Number(10),
+            pods_memory: Number(1024),
+            ..kubelet::Limits::default()
+        };
+        assert_eq!(config.settings.keeping.limits, expected);
+    }
+
+    #[test]
+    fn logs_go_where_the_file_says() {
+        let check = |path: &str, expected: Result<&str, &str>| {
+            let mut config = config();
+            let done = set(&mut config, "podLogsDir", &Value::from(path)).map_err(|error| error.to_string());
+            let found = done.map(|()| config.settings.logs.dir);
+            assert_eq!(found, expected.map(PathBuf::from).map_err(str::to_owned));
+        };
+        check("/logs/pods", Ok("/logs/pods"));
+        check("logs", Err("pod logs path \"logs\" must be absolute path"));
+        check("/logs/../x", Err("pod logs path \"/logs/../x\" must be normalized"));
+        check("/logs/", Err("pod logs path \"/logs/\" must be normalized"));
+        check("/\u{e9}", Err("pod logs path \"/\u{e9}\" mut contains ASCII characters only"));
+    }
+
     #[test]
     fn mistakes_are_named() {
         let check = |argument: &str, expected: &str| {
@@ -477,6 +539,7 @@ mod tests {
         check("max-pods", "write name=value");
         check("colour=red", "has no meaning here; these have: allowed-unsafe-sysctls");
         check("max-pods=many", "this is a number");
+        check("seccomp-default=yes", "this is true or false");
         check("eviction-hard=moon.phase<3%", "no such signal");
         check(
             "eviction-soft=memory.available<1Gi",

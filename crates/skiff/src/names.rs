@@ -8,6 +8,7 @@ use client::{Client, Key, Patch};
 use dns::announce::{self, Place};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kubelet::Resolver;
 use nft::Net;
 use reconcile::Ctx;
 use serde_json::json;
@@ -15,6 +16,8 @@ use tokio::sync::{Notify, watch};
 
 use crate::address::Address;
 use crate::facts::Facts;
+use crate::flags::NodeFlags;
+use crate::node;
 use crate::services::networks;
 
 /// How long to wait until trying again to tell where names are asked.
@@ -41,6 +44,7 @@ pub struct Names {
     node: String,
     domain: String,
     cluster_ips: Vec<IpAddr>,
+    resolver: Resolver,
     pods: Vec<Net>,
     metrics: Arc<dns::Metrics>,
     /// Where, once that was told.
@@ -52,14 +56,15 @@ impl Names {
     pub fn start(
         ctx: &Ctx,
         tell: Tell,
-        node: String,
+        flags: &NodeFlags,
         facts: &Facts,
         address: Address,
     ) -> anyhow::Result<Arc<Names>> {
         let names = Arc::new(Names {
             ctx: ctx.clone(),
             tell,
-            node,
+            node: node::name(flags),
+            resolver: flags.resolv_conf.clone().map_or(Resolver::Host, Resolver::File),
             domain: facts.cluster_domain.clone(),
             cluster_ips: facts.cluster_dns.clone(),
             pods: networks(&facts.cluster_cidr)?,
@@ -122,7 +127,7 @@ impl Names {
         };
         let config = dns::Config {
             domain: self.domain.clone(),
-            upstream: upstream(&self.cluster_ips),
+            upstream: upstream(&self.resolver, &self.cluster_ips),
             allowed: allowed(&self.ctx, self.pods.clone(), address),
         };
         let telling = async {
@@ -199,10 +204,13 @@ fn nodes(slice: &EndpointSlice) -> impl Iterator<Item = (&str, bool)> {
 }
 
 /// Who knows all other names: whom this host asks, unless that is us.
-fn upstream(own: &[IpAddr]) -> Vec<SocketAddr> {
-    let servers = kubelet::host_dns().servers;
-    let servers = servers.iter().filter_map(|text| text.parse::<IpAddr>().ok());
-    servers.filter(|server| !own.contains(server)).map(|server| SocketAddr::new(server, 53)).collect()
+fn upstream(resolver: &Resolver, own: &[IpAddr]) -> Vec<SocketAddr> {
+    resolver
+        .servers()
+        .into_iter()
+        .filter(|server| !own.contains(server))
+        .map(|server| SocketAddr::new(server, 53))
+        .collect()
 }
 
 /// Pods and nodes are answered, the rest of the world is not.

@@ -2,6 +2,7 @@
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -208,10 +209,7 @@ pub fn config(
     let listener = address::listen(bind)?;
     let port = listener.local_addr()?.port();
     let pods = pods_dir(&flags.data_dir);
-    let logs = flags.data_dir.join("agent/logs");
-    for dir in [&pods, &logs] {
-        std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    }
+    std::fs::create_dir_all(&pods).with_context(|| format!("cannot make {}", pods.display()))?;
     // As it is and not by the links that lead there: the kernel tells of mounts by that.
     let pods = std::fs::canonicalize(&pods).with_context(|| format!("cannot find {}", pods.display()))?;
     let taints = flags.node_taint.iter().map(|(key, value, effect)| kubelet::Taint {
@@ -227,10 +225,10 @@ pub fn config(
             second_ip: node_ips(flags)?.1,
             pods,
             root: kubelet_root(&flags.data_dir),
-            logs,
+            logs: logs(&flags.data_dir),
             cluster_domain: facts.cluster_domain.clone(),
             cluster_dns: facts.cluster_dns.iter().map(ToString::to_string).collect(),
-            host_dns: kubelet::host_dns(),
+            resolver: kubelet::Resolver::default(),
             memory: memory()?,
             keeping: kubelet::Keeping::default(),
             shutdown: Vec::new(),
@@ -252,7 +250,9 @@ pub fn config(
         }),
         referred: None,
     };
-    let mut arguments = flags.kubelet_arg.clone();
+    // Who names it twice means the last.
+    let resolv_conf = flags.resolv_conf.iter().map(|path| format!("resolv-conf={}", path.display()));
+    let mut arguments: Vec<String> = resolv_conf.chain(flags.kubelet_arg.iter().cloned()).collect();
     for (name, path) in [
         ("image-credential-provider-config", &flags.image_credential_provider_config),
         ("image-credential-provider-bin-dir", &flags.image_credential_provider_bin_dir),
@@ -260,12 +260,26 @@ pub fn config(
         arguments.extend(path.iter().map(|path| format!("{name}={}", path.display())));
     }
     kubelet_config::apply(&arguments, &mut config)?;
+    let kubelet::Logs { own, dir, .. } = &config.settings.logs;
+    for dir in [own, dir] {
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o750).create(dir);
+        made.with_context(|| format!("cannot make {}", dir.display()))?;
+    }
     Ok(config)
 }
 
 /// Where a node keeps what its pods have on disk.
 pub fn pods_dir(data_dir: &Path) -> PathBuf {
     data_dir.join("agent/pods")
+}
+
+/// Where logs of pods are: where everybody looks for them, unless this is one of several nodes on this host.
+pub fn logs(data_dir: &Path) -> kubelet::Logs {
+    let own = std::path::absolute(data_dir).unwrap_or_else(|_| data_dir.to_owned()).join("agent/logs");
+    match data_dir == Path::new(crate::flags::DATA_DIR) {
+        true => kubelet::Logs { own, dir: "/var/log/pods".into(), links: Some("/var/log/containers".into()) },
+        false => kubelet::Logs::within(own),
+    }
 }
 
 /// Where storage drivers and their volumes are: where everybody expects them, unless this is one of several nodes on
@@ -289,6 +303,18 @@ fn memory() -> anyhow::Result<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_one_node_of_a_host_has_the_usual_places() {
+        let check = |data_dir: &str, dir: &str, links: Option<&str>, root: &str| {
+            let found = logs(Path::new(data_dir));
+            assert_eq!(found.own, Path::new(data_dir).join("agent/logs"));
+            assert_eq!((found.dir, found.links), (dir.into(), links.map(PathBuf::from)));
+            assert_eq!(kubelet_root(Path::new(data_dir)), Path::new(root));
+        };
+        check("/var/lib/skiff", "/var/log/pods", Some("/var/log/containers"), "/var/lib/kubelet");
+        check("/data", "/data/agent/logs", None, "/data/agent/kubelet");
+    }
 
     #[test]
     fn the_runtime_is_known_to_others() {

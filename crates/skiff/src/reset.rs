@@ -84,6 +84,7 @@ pub async fn pods(data_dir: &Path, failures: &mut Failures) {
         failures.note(patiently(clear).await.context("cannot remove what a pod was in"));
     }
     kubelet::cgroups::remove_levels(&place);
+    failures.note(node::logs(data_dir).leave().context("cannot remove logs of pods"));
     failures.note(sys::mounts::unmount_below(data_dir).map_err(Into::into));
     let root = node::kubelet_root(data_dir);
     let let_go = async || kubelet::let_disks_go(&root, &place).await.map_err(anyhow::Error::msg);

@@ -146,7 +146,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         }
         if !services::is_disabled(&flags, "dns") {
             let tell = Tell::Service(Client::new(started.local(), "dns"));
-            let names = Names::start(&ctx, tell, node::name(&flags.node), &facts, node_at.clone())?;
+            let names = Names::start(&ctx, tell, &flags.node, &facts, node_at.clone())?;
             let counted = names.metrics();
             started.also_count(move |out| counted.write(out));
             let _ = farewell.set(names);
@@ -198,7 +198,7 @@ impl Apart {
         let Apart { ctx, flags, facts, address } = self;
         if !services::is_disabled(&flags, "dns") {
             let tell = Tell::Service(Client::new(local.clone(), "dns"));
-            if let Err(error) = Names::start(&ctx, tell, node::name(&flags.node), &facts, address.clone()) {
+            if let Err(error) = Names::start(&ctx, tell, &flags.node, &facts, address.clone()) {
                 tracing::error!("nobody answers for names: {error:#}");
             }
         }

@@ -17,7 +17,8 @@ pub struct Process {
     child: Child,
     log: Arc<Mutex<Vec<u8>>>,
     /// Speaks when the child writes, and hangs up when it has closed its output.
-    signs: Receiver<()>,
+    /// Locked by nobody, so that a process can be looked at by several threads.
+    signs: Mutex<Receiver<()>>,
 }
 
 impl Process {
@@ -32,7 +33,7 @@ impl Process {
         let (sender, signs) = channel();
         keep(child.stdout.take(), &log, sender.clone());
         keep(child.stderr.take(), &log, sender);
-        Ok(Process { child, log, signs })
+        Ok(Process { child, log, signs: Mutex::new(signs) })
     }
 
     pub fn id(&self) -> u32 {
@@ -110,11 +111,13 @@ impl Process {
     fn hear_out(&mut self) {
         let deadline = Instant::now() + LAST_WORDS;
         let left = || deadline.saturating_duration_since(Instant::now());
-        while self.signs.recv_timeout(left()).is_ok() {}
+        let signs = self.signs.get_mut().unwrap_or_else(PoisonError::into_inner);
+        while signs.recv_timeout(left()).is_ok() {}
     }
 
     fn wait_for_sign(&mut self, at_most: Duration) {
-        if self.signs.recv_timeout(at_most) == Err(RecvTimeoutError::Disconnected) {
+        let signs = self.signs.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if signs.recv_timeout(at_most) == Err(RecvTimeoutError::Disconnected) {
             // A child that has closed its output is about to end and gives no more signs.
             std::thread::park_timeout(at_most);
         }
