@@ -23,6 +23,9 @@ const READINESS: &str = "Readiness";
 impl Node {
     /// Sees to it that each running container is asked how it is.
     pub fn watch_health(self: &Arc<Node>, pod: &Pod, seen: &Observed) {
+        // Whoever asks one that has ended has nobody to ask any more.
+        let runs = |id: &String| seen.running().any(|run| run.id == *id);
+        self.remember(pod, |memory| memory.health.retain(|id, _| runs(id)));
         for container in &crate::pod::containers(pod) {
             let probes = [&container.startup_probe, &container.liveness_probe, &container.readiness_probe];
             if probes.iter().all(|probe| probe.is_none()) {
@@ -95,8 +98,7 @@ struct Watch {
 
 impl Watch {
     async fn run(self) {
-        let started =
-            self.node.remember(&self.pod, |memory| memory.health.get(&self.id).is_some_and(|h| h.started));
+        let started = self.recall(|health| health.started).unwrap_or(false);
         if let Some(startup) = self.container.startup_probe.clone().filter(|_| !started) {
             // Nothing else is asked before the container has started.
             if !self.ask_until(&startup, "Startup").await {
@@ -122,7 +124,16 @@ impl Watch {
 
     /// Asks until the answer is good; `false` when the container has failed to start or is gone.
     async fn ask_until(&self, probe: &Probe, kind: &'static str) -> bool {
-        wait(probe.initial_delay_seconds.unwrap_or(0)).await;
+        let (early, first) = (delay(probe), counts_after(probe));
+        wait(early).await;
+        if early < first {
+            // Who has started already need not wait for the answer that counts.
+            if self.is_of_interest(kind) && self.question(probe).await.is_ok() {
+                self.count(kind, true);
+                return true;
+            }
+            wait(first - early).await;
+        }
         let mut tally = Tally::default();
         while self.is_of_interest(kind) {
             match tally.count(probe, &self.ask(probe, kind).await) {
@@ -133,19 +144,19 @@ impl Watch {
                 }
                 None => {}
             }
-            wait(probe.period_seconds.unwrap_or(10)).await;
+            wait(period(probe)).await;
         }
         false
     }
 
     async fn keep_asking(&self, probe: &Probe, kind: &'static str, judge: impl Fn(&mut Health, bool)) {
-        wait(probe.initial_delay_seconds.unwrap_or(0)).await;
+        wait(if kind == READINESS { delay(probe) } else { counts_after(probe) }).await;
         let mut tally = Tally::default();
         while self.is_of_interest(kind) {
             if let Some(well) = tally.count(probe, &self.ask(probe, kind).await) {
                 self.change(|health| judge(health, well));
             }
-            wait(probe.period_seconds.unwrap_or(10)).await;
+            wait(period(probe)).await;
         }
     }
 
@@ -156,10 +167,16 @@ impl Watch {
             start::note(&self.node, &self.pod, container, Severity::Warning, "Unhealthy", message);
         }
         if !matches!(answer, Err(Trouble::Unasked(_))) {
-            let counted = (self.container.name.clone(), kind, answer.is_ok());
-            self.node.remember(&self.pod, |memory| *memory.asked.entry(counted).or_default() += 1);
+            self.count(kind, answer.is_ok());
         }
         answer
+    }
+
+    fn count(&self, kind: &'static str, is_well: bool) {
+        let counted = (self.container.name.clone(), kind, is_well);
+        if let Some(memory) = self.node.memories.lock().get_mut(self.pod.uid()) {
+            *memory.asked.entry(counted).or_default() += 1;
+        }
     }
 
     async fn question(&self, probe: &Probe) -> Result<(), Trouble> {
@@ -199,19 +216,24 @@ impl Watch {
 
     /// Whether this run is still the business of anybody.
     fn lives(&self) -> bool {
-        self.node.remember(&self.pod, |memory| memory.health.get(&self.id).is_some_and(|health| !health.dead))
+        self.recall(|health| !health.dead).unwrap_or(false)
     }
 
     fn change(&self, f: impl FnOnce(&mut Health)) {
-        let changed = self.node.remember(&self.pod, |memory| {
-            let Some(health) = memory.health.get_mut(&self.id) else { return false };
+        let changed = self.recall(|health| {
             let before = *health;
             f(health);
             *health != before
         });
-        if changed {
+        if changed == Some(true) {
             self.node.look_at(self.pod.key());
         }
+    }
+
+    /// What is known of this run. Nothing, once it has ended or its pod is gone, and that is not begun anew.
+    fn recall<T>(&self, f: impl FnOnce(&mut Health) -> T) -> Option<T> {
+        let mut memories = self.node.memories.lock();
+        memories.get_mut(self.pod.uid())?.health.get_mut(&self.id).map(f)
     }
 }
 
@@ -292,6 +314,20 @@ impl Tally {
         let is_unwell = self.bad >= probe.failure_threshold.unwrap_or(3);
         (is_well || is_unwell).then_some(is_well)
     }
+}
+
+fn delay(probe: &Probe) -> i32 {
+    probe.initial_delay_seconds.unwrap_or(0)
+}
+
+fn period(probe: &Probe) -> i32 {
+    probe.period_seconds.unwrap_or(10)
+}
+
+/// For how long no answer is held against a container. Upstream asks in a rhythm that begins with the pod, so that one that
+/// may fail once is not ended while it is about to begin; only whether it is ready is asked at once.
+fn counts_after(probe: &Probe) -> i32 {
+    delay(probe).max(period(probe))
 }
 
 async fn wait(seconds: i32) {

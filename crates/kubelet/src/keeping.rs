@@ -127,18 +127,18 @@ async fn look(node: &Arc<Node>) {
     };
     over_their_limits(node).await;
     // Whoever goes for what only should be left has time for it.
-    let (first, limits, grace) = match (short.first(), due.first()) {
-        (Some(first), _) => (first, limits, None),
-        (None, Some(first)) => (first, &soft.limits, Some(soft.grace)),
+    let (first, grace) = match (short.first(), due.first()) {
+        (Some(first), _) => (first, None),
+        (None, Some(first)) => (first, Some(soft.grace)),
         (None, None) => return,
     };
     let [layers, files] = first.takes_room(signals.images_apart);
-    if first.is_disk()
-        && layers
-        && images::remove_all(node).await
-        && limits.reached(&Signals::read(node).await).is_empty()
-    {
-        return;
+    if first.is_disk() && layers && images::remove_all(node).await {
+        let signals = Signals::read(node).await;
+        let still = if grace.is_some() { soft.reached(&signals) } else { limits.reached(&signals) };
+        if !still.iter().any(|short| short.signal == first.signal) {
+            return;
+        }
     }
     {
         let mut state = node.keeping.state.lock();
@@ -188,7 +188,7 @@ fn evict(node: &Arc<Node>, pod: &Pod, message: String) {
     if first {
         tracing::warn!(pod = %pod.key(), message, "putting a pod out");
         node.ctx.events.record(reconcile::reference(pod), Severity::Warning, crate::EVICTED, message);
-        node.look_at(pod.key());
+        node.hasten(pod);
     }
 }
 

@@ -16,6 +16,8 @@ pub struct Memory {
     pub failures: BTreeMap<String, Failure>,
     /// By the name of the container that was started again.
     pub back_offs: BTreeMap<String, BackOff>,
+    /// What containers are to run, by their names. All failures and pauses are of these.
+    pub images: BTreeMap<String, String>,
     /// When something last changed that the pod refers to.
     pub news: Option<Timestamp>,
     /// Why there is no sandbox.
@@ -73,6 +75,18 @@ const OF_RUNS: [&str; 2] = ["RunContainerError", "PostStartHookError"];
 const FOR_WANT_OF_OBJECTS: [&str; 2] = ["CreateContainerConfigError", "ContainerCreating"];
 
 impl Memory {
+    /// Looks at what containers are to run: another image is tried at once, whatever became of the one before.
+    pub fn see(&mut self, container: &str, image: &str) {
+        if self.images.get(container).is_some_and(|known| known == image) {
+            return;
+        }
+        if self.images.insert(container.to_owned(), image.to_owned()).is_some() {
+            self.failures.remove(container);
+            self.back_offs.remove(container);
+            self.told.retain(|told| told.split(' ').next() != Some(container));
+        }
+    }
+
     /// Something has changed that the pod refers to: what failed for want of it is tried again at once.
     pub fn hear(&mut self, now: Timestamp) {
         self.news = Some(now);
@@ -155,6 +169,24 @@ mod tests {
             check(&[reason; 9], 10);
         }
         check(&["ErrImagePull", "ErrImagePull", "CreateContainerError", "ErrImagePull"], 10);
+    }
+
+    #[test]
+    fn another_image_is_tried_at_once() {
+        let mut memory = Memory::default();
+        for name in ["a", "ab"] {
+            memory.see(name, "web:1");
+            let failure = Failure::again(None, "ErrImagePull", String::new(), time(5));
+            memory.fail(name, failure, time(4));
+            memory.told.insert(format!("{name} 1"));
+        }
+        let known = memory.clone();
+        memory.see("a", "web:1");
+        assert_eq!(memory, known);
+        memory.see("a", "web:2");
+        let told: Vec<&String> = memory.told.iter().collect();
+        let failures: Vec<&String> = memory.failures.keys().collect();
+        assert_eq!((failures, told), (vec![&"ab".to_owned()], vec![&"ab 1".to_owned()]));
     }
 
     #[test]

@@ -124,7 +124,7 @@ async fn end_all(node: &Arc<Node>) {
                 memory.ended.get_or_insert_with(|| (TERMINATED.0.to_owned(), TERMINATED.1.to_owned()));
                 memory.end_within = Some(*grace);
             });
-            node.look_at(pod.key());
+            node.hasten(pod);
         }
         let ended = async {
             while pods.iter().any(|(pod, _)| {

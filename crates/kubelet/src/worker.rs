@@ -16,11 +16,11 @@ use crate::admission::{self, Refusal};
 use crate::config::{self, Settings};
 use crate::env::Addresses;
 use crate::memory::{Failure, Memory};
-use crate::observed::{Observed, POD_UID};
+use crate::observed::{Observed, POD_UID, Ran, State};
 use crate::pod::anew::Anew;
 use crate::pod::back_off::restart_at;
 use crate::pod::container as find;
-use crate::pod::plan::{Action, deadline, is_finished, plan};
+use crate::pod::plan::{Action, comes_again, deadline, is_finished, plan};
 use crate::pod::status::{Host, status};
 use crate::sources::Cluster;
 use crate::volumes::{self, Materials};
@@ -60,6 +60,11 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
         };
         node.watch_health(&pod, &seen);
         let now = node.ctx.clock.now();
+        node.remember(&pod, |memory| {
+            for container in crate::pod::containers(&pod) {
+                memory.see(&container.name, container.image.as_deref().unwrap_or_default());
+            }
+        });
         end_in_time(node, &pod, now);
         refuse(node, &pod, &seen, now).await;
         tell_of_pauses(node, &pod, &seen, now);
@@ -219,7 +224,7 @@ async fn give_back(node: &Node, pod: &Pod, seen: &Observed) -> bool {
 
 /// Tells once of each run and of each failure that nothing is tried for a while.
 fn tell_of_pauses(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
-    if pod.is_deleting() {
+    if pod.is_deleting() || node.remember(pod, |memory| is_finished(pod, seen, memory)) {
         return;
     }
     let mut news = Vec::new();
@@ -231,12 +236,16 @@ fn tell_of_pauses(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
                 && failure.quiet_from().is_some_and(|from| from <= now)
                 && memory.told.insert(format!("{name} {}", failure.times))
             {
-                let image = container.image.unwrap_or_default();
+                let image = container.image.as_deref().unwrap_or_default();
                 let message = format!("Back-off pulling image {image:?}");
                 news.push((name.clone(), Severity::Normal, "BackOff", message));
                 news.push((name.clone(), Severity::Warning, "Failed", "Error: ImagePullBackOff".to_owned()));
             }
-            let waits = |run: &crate::observed::Ran| restart_at(run, memory).is_some_and(|at| at > now);
+            let waits = |run: &Ran| {
+                let comes_again =
+                    matches!(run.state, State::Exited { code, .. } if comes_again(pod, &container, code));
+                comes_again && restart_at(run, memory).is_some_and(|at| at > now)
+            };
             if let Some(run) = anew.latest(&name).filter(|run| waits(run))
                 && memory.told.insert(run.id.clone())
             {
@@ -295,16 +304,17 @@ async fn refresh(node: &Node, pod: &Pod, seen: &Observed) -> Option<Timestamp> {
 /// Stops what is to be stopped, then does the rest in its order. What is left is not done to a pod that is to end sooner
 /// than was known. A stop can be left at any time, others not: what a start has begun has to be written down.
 async fn act_on(node: &Arc<Node>, pod: &Pod, seen: &Observed, work: Vec<Action>) {
+    let before = node.end_of(pod);
     let stops = work.iter().filter_map(|action| match action {
         Action::Stop(stop) => Some(stop),
         _ => None,
     });
     tokio::select! {
         () = stop::all(node, pod, stops) => {}
-        () = node.hastened(pod) => return,
+        () = node.hastened(pod, before) => return,
     }
     for action in work {
-        if node.is_hastened(pod) {
+        if node.is_hastened(pod, before) {
             return;
         }
         act(node, pod, seen, action).await;
@@ -443,6 +453,9 @@ async fn let_go(node: &Node, pod: &Pod, seen: &Observed) -> Result<Next, Error> 
 
 /// A pod that is over keeps its containers, for their logs, but no sandbox, and nothing that another may be waiting for.
 async fn tidy_up(node: &Node, pod: &Pod) -> Next {
+    if let Some(memory) = node.memories.lock().get_mut(pod.uid()) {
+        memory.health.clear();
+    }
     if let Err(error) = node.dra.unprepare(pod.uid()).await {
         tracing::warn!(error, pod = %pod.key(), "devices are not given back yet");
         return Next::After(UNGIVEN);
@@ -525,15 +538,40 @@ pub fn is_hastened(before: &Pod, now: Option<&Pod>) -> bool {
     now.is_deleting() && (!before.is_deleting() || has_less_time)
 }
 
+/// The end that its node has in mind for a pod: whether there is one, and how soon.
+#[derive(Clone, Copy)]
+struct End {
+    is_near: bool,
+    within: Option<i64>,
+}
+
+impl End {
+    fn is_sooner_than(self, before: End) -> bool {
+        let has_less_time = self.within.is_some_and(|now| before.within.is_none_or(|before| now < before));
+        self.is_near && (!before.is_near || has_less_time)
+    }
+}
+
 impl Node {
-    fn is_hastened(&self, pod: &Pod) -> bool {
-        is_hastened(pod, self.ctx.caches.pods().get_exactly(&pod.key(), pod.uid()).as_deref())
+    fn end_of(&self, pod: &Pod) -> End {
+        self.remember(pod, |memory| End { is_near: memory.ended.is_some(), within: memory.end_within })
     }
 
-    /// Waits until the pod is to end sooner than this one says.
-    async fn hastened(&self, pod: &Pod) {
+    fn is_hastened(&self, pod: &Pod, before: End) -> bool {
+        let known = self.ctx.caches.pods().get_exactly(&pod.key(), pod.uid());
+        is_hastened(pod, known.as_deref()) || self.end_of(pod).is_sooner_than(before)
+    }
+
+    /// The node ends a pod: whoever is at work for it notices.
+    pub fn hasten(&self, pod: &Pod) {
+        self.hastened.send_modify(|count| *count += 1);
+        self.look_at(pod.key());
+    }
+
+    /// Waits until the pod is to end sooner than this one, or its node, has said.
+    async fn hastened(&self, pod: &Pod, before: End) {
         let mut news = self.hastened.subscribe();
-        while !self.is_hastened(pod) {
+        while !self.is_hastened(pod, before) {
             if news.changed().await.is_err() {
                 return std::future::pending().await;
             }
@@ -581,5 +619,22 @@ mod tests {
         check(Some(30), Some(1), true);
         check(Some(30), Some(60), false);
         assert!(is_hastened(&pod(None), None) && is_hastened(&pod(Some(30)), None), "it is gone");
+    }
+
+    #[test]
+    fn nodes_that_are_in_a_hurry() {
+        let check = |before: (bool, Option<i64>), now: (bool, Option<i64>), expected: bool| {
+            let end = |(is_near, within)| End { is_near, within };
+            assert_eq!(end(now).is_sooner_than(end(before)), expected, "{before:?} {now:?}");
+        };
+        check((false, None), (false, None), false);
+        check((false, None), (true, None), true);
+        check((true, None), (true, None), false);
+        check((true, None), (true, Some(30)), true);
+        check((true, Some(30)), (true, Some(30)), false);
+        check((true, Some(30)), (true, Some(10)), true);
+        check((true, Some(10)), (true, Some(30)), false);
+        // What it would have is not what it has to hurry for.
+        check((false, None), (false, Some(10)), false);
     }
 }

@@ -259,6 +259,16 @@ async fn pods_run_and_go_and_leave_nothing() {
     let said = |log: &String| log.trim_end().ends_with("stdout F done");
     cluster.until("the last words", async || std::fs::read_to_string(&path).ok().filter(said)).await;
 
+    // One that may fail once has a period to begin in. It is asked by the startup probe and then by the other two.
+    let asked = |script: &str| json!({"exec": {"command": ["sh", "-c", script]}, "periodSeconds": 3, "failureThreshold": 1});
+    let alive = asked("echo >> /tmp/asked; cat /tmp/begun");
+    let late = json!([{
+        "name": "main", "command": ["sh", "-c", "sleep 0.2; touch /tmp/begun; sleep 1000"],
+        "startupProbe": alive, "livenessProbe": alive, "readinessProbe": asked("[ $(wc -l < /tmp/asked) -ge 3 ]"),
+    }]);
+    cluster.create("late", json!({"containers": late})).await;
+    cluster.becomes("late", "Running main:running ready#0").await;
+
     // Pods that cannot run say why.
     cluster.create("lost", json!({"containers": [{"name": "main", "env": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "none", "key": "x"}}}]}]})).await;
     let lost = cluster.becomes("lost", "Pending main:CreateContainerConfigError#0").await;
@@ -276,7 +286,7 @@ async fn pods_run_and_go_and_leave_nothing() {
 
     let pods = cluster.client.list::<Pod>("default").await.expect("pods");
     let uids: Vec<String> = pods.iter().map(|pod| pod.uid().to_owned()).collect();
-    for name in ["web", "crash", "once", "lost"] {
+    for name in ["web", "crash", "once", "late", "lost"] {
         cluster
             .client
             .delete::<Pod>(&Key::new("default", name), &reconcile::Delete::default())

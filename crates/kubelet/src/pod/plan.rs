@@ -308,6 +308,16 @@ pub fn restarts(pod: &Pod, container: &Container, code: i32) -> bool {
     }
 }
 
+/// Whether a container that has ended in this way has another run. Init containers that are done have none, nor have those
+/// for having a look.
+pub fn comes_again(pod: &Pod, container: &Container, code: i32) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    let is_init = spec.init_containers.iter().flatten().any(|init| init.name == container.name);
+    let is_done = is_init && !is_sidecar(container) && code == 0;
+    let is_a_look = spec.ephemeral_containers.iter().flatten().any(|look| look.name == container.name);
+    !is_done && !is_a_look && restarts(pod, container, code)
+}
+
 /// The rule for a container that has ended in this way.
 pub fn rule(container: &Container, code: i32) -> Option<&ContainerRestartRule> {
     let mut rules = container.restart_policy_rules.iter().flatten();

@@ -11,7 +11,7 @@ use reconcile::conditions::{PodConditions, why_unready};
 
 use super::anew::{self, Anew};
 use super::back_off::{failure, pause, waits_from};
-use super::plan::{failed_init, is_finished, is_sidecar, restarts};
+use super::plan::{comes_again, failed_init, is_finished, is_sidecar};
 use crate::memory::Memory;
 use crate::observed::{Observed, Ran, State};
 
@@ -303,7 +303,7 @@ impl Look<'_> {
             return waiting(anew::REASON, anew::MESSAGE);
         }
         let over = is_finished(self.pod, self.seen, self.memory);
-        let again = |code: i32| !over && (is_sidecar(container) || self.restarts(container, code));
+        let again = |code: i32| !over && comes_again(self.pod, container, code);
         match run.map(|run| (run, run.state)) {
             Some((run, State::Exited { code, .. })) if again(code) && !self.pod.is_deleting() => {
                 if waits_from(run, self.memory).is_some_and(|from| from <= self.now) {
@@ -324,11 +324,6 @@ impl Look<'_> {
     fn starts_anew(&self, run: &Ran) -> bool {
         let ends = self.pod.is_deleting() || self.memory.ended.is_some();
         !ends && self.anew.is_cleared(run)
-    }
-
-    fn restarts(&self, container: &Container, code: i32) -> bool {
-        let init = self.inits().any(|init| init.name == container.name);
-        restarts(self.pod, container, code) && (!init || code != 0)
     }
 
     fn back_off(&self, container: &Container, pause: SignedDuration) -> ContainerState {

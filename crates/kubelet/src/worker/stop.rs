@@ -52,11 +52,13 @@ async fn one(node: &Arc<Node>, pod: &Pod, stop: &Stop, turns: &Turns) -> bool {
         return false;
     }
     let stopped = node.runtime.stop_container(id, time.left().max(LEAST)).await;
-    if let Err(error) = &stopped {
-        tracing::warn!(%error, pod = %pod.key(), container, "cannot stop a container");
-        tokio::time::sleep(AGAIN).await;
+    match &stopped {
+        Ok(()) => drop(node.remember(pod, |memory| memory.health.remove(id))),
+        Err(error) => {
+            tracing::warn!(%error, pod = %pod.key(), container, "cannot stop a container");
+            tokio::time::sleep(AGAIN).await;
+        }
     }
-    node.remember(pod, |memory| memory.health.remove(id));
     stopped.is_ok()
 }
 
@@ -68,10 +70,12 @@ fn grace(pod: &Pod, own: Option<&Container>, memory: &Memory, started: bool, why
     });
     let evicted = memory.ended.as_ref().is_some_and(|(reason, _)| reason == crate::EVICTED);
     let grace = match why {
-        Why::PodEnds if memory.end_within.is_some() => memory.end_within,
-        // What the node is short of is needed at once.
-        Why::PodEnds if evicted => Some(1),
-        Why::PodEnds => pod.metadata.deletion_grace_period_seconds,
+        // Whoever has said it, the shorter one holds. What the node is short of is needed at once.
+        Why::PodEnds => {
+            let of_node = memory.end_within.or(evicted.then_some(1));
+            let of_deletion = pod.metadata.deletion_grace_period_seconds;
+            of_node.into_iter().chain(of_deletion).min()
+        }
         Why::Unhealthy => probe.and_then(|probe: &Probe| probe.termination_grace_period_seconds),
         Why::AllBeginAnew => Some(0),
         Why::SandboxGone | Why::Changed => None,
