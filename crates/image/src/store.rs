@@ -297,21 +297,21 @@ impl Store {
         Ok(true)
     }
 
-    /// Removes images without any use and all pieces that no image needs; answers how many bytes were freed. `in_use`
-    /// finds the names of layers that containers stand on.
+    /// Removes images without any use and all pieces that no image needs; answers how many bytes were freed, or nothing
+    /// where it has to be done another time. `in_use` finds the names of layers that containers stand on.
     pub fn collect(
         &self,
-        in_use: impl FnOnce() -> BTreeSet<String>,
+        in_use: impl FnOnce() -> io::Result<BTreeSet<String>>,
         unused: impl Fn(&Image, &BTreeSet<String>) -> bool,
-    ) -> Result<u64, Error> {
+    ) -> Result<Option<u64>, Error> {
         let path = self.root.join("busy");
         let alone = File::create(&path).map_err(on("lock", path))?;
         if rustix::fs::flock(&alone, FlockOperation::NonBlockingLockExclusive).is_err() {
             // An image or a container is on its way, and its pieces are nobody's yet: they go another time.
-            return Ok(0);
+            return Ok(None);
         }
         // Only now: what was read earlier would not know who has come since.
-        let mut layers = in_use();
+        let mut layers = in_use().map_err(on("find out who uses", self.root.join("layers")))?;
         let kept = self.change(|index| {
             index.images.retain(|_, image| !unused(image, &layers));
             index.images.values().cloned().collect::<Vec<_>>()
@@ -338,7 +338,7 @@ impl Store {
                 gone.map_err(on("remove", aside))?;
             }
         }
-        Ok(freed)
+        Ok(Some(freed))
     }
 
     /// Bytes and files in the store.

@@ -30,6 +30,7 @@ use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use jiff::Timestamp;
 use parking_lot::RwLock;
@@ -88,6 +89,8 @@ struct Inner {
     program: OwnedFd,
     streams: streams::Server,
     news: News,
+    /// Whether there may be pieces of images that are gone; also from before skiff was started.
+    owes_collection: AtomicBool,
 }
 
 impl Embedded {
@@ -103,7 +106,9 @@ impl Embedded {
         let streams = streams::Server::start().await.map_err(failed("serve streams"))?;
         let ranges = RwLock::new(config.ranges.clone());
         let (pods, news) = (Pods::default(), News::default());
-        let inner = Inner { config, images, pods, pool, ranges, cgroups, program, streams, news };
+        let owes_collection = AtomicBool::new(true);
+        let inner =
+            Inner { config, images, pods, pool, ranges, cgroups, program, streams, news, owes_collection };
         let embedded = Embedded { inner: Arc::new(inner) };
         embedded.find_pods(&pods_dir).await;
         Ok(embedded)
@@ -125,9 +130,11 @@ impl Embedded {
                 }
                 // It was not yet a pod when skiff was killed, or the power was cut while it was written down.
                 Err(error) if record::is_none(&error) => drop(sys::trees::remove(&entry.path())),
-                // It may well be one that runs, and keeps what it has.
+                // It may well be one that runs, and keeps what it has. It is to end: another one will be made, and they
+                // must not both have its volumes.
                 Err(error) => {
-                    tracing::warn!(%error, pod = %entry.path().display(), "cannot read a pod");
+                    tracing::warn!(%error, pod = %entry.path().display(), "cannot read a pod, ending it");
+                    let _ = caller::tell(&entry.path(), &protocol::Request::Stop).await;
                     known.insert(entry.file_name().to_string_lossy().into_owned());
                 }
             }
@@ -154,14 +161,20 @@ impl Embedded {
 }
 
 /// The layers that containers stand on, by what is written down under the runtime's directory.
-pub fn layers_in_use(root: &Path) -> BTreeSet<String> {
+pub fn layers_in_use(root: &Path) -> std::io::Result<BTreeSet<String>> {
     let mut layers = BTreeSet::new();
     let news = News::default();
     for pod in std::fs::read_dir(root.join("pods")).into_iter().flatten().flatten() {
-        let Ok(pod) = Pod::read(&pod.path(), &news) else { continue };
-        layers.extend(pod.containers.lock().values().flat_map(|container| container.record.layers.clone()));
+        match Pod::read(&pod.path(), &news) {
+            Ok(pod) => {
+                let containers = pod.containers.lock();
+                layers.extend(containers.values().flat_map(|container| container.record.layers.clone()));
+            }
+            Err(error) if record::is_none(&error) => {}
+            Err(error) => return Err(error),
+        }
     }
-    layers
+    Ok(layers)
 }
 
 impl Inner {

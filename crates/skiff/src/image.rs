@@ -77,13 +77,13 @@ fn own(flags: &ImageFlags) -> anyhow::Result<()> {
             for name in names {
                 anyhow::ensure!(store.remove(name)?, "there is no image {name}");
             }
-            store.collect(|| layers_in_use(&root), |_, _| false)?;
+            collect(&store, &root, |_, _| false)?;
         }
         ImageAction::Gc { all } => {
             let unused = |image: &image::Image, in_use: &BTreeSet<String>| {
                 *all && !image.layers.iter().all(|layer| in_use.contains(layer))
             };
-            println!("freed {:.1} MB", store.collect(|| layers_in_use(&root), unused)? as f64 / 1e6);
+            println!("freed {:.1} MB", collect(&store, &root, unused)? as f64 / 1e6);
         }
         ImageAction::Ls => {
             let row = |image: image::Image| {
@@ -97,9 +97,16 @@ fn own(flags: &ImageFlags) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What containers stand on, from what is written down of them.
-fn layers_in_use(root: &Path) -> BTreeSet<String> {
-    runtime::embedded::layers_in_use(root)
+/// Removes what nobody needs. What containers stand on is known from what is written down of them, if all of that can be
+/// read.
+fn collect(
+    store: &image::Store,
+    root: &Path,
+    unused: impl Fn(&image::Image, &BTreeSet<String>) -> bool,
+) -> anyhow::Result<u64> {
+    let in_use = || runtime::embedded::layers_in_use(root);
+    let freed = store.collect(in_use, unused)?;
+    freed.context("an image or a container is on its way: try again when it is there")
 }
 
 fn remote(socket: &str, action: &ImageAction) -> anyhow::Result<()> {

@@ -196,11 +196,19 @@ async fn pull(
     name: &str,
     credentials: Option<Credentials>,
 ) -> (tempfile::TempDir, Result<Image, PullError>) {
+    pull_by(brisk, fake, name, credentials).await
+}
+
+async fn pull_by(
+    puller: impl Fn(Store) -> Puller,
+    fake: &Fake,
+    name: &str,
+    credentials: Option<Credentials>,
+) -> (tempfile::TempDir, Result<Image, PullError>) {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::open(directory.path()).unwrap();
-    let puller = impatient(store.clone());
     let reference = Reference::parse(&format!("{}/{name}", fake.host)).unwrap();
-    let pulled = puller.pull(&reference, credentials.as_ref()).await;
+    let pulled = puller(store.clone()).pull(&reference, credentials.as_ref()).await;
     if pulled.is_err() {
         assert_eq!(store.images().unwrap(), []);
         assert_eq!(std::fs::read_dir(directory.path().join("tmp")).unwrap().count(), 0);
@@ -208,11 +216,16 @@ async fn pull(
     (directory, pulled)
 }
 
-/// Does not wait for long.
-fn impatient(store: Store) -> Puller {
-    let [more, pause] = [300, 5].map(Duration::from_millis);
-    let patience = Patience { more, pause, ..Patience::default() };
+/// Tries again soon.
+fn brisk(store: Store) -> Puller {
+    let patience = Patience { pause: Duration::from_millis(5), ..Patience::default() };
     Puller { patience, ..Puller::new(store, Settings::default()) }
+}
+
+/// Does not wait for long either. Still longer than a busy machine takes for what is not meant to take any time.
+fn impatient(store: Store) -> Puller {
+    let puller = brisk(store);
+    Puller { patience: Patience { more: Duration::from_secs(1), ..puller.patience }, ..puller }
 }
 
 fn can_unpack() -> bool {
@@ -242,14 +255,14 @@ async fn silence_is_no_answer() {
     let layer = image(false).pop().unwrap().0;
     for (path, times, expected) in [
         (&*layer, 2, None),
-        (&*layer, 99, Some(format!("/v2/app/blobs/{layer}\": nothing came for 300ms"))),
+        (&*layer, 99, Some(format!("/v2/app/blobs/{layer}\": nothing came for 1s"))),
         ("manifests/v1", 1, None),
-        ("manifests/v1", 99, Some("/v2/app/manifests/v1\": nothing came for 300ms".to_owned())),
+        ("manifests/v1", 99, Some("/v2/app/manifests/v1\": nothing came for 1s".to_owned())),
     ] {
         let behaviour =
             Behaviour { blobs: image(false), stalls: (path.to_owned(), times), ..Behaviour::default() };
         let fake = Fake::start(behaviour).await;
-        let (_directory, pulled) = pull(&fake, "app:v1", None).await;
+        let (_directory, pulled) = pull_by(impatient, &fake, "app:v1", None).await;
         let said = pulled.err().map(|error| error.to_string());
         let start = format!("failed to do request: GET \"http://{}", fake.host);
         assert_eq!(said, expected.map(|end| start + &end), "{path} {times}");
@@ -482,7 +495,7 @@ async fn registries_are_reached_through_proxies() {
             Arc::new(settings.mirrors_only(true)),
             Proxies::new(|name| name.starts_with("HTTP").then(|| proxy.clone())),
         );
-        let puller = Puller { settings, proxies: Arc::new(proxies), ..impatient(store) };
+        let puller = Puller { settings, proxies: Arc::new(proxies), ..brisk(store) };
         behaviour.lock().unwrap().asked.clear();
         let pulled = puller.pull(&Reference::parse("registry.invalid/app:v1").unwrap(), None).await;
         match (expected, pulled) {

@@ -397,6 +397,7 @@ impl Runtime for Embedded {
         told.map_err(|message| {
             refused(CALL, format!("failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: error during container init: {message}"))
         })?;
+        self.collect_if_owed();
         Ok(())
     }
 

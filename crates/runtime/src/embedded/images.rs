@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::spec::ImageVolume;
 use super::{Embedded, chain, refused, view};
@@ -42,14 +43,6 @@ impl Embedded {
             Ok(Some(view::image(&known, &user)))
         })
         .await
-    }
-
-    /// The layers that containers of this node stand on.
-    pub(super) fn layers_in_use(&self) -> BTreeSet<String> {
-        let pods = self.inner.pods.all();
-        let containers =
-            pods.iter().flat_map(|pod| pod.containers.lock().values().cloned().collect::<Vec<_>>());
-        containers.flat_map(|container| container.record.layers.clone()).collect()
     }
 
     /// The layers of the images that a container has as volumes, by what they are called there.
@@ -99,11 +92,31 @@ impl Embedded {
             // By its id, so that all its names go, as CRI wants it.
             if let Some(known) = store.find(&name)? {
                 store.remove(&known.id.to_string())?;
-                store.collect(|| runtime.layers_in_use(), |_, _| false)?;
+                runtime.collect(store)?;
             }
             Ok(())
         })
         .await
+    }
+
+    /// Removes the pieces of images that are gone. While others are on their way that is put off until they are there.
+    fn collect(&self, store: &image::Store) -> std::result::Result<(), image::Error> {
+        let freed = store.collect(|| super::layers_in_use(&self.inner.config.root), |_, _| false)?;
+        self.inner.owes_collection.store(freed.is_none(), Relaxed);
+        Ok(())
+    }
+
+    /// An image or a container that was on its way is there. Nobody waits for this.
+    pub(super) fn collect_if_owed(&self) {
+        if !self.inner.owes_collection.load(Relaxed) {
+            return;
+        }
+        let runtime = self.clone();
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = runtime.collect(&runtime.inner.images) {
+                tracing::warn!(error = chain(&error), "cannot remove pieces of images that are gone");
+            }
+        });
     }
 
     pub(super) async fn pull_image(&self, spec: &ImageSpec, auth: Option<&AuthConfig>) -> Result<String> {
@@ -117,6 +130,7 @@ impl Embedded {
         let settings = settings.mirrors_only(*mirrors_only);
         let puller = image::pull::Puller::new(self.inner.images.clone(), settings);
         let pulled = puller.pull(&reference, auth.and_then(credentials).as_ref()).await;
+        self.collect_if_owed();
         pulled.map(|image| image.id.to_string()).map_err(|error| failed(chain(&error)))
     }
 }

@@ -84,7 +84,11 @@ impl Pod {
         let id = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let pod = Pod::new(&id, directory.to_owned(), record::read(directory)?, news.clone());
         for entry in std::fs::read_dir(directory)?.flatten() {
-            let Ok(record) = record::read::<ContainerRecord>(&entry.path()) else { continue };
+            let record: ContainerRecord = match record::read(&entry.path()) {
+                Ok(record) => record,
+                Err(error) if record::is_none(&error) => continue,
+                Err(error) => return Err(error),
+            };
             let id = entry.file_name().to_string_lossy().into_owned();
             let status = std::fs::read(entry.path().join("status.json")).ok();
             let status = status.and_then(|bytes| serde_json::from_slice(&bytes).ok());

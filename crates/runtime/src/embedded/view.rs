@@ -113,8 +113,9 @@ pub fn container_status(pod: &Pod, known: &Known) -> ContainerStatus {
 
 pub fn image(known: &image::Image, user: &str) -> Image {
     let name = user.split(':').next().unwrap_or_default();
-    let uid = match name.parse::<i64>() {
-        Ok(value) => Some(Int64Value { value }),
+    // What is no number of a user is taken for a name, which nobody can promise not to be root.
+    let uid = match name.parse::<u32>() {
+        Ok(value) => Some(Int64Value { value: value.into() }),
         Err(_) if name.is_empty() => Some(Int64Value { value: 0 }),
         Err(_) => None,
     };

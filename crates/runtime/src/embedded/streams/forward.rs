@@ -21,6 +21,8 @@ const PIECE: usize = 32 << 10;
 /// What may wait to be taken by pods, of all connections of a client together; then the client waits, too. The protocol has
 /// no way to make one connection wait without the others.
 const WAITING: usize = 4 << 20;
+/// How long a pod may take nothing of what waits. The client is not heard meanwhile, and may well have gone.
+const PATIENCE: Duration = Duration::from_secs(300);
 /// Between the client's last word and telling the pod so.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -81,9 +83,11 @@ where
     let mut tasks = tokio::task::JoinSet::new();
     loop {
         while tasks.try_join_next().is_some() {}
+        let is_full = waiting.bytes.load(Relaxed) >= WAITING;
         tokio::select! {
             () = waiting.room.notified() => {}
-            frame = receiver.next(), if waiting.bytes.load(Relaxed) < WAITING => match frame {
+            () = tokio::time::sleep(PATIENCE), if is_full => return,
+            frame = receiver.next(), if !is_full => match frame {
                 Ok(Some(Frame::Open { stream, headers, .. })) => {
                     if sender.accept(stream).await.is_err() {
                         return;

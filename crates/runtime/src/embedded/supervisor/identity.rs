@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::embedded::spec::User;
 
+/// As many as the kernel takes.
+const MOST_GROUPS: usize = 1 << 16;
+
 /// A user by numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
@@ -20,7 +23,7 @@ pub fn resolve(user: &User, passwd: &str, group: &str) -> Result<Identity, Strin
         None => (user.name.as_str(), None),
     };
     let name = if name.is_empty() { "0" } else { name };
-    let number = name.parse::<u32>().ok();
+    let number = number(name)?;
     // A number is never a name: whoever was promised that 1000 is not root must not be deceived by a user called so.
     let entry = passwd.lines().map(fields).find(|entry| match number {
         Some(_) => part(entry, 2) == number,
@@ -52,14 +55,28 @@ pub fn resolve(user: &User, passwd: &str, group: &str) -> Result<Identity, Strin
     groups.push(gid);
     groups.sort_unstable();
     groups.dedup();
+    if groups.len() > MOST_GROUPS {
+        return Err(format!("user {name} is in {} groups; {MOST_GROUPS} is the most", groups.len()));
+    }
     let home = home.filter(|home| !home.is_empty()).unwrap_or("/").to_owned();
     Ok(Identity { uid, gid, groups, home })
 }
 
 fn group_number(name: &str, group: &str) -> Result<u32, String> {
     let named = || group.lines().map(fields).find(|entry| entry.first() == Some(&name));
-    let known = name.parse().ok().or_else(|| part(&named()?, 2));
+    let known = number(name)?.or_else(|| part(&named()?, 2));
     known.ok_or_else(|| format!("unable to find group {name}: no matching entries in group file"))
+}
+
+/// The number that a text is, or none where it is a name. One that is too large is neither.
+fn number(text: &str) -> Result<Option<u32>, String> {
+    match text.parse() {
+        Ok(number) => Ok(Some(number)),
+        Err(_) if text.trim_start_matches(['+', '-']).bytes().all(|byte| byte.is_ascii_digit()) => {
+            Err(format!("{text} is not a number of a user or a group: these are 0 to {}", u32::MAX))
+        }
+        Err(_) => Ok(None),
+    }
 }
 
 fn fields(line: &str) -> Vec<&str> {
@@ -74,7 +91,7 @@ fn part(entry: &[&str], at: usize) -> Option<u32> {
 mod tests {
     use super::*;
 
-    const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\napp:x:1000:1001:App:/srv/app:/bin/sh\n4711:x:0:0::/:/bin/sh\nbroken\n";
+    const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\napp:x:1000:1001:App:/srv/app:/bin/sh\n4711:x:0:0::/:/bin/sh\n4294967296:x:0:0::/:/bin/sh\n-1:x:0:0::/:/bin/sh\nbroken\n";
     const GROUP: &str = "root:x:0:\nstaff:x:50:app,other\nwheel:x:10:root\napp:x:1001:\n12:x:0:\n";
 
     #[track_caller]
@@ -94,8 +111,21 @@ mod tests {
         check("app:staff", "1000:50 [7, 50] /srv/app");
         check("4711", "4711:0 [0, 7] /");
         check("4711:12", "4711:12 [7, 12] /");
+        for number in ["4294967296", "-1", "99999999999999999999"] {
+            let refused = format!("{number} is not a number of a user or a group: these are 0 to 4294967295");
+            check(number, &refused);
+            check(&format!("app:{number}"), &refused);
+        }
         check("nobody", "unable to find user nobody: no matching entries in passwd file");
         check("app:nogroup", "unable to find group nogroup: no matching entries in group file");
+    }
+
+    #[test]
+    fn no_more_groups_than_the_kernel_takes() {
+        let many: String = (0..=MOST_GROUPS).map(|id| format!("g{id}:x:{id}:app\n")).collect();
+        let user = User { name: "app".into(), ..User::default() };
+        let refused = resolve(&user, PASSWD, &many).expect_err("too many");
+        assert_eq!(refused, "user app is in 65537 groups; 65536 is the most");
     }
 
     #[test]
