@@ -29,8 +29,9 @@ const RING_EVENTS: usize = 50_000;
 const RING_BYTES: usize = 16 << 20;
 /// And for no longer than the store keeps its history: a cluster at rest gives back what a busy hour took.
 const RING_AGE: Duration = Duration::from_secs(300);
-/// But for the newest, as upstream does: whoever resumes where a quiet kind was long ago misses nothing.
-const RING_KEPT: usize = 100;
+/// But for the newest, as upstream does: whoever resumes where a quiet kind was long ago misses nothing. Not so many of
+/// large objects, which were scattered in a busy time and would hold on to all of its memory.
+const RING_KEPT: Kept = Kept { events: 100, bytes: 64 << 10 };
 /// How often that is looked after, while there is something to forget.
 const FORGET: Duration = Duration::from_secs(60);
 /// How much of the newest events is kept as built lines too: enough for watchers that keep up.
@@ -39,6 +40,13 @@ const LINE_BYTES: usize = 4 << 20;
 
 /// How long a read waits for the cache to reach the revision it needs.
 const FRESHNESS_DEADLINE: Duration = Duration::from_secs(3);
+
+/// How many events stay, whichever limit is met first.
+#[derive(Clone, Copy, Default)]
+pub struct Kept {
+    events: usize,
+    bytes: usize,
+}
 
 pub struct Cache {
     shards: RwLock<Shards>,
@@ -470,22 +478,24 @@ impl Shard {
         self.announce();
     }
 
-    /// Lets go of events that are older, but for the newest `keep`; whether there are more than these.
-    pub fn forget(&self, age: Duration, keep: usize) -> bool {
+    /// Lets go of events that are older, but for the newest ones; whether there is more to let go of later.
+    pub fn forget(&self, age: Duration, kept: Kept) -> bool {
         let now = Instant::now();
+        let is_old = |event: &Event| now.saturating_duration_since(event.seen) >= age;
         let mut state = self.state.write();
+        let keep = state.newest(kept);
         let mut old = Vec::new();
-        while state.ring.len() > keep
-            && let Some(oldest) = state.ring.front()
-            && now.saturating_duration_since(oldest.seen) >= age
-        {
+        while state.ring.len() > keep && state.ring.front().is_some_and(|oldest| is_old(oldest)) {
             old.extend(state.pop());
+        }
+        while state.first_lined().is_some_and(|oldest| is_old(oldest)) {
+            state.unline();
         }
         // What many events took is not kept for the few of a quiet time.
         if state.ring.capacity() / 4 > state.ring.len() {
             state.ring.shrink_to_fit();
         }
-        let more = state.ring.len() > keep;
+        let more = state.ring.len() > keep || state.lined > 0;
         // Nobody should wait while they are taken apart.
         drop(state);
         drop(old);
@@ -511,14 +521,34 @@ impl State {
         self.lined += 1;
         self.ring.push_back(Arc::new(event));
         while self.lined_bytes > LINE_BYTES && self.lined > 1 || self.lined > LINES {
-            let oldest = &self.ring[self.ring.len() - self.lined];
-            *oldest.line.lock() = Line::Old;
-            self.lined_bytes -= oldest.object.size();
-            self.lined -= 1;
+            self.unline();
         }
         while self.ring.len() > RING_EVENTS || self.ring_bytes > RING_BYTES && self.ring.len() > self.lined {
             self.pop();
         }
+    }
+
+    /// The oldest event that is kept as a line, too.
+    fn first_lined(&self) -> Option<&Arc<Event>> {
+        self.ring.get(self.ring.len().checked_sub(self.lined)?)
+    }
+
+    fn unline(&mut self) {
+        let Some(oldest) = self.first_lined() else { return };
+        *oldest.line.lock() = Line::Old;
+        self.lined_bytes -= oldest.object.size();
+        self.lined -= 1;
+    }
+
+    /// How many of the newest events stay, however old they are.
+    fn newest(&self, kept: Kept) -> usize {
+        let sizes =
+            self.ring.iter().rev().take(kept.events).map(|event| event.weight() + event.object.size());
+        let fit = sizes.scan(0, |all, size| {
+            *all += size;
+            (*all <= kept.bytes).then_some(())
+        });
+        fit.count()
     }
 
     /// Takes out the oldest event.

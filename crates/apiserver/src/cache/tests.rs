@@ -239,11 +239,21 @@ fn old_events_are_let_go_of_and_what_they_say_is_asked_for_anew() {
         shard.put(object("/registry/configmaps/ns/a", revision, 10));
     }
     let position = shard.position_after(1).unwrap();
-    assert!(shard.forget(Duration::from_secs(3600), 0), "they are young");
+    let kept = |events, bytes| Kept { events, bytes };
+    let lines = || {
+        let state = shard.state.read();
+        let built = state.ring.iter().filter(|event| matches!(*event.line.lock(), Line::Built(_))).count();
+        (built, state.lined, state.lined_bytes)
+    };
+    assert!(shard.forget(Duration::from_secs(3600), kept(0, 0)), "they are young");
+    assert!(shard.forget(Duration::from_secs(3600), kept(9, 9999)), "their lines are to go");
+    shard.state.read().ring.iter().for_each(|event| drop(event.line()));
+    assert_eq!((lines().0, lines().1), (3, 3));
     assert_eq!(revisions(shard.events_from(position, 9)), Some(vec![2, 3]));
-    assert!(!shard.forget(Duration::ZERO, 2), "the newest are kept");
+    assert!(!shard.forget(Duration::ZERO, kept(2, 9999)), "the newest are kept");
     assert_eq!(revisions(shard.events_from(position, 9)), Some(vec![2, 3]));
-    assert!(!shard.forget(Duration::ZERO, 0));
+    assert_eq!(lines(), (0, 0, 0), "but not as lines");
+    assert!(!shard.forget(Duration::ZERO, kept(2, 1)), "few of them where they are large");
     assert_eq!(revisions(shard.events_from(position, 9)), None);
     assert_eq!(shard.position_after(2), Err(CacheError::TooOld { asked: 2, oldest: 3 }));
     let position = shard.position_after(3).unwrap();

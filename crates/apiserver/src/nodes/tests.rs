@@ -439,12 +439,12 @@ async fn decisions_follow_the_store() {
     assert_eq!(ask(&rig, "b", secret).await, refused.replace("node:a", "node:b").replace("'a'", "'b'"));
     // As if so much had happened that the graph must be made anew.
     let pods = api::table::find("", "v1", "pods").expect("pods are in the table");
-    rig.server.shard(pods).forget(std::time::Duration::ZERO, 0);
+    rig.server.shard(pods).forget(std::time::Duration::ZERO, crate::cache::Kept::default());
     let later = json!({"metadata": {"name": "q"}, "spec": {"nodeName": "b", "containers": [{"name": "c", "image": "i"}],
         "volumes": [{"name": "v", "configMap": {"name": "m"}}]}});
     rig.send("POST /api/v1/namespaces/default/pods", later).await;
     rig.server.fresh(crate::options::Version::MostRecent).await.expect("a fresh cache");
-    rig.server.shard(pods).forget(std::time::Duration::ZERO, 0);
+    rig.server.shard(pods).forget(std::time::Duration::ZERO, crate::cache::Kept::default());
     assert_eq!(ask(&rig, "b", "GET /api/v1/namespaces/default/configmaps/m").await, "may");
     assert_eq!(ask(&rig, "a", secret).await, "may");
     rig.send("DELETE /api/v1/namespaces/default/pods/p?gracePeriodSeconds=0", json!({})).await;

@@ -185,7 +185,9 @@ async fn versions_out_of_reach_are_told_in_the_stream() {
     let mut watch = open(&rig, &format!("{MAPS}?resourceVersion=1")).await;
     // From the first revision on everything is known.
     assert_eq!(watch.next().await, "ADDED a");
-    rig.server.shard(api::table::find("", "v1", "configmaps").unwrap()).forget(Duration::ZERO, 0);
+    rig.server
+        .shard(api::table::find("", "v1", "configmaps").unwrap())
+        .forget(Duration::ZERO, crate::cache::Kept::default());
     let mut at_floor = open(&rig, &format!("{MAPS}?resourceVersion={written}")).await;
     let mut too_old = open(&rig, &format!("{MAPS}?resourceVersion=1")).await;
     assert_eq!(too_old.next().await, format!("ERROR too old resource version: 1 ({written})"));
