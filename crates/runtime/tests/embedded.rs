@@ -12,6 +12,8 @@ mod churn;
 mod containerd;
 #[path = "embedded/image.rs"]
 mod image;
+#[path = "embedded/image_volumes.rs"]
+mod image_volumes;
 #[path = "embedded/kit.rs"]
 mod kit;
 #[path = "embedded/life.rs"]

@@ -78,6 +78,9 @@ pub struct Container {
     pub privileged: bool,
     pub pids: Pids,
     pub mounts: Vec<Mount>,
+    /// Where there are directories of the container's own, which begin with what the image has there.
+    #[serde(default)]
+    pub volumes: Vec<String>,
     pub devices: Vec<Device>,
     pub masked: Vec<String>,
     pub read_only_paths: Vec<String>,

@@ -17,6 +17,7 @@ mod root;
 mod setup;
 mod spawn;
 mod users;
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::fs::File;

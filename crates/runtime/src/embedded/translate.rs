@@ -1,7 +1,7 @@
 //! From CRI's words and an image's to what a supervisor is told. Pure.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use image::Process;
 use podnet::{Attachment, HostPort};
@@ -98,6 +98,7 @@ pub fn container(
     for wanted in &config.mounts {
         mounts.push(mount(wanted, parts.volumes)?);
     }
+    let volumes = own_volumes(parts.image, &mounts)?;
     let log = (!config.log_path.is_empty() && !pod.log_directory.is_empty())
         .then(|| Path::new(&pod.log_directory).join(&config.log_path));
     Ok(spec::Container {
@@ -111,6 +112,7 @@ pub fn container(
         privileged: security.privileged,
         pids: pids(&security),
         mounts,
+        volumes,
         devices: devices(config),
         masked: security.masked_paths.clone(),
         read_only_paths: security.readonly_paths.clone(),
@@ -202,7 +204,7 @@ fn seccomp(security: &LinuxContainerSecurityContext, profiles: &Path) -> Result<
         ProfileType::Localhost => {
             let named = Path::new(profile.localhost_ref.trim_start_matches("localhost/"));
             // The kubelet makes an absolute path of it; anything else is looked for where profiles are.
-            if named.components().any(|part| part == std::path::Component::ParentDir) {
+            if named.components().any(|part| part == Component::ParentDir) {
                 return Err(format!("{:?} is not a seccomp profile of this node", profile.localhost_ref));
             }
             spec::Seccomp::File(profiles.join(named))
@@ -236,6 +238,34 @@ fn mount(wanted: &Mount, volumes: &BTreeMap<String, Vec<String>>) -> Result<spec
         is_labelled: wanted.selinux_relabel,
         image: image.transpose()?,
     })
+}
+
+/// The places an image wants to be volumes, but for those where something else is mounted.
+fn own_volumes(image: &Process, mounts: &[spec::Mount]) -> Result<Vec<String>, String> {
+    let mut targets: Vec<String> = Vec::new();
+    for wanted in image.volumes.iter().flat_map(BTreeMap::keys) {
+        let target = plain_path(wanted);
+        if target == "/" {
+            return Err(format!("the image wants {wanted:?} to be a volume, which would hide all of it"));
+        }
+        if !targets.contains(&target) && !mounts.iter().any(|mount| same_place(&mount.target, &target)) {
+            targets.push(target);
+        }
+    }
+    Ok(targets)
+}
+
+/// A path from the root on without detours.
+fn plain_path(path: &str) -> String {
+    let mut plain = PathBuf::from("/");
+    for part in Path::new(path).components() {
+        match part {
+            Component::Normal(name) => plain.push(name),
+            Component::ParentDir => drop(plain.pop()),
+            _ => {}
+        }
+    }
+    plain.display().to_string()
 }
 
 /// The files of `/etc` that are the pod's.

@@ -90,6 +90,9 @@ pub async fn run(only: Option<&str>, unified: bool) {
         volumes::an_image_is_a_volume,
         volumes::mounts_within_volumes,
         volumes::profiles_that_cannot_be_applied_say_so,
+        image_volumes::an_image_has_volumes,
+        image_volumes::links_stay_inside,
+        image_volumes::owners_are_the_pods,
         containerd::privileges_are_the_same,
         churn::pods_come_and_go,
     ];
@@ -103,6 +106,7 @@ pub async fn run(only: Option<&str>, unified: bool) {
         life::a_later_skiff_finds_its_pods,
         life::a_killed_supervisor_leaves_nothing,
         life::volumes_and_propagation,
+        image_volumes::an_image_has_volumes,
         network::of_the_administrator,
         network::bandwidth_is_limited,
         network::both_families,

@@ -44,6 +44,20 @@ fn commands_and_arguments() {
 }
 
 #[test]
+fn volumes_of_the_image_give_way_to_mounts() {
+    let volumes = ["/b/", "/a", "a/../c", "/../c", "/mounted/", "/mounted/below"];
+    let volumes = volumes.map(|path| (path.to_owned(), serde_json::json!({}))).into();
+    let image = Process { cmd: Some(words("x")), volumes: Some(volumes), ..Process::default() };
+    let mount = Mount { container_path: "/mounted".into(), host_path: "/x".into(), ..Default::default() };
+    let config = ContainerConfig { mounts: vec![mount], ..Default::default() };
+    assert_eq!(made(&config, &image).unwrap().volumes, ["/c", "/a", "/b", "/mounted/below"]);
+    let all = [("..".to_owned(), serde_json::json!({}))].into();
+    let image = Process { cmd: Some(words("x")), volumes: Some(all), ..Process::default() };
+    let error = made(&config, &image).unwrap_err();
+    assert_eq!(error, "the image wants \"..\" to be a volume, which would hide all of it");
+}
+
+#[test]
 fn the_environment_of_the_pod_wins() {
     let image =
         Process { env: Some(words("PATH=/bin A=1 B=2")), cmd: Some(words("x")), ..Process::default() };
