@@ -18,6 +18,8 @@ mod image_volumes;
 mod kit;
 #[path = "embedded/life.rs"]
 mod life;
+#[path = "embedded/machines.rs"]
+mod machines;
 #[path = "embedded/network.rs"]
 mod network;
 #[path = "embedded/socket.rs"]

@@ -82,6 +82,7 @@ pub async fn run(only: Option<&str>, unified: bool) {
         breakout::talking_keeps_nobody_waiting,
         breakout::volumes_cannot_lead_out,
         breakout::seccomp_holds_for_commands_too,
+        machines::programs_for_32_bits,
         users::root_is_nobody_outside,
         users::commands_stay_inside,
         users::all_of_root_is_not_enough,
