@@ -38,6 +38,7 @@ use super::protocol::{Answer, Request, Status, Streams};
 use super::spec::Pids;
 use connection::Connection;
 use container::{Listener, Running, Starting, nanoseconds, patient};
+use identity::Identity;
 use log::Log;
 use news::{News, Watched};
 use spawn::{Keeper, Outcome, Stdio, Surroundings};
@@ -361,6 +362,7 @@ impl Supervisor {
             }
             None => {
                 running.status.started = nanoseconds(Timestamp::now());
+                running.status.user = running.identity.as_ref().map(Identity::user);
                 Answer::Done
             }
         };

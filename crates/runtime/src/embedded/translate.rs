@@ -335,6 +335,35 @@ pub fn limits(resources: &LinuxContainerResources) -> Limits {
     }
 }
 
+/// What a container may use after a change, in which what is not said stays as it is.
+pub fn changed(
+    present: &LinuxContainerResources,
+    change: &LinuxContainerResources,
+) -> LinuxContainerResources {
+    let number = |new: i64, old: i64| if new == 0 { old } else { new };
+    let text = |new: &String, old: &String| if new.is_empty() { old.clone() } else { new.clone() };
+    let mut hugepage_limits = present.hugepage_limits.clone();
+    hugepage_limits.retain(|old| !change.hugepage_limits.iter().any(|new| new.page_size == old.page_size));
+    hugepage_limits.extend(change.hugepage_limits.iter().cloned());
+    let mut unified = present.unified.clone();
+    unified.extend(change.unified.clone());
+    LinuxContainerResources {
+        cpu_period: number(change.cpu_period, present.cpu_period),
+        cpu_quota: number(change.cpu_quota, present.cpu_quota),
+        cpu_shares: number(change.cpu_shares, present.cpu_shares),
+        memory_limit_in_bytes: number(change.memory_limit_in_bytes, present.memory_limit_in_bytes),
+        oom_score_adj: number(change.oom_score_adj, present.oom_score_adj),
+        cpuset_cpus: text(&change.cpuset_cpus, &present.cpuset_cpus),
+        cpuset_mems: text(&change.cpuset_mems, &present.cpuset_mems),
+        hugepage_limits,
+        unified,
+        memory_swap_limit_in_bytes: number(
+            change.memory_swap_limit_in_bytes,
+            present.memory_swap_limit_in_bytes,
+        ),
+    }
+}
+
 /// The pod's resolver, as a file.
 pub fn resolv_conf(dns: &DnsConfig) -> String {
     let mut text = String::new();

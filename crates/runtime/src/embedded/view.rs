@@ -91,6 +91,12 @@ pub fn container_status(pod: &Pod, known: &Known) -> ContainerStatus {
         (None, _) => (status.exit_code, "Error", String::new()),
     };
     let directory = pod.record.lock().config.clone().unwrap_or_default().log_directory;
+    let user = status.user.map(|user| LinuxContainerUser {
+        uid: user.uid.into(),
+        gid: user.gid.into(),
+        supplemental_groups: user.groups.into_iter().map(i64::from).collect(),
+    });
+    let resources = known.resources.lock().clone();
     ContainerStatus {
         id: shown.id,
         metadata: shown.metadata,
@@ -107,7 +113,9 @@ pub fn container_status(pod: &Pod, known: &Known) -> ContainerStatus {
         annotations: shown.annotations,
         mounts: config.mounts,
         log_path: format!("{directory}/{}", config.log_path),
+        resources: Some(ContainerResources { linux: Some(resources) }),
         image_id: shown.image_id,
+        user: user.map(|linux| ContainerUser { linux: Some(linux) }),
     }
 }
 
