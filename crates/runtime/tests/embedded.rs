@@ -10,6 +10,8 @@ mod breakout;
 mod churn;
 #[path = "embedded/containerd.rs"]
 mod containerd;
+#[path = "embedded/hooks.rs"]
+mod hooks;
 #[path = "embedded/image.rs"]
 mod image;
 #[path = "embedded/image_volumes.rs"]

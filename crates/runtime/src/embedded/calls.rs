@@ -1,6 +1,6 @@
 //! CRI's questions about pods and containers.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ use super::network::Chosen;
 use super::pods::{Container as Known, Pod};
 use super::protocol::Request;
 use super::record::{self, ContainerRecord, PodRecord};
-use super::{Embedded, caller, cdi, launch, link, not_found, now, refused, translate, view};
+use super::spec::{self, Stage};
+use super::{Embedded, caller, cdi, hooks, launch, link, not_found, now, refused, translate, view};
 use crate::cri::*;
 use crate::{Code, Error, Result, Runtime};
 
@@ -171,6 +172,7 @@ impl Embedded {
         let config = pod.record.lock().config.clone().unwrap_or_default();
         self.remove_cgroup(&translate::cgroup(&config, &known.id), CALL).await?;
         pod.containers.lock().remove(&known.id);
+        run_hooks(pod.directory.join(&known.id), Stage::Poststop, "stopped", 0).await;
         remove_directory(pod.directory.join(&known.id))
             .await
             .map_err(io(CALL, "remove the container's files"))?;
@@ -203,6 +205,25 @@ impl Embedded {
                 Err(Error::Refused { call, code: Code::Timeout, message: "the container goes on".into() })
             }
         }
+    }
+}
+
+/// Runs what a container has of this stage. Failing changes nothing any more.
+async fn run_hooks(directory: PathBuf, stage: Stage, status: &'static str, pid: i32) {
+    // The bundle of those that have hooks.
+    if !directory.join("config.json").exists() {
+        return;
+    }
+    let work = move || -> std::result::Result<(), String> {
+        let text = std::fs::read(directory.join("spec.json")).map_err(|error| error.to_string())?;
+        let spec: spec::Container = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+        let id = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let state = hooks::State { id: &id, status, pid, bundle: &directory };
+        hooks::run(&spec.hooks, stage, &state, &directory)
+    };
+    let done = tokio::task::spawn_blocking(work).await;
+    if let Err(error) = done.unwrap_or_else(|error| Err(error.to_string())) {
+        tracing::warn!(%error, "a hook failed");
     }
 }
 
@@ -356,7 +377,7 @@ impl Runtime for Embedded {
         edits.apply(&mut edited);
         let mut spec =
             translate::container(&edited, &pod_config, parts).map_err(|message| refused(CALL, message))?;
-        edits.add_devices(&mut spec);
+        edits.complete(&mut spec);
         for volume in spec.mounts.iter().filter_map(|mount| mount.image.as_ref()) {
             self.check_part(volume).map_err(|message| refused(CALL, message))?;
         }
@@ -373,8 +394,12 @@ impl Runtime for Embedded {
         let directory = pod.directory.join(&id);
         let write = || -> std::io::Result<()> {
             std::fs::create_dir(&directory)?;
-            let spec = serde_json::to_vec(&spec).expect("has only strings and numbers");
-            std::fs::write(directory.join("spec.json"), spec)?;
+            let written = serde_json::to_vec(&spec).expect("has only strings and numbers");
+            std::fs::write(directory.join("spec.json"), written)?;
+            if !spec.hooks.is_empty() {
+                let told = hooks::config(&spec, &directory, &config.annotations);
+                std::fs::write(directory.join("config.json"), told.to_string())?;
+            }
             record::write(&directory, &record)
         };
         write().map_err(io(CALL, "write the container down"))?;
@@ -396,6 +421,8 @@ impl Runtime for Embedded {
         told.map_err(|message| {
             refused(CALL, format!("failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: error during container init: {message}"))
         })?;
+        let pid = known.status().map_or(0, |status| status.pid);
+        run_hooks(pod.directory.join(id), Stage::Poststart, "running", pid).await;
         Ok(())
     }
 

@@ -7,6 +7,7 @@
 
 mod connection;
 mod container;
+mod hooks;
 mod identity;
 mod launch;
 mod layers;
@@ -68,6 +69,8 @@ struct Supervisor {
     cgroups: Cgroups,
     /// The host's mount namespace.
     host: OwnedFd,
+    /// Its network and the other namespaces that pods have of their own.
+    outside: Vec<OwnedFd>,
     /// Of a pod whose users are others outside.
     users: Option<Users>,
     /// Of a pod whose containers share their processes.
@@ -279,6 +282,7 @@ impl Supervisor {
             directory: &self.directory,
             cgroups: &self.cgroups,
             host: self.host.as_fd(),
+            outside: &self.outside,
             users: self.users.as_ref(),
         }
     }
@@ -409,7 +413,8 @@ impl Supervisor {
         let path = format!("/proc/{}/ns/pid", first.pid());
         let pids = File::open(&path).map_err(Failure::during(format!("open {path}")))?;
         let pids = Some(pids.as_fd()).filter(|_| running.spec.pids != Pids::Host);
-        let what = spawn::Command { args: command, tty, identity: running.identity.as_ref() };
+        let identity = running.identity.as_ref();
+        let what = spawn::Command { args: command, tty, identity, hooks: None };
         let spawned = spawn::command(&self.around(), &running.spec, &what, first.as_fd(), pids, &stdio)
             .map_err(Failure::during("make a process in the container"))?;
         let (child, channel, outcome) = (spawned.child, Some(spawned.channel), Outcome::default());

@@ -129,6 +129,7 @@ pub fn container(
         stdin_once: config.stdin_once,
         tty: config.tty,
         log,
+        hooks: Vec::new(),
     })
 }
 

@@ -94,6 +94,7 @@ pub async fn run(only: Option<&str>, unified: bool) {
         image_volumes::an_image_has_volumes,
         image_volumes::links_stay_inside,
         image_volumes::owners_are_the_pods,
+        hooks::all_stages_are_run,
         containerd::privileges_are_the_same,
         churn::pods_come_and_go,
     ];

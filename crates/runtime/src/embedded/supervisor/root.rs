@@ -17,6 +17,7 @@ use rustix::process::{chdir, fchdir, pivot_root};
 use sys::mounts::{self, Attributes};
 
 use super::Failure;
+use super::hooks::Hooks;
 use super::layers;
 use super::spawn::Surroundings;
 use super::users::Users;
@@ -134,6 +135,7 @@ pub fn enter(
     directory: &Path,
     mut trees: Trees,
     around: &Surroundings<'_>,
+    hooks: &Hooks<'_>,
 ) -> Result<(), Failure> {
     // The host's later mounts come in where they are wanted; nothing goes out.
     rustix::mount::mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
@@ -167,6 +169,7 @@ pub fn enter(
     if !spec.privileged {
         root.hide(spec, &null)?;
     }
+    hooks.created(around)?;
     change_root(&root.fd)?;
     if spec.read_only {
         let opened = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
