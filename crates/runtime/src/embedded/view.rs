@@ -142,6 +142,11 @@ pub fn image(known: &image::Image, user: &str) -> Image {
 pub fn stats(pod: &Pod, known: &Known, usage: &sys::cgroup::Usage, timestamp: i64) -> ContainerStats {
     let shown = container(pod, known);
     let (cpu, memory) = used(usage, timestamp);
+    let swap = usage.swap.map(|used| {
+        let left = usage.swap_limit.map(|limit| Uint64Value { value: limit.saturating_sub(used) });
+        let used = Some(Uint64Value { value: used });
+        SwapUsage { timestamp, swap_available_bytes: left, swap_usage_bytes: used }
+    });
     ContainerStats {
         attributes: Some(ContainerAttributes {
             id: shown.id,
@@ -152,6 +157,7 @@ pub fn stats(pod: &Pod, known: &Known, usage: &sys::cgroup::Usage, timestamp: i6
         cpu: Some(cpu),
         memory: Some(memory),
         writable_layer: None,
+        swap,
     }
 }
 

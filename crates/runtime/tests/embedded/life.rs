@@ -216,6 +216,10 @@ pub async fn limits_hold(node: &Node) {
     assert_eq!(pod.exec(&id, group).await.1, "33554432\n");
     let more =
         LinuxContainerResources { memory_limit_in_bytes: 64 << 20, ..LinuxContainerResources::default() };
+    // Without swap of its own there is none left to use.
+    let swap = node.runtime.stats().await.unwrap()[0].swap.clone();
+    let left = swap.and_then(|swap| Some((swap.swap_usage_bytes?.value, swap.swap_available_bytes?.value)));
+    assert!(left.is_none_or(|left| left == (0, 0)), "{left:?}");
     let told = |status: ContainerStatus| {
         let linux = status.resources.unwrap().linux.unwrap();
         (linux.memory_limit_in_bytes, linux.cpu_shares, linux.cpu_quota, linux.oom_score_adj)

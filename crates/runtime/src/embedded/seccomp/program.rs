@@ -123,7 +123,8 @@ impl Condition {
 pub fn assemble(machines: &[(Machine, Vec<Rule>)], default: Action) -> Vec<Instruction> {
     let mut program = vec![give(Action::KillProcess)];
     let short = machines.iter().find(|(machine, _)| machine.has_short_pointers());
-    for (machine, rules) in machines.iter().filter(|(machine, _)| !machine.has_short_pointers()) {
+    // The last is asked for first, which is to be this machine's own.
+    for (machine, rules) in machines.iter().rev().filter(|(machine, _)| !machine.has_short_pointers()) {
         let mut section = vec![load(0)];
         if *machine == Machine::Own && cfg!(target_arch = "x86_64") {
             let short = match short {
