@@ -46,10 +46,11 @@ pub fn import(store: &Store, content: impl Read + 'static) -> Result<Vec<Image>,
     }
     let mut images = Vec::new();
     for (digest, manifest, names) in found {
-        for piece in [&manifest.config].into_iter().chain(&manifest.layers) {
-            archive.keep(&piece.digest)?;
+        archive.keep(&manifest.config.digest, true)?;
+        for layer in &manifest.layers {
+            archive.keep(&layer.digest, false)?;
         }
-        archive.keep(&digest)?;
+        archive.keep(&digest, true)?;
         images.push(store.add_image(&digest, &manifest, &names)?);
     }
     Ok(images)
@@ -123,8 +124,8 @@ impl<'a> Archive<'a> {
         }
     }
 
-    fn keep(&self, digest: &Digest) -> Result<(), Error> {
-        if self.store.blob(digest).exists() {
+    fn keep(&self, digest: &Digest, is_document: bool) -> Result<(), Error> {
+        if self.store.has(digest, is_document) {
             return Ok(());
         }
         self.store.add_blob(digest, self.open(&blob_name(digest))?)
@@ -175,7 +176,7 @@ impl<'a> Archive<'a> {
 
     fn keep_file(&self, name: &str, media_type: &str) -> Result<Descriptor, Error> {
         let (digest, size) = Hashing::new(self.open(name)?).finish().map_err(Error::Archive)?;
-        if !self.store.blob(&digest).exists() {
+        if !self.store.has(&digest, media_type == manifest::CONFIG) {
             self.store.add_blob(&digest, self.open(name)?)?;
         }
         let (media_type, annotations) = (media_type.to_owned(), Default::default());

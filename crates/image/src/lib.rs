@@ -48,6 +48,17 @@ pub enum Error {
     Reference(#[from] BadReference),
 }
 
+impl Error {
+    /// Whether it says that something in the store is gone or not what it was.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Error::File { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
+            Error::Malformed { .. } | Error::WrongDigest { .. } => true,
+            _ => false,
+        }
+    }
+}
+
 /// Names the file that an error is about.
 pub(crate) fn on(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
     let path = path.into();

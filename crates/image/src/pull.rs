@@ -143,6 +143,7 @@ impl Puller {
         pieces.extend(manifest.layers.iter().cloned());
         pieces.sort_by(|a, b| a.digest.cmp(&b.digest));
         pieces.dedup_by(|a, b| a.digest == b.digest);
+        pieces.retain(|piece| !self.store.has(&piece.digest, piece.digest == manifest.config.digest));
         let mut waiting = pieces.into_iter();
         let mut fetching = JoinSet::new();
         loop {
@@ -217,9 +218,6 @@ async fn fetch_small(registry: &Registry, ask: &Ask) -> Result<Bytes, PullError>
 
 /// Fetches a piece, as often as it takes.
 async fn fetch(store: &Store, registry: &Registry, piece: &Descriptor) -> Result<(), PullError> {
-    if store.blob(&piece.digest).exists() {
-        return Ok(());
-    }
     let mut file =
         tempfile::NamedTempFile::new_in(store.temporary()).map_err(on("write in", store.temporary()))?;
     let mut hash = Sha256::new();

@@ -313,15 +313,23 @@ impl Store {
         // Only now: what was read earlier would not know who has come since.
         let mut layers = in_use().map_err(on("find out who uses", self.root.join("layers")))?;
         let kept = self.change(|index| {
-            index.images.retain(|_, image| !unused(image, &layers));
+            index.images.retain(|_, image| !unused(image, &layers) && !self.is_lost(image, &layers));
             index.images.values().cloned().collect::<Vec<_>>()
         })?;
         let mut blobs = BTreeSet::new();
         for image in &kept {
             layers.extend(image.layers.iter().cloned());
             blobs.extend([image.id.hex().to_owned(), image.manifest.hex().to_owned()]);
-            let manifest = self.manifest(image)?;
-            blobs.extend(manifest.layers.iter().map(|layer| layer.digest.hex().to_owned()));
+            match self.manifest(image) {
+                Ok(manifest) => {
+                    blobs.extend(manifest.layers.iter().map(|layer| layer.digest.hex().to_owned()));
+                }
+                // One damaged image keeps no other. Its layers are here unpacked; as they came they are needed only to
+                // be handed on, which is over for it.
+                Err(error) => {
+                    tracing::warn!(%error, image = %image.id, "cannot read an image's manifest: it cannot be exported");
+                }
+            }
         }
         let mut freed = 0;
         for (directory, needed) in [("blobs", &blobs), ("layers", &layers)] {
@@ -339,6 +347,33 @@ impl Store {
             }
         }
         Ok(Some(freed))
+    }
+
+    /// Whether an image is of no use any more: what it says of itself is gone, so that no container can be made of it.
+    /// Those that are there keep it, since somebody may want to know what they are made of. What cannot be read for
+    /// another reason may be read later.
+    fn is_lost(&self, image: &Image, in_use: &BTreeSet<String>) -> bool {
+        let error = match self.config(image) {
+            Err(error) if error.is_damage() => error,
+            _ => return false,
+        };
+        let is_used = image.layers.last().is_some_and(|layer| in_use.contains(layer));
+        let names: Vec<&str> = image.tags.iter().map(String::as_str).collect();
+        let (id, names) = (&image.id, names.join(", "));
+        if is_used {
+            tracing::warn!(%error, image = %id, names, "a damaged image is kept for its containers");
+        } else {
+            tracing::warn!(%error, image = %id, names, "a damaged image is removed");
+        }
+        !is_used
+    }
+
+    /// Whether a piece is here. A document is small, and so it is looked at: one that is damaged is not here.
+    pub(crate) fn has(&self, digest: &Digest, is_document: bool) -> bool {
+        if !is_document {
+            return self.blob(digest).exists();
+        }
+        self.read_blob(digest).is_ok_and(|bytes| Digest::of(&bytes) == *digest)
     }
 
     /// Bytes and files in the store.

@@ -1,7 +1,7 @@
 //! What the runtime has of a pod: its sandboxes and everything that ran or runs in them.
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{LinuxContainerUser, Pod};
 use runtime::cri;
 
 /// Labels under which the runtime knows what belongs to which pod; upstream's, since tools look at them.
@@ -49,6 +49,8 @@ pub struct Ran {
     pub image_id: String,
     pub reason: String,
     pub message: String,
+    /// Who it began as, where the runtime tells.
+    pub user: Option<LinuxContainerUser>,
     /// What it was made from: its image's name and its resources, as far as that was written down.
     pub made_of: MadeOf,
 }
@@ -155,11 +157,21 @@ impl Ran {
             image_id: status.image_ref.clone(),
             reason: status.reason.clone(),
             message: status.message.clone(),
+            user: status.user.as_ref().and_then(|user| user.linux.as_ref()).map(user_of),
             made_of: MadeOf {
                 image: status.annotations.get(IMAGE).cloned(),
                 resources: status.annotations.get(RESOURCES).cloned(),
             },
         }
+    }
+}
+
+fn user_of(user: &cri::LinuxContainerUser) -> LinuxContainerUser {
+    let groups = user.supplemental_groups.clone();
+    LinuxContainerUser {
+        uid: user.uid,
+        gid: user.gid,
+        supplemental_groups: (!groups.is_empty()).then_some(groups),
     }
 }
 

@@ -9,6 +9,7 @@ mod calls;
 mod capability;
 mod cdi;
 mod exec;
+mod hooks;
 mod images;
 mod labels;
 mod launch;

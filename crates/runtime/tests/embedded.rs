@@ -10,12 +10,18 @@ mod breakout;
 mod churn;
 #[path = "embedded/containerd.rs"]
 mod containerd;
+#[path = "embedded/hooks.rs"]
+mod hooks;
 #[path = "embedded/image.rs"]
 mod image;
+#[path = "embedded/image_volumes.rs"]
+mod image_volumes;
 #[path = "embedded/kit.rs"]
 mod kit;
 #[path = "embedded/life.rs"]
 mod life;
+#[path = "embedded/machines.rs"]
+mod machines;
 #[path = "embedded/network.rs"]
 mod network;
 #[path = "embedded/socket.rs"]

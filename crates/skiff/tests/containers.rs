@@ -369,6 +369,40 @@ fn attach(cluster: &Cluster) {
     std::io::Write::write_all(&mut stdin, b"these words\n").expect("written");
     let mut attached = Background(attached);
     assert_eq!(attached.lines().next().as_deref(), Some("read these words"));
+    attach_slowly(cluster);
+}
+
+/// More than is kept anywhere on the way, for one that begins to read when the container waits.
+fn attach_slowly(cluster: &Cluster) {
+    const LINES: usize = 1_500_000;
+    let server = &cluster.server;
+    let said = format!("read line; seq 1 {LINES}; touch /done; sleep 1000000");
+    let main = serde_json::json!({
+        "name": "main", "image": "busybox:1.36", "stdin": true, "command": ["sh", "-c", said],
+    });
+    let pod = serde_json::json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "speaker"},
+        "spec": {"terminationGracePeriodSeconds": 1, "containers": [main]},
+    });
+    server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
+    server.wait_for_pod("speaker", "condition=Ready");
+    let mut attached = server.kubectl_command();
+    attached.args(["attach", "-i", "speaker"]);
+    let mut attached = attached.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("kubectl");
+    let mut stdin = attached.stdin.take().expect("a pipe");
+    std::io::Write::write_all(&mut stdin, b"go\n").expect("written");
+    let mut attached = Background(attached);
+    let mut lines = attached.lines();
+    assert_eq!(lines.next().as_deref(), Some("1"));
+    // Meanwhile others are answered.
+    server.kubectl(&["exec", "speaker", "--", "true"]).ok();
+    for number in 2..=LINES {
+        assert_eq!(lines.next(), Some(number.to_string()));
+    }
+    server
+        .until("it goes on", || server.kubectl(&["exec", "speaker", "--", "test", "-e", "/done"]).code == 0);
+    drop((attached, stdin));
+    server.kubectl(&["delete", "pod", "speaker", "--wait"]).ok();
 }
 
 /// What the first who types leaves is the end, where a container says so; elsewhere the next may type on.
@@ -490,6 +524,10 @@ fn particulars(cluster: &Cluster) {
     });
     server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
     server.wait_for_pod("particular", "condition=Ready");
+    let user = "jsonpath={.status.containerStatuses[0].user}";
+    let user: serde_json::Value =
+        serde_json::from_str(&server.kubectl(&["get", "pod", "particular", "-o", user]).ok()).expect("JSON");
+    assert_eq!(user, serde_json::json!({"linux": {"uid": 0, "gid": 0, "supplementalGroups": [0, 4000]}}));
     let look = "hostname; id -G; touch /data/x 2>&1; tail -n 1 /etc/hosts | tr '\\t' '\\n' | tail -n 2";
     let said = server.kubectl(&["exec", "particular", "--", "sh", "-c", look]).ok();
     let name = "host.sub.default.svc.cluster.local";

@@ -1,11 +1,15 @@
 //! Directories with all that is in them.
 
+mod copy;
+
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags};
 use rustix::io::Errno;
+
+pub use copy::{copy, open};
 
 /// How far down is gone at a time. What is deeper is brought up first.
 const DEEPEST: usize = 32;

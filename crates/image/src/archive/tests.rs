@@ -136,3 +136,57 @@ fn nothing_goes_while_somebody_is_on_the_way() {
     assert!(store.collect(nobody, |_, _| false).unwrap() > Some(0));
     assert!(!store.layer(&image.layers[0]).exists());
 }
+
+/// An image of one layer with a file of this content, by a name of its own.
+fn small(content: &str) -> (String, Vec<u8>) {
+    let mut layer = tar::Builder::new(Vec::new());
+    append(&mut layer, "file", content.len() as u64, &mut content.as_bytes()).unwrap();
+    let layer = layer.into_inner().unwrap();
+    let config = serde_json::json!({"rootfs": {"diff_ids": [Digest::of(&layer).to_string()]}}).to_string();
+    let name = format!("{content}:v1");
+    let list = serde_json::json!([{"Config": "c.json", "RepoTags": [name], "Layers": ["l.tar"]}]).to_string();
+    let mut archive = tar::Builder::new(Vec::new());
+    for (name, bytes) in
+        [("c.json", config.as_bytes()), ("l.tar", &layer), ("manifest.json", list.as_bytes())]
+    {
+        append(&mut archive, name, bytes.len() as u64, &mut &bytes[..]).unwrap();
+    }
+    (name, archive.into_inner().unwrap())
+}
+
+#[test]
+fn a_damaged_image_keeps_no_other() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: needs root");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    let add = |content: &str| {
+        let (_, archive) = small(content);
+        import(&store, io::Cursor::new(archive)).unwrap().remove(0)
+    };
+    let (cut, used, blank, unneeded, fine) =
+        (add("cut"), add("used"), add("blank"), add("unneeded"), add("fine"));
+    // As after a loss of power: of one the description is cut short, of another it is gone, of a third the manifest is.
+    std::fs::write(store.blob(&cut.id), "{").unwrap();
+    std::fs::remove_file(store.blob(&used.id)).unwrap();
+    std::fs::write(store.blob(&blank.manifest), "").unwrap();
+    let in_use = || used.layers.iter().cloned().collect();
+    let freed = store.collect(in_use, |image, _| image.id == unneeded.id).unwrap();
+    assert!(freed > 0);
+    let is_there = |image: &Image| {
+        (store.find(&image.id.to_string()).unwrap().is_some(), store.layer(&image.layers[0]).exists())
+    };
+    assert_eq!(is_there(&cut), (false, false), "nothing can be made of it");
+    assert_eq!(is_there(&used), (true, true), "a container stands on it");
+    assert_eq!(is_there(&blank), (true, true), "it can still be run");
+    assert_eq!(is_there(&unneeded), (false, false));
+    assert_eq!(is_there(&fine), (true, true));
+    // Whoever brings it again mends it, whether its layers are still there or not.
+    for (name, image) in [("cut", &cut), ("used", &used), ("blank", &blank)] {
+        assert_eq!(&add(name), image);
+        assert!(store.config(image).is_ok() && store.manifest(image).is_ok(), "{name}");
+    }
+    store.collect(Default::default, |_, _| false).unwrap();
+    assert_eq!(store.images().unwrap().len(), 4);
+}

@@ -110,6 +110,7 @@ mod tests {
             image_id: String::new(),
             reason: String::new(),
             message: String::new(),
+            user: None,
             made_of: MadeOf::default(),
         }
     }

@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
-    ContainerStatus, HostIP, Pod, PodIP, PodStatus, VolumeMountStatus,
+    ContainerStatus, ContainerUser, HostIP, Pod, PodIP, PodStatus, VolumeMountStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use reconcile::Object as _;
@@ -270,6 +270,7 @@ impl Look<'_> {
             allocated_resources: running
                 .then(|| container.resources.as_ref().and_then(|resources| resources.requests.clone()))
                 .flatten(),
+            user: shown.and_then(|run| run.user.clone()).map(|linux| ContainerUser { linux: Some(linux) }),
             volume_mounts: container
                 .volume_mounts
                 .as_ref()

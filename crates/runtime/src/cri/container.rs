@@ -277,8 +277,35 @@ pub struct ContainerStatus {
     pub mounts: Vec<Mount>,
     #[prost(string, tag = 15)]
     pub log_path: String,
+    #[prost(message, optional, tag = 16)]
+    pub resources: Option<ContainerResources>,
     #[prost(string, tag = 17)]
     pub image_id: String,
+    #[prost(message, optional, tag = 18)]
+    pub user: Option<ContainerUser>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ContainerResources {
+    #[prost(message, optional, tag = 1)]
+    pub linux: Option<LinuxContainerResources>,
+}
+
+/// Who its first process began as.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ContainerUser {
+    #[prost(message, optional, tag = 1)]
+    pub linux: Option<LinuxContainerUser>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct LinuxContainerUser {
+    #[prost(int64, tag = 1)]
+    pub uid: i64,
+    #[prost(int64, tag = 2)]
+    pub gid: i64,
+    #[prost(int64, repeated, tag = 3)]
+    pub supplemental_groups: Vec<i64>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -182,6 +182,18 @@ pub struct ContainerStats {
     pub memory: Option<MemoryUsage>,
     #[prost(message, optional, tag = 4)]
     pub writable_layer: Option<FilesystemUsage>,
+    #[prost(message, optional, tag = 5)]
+    pub swap: Option<SwapUsage>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SwapUsage {
+    #[prost(int64, tag = 1)]
+    pub timestamp: i64,
+    #[prost(message, optional, tag = 2)]
+    pub swap_available_bytes: Option<Uint64Value>,
+    #[prost(message, optional, tag = 3)]
+    pub swap_usage_bytes: Option<Uint64Value>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -1,18 +1,18 @@
 //! CRI's questions about pods and containers.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::watch;
 
 use super::labels::Modules;
 use super::network::Chosen;
 use super::pods::{Container as Known, Pod};
 use super::protocol::Request;
 use super::record::{self, ContainerRecord, PodRecord};
-use super::{Embedded, caller, cdi, launch, link, not_found, now, refused, translate, view};
+use super::spec::{self, Stage};
+use super::{Embedded, caller, cdi, hooks, launch, link, not_found, now, refused, translate, view};
 use crate::cri::*;
 use crate::{Code, Error, Result, Runtime};
 
@@ -172,6 +172,7 @@ impl Embedded {
         let config = pod.record.lock().config.clone().unwrap_or_default();
         self.remove_cgroup(&translate::cgroup(&config, &known.id), CALL).await?;
         pod.containers.lock().remove(&known.id);
+        run_hooks(pod.directory.join(&known.id), Stage::Poststop, "stopped", 0).await;
         remove_directory(pod.directory.join(&known.id))
             .await
             .map_err(io(CALL, "remove the container's files"))?;
@@ -204,6 +205,25 @@ impl Embedded {
                 Err(Error::Refused { call, code: Code::Timeout, message: "the container goes on".into() })
             }
         }
+    }
+}
+
+/// Runs what a container has of this stage. Failing changes nothing any more.
+async fn run_hooks(directory: PathBuf, stage: Stage, status: &'static str, pid: i32) {
+    // The bundle of those that have hooks.
+    if !directory.join("config.json").exists() {
+        return;
+    }
+    let work = move || -> std::result::Result<(), String> {
+        let text = std::fs::read(directory.join("spec.json")).map_err(|error| error.to_string())?;
+        let spec: spec::Container = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+        let id = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let state = hooks::State { id: &id, status, pid, bundle: &directory };
+        hooks::run(&spec.hooks, stage, &state, &directory)
+    };
+    let done = tokio::task::spawn_blocking(work).await;
+    if let Err(error) = done.unwrap_or_else(|error| Err(error.to_string())) {
+        tracing::warn!(%error, "a hook failed");
     }
 }
 
@@ -357,7 +377,7 @@ impl Runtime for Embedded {
         edits.apply(&mut edited);
         let mut spec =
             translate::container(&edited, &pod_config, parts).map_err(|message| refused(CALL, message))?;
-        edits.add_devices(&mut spec);
+        edits.complete(&mut spec);
         for volume in spec.mounts.iter().filter_map(|mount| mount.image.as_ref()) {
             self.check_part(volume).map_err(|message| refused(CALL, message))?;
         }
@@ -369,17 +389,21 @@ impl Runtime for Embedded {
             image: image.id.to_string(),
             layers: image.layers.into_iter().chain(volumes.into_values().flatten()).collect(),
             stop_signal: sys::process::signal_number(&image_config.config.stop_signal).unwrap_or(SIGTERM),
+            resources: None,
         };
         let directory = pod.directory.join(&id);
         let write = || -> std::io::Result<()> {
             std::fs::create_dir(&directory)?;
-            let spec = serde_json::to_vec(&spec).expect("has only strings and numbers");
-            std::fs::write(directory.join("spec.json"), spec)?;
+            let written = serde_json::to_vec(&spec).expect("has only strings and numbers");
+            std::fs::write(directory.join("spec.json"), written)?;
+            if !spec.hooks.is_empty() {
+                let told = hooks::config(&spec, &directory, &config.annotations);
+                std::fs::write(directory.join("config.json"), told.to_string())?;
+            }
             record::write(&directory, &record)
         };
         write().map_err(io(CALL, "write the container down"))?;
-        let known = Known { id: id.clone(), record, status: watch::Sender::new(None) };
-        pod.containers.lock().insert(id.clone(), Arc::new(known));
+        pod.containers.lock().insert(id.clone(), Arc::new(Known::new(id.clone(), record, None)));
         self.inner.news.tell(ContainerEventType::Created, &pod, &id);
         Ok(id)
     }
@@ -398,6 +422,8 @@ impl Runtime for Embedded {
             refused(CALL, format!("failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: error during container init: {message}"))
         })?;
         self.collect_if_owed();
+        let pid = known.status().map_or(0, |status| status.pid);
+        run_hooks(pod.directory.join(id), Stage::Poststart, "running", pid).await;
         Ok(())
     }
 
@@ -440,10 +466,20 @@ impl Runtime for Embedded {
 
     async fn update_resources(&self, id: &str, resources: &LinuxContainerResources) -> Result<()> {
         const CALL: &str = "UpdateContainerResources";
-        let (pod, _) = self.inner.container(id, CALL)?;
+        let (pod, known) = self.inner.container(id, CALL)?;
         let config = pod.record.lock().config.clone().unwrap_or_default();
         let limits = translate::limits(resources);
-        self.inner.cgroups.limit(&translate::cgroup(&config, id), &limits).map_err(io(CALL, "change limits"))
+        // One change after the other, so that what is told is what came last.
+        let mut present = known.resources.lock();
+        self.inner
+            .cgroups
+            .limit(&translate::cgroup(&config, id), &limits)
+            .map_err(io(CALL, "change limits"))?;
+        let changed = translate::changed(&present, resources);
+        let record = ContainerRecord { resources: Some(changed.clone()), ..known.record.clone() };
+        record::write(&pod.directory.join(id), &record).map_err(io(CALL, "write the container down"))?;
+        *present = changed;
+        Ok(())
     }
 
     async fn reopen_log(&self, id: &str) -> Result<()> {

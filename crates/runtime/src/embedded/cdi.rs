@@ -1,5 +1,5 @@
 //! Devices by the names their vendors gave them (CDI, the container device interface): files say what a container needs
-//! that is to use one: variables, device nodes, mounts, groups.
+//! that is to use one: variables, device nodes, mounts, groups, hooks.
 //!
 //! What a file wants that this runtime cannot do is an error and not left out: a device that works by half is worse.
 
@@ -17,7 +17,7 @@ pub const DIRECTORIES: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 /// The mode of a device where nothing is said about it.
 const MODE: u32 = 0o666;
 /// Parts of edits that take more than this runtime has.
-const BEYOND: [&str; 3] = ["hooks", "intelRdt", "netDevices"];
+const BEYOND: [&str; 2] = ["intelRdt", "netDevices"];
 
 /// What becomes different about a container.
 #[derive(Debug, Default, PartialEq)]
@@ -26,6 +26,7 @@ pub struct Edits {
     devices: Vec<spec::Device>,
     mounts: Vec<Mount>,
     groups: Vec<i64>,
+    hooks: Vec<spec::Hook>,
 }
 
 /// A device in a file.
@@ -116,6 +117,9 @@ impl Edits {
         for wanted in list(&edits["mounts"]) {
             self.mounts.push(mount(wanted)?);
         }
+        for wanted in list(&edits["hooks"]) {
+            self.hooks.push(hook(wanted)?);
+        }
         // 0 says nothing.
         self.groups.extend(list(&edits["additionalGids"]).filter_map(Value::as_i64).filter(|gid| *gid > 0));
         Ok(())
@@ -131,8 +135,9 @@ impl Edits {
         }
     }
 
-    /// Adds the devices, of which more can be said than a configuration has words for.
-    pub fn add_devices(self, container: &mut spec::Container) {
+    /// Adds the devices, of which more can be said than a configuration has words for, and the hooks.
+    pub fn complete(self, container: &mut spec::Container) {
+        container.hooks.extend(self.hooks);
         for device in self.devices {
             container.devices.retain(|known| known.target != device.target);
             container.devices.push(device);
@@ -190,6 +195,24 @@ fn mount(wanted: &Value) -> Result<Mount, String> {
         readonly: has("ro"),
         propagation: propagation.into(),
         ..Mount::default()
+    })
+}
+
+fn hook(wanted: &Value) -> Result<spec::Hook, String> {
+    let (name, path) = (text(&wanted["hookName"]), text(&wanted["path"]));
+    let stage = spec::Stage::ALL.into_iter().find(|stage| stage.name() == name);
+    let stage = stage.ok_or_else(|| format!("hooks: there is no hook {name:?}"))?;
+    if !path.starts_with('/') {
+        return Err(format!("hooks: {path:?} is not an absolute path"));
+    }
+    let texts = |value: &Value| list(value).map(|one| text(one).to_owned()).collect();
+    let timeout = wanted["timeout"].as_u64().and_then(|seconds| u32::try_from(seconds).ok());
+    Ok(spec::Hook {
+        stage,
+        path: path.into(),
+        args: texts(&wanted["args"]),
+        env: texts(&wanted["env"]),
+        timeout,
     })
 }
 

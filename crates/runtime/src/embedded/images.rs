@@ -39,8 +39,15 @@ impl Embedded {
         let name = spec.image.clone();
         self.on_images("ImageStatus", move |store| {
             let Some(known) = store.find(&name)? else { return Ok(None) };
-            let user = store.config(&known)?.config.user;
-            Ok(Some(view::image(&known, &user)))
+            match store.config(&known) {
+                Ok(config) => Ok(Some(view::image(&known, &config.config.user))),
+                // Nothing can be made of it. Whoever is told that it is not there pulls it again, which mends it.
+                Err(error) if error.is_damage() => {
+                    tracing::warn!(%error, image = name, "an image is damaged");
+                    Ok(None)
+                }
+                Err(error) => Err(error),
+            }
         })
         .await
     }

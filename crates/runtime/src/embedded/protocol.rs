@@ -101,6 +101,18 @@ pub struct Status {
     /// Why it never ran.
     pub failure: Option<String>,
     pub pid: i32,
+    /// Who it began as; none of a container that an older supervisor has started.
+    #[serde(default)]
+    pub user: Option<User>,
+}
+
+/// A user by numbers, as they are in the container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct User {
+    pub uid: u32,
+    pub gid: u32,
+    /// The main group is one of them.
+    pub groups: Vec<u32>,
 }
 
 /// A message with its length.

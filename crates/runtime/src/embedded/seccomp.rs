@@ -3,14 +3,17 @@
 //! A filter is a program the kernel runs before every call, so it is made short: calls with the same answer that are
 //! next to each other are one range, and ranges are searched by halves. Pure.
 
+mod foreign;
+mod machine;
 mod program;
 mod table;
 
 use serde::Deserialize;
 use sys::seccomp::Instruction;
 
+use machine::Machine;
 use program::{Action, Condition, Rule};
-use table::{ALLOWED, BY_CAPABILITY, number};
+use table::{ALLOWED, ALLOWED_32, BY_CAPABILITY};
 
 const EPERM: u16 = 1;
 const ENOSYS: u16 = 38;
@@ -24,27 +27,53 @@ const ALG: u64 = 38;
 const PERSONALITIES: [u64; 5] = [0, 0x0008, 0x2_0000, 0x2_0008, 0xffff_ffff];
 pub(crate) const SYS_ADMIN: u8 = 21;
 
-/// What containers may call by default, more with more capabilities.
-pub fn default_filter(capabilities: &[u8]) -> Vec<Instruction> {
-    let allow =
-        |name: &&str| number(name).map(|number| Rule { number, action: Action::Allow, conditions: vec![] });
-    let mut rules: Vec<Rule> = ALLOWED.iter().filter_map(allow).collect();
-    for (_, names) in BY_CAPABILITY.iter().filter(|(capability, _)| capabilities.contains(capability)) {
-        rules.extend(names.iter().filter_map(allow));
+/// What is said of a call by its name.
+#[derive(Clone, Debug)]
+struct Named {
+    name: String,
+    action: Action,
+    conditions: Vec<Condition>,
+}
+
+impl Named {
+    fn new(name: &str, conditions: Vec<Condition>, action: Action) -> Named {
+        Named { name: name.to_owned(), action, conditions }
     }
-    let mut when = |name: &str, conditions: Vec<Condition>, action| {
-        rules.extend(number(name).map(|number| Rule { number, action, conditions }));
-    };
-    when("socket", vec![Condition::not_equal(0, VSOCK), Condition::not_equal(0, ALG)], Action::Allow);
+}
+
+/// What containers may call by default, more with more capabilities. Programs of all machines that run here have the same
+/// list, by their own numbers.
+pub fn default_filter(capabilities: &[u8]) -> Vec<Instruction> {
+    let allow = |name: &&str| Named::new(name, vec![], Action::Allow);
+    let mut rules: Vec<Named> = ALLOWED.iter().chain(ALLOWED_32).map(allow).collect();
+    for (_, names) in BY_CAPABILITY.iter().filter(|(capability, _)| capabilities.contains(capability)) {
+        rules.extend(names.iter().map(allow));
+    }
+    let sockets = vec![Condition::not_equal(0, VSOCK), Condition::not_equal(0, ALG)];
+    rules.push(Named::new("socket", sockets, Action::Allow));
     for value in PERSONALITIES {
-        when("personality", vec![Condition::equal(0, value)], Action::Allow);
+        rules.push(Named::new("personality", vec![Condition::equal(0, value)], Action::Allow));
     }
     if !capabilities.contains(&SYS_ADMIN) {
-        when("clone", vec![Condition::masked(0, NAMESPACES, 0)], Action::Allow);
+        rules.push(Named::new("clone", vec![Condition::masked(0, NAMESPACES, 0)], Action::Allow));
         // Its flags are behind a pointer, where no filter sees them; programs then use the call before.
-        when("clone3", vec![], Action::Errno(ENOSYS));
+        rules.push(Named::new("clone3", vec![], Action::Errno(ENOSYS)));
     }
-    program::assemble(&rules, Action::Errno(EPERM))
+    let machines: Vec<Machine> = Machine::ALL.iter().map(|(_, machine)| *machine).collect();
+    assemble(&rules, &machines, Action::Errno(EPERM))
+}
+
+/// Names of calls that this kernel or machine does not have mean nothing here.
+fn assemble(rules: &[Named], machines: &[Machine], default: Action) -> Vec<Instruction> {
+    let of = |machine: &Machine| {
+        let rule = |named: &Named| {
+            let number = machine.number(&named.name)?;
+            Some(Rule { number, action: named.action, conditions: named.conditions.clone() })
+        };
+        (*machine, rules.iter().filter_map(rule).collect())
+    };
+    let machines: Vec<(Machine, Vec<Rule>)> = machines.iter().map(of).collect();
+    program::assemble(&machines, default)
 }
 
 /// A profile as OCI and docker write them.
@@ -54,8 +83,22 @@ struct Profile {
     default_action: String,
     #[serde(default)]
     default_errno_ret: Option<u16>,
+    /// The machines it is for, besides the one that it is loaded on.
+    #[serde(default)]
+    architectures: Option<Vec<String>>,
+    /// The same by the machine that it is loaded on, as docker writes it.
+    #[serde(default)]
+    arch_map: Option<Vec<Family>>,
     #[serde(default)]
     syscalls: Vec<Entry>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Family {
+    architecture: String,
+    #[serde(default)]
+    sub_architectures: Option<Vec<String>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -69,15 +112,18 @@ struct Entry {
     #[serde(default)]
     args: Option<Vec<Argument>>,
     #[serde(default)]
-    includes: Capabilities,
+    includes: Filter,
     #[serde(default)]
-    excludes: Capabilities,
+    excludes: Filter,
 }
 
+/// Where an entry counts, or does not. What is not said fits.
 #[derive(Debug, Default, Deserialize)]
-struct Capabilities {
+struct Filter {
     #[serde(default)]
     caps: Vec<String>,
+    #[serde(default)]
+    arches: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -99,18 +145,34 @@ pub fn from_profile(text: &[u8], capabilities: &[u8]) -> Result<Vec<Instruction>
         let has = |name: &String| {
             super::capability::number(name).is_some_and(|number| capabilities.contains(&number))
         };
-        if !entry.includes.caps.iter().all(has) || entry.excludes.caps.iter().any(has) {
+        let here = |arches: &[String]| arches.iter().any(|arch| arch == machine::GO);
+        let is_in = entry.includes.arches.is_empty() || here(&entry.includes.arches);
+        let is_out = here(&entry.excludes.arches) || entry.excludes.caps.iter().any(has);
+        if !is_in || is_out || !entry.includes.caps.iter().all(has) {
             continue;
         }
         let action = action(&entry.action, entry.errno_ret)?;
         let conditions: Vec<Condition> =
             entry.args.iter().flatten().map(condition).collect::<Result<_, _>>()?;
-        // Names of calls that this kernel or machine does not have mean nothing here.
-        for number in entry.names.iter().filter_map(|name| number(name)) {
-            rules.push(Rule { number, action, conditions: conditions.clone() });
-        }
+        rules.extend(entry.names.iter().map(|name| Named::new(name, conditions.clone(), action)));
     }
-    Ok(program::assemble(&rules, default))
+    Ok(assemble(&rules, &machines(&profile)?, default))
+}
+
+/// Whose programs a profile is for: always this machine's, and those that it names of the others.
+fn machines(profile: &Profile) -> Result<Vec<Machine>, String> {
+    let plain = profile.architectures.as_deref().unwrap_or_default();
+    let map = profile.arch_map.as_deref().unwrap_or_default();
+    if !plain.is_empty() && !map.is_empty() {
+        return Err("both 'architectures' and 'archMap' are specified".to_owned());
+    }
+    let families = map.iter().filter(|family| Machine::is_own(&family.architecture));
+    let more = families.flat_map(|family| family.sub_architectures.iter().flatten());
+    let mut machines = vec![Machine::Own];
+    for name in plain.iter().chain(more) {
+        machines.extend(Machine::named(name)?.filter(|machine| !machines.contains(machine)));
+    }
+    Ok(machines)
 }
 
 fn action(name: &str, errno: Option<u16>) -> Result<Action, String> {

@@ -78,6 +78,9 @@ pub struct Container {
     pub privileged: bool,
     pub pids: Pids,
     pub mounts: Vec<Mount>,
+    /// Where there are directories of the container's own, which begin with what the image has there.
+    #[serde(default)]
+    pub volumes: Vec<String>,
     pub devices: Vec<Device>,
     pub masked: Vec<String>,
     pub read_only_paths: Vec<String>,
@@ -99,6 +102,37 @@ pub struct Container {
     pub tty: bool,
     /// Where its output goes; none keeps it nowhere.
     pub log: Option<PathBuf>,
+    #[serde(default)]
+    pub hooks: Vec<Hook>,
+}
+
+/// A program that has a part in a container's life.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hook {
+    pub stage: Stage,
+    pub path: PathBuf,
+    /// With its name.
+    pub args: Vec<String>,
+    /// `NAME=value`.
+    pub env: Vec<String>,
+    /// Seconds.
+    pub timeout: Option<u32>,
+}
+
+/// When a hook is run, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stage {
+    /// Outside, when the container's files are mounted: the older word for the next.
+    Prestart,
+    CreateRuntime,
+    /// A program of the host's that sees the container's mounts.
+    CreateContainer,
+    /// A program of the container's, right before its own.
+    StartContainer,
+    /// Outside, when its program runs.
+    Poststart,
+    /// Outside, when it is removed.
+    Poststop,
 }
 
 /// Who it runs as, to be looked up in the image's own files.

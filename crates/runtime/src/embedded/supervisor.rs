@@ -7,9 +7,11 @@
 
 mod connection;
 mod container;
+mod hooks;
 mod identity;
 mod launch;
 mod layers;
+mod listener;
 mod log;
 mod news;
 mod orphan;
@@ -17,6 +19,7 @@ mod root;
 mod setup;
 mod spawn;
 mod users;
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,6 +27,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use rustix::event::PollFlags;
@@ -36,13 +40,18 @@ use sys::removal::Removals;
 use super::protocol::{Answer, Request, Status, Streams};
 use super::spec::Pids;
 use connection::Connection;
-use container::{Listener, Running, Starting, nanoseconds, patient};
+use container::{Running, Starting, nanoseconds, patient};
+use identity::Identity;
+use listener::Listener;
 use log::Log;
 use news::{News, Watched};
 use spawn::{Keeper, Outcome, Stdio, Surroundings};
 use users::Users;
 
 pub use setup::{supervise, write_file};
+
+/// How long a pod that ends waits for those who listen to it.
+const LAST_MOMENT: Duration = Duration::from_secs(2);
 
 /// Why a container or a command could not be started, in words for its user.
 #[derive(Debug)]
@@ -60,6 +69,8 @@ struct Supervisor {
     cgroups: Cgroups,
     /// The host's mount namespace.
     host: OwnedFd,
+    /// Its network and the other namespaces that pods have of their own.
+    outside: Vec<OwnedFd>,
     /// Of a pod whose users are others outside.
     users: Option<Users>,
     /// Of a pod whose containers share their processes.
@@ -99,6 +110,7 @@ impl Supervisor {
                 is_busy |= matches!(news, News::Starting(_) | News::Ended(_));
                 self.act(news);
             }
+            self.part();
             self.tidy();
             if is_busy {
                 self.program.let_go();
@@ -109,7 +121,7 @@ impl Supervisor {
     }
 
     fn wait(&self) -> io::Result<Vec<News>> {
-        let mut watched = Watched { news: Vec::new(), fds: Vec::new() };
+        let mut watched = Watched::default();
         watched.add(News::Caller, &self.listener, PollFlags::IN);
         if let Some(removals) = &self.removals {
             watched.add(News::Removal, removals, PollFlags::IN);
@@ -127,16 +139,7 @@ impl Supervisor {
             }
             watched.add(News::Command(command.connection), &command.child, PollFlags::IN);
         }
-        let Watched { news, mut fds } = watched;
-        loop {
-            match rustix::event::poll(&mut fds, None) {
-                Ok(_) => break,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        let ready = news.into_iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty());
-        Ok(ready.map(|(news, _)| news).collect())
+        watched.wait(self.containers.values().filter_map(Running::deadline).min())
     }
 
     fn act(&mut self, news: News) {
@@ -235,8 +238,10 @@ impl Supervisor {
             }
             Request::Forget { container } => {
                 let is_over = self.containers.get(&container).is_none_or(|running| running.child.is_none());
-                if is_over {
-                    self.containers.remove(&container);
+                if is_over && let Some(running) = self.containers.remove(&container) {
+                    for listener in running.listeners {
+                        self.say(listener.connection, &Answer::Done, true);
+                    }
                 }
                 is_over.then_some(()).ok_or_else(|| "the container still runs".to_owned())
             }
@@ -277,6 +282,7 @@ impl Supervisor {
             directory: &self.directory,
             cgroups: &self.cgroups,
             host: self.host.as_fd(),
+            outside: &self.outside,
             users: self.users.as_ref(),
         }
     }
@@ -360,6 +366,7 @@ impl Supervisor {
             }
             None => {
                 running.status.started = nanoseconds(Timestamp::now());
+                running.status.user = running.identity.as_ref().map(Identity::user);
                 Answer::Done
             }
         };
@@ -377,9 +384,6 @@ impl Supervisor {
         running.end(ended, out_of_memory);
         // What else was in there, such as commands, is over with it; where processes are shared nobody did that yet.
         let _ = self.cgroups.kill(&running.spec.cgroup);
-        for listener in std::mem::take(&mut running.listeners) {
-            self.say(listener.connection, &Answer::Done, true);
-        }
         self.look_around();
         self.announce(id);
     }
@@ -409,7 +413,8 @@ impl Supervisor {
         let path = format!("/proc/{}/ns/pid", first.pid());
         let pids = File::open(&path).map_err(Failure::during(format!("open {path}")))?;
         let pids = Some(pids.as_fd()).filter(|_| running.spec.pids != Pids::Host);
-        let what = spawn::Command { args: command, tty, identity: running.identity.as_ref() };
+        let identity = running.identity.as_ref();
+        let what = spawn::Command { args: command, tty, identity, hooks: None };
         let spawned = spawn::command(&self.around(), &running.spec, &what, first.as_fd(), pids, &stdio)
             .map_err(Failure::during("make a process in the container"))?;
         let (child, channel, outcome) = (spawned.child, Some(spawned.channel), Outcome::default());
@@ -451,13 +456,7 @@ impl Supervisor {
         let running = running.ok_or_else(|| io::Error::other("the container does not run"))?;
         let [stdin, stdout, stderr] =
             named(streams, fds).ok_or_else(|| io::Error::other("streams are missing"))?;
-        let output =
-            |fd: Option<OwnedFd>| fd.map(|fd| Ok::<_, io::Error>((patient(fd)?, Vec::new()))).transpose();
-        running.listeners.push(Listener {
-            connection,
-            stdin: stdin.map(patient).transpose()?,
-            output: [output(stdout)?, output(stderr)?],
-        });
+        running.listeners.push(Listener::new(connection, stdin, [stdout, stderr])?);
         Ok(())
     }
 
@@ -473,6 +472,33 @@ impl Supervisor {
             Err(error) => connection.say(&Answer::Failed { message: error.to_string() }),
         }
         connection.ends = true;
+    }
+
+    /// Lets go of listeners whom nobody waits for any more.
+    fn part(&mut self) {
+        let now = Instant::now();
+        let parted: Vec<_> = self.containers.values_mut().flat_map(|running| running.part(now)).collect();
+        for (connection, has_heard_all) in parted {
+            let why = || format!("nothing was read for {} seconds", listener::PATIENCE.as_secs());
+            let late = || Answer::Failed { message: format!("{}: the container goes on without", why()) };
+            self.say(connection, &if has_heard_all { Answer::Done } else { late() }, true);
+        }
+    }
+
+    /// Gives listeners a moment for the last words of what has ended.
+    fn drain(&mut self) {
+        let end = Instant::now() + LAST_MOMENT;
+        while Instant::now() < end {
+            self.part();
+            let mut watched = Watched::default();
+            self.containers.iter().for_each(|(id, running)| watched.listeners(id, running));
+            if watched.is_empty() {
+                return;
+            }
+            for news in watched.wait(Some(end)).unwrap_or_default() {
+                self.act(news);
+            }
+        }
     }
 
     /// Lets go of those who are gone, and of what they wanted.
@@ -514,6 +540,7 @@ impl Supervisor {
                 self.announce(&id);
             }
         }
+        self.drain();
         if let Some(keeper) = &self.keeper {
             let _ = keeper.child.signal(9);
             let _ = keeper.child.wait();

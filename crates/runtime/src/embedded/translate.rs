@@ -1,7 +1,7 @@
 //! From CRI's words and an image's to what a supervisor is told. Pure.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use image::Process;
 use podnet::{Attachment, HostPort};
@@ -98,6 +98,7 @@ pub fn container(
     for wanted in &config.mounts {
         mounts.push(mount(wanted, parts.volumes)?);
     }
+    let volumes = own_volumes(parts.image, &mounts)?;
     let log = (!config.log_path.is_empty() && !pod.log_directory.is_empty())
         .then(|| Path::new(&pod.log_directory).join(&config.log_path));
     Ok(spec::Container {
@@ -111,6 +112,7 @@ pub fn container(
         privileged: security.privileged,
         pids: pids(&security),
         mounts,
+        volumes,
         devices: devices(config),
         masked: security.masked_paths.clone(),
         read_only_paths: security.readonly_paths.clone(),
@@ -127,6 +129,7 @@ pub fn container(
         stdin_once: config.stdin_once,
         tty: config.tty,
         log,
+        hooks: Vec::new(),
     })
 }
 
@@ -202,7 +205,7 @@ fn seccomp(security: &LinuxContainerSecurityContext, profiles: &Path) -> Result<
         ProfileType::Localhost => {
             let named = Path::new(profile.localhost_ref.trim_start_matches("localhost/"));
             // The kubelet makes an absolute path of it; anything else is looked for where profiles are.
-            if named.components().any(|part| part == std::path::Component::ParentDir) {
+            if named.components().any(|part| part == Component::ParentDir) {
                 return Err(format!("{:?} is not a seccomp profile of this node", profile.localhost_ref));
             }
             spec::Seccomp::File(profiles.join(named))
@@ -236,6 +239,34 @@ fn mount(wanted: &Mount, volumes: &BTreeMap<String, Vec<String>>) -> Result<spec
         is_labelled: wanted.selinux_relabel,
         image: image.transpose()?,
     })
+}
+
+/// The places an image wants to be volumes, but for those where something else is mounted.
+fn own_volumes(image: &Process, mounts: &[spec::Mount]) -> Result<Vec<String>, String> {
+    let mut targets: Vec<String> = Vec::new();
+    for wanted in image.volumes.iter().flat_map(BTreeMap::keys) {
+        let target = plain_path(wanted);
+        if target == "/" {
+            return Err(format!("the image wants {wanted:?} to be a volume, which would hide all of it"));
+        }
+        if !targets.contains(&target) && !mounts.iter().any(|mount| same_place(&mount.target, &target)) {
+            targets.push(target);
+        }
+    }
+    Ok(targets)
+}
+
+/// A path from the root on without detours.
+fn plain_path(path: &str) -> String {
+    let mut plain = PathBuf::from("/");
+    for part in Path::new(path).components() {
+        match part {
+            Component::Normal(name) => plain.push(name),
+            Component::ParentDir => drop(plain.pop()),
+            _ => {}
+        }
+    }
+    plain.display().to_string()
 }
 
 /// The files of `/etc` that are the pod's.
@@ -302,6 +333,35 @@ pub fn limits(resources: &LinuxContainerResources) -> Limits {
         ends_together: true,
         huge_pages: resources.hugepage_limits.iter().map(|one| (one.page_size.clone(), one.limit)).collect(),
         unified: resources.unified.clone().into_iter().collect(),
+    }
+}
+
+/// What a container may use after a change, in which what is not said stays as it is.
+pub fn changed(
+    present: &LinuxContainerResources,
+    change: &LinuxContainerResources,
+) -> LinuxContainerResources {
+    let number = |new: i64, old: i64| if new == 0 { old } else { new };
+    let text = |new: &String, old: &String| if new.is_empty() { old.clone() } else { new.clone() };
+    let mut hugepage_limits = present.hugepage_limits.clone();
+    hugepage_limits.retain(|old| !change.hugepage_limits.iter().any(|new| new.page_size == old.page_size));
+    hugepage_limits.extend(change.hugepage_limits.iter().cloned());
+    let mut unified = present.unified.clone();
+    unified.extend(change.unified.clone());
+    LinuxContainerResources {
+        cpu_period: number(change.cpu_period, present.cpu_period),
+        cpu_quota: number(change.cpu_quota, present.cpu_quota),
+        cpu_shares: number(change.cpu_shares, present.cpu_shares),
+        memory_limit_in_bytes: number(change.memory_limit_in_bytes, present.memory_limit_in_bytes),
+        oom_score_adj: number(change.oom_score_adj, present.oom_score_adj),
+        cpuset_cpus: text(&change.cpuset_cpus, &present.cpuset_cpus),
+        cpuset_mems: text(&change.cpuset_mems, &present.cpuset_mems),
+        hugepage_limits,
+        unified,
+        memory_swap_limit_in_bytes: number(
+            change.memory_swap_limit_in_bytes,
+            present.memory_swap_limit_in_bytes,
+        ),
     }
 }
 

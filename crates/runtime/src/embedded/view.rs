@@ -91,6 +91,12 @@ pub fn container_status(pod: &Pod, known: &Known) -> ContainerStatus {
         (None, _) => (status.exit_code, "Error", String::new()),
     };
     let directory = pod.record.lock().config.clone().unwrap_or_default().log_directory;
+    let user = status.user.map(|user| LinuxContainerUser {
+        uid: user.uid.into(),
+        gid: user.gid.into(),
+        supplemental_groups: user.groups.into_iter().map(i64::from).collect(),
+    });
+    let resources = known.resources.lock().clone();
     ContainerStatus {
         id: shown.id,
         metadata: shown.metadata,
@@ -107,7 +113,9 @@ pub fn container_status(pod: &Pod, known: &Known) -> ContainerStatus {
         annotations: shown.annotations,
         mounts: config.mounts,
         log_path: format!("{directory}/{}", config.log_path),
+        resources: Some(ContainerResources { linux: Some(resources) }),
         image_id: shown.image_id,
+        user: user.map(|linux| ContainerUser { linux: Some(linux) }),
     }
 }
 
@@ -135,6 +143,11 @@ pub fn image(known: &image::Image, user: &str) -> Image {
 pub fn stats(pod: &Pod, known: &Known, usage: &sys::cgroup::Usage, timestamp: i64) -> ContainerStats {
     let shown = container(pod, known);
     let (cpu, memory) = used(usage, timestamp);
+    let swap = usage.swap.map(|used| {
+        let left = usage.swap_limit.map(|limit| Uint64Value { value: limit.saturating_sub(used) });
+        let used = Some(Uint64Value { value: used });
+        SwapUsage { timestamp, swap_available_bytes: left, swap_usage_bytes: used }
+    });
     ContainerStats {
         attributes: Some(ContainerAttributes {
             id: shown.id,
@@ -145,6 +158,7 @@ pub fn stats(pod: &Pod, known: &Known, usage: &sys::cgroup::Usage, timestamp: i6
         cpu: Some(cpu),
         memory: Some(memory),
         writable_layer: None,
+        swap,
     }
 }
 

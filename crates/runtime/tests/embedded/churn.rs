@@ -14,7 +14,7 @@ use runtime::cri::*;
 use runtime::{Embedded, Runtime};
 
 use crate::kit::{self, Node, script, supervisors};
-use crate::users;
+use crate::{image_volumes, users};
 
 /// Pods that one skiff works on at the same time.
 const AT_ONCE: u64 = 4;
@@ -46,6 +46,7 @@ fn number(name: &str, default: u64) -> u64 {
 pub async fn pods_come_and_go(node: &Node) {
     let (count, seed) = (number("SKIFF_CHURN_PODS", 40), number("SKIFF_CHURN_SEED", 1));
     let chance = Chance::new(seed);
+    image_volumes::import(node);
     let before = held(node);
     let (mut killed, mut skiffs, begun) = (0, 1, Instant::now());
     let mut skiff = worker(node, count, seed);
@@ -221,6 +222,9 @@ async fn one(runtime: &Embedded, chance: &Chance, dir: &Path, group: &str, at: u
         if let Some(security) = container.linux.as_mut().and_then(|linux| linux.security_context.as_mut()) {
             security.namespace_options =
                 config.linux.as_ref().and_then(|linux| linux.security_context.clone()?.namespace_options);
+        }
+        if chance.below(3) == 0 {
+            container.image = Some(ImageSpec { image: image_volumes::IMAGE.into(), ..ImageSpec::default() });
         }
         let Ok(id) = runtime.create_container(&pod, &container, &config).await else { break };
         if runtime.start_container(&id).await.is_err() {

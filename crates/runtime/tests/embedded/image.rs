@@ -31,12 +31,17 @@ fn layer(entries: &[Entry<'_>]) -> Vec<u8> {
 
 /// As `docker save` writes it.
 pub fn archive(name: &str, layers: &[Vec<u8>]) -> Vec<u8> {
+    archive_with(name, layers, r#"{"Env":["PATH=/bin"]}"#)
+}
+
+/// The same with what the image says of how it wants to be run.
+pub fn archive_with(name: &str, layers: &[Vec<u8>], process: &str) -> Vec<u8> {
     let quoted =
         |texts: Vec<String>| texts.iter().map(|text| format!("{text:?}")).collect::<Vec<_>>().join(",");
     let digests = quoted(layers.iter().map(|layer| ::image::Digest::of(layer).to_string()).collect());
     let files = quoted((0..layers.len()).map(|at| format!("l{at}.tar")).collect());
     let config = format!(
-        r#"{{"os":"linux","architecture":"amd64","config":{{"Env":["PATH=/bin"]}},"rootfs":{{"type":"layers","diff_ids":[{digests}]}}}}"#
+        r#"{{"os":"linux","architecture":"amd64","config":{process},"rootfs":{{"type":"layers","diff_ids":[{digests}]}}}}"#
     );
     let manifest = format!(r#"[{{"Config":"c.json","RepoTags":["{name}"],"Layers":[{files}]}}]"#);
     let mut archive = tar::Builder::new(Vec::new());

@@ -216,8 +216,23 @@ pub async fn limits_hold(node: &Node) {
     assert_eq!(pod.exec(&id, group).await.1, "33554432\n");
     let more =
         LinuxContainerResources { memory_limit_in_bytes: 64 << 20, ..LinuxContainerResources::default() };
+    // Without swap of its own there is none left to use.
+    let swap = node.runtime.stats().await.unwrap()[0].swap.clone();
+    let left = swap.and_then(|swap| Some((swap.swap_usage_bytes?.value, swap.swap_available_bytes?.value)));
+    assert!(left.is_none_or(|left| left == (0, 0)), "{left:?}");
+    let told = |status: ContainerStatus| {
+        let linux = status.resources.unwrap().linux.unwrap();
+        (linux.memory_limit_in_bytes, linux.cpu_shares, linux.cpu_quota, linux.oom_score_adj)
+    };
+    let before = node.runtime.container_status(&id).await.unwrap();
+    assert_eq!(told(before), (32 << 20, 512, 50_000, 900));
     node.runtime.update_resources(&id, &more).await.unwrap();
     assert_eq!(pod.exec(&id, group).await.1, "67108864\n");
+    // What was not changed stays as it was, and a later skiff knows both.
+    let after = node.runtime.container_status(&id).await.unwrap();
+    assert_eq!(told(after), (64 << 20, 512, 50_000, 900));
+    let later = node.again().await;
+    assert_eq!(told(later.container_status(&id).await.unwrap()), (64 << 20, 512, 50_000, 900));
 }
 
 pub async fn a_later_skiff_finds_its_pods(node: &Node) {
@@ -225,6 +240,9 @@ pub async fn a_later_skiff_finds_its_pods(node: &Node) {
     let id =
         pod.start(&script("echo $$ >/tmp/it; while ! test -e /tmp/go; do sleep 0.01; done; exit 4")).await;
     let later = node.again().await;
+    // Its user is known from the pod, not from what this skiff has asked for.
+    let user = later.container_status(&id).await.unwrap().user.unwrap().linux.unwrap();
+    assert_eq!((user.uid, user.gid, user.supplemental_groups), (0, 0, vec![0]));
     let status = later.sandbox_status(&pod.id).await.unwrap();
     assert_eq!((status.state(), status.network.unwrap().ip.as_str()), (PodSandboxState::Ready, "10.88.0.2"));
     assert_eq!(later.container_status(&id).await.unwrap().state(), ContainerState::Running);
@@ -311,6 +329,12 @@ pub async fn users_and_directories(node: &Node) {
         "{said}"
     );
     assert!(said.contains("again\n"), "{said}");
+    // CRI tells who that is, and of nobody as long as it has not begun.
+    let id = pod.create(&config).await;
+    assert_eq!(node.runtime.container_status(&id).await.unwrap().user, None);
+    node.runtime.start_container(&id).await.unwrap();
+    let told = ended(&node.runtime, &id).await.user.unwrap().linux.unwrap();
+    assert_eq!((told.uid, told.gid, told.supplemental_groups), (1234, 55, vec![55, 77, 88]));
     let mut config = script("pwd");
     config.working_dir = "/made/for/it".into();
     assert_eq!(pod.finish(&config).await, (0, "/made/for/it\n".into()));

@@ -7,7 +7,7 @@ use runtime::cri::*;
 use crate::breakout::strong;
 use crate::kit::{Node, Pod, script, security, with};
 
-const FIRST: u32 = 65536 * 7;
+pub const FIRST: u32 = 65536 * 7;
 
 fn mappings() -> Vec<IdMapping> {
     vec![IdMapping { host_id: FIRST, container_id: 0, length: 65536 }]

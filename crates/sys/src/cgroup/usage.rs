@@ -20,6 +20,10 @@ pub struct Usage {
     pub major_page_faults: u64,
     /// Bytes, or none where nothing is limited.
     pub memory_limit: Option<u64>,
+    /// Bytes that were moved out of memory; none where the kernel does not count them.
+    pub swap: Option<u64>,
+    /// How many that may be, or none where nothing is limited.
+    pub swap_limit: Option<u64>,
     /// Processes and threads.
     pub pids: u64,
 }
@@ -41,11 +45,17 @@ impl Cgroups {
                 page_faults: field(&stat, "pgfault"),
                 major_page_faults: field(&stat, "pgmajfault"),
                 memory_limit: read(&memory.join("memory.max")),
+                swap: read(&memory.join("memory.swap.current")),
+                swap_limit: read(&memory.join("memory.swap.max")),
                 pids: number(&memory.join("pids.current")),
             };
         }
         let used = number(&memory.join("memory.usage_in_bytes"));
-        let limit = read(&memory.join("memory.limit_in_bytes"));
+        // No limit is written as the largest number of whole pages.
+        let limit = |file: &str| read(&memory.join(file)).filter(|limit| *limit < 1 << 62);
+        let memory_limit = limit("memory.limit_in_bytes");
+        let both = read(&memory.join("memory.memsw.usage_in_bytes"));
+        let both_limit = limit("memory.memsw.limit_in_bytes");
         Usage {
             cpu: number(&place("cpuacct").join("cpuacct.usage")),
             memory: used,
@@ -53,8 +63,9 @@ impl Cgroups {
             anonymous: field(&stat, "total_rss"),
             page_faults: field(&stat, "total_pgfault"),
             major_page_faults: field(&stat, "total_pgmajfault"),
-            // No limit is written as the largest number of whole pages.
-            memory_limit: limit.filter(|limit| *limit < 1 << 62),
+            memory_limit,
+            swap: both.map(|both| both.saturating_sub(used)),
+            swap_limit: both_limit.zip(memory_limit).map(|(both, memory)| both.saturating_sub(memory)),
             pids: number(&place("pids").join("pids.current")),
         }
     }

@@ -72,6 +72,7 @@ fn seen(text: &str) -> Observed {
             image_id: String::new(),
             reason: String::new(),
             message: String::new(),
+            user: None,
             made_of: MadeOf { image: None, resources: None },
         });
     }

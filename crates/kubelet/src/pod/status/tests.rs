@@ -1,4 +1,5 @@
 use expect_test::{Expect, expect};
+use k8s_openapi::api::core::v1::LinuxContainerUser;
 use serde_json::json;
 
 use super::*;
@@ -31,6 +32,7 @@ fn run(name: &str, attempt: u32, state: State) -> Ran {
         image_id: "sha256:1".into(),
         reason: String::new(),
         message: String::new(),
+        user: None,
         made_of: crate::observed::MadeOf::default(),
     }
 }
@@ -408,4 +410,20 @@ fn all_begin_anew() {
         AllContainersRestarting=False
     "#]],
     );
+}
+
+#[test]
+fn the_user_is_who_the_runtime_says() {
+    let host = Host { ips: &["192.0.2.1".to_owned()], runtime: "containerd", recursive: true };
+    let user = LinuxContainerUser { uid: 1000, gid: 3000, supplemental_groups: Some(vec![3000, 4000]) };
+    let shown = |state: State, user: Option<&LinuxContainerUser>| {
+        let seen = seen(vec![Ran { user: user.cloned(), ..run("main", 0, state) }]);
+        let status = status(&pod("Never", &[]), &seen, &Memory::default(), &host, time(9));
+        status.container_statuses.unwrap_or_default().remove(0).user
+    };
+    let told = Some(ContainerUser { linux: Some(user.clone()) });
+    assert_eq!(shown(State::Running { since: time(0) }, Some(&user)), told);
+    assert_eq!(shown(exited(0, 5), Some(&user)), told);
+    assert_eq!(shown(State::Created, Some(&user)), None);
+    assert_eq!(shown(State::Running { since: time(0) }, None), None);
 }

@@ -20,7 +20,10 @@ devices:
   containerEdits: {env: [GPU=1]}
 - name: hooked
   containerEdits:
-    hooks: [{hookName: createContainer, path: /bin/true}]
+    hooks: [{hookName: createContainer, path: /bin/true, args: ["true", "x"], env: [A=b], timeout: 5}]
+- name: mistaken
+  containerEdits:
+    hooks: [{hookName: afterLunch, path: /bin/true}]
 - name: strange
   containerEdits:
     mounts: [{hostPath: tmpfs, containerPath: /tmp, type: tmpfs}]
@@ -75,7 +78,11 @@ fn devices_are_found_by_their_names() {
         "example.com/gpu=0 example.com/gpu=7 nonsense",
         Err("unresolvable CDI devices example.com/gpu=7, nonsense"),
     );
-    check("example.com/gpu=hooked", Err("example.com/gpu=hooked: hooks are not supported"));
+    check("example.com/gpu=hooked", Ok("ALL=yes"));
+    check(
+        "example.com/gpu=mistaken",
+        Err("example.com/gpu=mistaken: hooks: there is no hook \"afterLunch\""),
+    );
     check(
         "example.com/gpu=strange",
         Err("example.com/gpu=strange: mounts: file systems of type \"tmpfs\" are not supported"),
@@ -96,7 +103,7 @@ fn a_container_gets_what_its_devices_need() {
         devices: vec![spec::Device { target: "/dev/gpu0".into(), ..Default::default() }],
         ..Default::default()
     };
-    edits.add_devices(&mut container);
+    edits.complete(&mut container);
     let made = |numbers, mode, uid, gid| Some(spec::Made { numbers, mode, uid, gid });
     let expected = [
         spec::Device {
@@ -113,4 +120,13 @@ fn a_container_gets_what_its_devices_need() {
         },
     ];
     assert_eq!(container.devices, expected);
+    found("example.com/gpu=hooked").expect("edits").complete(&mut container);
+    let hook = spec::Hook {
+        stage: spec::Stage::CreateContainer,
+        path: "/bin/true".into(),
+        args: vec!["true".into(), "x".into()],
+        env: vec!["A=b".into()],
+        timeout: Some(5),
+    };
+    assert_eq!(container.hooks, [hook]);
 }

@@ -2,12 +2,7 @@
 
 use sys::seccomp::Instruction;
 
-#[cfg(target_arch = "x86_64")]
-const ARCHITECTURE: u32 = 0xc000_003e;
-#[cfg(target_arch = "aarch64")]
-const ARCHITECTURE: u32 = 0xc000_00b7;
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-compile_error!("the kernel's number of this architecture is not known");
+use super::machine::{Machine, SHORT_POINTERS};
 
 const ENOSYS: u16 = 38;
 
@@ -124,8 +119,34 @@ impl Condition {
     }
 }
 
-/// Makes the whole program.
-pub fn assemble(rules: &[Rule], default: Action) -> Vec<Instruction> {
+/// Makes the whole program, of the rules for each machine. What is of none of them ends.
+pub fn assemble(machines: &[(Machine, Vec<Rule>)], default: Action) -> Vec<Instruction> {
+    let mut program = vec![give(Action::KillProcess)];
+    let short = machines.iter().find(|(machine, _)| machine.has_short_pointers());
+    // The last is asked for first, which is to be this machine's own.
+    for (machine, rules) in machines.iter().rev().filter(|(machine, _)| !machine.has_short_pointers()) {
+        let mut section = vec![load(0)];
+        if *machine == Machine::Own && cfg!(target_arch = "x86_64") {
+            let short = match short {
+                Some((_, rules)) => numbers(rules, default),
+                None => vec![give(Action::Errno(ENOSYS))],
+            };
+            // A comparison jumps no further than 255, a plain jump any distance.
+            section.extend([jump(AT_LEAST, SHORT_POINTERS, 1, 0), over(&short)]);
+            section.extend(short);
+        }
+        section.extend(numbers(rules, default));
+        let mut before = vec![jump(EQUAL, machine.token(), 1, 0), over(&section)];
+        before.extend(section);
+        before.extend(program);
+        program = before;
+    }
+    program.insert(0, load(4));
+    program
+}
+
+/// What becomes of each number.
+fn numbers(rules: &[Rule], default: Action) -> Vec<Instruction> {
     let mut numbers: Vec<u32> = rules.iter().map(|rule| rule.number).collect();
     numbers.sort_unstable();
     numbers.dedup();
@@ -140,19 +161,11 @@ pub fn assemble(rules: &[Rule], default: Action) -> Vec<Instruction> {
         add(number, decide(rules.iter().filter(|rule| rule.number == number), default));
         add(number + 1, vec![give(default)]);
     }
-    let mut program = vec![
-        // The machine the number belongs to, then the number.
-        load(4),
-        jump(EQUAL, ARCHITECTURE, 1, 0),
-        give(Action::KillProcess),
-        load(0),
-    ];
-    if cfg!(target_arch = "x86_64") {
-        // Calls of programs with short pointers have numbers of their own.
-        program.extend([jump(AT_LEAST, 0x4000_0000, 0, 1), give(Action::Errno(ENOSYS))]);
-    }
-    program.extend(search(&ranges));
-    program
+    search(&ranges)
+}
+
+fn over(code: &[Instruction]) -> Instruction {
+    jump_to(u32::try_from(code.len()).unwrap_or(u32::MAX))
 }
 
 /// Halves what is left until it is one.
@@ -163,8 +176,7 @@ fn search(ranges: &[(u32, Vec<Instruction>)]) -> Vec<Instruction> {
     let (left, right) = ranges.split_at(ranges.len() / 2);
     let from = right[0].0;
     let left = search(left);
-    // A comparison jumps no further than 255, a plain jump any distance.
-    let mut code = vec![jump(AT_LEAST, from, 0, 1), jump_to(u32::try_from(left.len()).unwrap_or(u32::MAX))];
+    let mut code = vec![jump(AT_LEAST, from, 0, 1), over(&left)];
     code.extend(left);
     code.extend(search(right));
     code

@@ -2,9 +2,17 @@ use super::*;
 
 /// Runs a filter as the kernel would.
 fn judge(program: &[Instruction], call: &str, arguments: &[u64]) -> u32 {
-    let number = number(call).unwrap_or_else(|| panic!("{call} has no number"));
-    let mut data =
-        [number, if cfg!(target_arch = "x86_64") { 0xc000_003e } else { 0xc000_00b7 }, 0, 0].to_vec();
+    judge_of(Machine::Own, program, call, arguments)
+}
+
+/// A call by a program of another machine.
+fn judge_of(machine: Machine, program: &[Instruction], call: &str, arguments: &[u64]) -> u32 {
+    let number = machine.number(call).unwrap_or_else(|| panic!("{call} has no number"));
+    run(program, machine.token(), number, arguments)
+}
+
+fn run(program: &[Instruction], token: u32, number: u32, arguments: &[u64]) -> u32 {
+    let mut data = [number, token, 0, 0].to_vec();
     for at in 0..6 {
         let value = arguments.get(at).copied().unwrap_or(0);
         data.extend([value as u32, (value >> 32) as u32]);
@@ -29,6 +37,7 @@ fn judge(program: &[Instruction], call: &str, arguments: &[u64]) -> u32 {
 
 const ALLOW: u32 = 0x7fff_0000;
 const DENY: u32 = 0x0005_0001;
+const KILL: u32 = 0x8000_0000;
 
 #[track_caller]
 fn check(capabilities: &[u8], call: &str, arguments: &[u64], expected: u32) {
@@ -74,8 +83,94 @@ fn the_default_profile() {
 #[test]
 fn a_foreign_machine_ends() {
     let program = default_filter(&[]);
-    assert_eq!(program[2].value, 0x8000_0000);
-    assert!(program.len() < 1500, "{} instructions", program.len());
+    // That of a big old computer.
+    assert_eq!(run(&program, 0x8000_0016, 1, &[]), KILL);
+    let limit = 4096;
+    let all: Vec<u8> = (0..=40).collect();
+    for capabilities in [&[][..], &all] {
+        let length = default_filter(capabilities).len();
+        assert!(length < limit, "{length} instructions, of which the kernel takes {limit}");
+    }
+}
+
+#[test]
+fn programs_of_other_machines_have_the_same_list() {
+    for (_, machine) in Machine::ALL {
+        let program = default_filter(&[]);
+        let check = |call: &str, arguments: &[u64], expected: u32| {
+            assert_eq!(judge_of(*machine, &program, call, arguments), expected, "{machine:?} {call}");
+        };
+        for call in ["read", "write", "openat", "execve", "exit_group", "futex", "ioctl", "rt_sigreturn"] {
+            check(call, &[], ALLOW);
+        }
+        for call in ["mount", "unshare", "setns", "bpf", "keyctl", "kexec_load"] {
+            check(call, &[], DENY);
+        }
+        check("clone", &[0x11], ALLOW);
+        check("clone", &[0x1000_0011], DENY);
+        check("clone3", &[], 0x0005_0026);
+        check("socket", &[2], ALLOW);
+        check("socket", &[VSOCK], DENY);
+        check("personality", &[0xffff_ffff], ALLOW);
+        assert_eq!(judge_of(*machine, &default_filter(&[SYS_ADMIN]), "mount", &[]), ALLOW);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn old_and_short_calls() {
+    let program = default_filter(&[]);
+    for call in ["socketcall", "mmap2", "_llseek", "fcntl64", "clock_gettime64", "waitpid", "set_thread_area"]
+    {
+        assert_eq!(judge_of(Machine::X86, &program, call, &[]), ALLOW, "{call}");
+    }
+    for call in ["umount", "vm86", "uselib", "stime"] {
+        assert_eq!(judge_of(Machine::X86, &program, call, &[]), DENY, "{call}");
+    }
+    // The same number means another call for another machine: 165 is to ask for an id, or to mount.
+    let (own, old) = (Machine::Own.token(), Machine::X86.token());
+    assert_eq!((run(&program, own, 165, &[]), run(&program, old, 165, &[])), (DENY, ALLOW));
+    // Those with short pointers have no other numbers than theirs, and others not theirs.
+    assert_eq!(run(&program, own, 0x4000_0000 | 520, &[]), ALLOW);
+    assert_eq!(run(&program, own, 520, &[]), DENY);
+    assert_eq!(run(&program, own, 0x4000_0000 | 59, &[]), DENY);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn profiles_say_for_which_machines() {
+    let profile = |more: &str| {
+        let text = format!(
+            r#"{{"defaultAction": "SCMP_ACT_ALLOW", {more} "syscalls": [
+                {{"names": ["mkdir"], "action": "SCMP_ACT_ERRNO"}},
+                {{"names": ["sync"], "action": "SCMP_ACT_ERRNO", "includes": {{"arches": ["s390x"]}}}},
+                {{"names": ["umask"], "action": "SCMP_ACT_ERRNO", "excludes": {{"arches": ["amd64"]}}}},
+                {{"names": ["alarm"], "action": "SCMP_ACT_ERRNO", "includes": {{"arches": ["amd64", "x32"]}}}}
+            ]}}"#
+        );
+        from_profile(text.as_bytes(), &[])
+    };
+    let judged = |more: &str| {
+        let program = profile(more).unwrap();
+        let of = |machine: Machine| run(&program, machine.token(), machine.number("mkdir").unwrap(), &[]);
+        assert_eq!([judge(&program, "sync", &[]), judge(&program, "umask", &[])], [ALLOW, ALLOW]);
+        assert_eq!(judge(&program, "alarm", &[]), DENY);
+        [of(Machine::Own), of(Machine::X86), of(Machine::X32)]
+    };
+    let none = 0x0005_0026;
+    assert_eq!(judged(""), [DENY, KILL, none]);
+    assert_eq!(judged(r#""architectures": ["SCMP_ARCH_X86"],"#), [DENY, DENY, none]);
+    let all =
+        r#""architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32", "SCMP_ARCH_S390X"],"#;
+    assert_eq!(judged(all), [DENY, DENY, DENY]);
+    let map = r#""archMap": [
+        {"architecture": "SCMP_ARCH_X86_64", "subArchitectures": ["SCMP_ARCH_X86"]},
+        {"architecture": "SCMP_ARCH_AARCH64", "subArchitectures": ["SCMP_ARCH_X32"]}],"#;
+    assert_eq!(judged(map), [DENY, DENY, none]);
+    assert_eq!(judged(r#""architectures": null, "archMap": [],"#), [DENY, KILL, none]);
+    let bad = profile(r#""architectures": ["SCMP_ARCH_ABACUS"],"#).unwrap_err();
+    assert_eq!(bad, "string SCMP_ARCH_ABACUS is not a valid arch for seccomp");
+    assert!(profile(&format!("{all}{map}")).unwrap_err().starts_with("both 'architectures' and 'archMap'"));
 }
 
 #[test]

@@ -1,20 +1,25 @@
 //! A container that runs, as its supervisor sees it: its first process, its streams, who listens to them.
+//!
+//! Whoever is attached hears all that is said. One that is slow is waited for, as by containerd: little is kept for it, and
+//! once that is much the container is no longer heard, so that it waits in turn when its pipe is full. But nobody's
+//! terminal that stands still may stop a container for good: a listener that takes nothing for a while is sent away, and
+//! told so. It finds the rest in the log.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use jiff::Timestamp;
 use sys::process::{Child, Ended};
 
 use super::identity::Identity;
+use super::listener::Listener;
 use super::log::{Log, Stream};
 use super::spawn::Outcome;
 use crate::embedded::protocol::Status;
 use crate::embedded::spec;
 
-/// What a listener may be behind before it is cut off; the container does not wait for it.
-const FURTHEST_BEHIND: usize = 1 << 20;
 /// What is read at once.
 const PIECE: usize = 8 << 10;
 /// What is heard of a container before others have their turn: some speak faster than can be written down.
@@ -50,14 +55,6 @@ pub struct Starting {
     pub connection: u64,
 }
 
-/// Somebody attached.
-pub struct Listener {
-    pub connection: u64,
-    pub stdin: Option<File>,
-    /// For stdout and stderr, each with what it has not read yet.
-    pub output: [Option<(File, Vec<u8>)>; 2],
-}
-
 impl Running {
     /// Reads what the container says at the moment. `None` when the stream is at its end.
     pub fn hear(&mut self, stream: Stream) -> Option<()> {
@@ -66,7 +63,7 @@ impl Running {
 
     fn hear_some(&mut self, stream: Stream, most: usize) -> Option<()> {
         let (mut buffer, mut heard) = ([0; PIECE], 0);
-        while heard < most {
+        while heard < most && !self.is_held(stream) {
             let source = match stream {
                 Stream::Out if self.terminal.is_some() => self.terminal.as_mut(),
                 _ => self.output[stream as usize].as_mut(),
@@ -87,6 +84,37 @@ impl Running {
             }
         }
         Some(())
+    }
+
+    fn is_over(&self) -> bool {
+        self.status.finished != 0
+    }
+
+    /// Whether somebody is so far behind that it has to be waited for.
+    pub fn is_held(&self, stream: Stream) -> bool {
+        !self.is_over() && self.listeners.iter().any(|listener| listener.is_full(stream))
+    }
+
+    /// When it will have been waited for somebody for long enough. Once the container is over all are waited for.
+    pub fn deadline(&self) -> Option<Instant> {
+        let is_over = self.is_over();
+        self.listeners.iter().filter_map(|listener| listener.waited_for(is_over)).min()
+    }
+
+    /// Lets go of those whom nobody waits for any more: who took nothing for too long, and who have heard all of a
+    /// container that is over. Answers their connections, each with whether it heard all.
+    pub fn part(&mut self, now: Instant) -> Vec<(u64, bool)> {
+        let is_over = self.is_over();
+        let mut parted = Vec::new();
+        self.listeners.retain(|listener| {
+            let is_late = listener.waited_for(is_over).is_some_and(|deadline| deadline <= now);
+            let is_done = is_over && !listener.is_behind();
+            if is_late || is_done {
+                parted.push((listener.connection, is_done));
+            }
+            !is_late && !is_done
+        });
+        parted
     }
 
     fn close(&mut self, stream: Stream) -> Option<()> {
@@ -151,6 +179,8 @@ impl Running {
 
     /// The first process has ended: takes down what is left to hear, and how it was.
     pub fn end(&mut self, ended: Ended, out_of_memory: bool) {
+        // From now on nobody is waited for before it is heard.
+        self.status.finished = nanoseconds(Timestamp::now());
         for stream in [Stream::Out, Stream::Err] {
             self.hear_some(stream, LAST_WORDS);
         }
@@ -180,29 +210,8 @@ pub fn resize(terminal: &File, rows: u16, columns: u16) {
     let _ = rustix::termios::tcsetwinsize(terminal, size);
 }
 
-impl Listener {
-    fn tell(&mut self, stream: Stream, bytes: &[u8]) {
-        let Some((_, pending)) = &mut self.output[stream as usize] else { return };
-        pending.extend_from_slice(bytes);
-        if pending.len() > FURTHEST_BEHIND {
-            self.output[stream as usize] = None;
-            return;
-        }
-        self.flush(stream);
-    }
-
-    /// Writes what it takes.
-    pub fn flush(&mut self, stream: Stream) {
-        if let Some((file, pending)) = &mut self.output[stream as usize]
-            && !write_some(file, pending)
-        {
-            self.output[stream as usize] = None;
-        }
-    }
-}
-
 /// Writes as much as is taken at the moment; answers whether more may come.
-fn write_some(file: &mut File, pending: &mut Vec<u8>) -> bool {
+pub fn write_some(file: &mut File, pending: &mut Vec<u8>) -> bool {
     while !pending.is_empty() {
         match file.write(pending) {
             Ok(0) => return false,
@@ -225,3 +234,6 @@ pub fn patient(fd: OwnedFd) -> io::Result<File> {
 pub fn nanoseconds(time: Timestamp) -> i64 {
     i64::try_from(time.as_nanosecond()).unwrap_or(i64::MAX)
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::embedded::protocol;
 use crate::embedded::spec::User;
 
 /// As many as the kernel takes.
@@ -14,6 +15,13 @@ pub struct Identity {
     pub gid: u32,
     pub groups: Vec<u32>,
     pub home: String,
+}
+
+impl Identity {
+    /// As others are told of it.
+    pub fn user(&self) -> protocol::User {
+        protocol::User { uid: self.uid, gid: self.gid, groups: self.groups.clone() }
+    }
 }
 
 /// Looks a user up. The texts are those of `/etc/passwd` and `/etc/group`, empty where there are none.

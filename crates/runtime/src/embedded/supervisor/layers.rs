@@ -1,20 +1,20 @@
-//! Layers on top of each other: the root of a container with a place for its changes, and images as volumes.
+//! Layers on top of each other: the root of a container with a place for its changes, and images as they are.
 //!
 //! Runs in the process that will be the container, which alone sees what is mounted here on the way.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Gid, Mode, OFlags, Uid, XattrFlags};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, OpenTreeFlags};
+use rustix::mount::MountFlags;
 use rustix::process::chdir;
-use sys::mounts::{self, Attributes};
+use sys::mounts;
 
 use super::Failure;
 use super::users::Users;
-use crate::embedded::spec::{Container, ImageVolume};
+use crate::embedded::spec::Container;
 
 /// Stacks the layers of a container's image with a place for changes on top.
 pub fn root(spec: &Container, directory: &Path, users: Option<&Users>) -> Result<OwnedFd, Failure> {
@@ -40,34 +40,17 @@ pub fn root(spec: &Container, directory: &Path, users: Option<&Users>) -> Result
     stack.mount(true, context.as_deref())
 }
 
-/// An image as a volume: only to be read, and nothing in it to be run. `directory` is where it may be put together.
-pub fn volume(
-    volume: &ImageVolume,
+/// The layers of an image as they are, in `directory`.
+pub fn unchanged(
+    layers: &[String],
     layers_dir: &Path,
     directory: &Path,
     users: Option<&Users>,
 ) -> Result<OwnedFd, Failure> {
-    let failed = |error: io::Error| Failure::during(format!("mount the image {:?}", volume.image))(error);
     for name in ["root", "none"] {
-        make(&directory.join(name)).map_err(failed)?;
+        make(&directory.join(name)).map_err(Failure::during("make a place for layers"))?;
     }
-    let stack = Stack { directory, layers_dir, layers: &volume.layers, users };
-    let root = stack.mount(false, None)?;
-    let part = open_part(&root, &volume.sub_path)
-        .map_err(|error| Failure(volume.missing(&super::launch::plain(&error))))?;
-    let flags =
-        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
-    let tree = rustix::mount::open_tree(part, "", flags).map_err(|error| failed(error.into()))?;
-    let attributes =
-        Attributes { read_only: true, no_suid: true, no_dev: true, no_exec: true, ..Attributes::default() };
-    mounts::set(&tree, attributes).map_err(failed)?;
-    Ok(tree)
-}
-
-/// A part of an image, whose links lead nowhere else.
-fn open_part(root: impl AsFd, part: &str) -> io::Result<OwnedFd> {
-    let part = if part.is_empty() { "." } else { part };
-    Ok(crate::embedded::open_inside(root, part)?)
+    Stack { directory, layers_dir, layers, users }.mount(false, None)
 }
 
 struct Stack<'a> {
@@ -149,7 +132,8 @@ impl Stack<'_> {
     }
 }
 
-fn make(directory: &Path) -> io::Result<()> {
+/// Makes a directory that everybody may look into, and those above it.
+pub fn make(directory: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt as _;
     std::fs::DirBuilder::new().mode(0o755).recursive(true).create(directory)
 }

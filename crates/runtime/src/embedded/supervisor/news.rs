@@ -1,8 +1,10 @@
 //! What a supervisor waits for, and what that tells it.
 
+use std::io;
 use std::os::fd::AsFd;
+use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::container::Running;
 use super::log::Stream;
@@ -24,9 +26,10 @@ pub enum News {
 }
 
 /// What to wait for.
+#[derive(Default)]
 pub struct Watched<'a> {
-    pub news: Vec<News>,
-    pub fds: Vec<PollFd<'a>>,
+    news: Vec<News>,
+    fds: Vec<PollFd<'a>>,
 }
 
 impl<'a> Watched<'a> {
@@ -35,21 +38,54 @@ impl<'a> Watched<'a> {
         self.fds.push(PollFd::new(fd, flags));
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.fds.is_empty()
+    }
+
+    /// Waits until there are news, or for as long as that; then there may be none.
+    pub fn wait(mut self, deadline: Option<Instant>) -> io::Result<Vec<News>> {
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let left = left.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
+            match rustix::event::poll(&mut self.fds, left.as_ref()) {
+                Ok(_) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let ready = self.news.into_iter().zip(&self.fds).filter(|(_, fd)| !fd.revents().is_empty());
+        Ok(ready.map(|(news, _)| news).collect())
+    }
+
+    /// Who listens to a container and has not taken all of it.
+    pub fn listeners(&mut self, id: &str, running: &'a Running) {
+        for (at, listener) in running.listeners.iter().enumerate() {
+            for stream in [Stream::Out, Stream::Err] {
+                if let Some(file) = listener.waiting(stream) {
+                    self.add(News::ListenerOut(id.to_owned(), at, stream), file, PollFlags::OUT);
+                }
+            }
+        }
+    }
+
     /// Everything of one container that something may come from.
     pub fn container(&mut self, id: &str, running: &'a Running) {
+        self.listeners(id, running);
         let id = || id.to_owned();
         let has_input = !running.to_stdin.is_empty();
         if let Some(starting) = &running.starting {
             self.add(News::Starting(id()), &starting.channel, PollFlags::IN);
         }
-        if let Some(terminal) = &running.terminal {
+        // What somebody is too far behind with is not heard for now.
+        let is_heard = |stream: Stream| !running.is_held(stream);
+        if let Some(terminal) = running.terminal.as_ref().filter(|_| is_heard(Stream::Out)) {
             self.add(News::Output(id(), Stream::Out), terminal, PollFlags::IN);
         }
         if let Some(stdin) = running.terminal.as_ref().or(running.stdin.as_ref()).filter(|_| has_input) {
             self.add(News::Stdin(id()), stdin, PollFlags::OUT);
         }
         for stream in [Stream::Out, Stream::Err] {
-            if let Some(output) = &running.output[stream as usize] {
+            if let Some(output) = running.output[stream as usize].as_ref().filter(|_| is_heard(stream)) {
                 self.add(News::Output(id(), stream), output, PollFlags::IN);
             }
         }
@@ -57,13 +93,6 @@ impl<'a> Watched<'a> {
             // One that types faster than the container reads has to wait.
             if let Some(stdin) = listener.stdin.as_ref().filter(|_| !has_input) {
                 self.add(News::ListenerIn(id(), at), stdin, PollFlags::IN);
-            }
-            for stream in [Stream::Out, Stream::Err] {
-                if let Some((file, pending)) = &listener.output[stream as usize]
-                    && !pending.is_empty()
-                {
-                    self.add(News::ListenerOut(id(), at, stream), file, PollFlags::OUT);
-                }
             }
         }
         if let Some(child) = &running.child {

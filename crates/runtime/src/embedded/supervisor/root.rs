@@ -17,9 +17,11 @@ use rustix::process::{chdir, fchdir, pivot_root};
 use sys::mounts::{self, Attributes};
 
 use super::Failure;
+use super::hooks::Hooks;
 use super::layers;
 use super::spawn::Surroundings;
 use super::users::Users;
+use super::volumes::{self, Volume};
 use crate::embedded::spec::{Container, Device, Mount, Propagation};
 
 /// The devices every container has: name, major and minor number.
@@ -48,8 +50,8 @@ pub fn is_of_proc(file: impl AsFd) -> bool {
 
 /// What is mounted from outside, opened where it can be seen.
 pub struct Trees {
-    /// None for what is only put together inside: images.
-    mounts: Vec<(Mount, Option<OwnedFd>)>,
+    /// What is at each place, those inside of others behind them.
+    mounts: Vec<(String, Volume)>,
     shm: OwnedFd,
     /// The container's own groups, by the names their hierarchies have.
     cgroups: Vec<(String, OwnedFd)>,
@@ -62,24 +64,28 @@ impl Trees {
         let shm = mounts::copy_one(shm).map_err(Failure::during("open the pod's /dev/shm"))?;
         rustix::thread::move_into_link_name_space(around.host, None)
             .map_err(Failure::during("see the host's mounts"))?;
-        let mut opened = Vec::new();
-        let mut wanted = spec.mounts.clone();
-        // What is mounted below something comes after it.
-        wanted.sort_by_key(|mount| Path::new(&mount.target).components().count());
-        for mount in wanted {
-            let tree = match &mount.image {
-                Some(_) => None,
-                None => Some(open_mount(&mount)?),
+        // Of places that are equally deep the image's own come first: links may make one of two.
+        let own = spec.volumes.iter().map(|target| (target.clone(), Volume::Own));
+        let mut opened: Vec<(String, Volume)> = own.collect();
+        for mount in &spec.mounts {
+            let volume = match &mount.image {
+                Some(image) => Volume::Image(image.clone()),
+                None => {
+                    let tree = open_mount(mount)?;
+                    if let Some(users) = around.users.filter(|_| mount.maps_owners) {
+                        users.map(&tree, &mount.source)?;
+                    }
+                    Volume::Tree(tree)
+                }
             };
             if let Some(label) = spec.selinux.as_deref().filter(|_| mount.is_labelled) {
                 let doing = || format!("label the files of {:?}", mount.target);
                 layers::label(&mount.source, label).map_err(|error| Failure::during(doing())(error))?;
             }
-            if let (Some(users), Some(tree)) = (around.users.filter(|_| mount.maps_owners), &tree) {
-                users.map(tree, &mount.source)?;
-            }
-            opened.push((mount, tree));
+            opened.push((mount.target.clone(), volume));
         }
+        // What is mounted below something comes after it.
+        opened.sort_by_key(|(target, _)| Path::new(target).components().count());
         let mut own = Vec::new();
         if !cgroups.is_v2() {
             for directory in cgroups.directories(&spec.cgroup) {
@@ -127,37 +133,43 @@ fn open_mount(mount: &Mount) -> Result<OwnedFd, Failure> {
 pub fn enter(
     spec: &Container,
     directory: &Path,
-    trees: Trees,
+    mut trees: Trees,
     around: &Surroundings<'_>,
+    hooks: &Hooks<'_>,
 ) -> Result<(), Failure> {
     // The host's later mounts come in where they are wanted; nothing goes out.
     rustix::mount::mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
         .map_err(Failure::during("part from the host's mounts"))?;
     let root = Root { fd: layers::root(spec, directory, around.users)?, users: around.users };
+    // While there is nothing in the root but the image.
+    let maker = volumes::Maker {
+        root: root.fd.as_fd(),
+        directory,
+        layers_dir: &spec.layers_dir,
+        label: spec.selinux.as_deref(),
+        users: around.users,
+    };
+    let mut volumes = Vec::new();
+    for (at, (target, volume)) in std::mem::take(&mut trees.mounts).into_iter().enumerate() {
+        volumes.push((maker.make(at, &target, volume)?, target));
+    }
     root.kernel_file_systems(spec, around.cgroups.is_v2(), &trees)?;
     root.devices(spec)?;
     // Before anything of a volume can be in its place.
     let null = root.null().map_err(Failure::during("open /dev/null"))?;
-    for (at, (mount, tree)) in trees.mounts.iter().enumerate() {
-        let made = match &mount.image {
-            Some(image) => {
-                let place = directory.join("images").join(at.to_string());
-                Some(layers::volume(image, &spec.layers_dir, &place, around.users)?)
-            }
-            None => None,
-        };
-        let Some(tree) = tree.as_ref().or(made.as_ref()) else { continue };
-        let failed = |error: io::Error| Failure::during(format!("mount on {:?}", mount.target))(error);
+    for (tree, target) in &volumes {
+        let failed = |error: io::Error| Failure::during(format!("mount on {target:?}"))(error);
         let is_directory = kind(tree).map_err(failed)?.is_dir();
-        let place = root.place(&mount.target, is_directory).map_err(failed)?;
+        let place = root.place(target, is_directory).map_err(failed)?;
         if is_of_proc(&place) {
-            return Err(Failure(format!("{:?} cannot be mounted because it is inside /proc", mount.target)));
+            return Err(Failure(format!("{target:?} cannot be mounted because it is inside /proc")));
         }
         mounts::attach(tree, &place).map_err(failed)?;
     }
     if !spec.privileged {
         root.hide(spec, &null)?;
     }
+    hooks.created(around)?;
     change_root(&root.fd)?;
     if spec.read_only {
         let opened = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());

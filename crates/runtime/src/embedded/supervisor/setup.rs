@@ -91,6 +91,10 @@ fn prepare(directory: &Path) -> Result<Supervisor, Failure> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let host = rustix::fs::open("/proc/self/ns/mnt", flags, Mode::empty())
         .map_err(Failure::during("open /proc/self/ns/mnt"))?;
+    let outside = ["net", "ipc", "uts"].map(|name| format!("/proc/self/ns/{name}"));
+    let outside: Result<Vec<OwnedFd>, _> =
+        outside.iter().map(|path| rustix::fs::open(path, flags, Mode::empty())).collect();
+    let outside = outside.map_err(Failure::during("open the host's namespaces"))?;
     let (users, network) = networked(&spec)?;
     shared_memory(directory, &spec, users.as_ref())?;
     // Before there is anything a copy of this process should not hold on to.
@@ -114,6 +118,7 @@ fn prepare(directory: &Path) -> Result<Supervisor, Failure> {
         directory,
         cgroups,
         host,
+        outside,
         users,
         keeper,
         network,

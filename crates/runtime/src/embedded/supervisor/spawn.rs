@@ -13,6 +13,7 @@ use sys::cgroup::{Cgroups, DeviceKind, DeviceRule};
 use sys::process::{Child, New};
 
 use super::Failure;
+use super::hooks::Hooks;
 use super::identity::Identity;
 use super::launch::{self, launch};
 use super::root::{self, Trees};
@@ -29,6 +30,8 @@ pub struct Surroundings<'a> {
     pub cgroups: &'a Cgroups,
     /// The mount namespace of the host.
     pub host: BorrowedFd<'a>,
+    /// Its other namespaces, those that pods have of their own.
+    pub outside: &'a [OwnedFd],
     /// Of a pod whose users are others outside.
     pub users: Option<&'a Users>,
 }
@@ -81,13 +84,14 @@ pub fn container(
             sys::process::leave_keys().map_err(Failure::during("leave the host's keys"))?;
             score(spec.oom_score_adj);
             let filter = launch::filter(spec)?;
+            let hooks = Hooks::new(id, spec, &directory)?;
             let trees = Trees::open(spec, &shm, around)?;
             let mut apart = UnshareFlags::NEWNS;
             if !spec.privileged {
                 apart |= UnshareFlags::NEWCGROUP;
             }
             sys::process::unshare(apart).map_err(Failure::during("leave the host's mounts"))?;
-            root::enter(spec, &directory, trees, around)?;
+            root::enter(spec, &directory, trees, around, &hooks)?;
             if let Some(users) = around.users {
                 stdio.own(users);
                 users.enter()?;
@@ -99,11 +103,12 @@ pub fn container(
             if spec.tty {
                 launch::console().map_err(Failure::during("make /dev/console"))?;
             }
-            Ok(filter)
+            Ok((filter, hooks))
         };
         match begin() {
-            Ok(filter) => {
-                let what = Command { args: &spec.args, tty: spec.tty, identity: None };
+            Ok((filter, hooks)) => {
+                let hooks = Some(&hooks);
+                let what = Command { args: &spec.args, tty: spec.tty, identity: None, hooks };
                 launch(spec, &what, filter.as_deref(), channel)
             }
             Err(failure) => failure,
@@ -117,6 +122,8 @@ pub struct Command<'a> {
     pub tty: bool,
     /// Who the container runs as, where that is known already.
     pub identity: Option<&'a Identity>,
+    /// Of a container's first process.
+    pub hooks: Option<&'a Hooks<'a>>,
 }
 
 /// Runs a command beside what runs in a container already. `first` is its first process.

@@ -44,6 +44,47 @@ fn commands_and_arguments() {
 }
 
 #[test]
+fn volumes_of_the_image_give_way_to_mounts() {
+    let volumes = ["/b/", "/a", "a/../c", "/../c", "/mounted/", "/mounted/below"];
+    let volumes = volumes.map(|path| (path.to_owned(), serde_json::json!({}))).into();
+    let image = Process { cmd: Some(words("x")), volumes: Some(volumes), ..Process::default() };
+    let mount = Mount { container_path: "/mounted".into(), host_path: "/x".into(), ..Default::default() };
+    let config = ContainerConfig { mounts: vec![mount], ..Default::default() };
+    assert_eq!(made(&config, &image).unwrap().volumes, ["/c", "/a", "/b", "/mounted/below"]);
+    let all = [("..".to_owned(), serde_json::json!({}))].into();
+    let image = Process { cmd: Some(words("x")), volumes: Some(all), ..Process::default() };
+    let error = made(&config, &image).unwrap_err();
+    assert_eq!(error, "the image wants \"..\" to be a volume, which would hide all of it");
+}
+
+#[test]
+fn a_change_leaves_what_it_does_not_name() {
+    let huge = |size: &str, limit| HugepageLimit { page_size: size.into(), limit };
+    let present = LinuxContainerResources {
+        cpu_shares: 512,
+        memory_limit_in_bytes: 5,
+        cpuset_cpus: "0-1".into(),
+        hugepage_limits: vec![huge("2MB", 1), huge("1GB", 2)],
+        unified: [("a".to_owned(), "1".to_owned()), ("b".to_owned(), "2".to_owned())].into(),
+        ..Default::default()
+    };
+    let change = LinuxContainerResources {
+        memory_limit_in_bytes: 7,
+        hugepage_limits: vec![huge("2MB", 9)],
+        unified: [("b".to_owned(), "3".to_owned())].into(),
+        ..Default::default()
+    };
+    let expected = LinuxContainerResources {
+        memory_limit_in_bytes: 7,
+        hugepage_limits: vec![huge("1GB", 2), huge("2MB", 9)],
+        unified: [("a".to_owned(), "1".to_owned()), ("b".to_owned(), "3".to_owned())].into(),
+        ..present.clone()
+    };
+    assert_eq!(changed(&present, &change), expected);
+    assert_eq!(changed(&present, &LinuxContainerResources::default()), present);
+}
+
+#[test]
 fn the_environment_of_the_pod_wins() {
     let image =
         Process { env: Some(words("PATH=/bin A=1 B=2")), cmd: Some(words("x")), ..Process::default() };

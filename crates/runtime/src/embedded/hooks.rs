@@ -1,0 +1,181 @@
+//! Programs that have a part in a container's life, as OCI calls them: hooks. Files of CDI name them.
+//!
+//! Each gets the container's state on standard input, in which the container's directory is named as its bundle: the
+//! `config.json` there says where the root is. What is done before a container begins is done by the process that
+//! becomes it, and failing fails the start; what comes after is done by skiff and only told when it fails.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::MemfdFlags;
+use rustix::process::{Pid, PidfdFlags};
+use serde_json::{Value, json};
+
+use super::spec::{Container, Hook, Stage};
+
+/// The version of OCI's words that these are.
+const VERSION: &str = "1.2.0";
+/// For one that says nothing of how long it may take.
+const LONGEST: Duration = Duration::from_secs(120);
+/// What is repeated of what a program said that failed.
+const SAID: u64 = 1 << 10;
+
+/// The container as a hook is told of it.
+pub struct State<'a> {
+    pub id: &'a str,
+    pub status: &'a str,
+    /// As the host counts; 0 for none.
+    pub pid: i32,
+    pub bundle: &'a Path,
+}
+
+impl State<'_> {
+    fn text(&self) -> String {
+        let mut state = json!({
+            "ociVersion": VERSION, "id": self.id, "status": self.status, "bundle": self.bundle,
+            "annotations": {},
+        });
+        if self.pid > 0 {
+            state["pid"] = self.pid.into();
+        }
+        state.to_string()
+    }
+}
+
+/// What the bundle says of a container, as far as hooks ask.
+pub fn config(spec: &Container, bundle: &Path, annotations: &BTreeMap<String, String>) -> Value {
+    let mounts = spec.mounts.iter().map(|mount| {
+        json!({"destination": mount.target, "source": mount.source, "type": "bind", "options": ["rbind"]})
+    });
+    let cwd = if spec.cwd.is_empty() { "/" } else { &spec.cwd };
+    json!({
+        "ociVersion": VERSION,
+        "process": {"args": spec.args, "env": spec.env, "cwd": cwd, "terminal": spec.tty},
+        "root": {"path": bundle.join("root"), "readonly": spec.read_only},
+        "mounts": mounts.collect::<Vec<_>>(),
+        "annotations": annotations,
+        "linux": {"cgroupsPath": spec.cgroup},
+    })
+}
+
+/// Runs those of a stage, one after the other, until one fails. `place` is where they begin.
+pub fn run(hooks: &[Hook], stage: Stage, state: &State<'_>, place: &Path) -> Result<(), String> {
+    for (at, hook) in hooks.iter().filter(|hook| hook.stage == stage).enumerate() {
+        let failed = |why: String| format!("error running {} hook #{at}: {why}", stage.name());
+        let path = hook.path.display();
+        run_one(hook, &state.text(), place)
+            .map_err(|error| failed(format!("{path}: {error}")))?
+            .map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// The outer failure is not to have been able to, the inner one is the program's.
+fn run_one(hook: &Hook, state: &str, place: &Path) -> io::Result<Result<(), String>> {
+    let memory = |name: &str| rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC).map(File::from);
+    let (mut input, mut output) = (memory("state")?, memory("said")?);
+    input.write_all(state.as_bytes())?;
+    input.rewind()?;
+    let mut command = Command::new(&hook.path);
+    if let Some((name, args)) = hook.args.split_first() {
+        command.arg0(name).args(args);
+    }
+    command.env_clear().envs(hook.env.iter().filter_map(|pair| pair.split_once('=')));
+    command.current_dir(place).stdin(input).stdout(output.try_clone()?).stderr(output.try_clone()?);
+    let mut child = command.spawn()?;
+    let longest = hook.timeout.map_or(LONGEST, |seconds| Duration::from_secs(seconds.into()));
+    let is_late = !has_ended(&child, Instant::now() + longest)?;
+    if is_late {
+        let _ = child.kill();
+    }
+    let status = child.wait()?;
+    if status.success() && !is_late {
+        return Ok(Ok(()));
+    }
+    let mut said = Vec::new();
+    output.rewind()?;
+    output.take(SAID).read_to_end(&mut said)?;
+    let said = String::from_utf8_lossy(&said).trim().to_owned();
+    let how = if is_late { format!("it takes longer than {longest:?}") } else { status.to_string() };
+    Ok(Err(format!("{how}, output: {said}")))
+}
+
+fn has_ended(child: &std::process::Child, deadline: Instant) -> io::Result<bool> {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
+    let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).map_err(io::Error::other)?;
+        match rustix::event::poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&left)) {
+            Ok(count) => return Ok(count > 0),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+impl Stage {
+    pub const ALL: [Stage; 6] = [
+        Stage::Prestart,
+        Stage::CreateRuntime,
+        Stage::CreateContainer,
+        Stage::StartContainer,
+        Stage::Poststart,
+        Stage::Poststop,
+    ];
+
+    /// As OCI calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stage::Prestart => "prestart",
+            Stage::CreateRuntime => "createRuntime",
+            Stage::CreateContainer => "createContainer",
+            Stage::StartContainer => "startContainer",
+            Stage::Poststart => "poststart",
+            Stage::Poststop => "poststop",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_told_and_heard() {
+        let dir = tempfile::tempdir().unwrap();
+        let hook = |stage, script: &str, timeout| Hook {
+            stage,
+            path: "/bin/sh".into(),
+            args: ["sh", "-c", script].map(str::to_owned).into(),
+            env: vec!["WORD=said".to_owned()],
+            timeout,
+        };
+        let state = State { id: "c1", status: "created", pid: 7, bundle: dir.path() };
+        let hooks = [
+            hook(Stage::CreateRuntime, "cat >state; echo $WORD >>state", None),
+            hook(Stage::Prestart, "true", None),
+            hook(Stage::Prestart, "echo no; echo way >&2; exit 3", None),
+            hook(Stage::Poststart, "exec sleep 1000", Some(0)),
+        ];
+        let run = |stage| run(&hooks, stage, &state, dir.path());
+        run(Stage::CreateRuntime).unwrap();
+        let text = std::fs::read_to_string(dir.path().join("state")).unwrap();
+        let (told, word) = text.rsplit_once('}').unwrap();
+        let told: Value = serde_json::from_str(&format!("{told}}}")).unwrap();
+        let expected = json!({"ociVersion": VERSION, "id": "c1", "status": "created", "pid": 7,
+            "bundle": dir.path(), "annotations": {}});
+        assert_eq!((told, word), (expected, "said\n"));
+        run(Stage::Poststop).unwrap();
+        let error = run(Stage::Prestart).unwrap_err();
+        assert_eq!(error, "error running prestart hook #1: exit status: 3, output: no\nway");
+        let error = run(Stage::Poststart).unwrap_err();
+        assert_eq!(error, "error running poststart hook #0: it takes longer than 0ns, output: ");
+    }
+}

@@ -1,0 +1,95 @@
+//! The hooks of a container that are run on its way, by the process that becomes it.
+
+use std::io::{Read as _, Write as _};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use rustix::fs::Mode;
+use rustix::process::Signal;
+use sys::process::New;
+
+use super::Failure;
+use super::spawn::Surroundings;
+use crate::embedded::hooks::{self, State};
+use crate::embedded::spec::{Container, Hook, Stage};
+
+/// Those of one container.
+pub struct Hooks<'a> {
+    hooks: &'a [Hook],
+    id: &'a str,
+    /// This process, as the host counts.
+    pid: i32,
+    bundle: &'a Path,
+}
+
+impl Hooks<'_> {
+    /// While the host's own files about processes are in sight, which know this one's number there.
+    pub fn new<'a>(id: &'a str, spec: &'a Container, bundle: &'a Path) -> Result<Hooks<'a>, Failure> {
+        let own = std::fs::read_link("/proc/self").map_err(Failure::during("find this process's number"))?;
+        let pid = own.to_str().and_then(|number| number.parse().ok()).unwrap_or(0);
+        Ok(Hooks { hooks: &spec.hooks, id, pid, bundle })
+    }
+
+    fn has(&self, stage: Stage) -> bool {
+        self.hooks.iter().any(|hook| hook.stage == stage)
+    }
+
+    fn run(&self, stage: Stage, place: &Path) -> Result<(), Failure> {
+        let state = State { id: self.id, status: "created", pid: self.pid, bundle: self.bundle };
+        hooks::run(self.hooks, stage, &state, place).map_err(Failure)
+    }
+
+    /// All of the container is mounted, and the host's files are still in sight.
+    pub fn created(&self, around: &Surroundings<'_>) -> Result<(), Failure> {
+        let stages = [Stage::Prestart, Stage::CreateRuntime, Stage::CreateContainer];
+        if !stages.into_iter().any(|stage| self.has(stage)) {
+            return Ok(());
+        }
+        let before = rustix::process::umask(Mode::from_raw_mode(0o022));
+        self.outside(around)?;
+        self.run(Stage::CreateContainer, self.bundle)?;
+        rustix::process::umask(before);
+        Ok(())
+    }
+
+    /// This process is about to be the container's program, and may do no more than that.
+    pub fn starts(&self) -> Result<(), Failure> {
+        self.run(Stage::StartContainer, Path::new("/"))
+    }
+
+    /// Those that are to see the host as it is are run by a process that goes back there.
+    fn outside(&self, around: &Surroundings<'_>) -> Result<(), Failure> {
+        if !self.has(Stage::Prestart) && !self.has(Stage::CreateRuntime) {
+            return Ok(());
+        }
+        let (mut near, far) = UnixStream::pair().map_err(Failure::during("make a pair of sockets"))?;
+        let work = || -> Result<(), Failure> {
+            for namespace in around.outside.iter().map(AsFd::as_fd).chain([around.host]) {
+                rustix::thread::move_into_link_name_space(namespace, None)
+                    .map_err(Failure::during("go back to the host"))?;
+            }
+            self.run(Stage::Prestart, self.bundle)?;
+            self.run(Stage::CreateRuntime, self.bundle)
+        };
+        let child = sys::process::fork(New::default(), || {
+            let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+            match work() {
+                Ok(()) => 0,
+                Err(Failure(message)) => {
+                    let _ = (&far).write_all(message.as_bytes());
+                    1
+                }
+            }
+        });
+        let child = child.map_err(Failure::during("make a process for hooks"))?;
+        drop(far);
+        let mut message = String::new();
+        let _ = near.read_to_string(&mut message);
+        match child.wait() {
+            Ok(ended) if ended.code() == 0 => Ok(()),
+            _ if message.is_empty() => Err(Failure("the process for hooks was ended".to_owned())),
+            _ => Err(Failure(message)),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Programs that files of CDI want to be run for a device.
+
+use std::path::{Path, PathBuf};
+
+use runtime::cri::*;
+
+use crate::kit::{Node, script};
+use crate::users;
+
+/// Where such files are. What is put there is in the mounts of this test alone.
+const PLACE: &str = "/var/run/cdi";
+
+struct Files {
+    dir: PathBuf,
+    was_made: bool,
+}
+
+impl Files {
+    fn mount(dir: PathBuf) -> Files {
+        let was_made = !Path::new(PLACE).exists();
+        std::fs::create_dir_all(PLACE).unwrap();
+        std::fs::create_dir_all(&dir).unwrap();
+        rustix::mount::mount_bind(&dir, PLACE).unwrap();
+        Files { dir, was_made }
+    }
+
+    fn write(&self, devices: &serde_json::Value) {
+        let file = serde_json::json!({"cdiVersion": "0.6.0", "kind": "example.com/gpu", "devices": devices});
+        std::fs::write(self.dir.join("gpu.json"), file.to_string()).unwrap();
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(PLACE, rustix::mount::UnmountFlags::DETACH);
+        if self.was_made {
+            let _ = std::fs::remove_dir(PLACE);
+        }
+    }
+}
+
+fn device(name: &str, hooks: &[(&str, String)]) -> serde_json::Value {
+    let hooks = hooks.iter().map(|(stage, script)| {
+        serde_json::json!({
+            "hookName": stage, "path": "/bin/sh", "args": ["sh", "-c", script], "env": ["PATH=/bin:/usr/bin"],
+        })
+    });
+    serde_json::json!({"name": name, "containerEdits": {"hooks": hooks.collect::<Vec<_>>()}})
+}
+
+fn with_device(name: &str, text: &str) -> ContainerConfig {
+    let mut config = script(text);
+    config.cdi_devices = vec![CdiDevice { name: format!("example.com/gpu={name}") }];
+    config
+}
+
+pub async fn all_stages_are_run(node: &Node) {
+    let files = Files::mount(node.dir.path().join("cdi"));
+    let told = node.dir.path().join("told");
+    let note =
+        |name: &str| format!("cat >{0}/{name}; readlink /proc/self/ns/net >>{0}/{name}", told.display());
+    // As those of vendors do it: by way of the bundle, which is said to them.
+    let root = r#"root=$(sed -n 's/.*"bundle":"\([^"]*\)".*/\1/p')/root"#;
+    files.write(&serde_json::json!([
+        device(
+            "good",
+            &[
+                ("prestart", note("prestart")),
+                ("createRuntime", note("createRuntime")),
+                ("createContainer", format!("{root}; test -e $root/proc/self && echo made >$root/made")),
+                (
+                    "startContainer",
+                    "cat /made >/started; cat /proc/self/status | grep CapEff >>/started".to_owned()
+                ),
+                ("poststart", note("poststart")),
+                ("poststop", note("poststop")),
+            ]
+        ),
+        device("bad", &[("createContainer", "echo no such luck; exit 7".to_owned())]),
+    ]));
+    let own = std::fs::read_link("/proc/self/ns/net").unwrap().display().to_string();
+    let plain = node.pod("hooks").await;
+    let mapped = users::pod(node, "hooks-users", |_| {}).await;
+    for pod in [plain, mapped] {
+        let _ = std::fs::remove_dir_all(&told);
+        std::fs::create_dir(&told).unwrap();
+        let id = pod.start(&with_device("good", "sleep 1000")).await;
+        let (_, seen, _) = pod.exec(&id, "cat /made /started; grep CapEff /proc/self/status").await;
+        let lines: Vec<&str> = seen.lines().collect();
+        // What is run in the container may do no more than the container.
+        assert!(matches!(lines[..], ["made", "made", before, after] if before == after), "{seen}");
+        for stage in ["prestart", "createRuntime", "poststart"] {
+            let text = std::fs::read_to_string(told.join(stage)).unwrap();
+            assert!(
+                text.contains(&format!(r#""id":"{id}""#)) && text.contains(r#""pid":"#),
+                "{stage}: {text}"
+            );
+            // They see the host.
+            assert!(text.trim_end().ends_with(&own), "{stage}: {text} is not {own}");
+        }
+        assert!(!told.join("poststop").exists());
+        node.runtime.remove_container(&id).await.unwrap();
+        let text = std::fs::read_to_string(told.join("poststop")).unwrap();
+        assert!(text.contains(r#""status":"stopped""#), "{text}");
+
+        let id = pod.create(&with_device("bad", "true")).await;
+        let error = node.runtime.start_container(&id).await.unwrap_err().message();
+        let expected = "error running createContainer hook #0: exit status: 7, output: no such luck";
+        assert!(error.ends_with(expected), "{error}");
+    }
+}

@@ -1,0 +1,174 @@
+//! What an image declares as volumes.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use runtime::cri::*;
+
+use crate::kit::{Node, Pod, security, with};
+use crate::{image, users};
+
+pub const IMAGE: &str = "volumes:1";
+/// So many that copying them takes a while.
+const FILES: usize = 200;
+
+/// An image with volumes: some that it has files in, one it has not, one by a strange path, one inside another.
+pub fn import(node: &Node) {
+    let mut layer = Layer(tar::Builder::new(Vec::new()));
+    layer.file("bin/busybox", &std::fs::read("/bin/busybox").unwrap(), 0o755, (0, 0));
+    for name in ["sh", "cat", "stat", "touch", "sleep", "ls", "true"] {
+        layer.link(&format!("bin/{name}"), "busybox");
+    }
+    layer.directory("data", 0o1777, (5, 6));
+    let mark = [("SCHILY.xattr.user.mark", &b"yes"[..])];
+    layer.0.append_pax_extensions(mark).unwrap();
+    layer.file("data/file", b"image\n", 0o4710, (33, 44));
+    layer.hard_link("data/again", "data/file");
+    layer.directory("data/deep", 0o755, (0, 0));
+    layer.file("data/deep/inner", b"inner\n", 0o644, (0, 0));
+    for at in 0..FILES {
+        layer.file(&format!("data/many/{at}"), b"x", 0o644, (0, 0));
+    }
+    layer.link("elsewhere", "/data/deep");
+    layer.link("up", "../../../../../../../..");
+    layer.file("mine/file", b"of the image\n", 0o644, (0, 0));
+    let volumes = ["/data", "/empty", "relative/../plain", "/mine/", "/data/deep", "/elsewhere", "/up/made"];
+    let volumes = volumes.map(|path| format!("{path:?}:{{}}")).join(",");
+    let process = format!(r#"{{"Env":["PATH=/bin"],"Volumes":{{{volumes}}}}}"#);
+    let archive = image::archive_with(IMAGE, &[layer.0.into_inner().unwrap()], &process);
+    ::image::import(node.embedded.images(), std::io::Cursor::new(archive)).unwrap();
+}
+
+struct Layer(tar::Builder<Vec<u8>>);
+
+impl Layer {
+    fn header(kind: tar::EntryType, mode: u32, (uid, gid): (u64, u64)) -> tar::Header {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_mode(mode);
+        header.set_uid(uid);
+        header.set_gid(gid);
+        header.set_mtime(1_000_000_000);
+        header.set_size(0);
+        header
+    }
+
+    fn file(&mut self, path: &str, content: &[u8], mode: u32, owner: (u64, u64)) {
+        let mut header = Layer::header(tar::EntryType::Regular, mode, owner);
+        header.set_size(content.len() as u64);
+        self.0.append_data(&mut header, path, content).unwrap();
+    }
+
+    fn directory(&mut self, path: &str, mode: u32, owner: (u64, u64)) {
+        let mut header = Layer::header(tar::EntryType::Directory, mode, owner);
+        self.0.append_data(&mut header, path, std::io::empty()).unwrap();
+    }
+
+    fn link(&mut self, path: &str, target: &str) {
+        let mut header = Layer::header(tar::EntryType::Symlink, 0o777, (0, 0));
+        self.0.append_link(&mut header, path, target).unwrap();
+    }
+
+    fn hard_link(&mut self, path: &str, target: &str) {
+        let mut header = Layer::header(tar::EntryType::Link, 0o644, (0, 0));
+        self.0.append_link(&mut header, path, target).unwrap();
+    }
+}
+
+fn of_image(text: &str) -> ContainerConfig {
+    let mut security = security();
+    security.readonly_rootfs = true;
+    let mut config = with(security, text);
+    config.image = Some(ImageSpec { image: IMAGE.into(), ..ImageSpec::default() });
+    config
+}
+
+/// Where a container's volumes are.
+fn place(node: &Node, pod: &Pod<'_>, id: &str) -> PathBuf {
+    node.dir.path().join("runtime/pods").join(&pod.id).join(id).join("volumes")
+}
+
+/// The one that began as the image's `/data`.
+fn data(volumes: &Path) -> PathBuf {
+    let all = std::fs::read_dir(volumes).unwrap().map(|entry| entry.unwrap().path());
+    all.into_iter().find(|volume| volume.join("again").exists()).expect("a copy of /data")
+}
+
+pub async fn an_image_has_volumes(node: &Node) {
+    import(node);
+    let host = node.dir.path().join("host");
+    std::fs::create_dir_all(&host).unwrap();
+    std::fs::write(host.join("file"), "of the host\n").unwrap();
+    let mount = |target: &str| Mount {
+        container_path: target.into(),
+        host_path: host.display().to_string(),
+        ..Mount::default()
+    };
+    let pod = node.pod("volumes").await;
+    // A mount at the same place wins, one inside is inside, and all of it can be written to.
+    let mut config = of_image(
+        "exec 2>&1; cat /data/file /data/deep/inner /mine/file /data/user/file; touch /x; \
+         stat -c '%u:%g %a %h %Y' /data/file; stat -c '%u:%g %a' /data /empty /plain; \
+         touch /data/new /data/deep/new /empty/new /plain/new && echo written",
+    );
+    config.mounts = vec![mount("/data/user"), mount("/mine")];
+    let expected = "image\ninner\nof the host\nof the host\ntouch: /x: Read-only file system\n\
+        33:44 4710 2 1000000000\n5:6 1777\n0:0 755\n0:0 755\n";
+    let (_, said) = pod.finish(&config).await;
+    assert!(said.starts_with(expected) && said.ends_with("written\n"), "{said}");
+    assert!(!host.join("new").exists());
+    // Another container begins anew, with all that belongs to a file.
+    let id = pod.start(&of_image("ls /data; echo changed >/data/file; sleep 1000")).await;
+    pod.exec(&id, "until test changed = \"$(cat /data/file)\"; do sleep 0.01; done").await;
+    let volumes = place(node, &pod, &id);
+    assert!(!data(&volumes).join("new").exists());
+    let mut value = [0; 8];
+    // Where the file system has such attributes the image's file has it, too.
+    if let Ok(length) = rustix::fs::getxattr(data(&volumes).join("file"), "user.mark", &mut value[..]) {
+        assert_eq!(&value[..length], b"yes");
+    }
+    // They go with the container.
+    node.runtime.remove_container(&id).await.unwrap();
+    assert!(!volumes.exists() && !volumes.parent().unwrap().exists());
+}
+
+pub async fn links_stay_inside(node: &Node) {
+    import(node);
+    let pod = node.pod("volume-links").await;
+    let text = "cat /elsewhere/inner; touch /up/made/x && ls /made; ls /data/deep; sleep 1000";
+    let id = pod.start(&of_image(text)).await;
+    let (_, said, _) = pod.exec(&id, "cat /elsewhere/inner; ls -d /made").await;
+    assert_eq!(said, "inner\n/made\n");
+    assert!(!Path::new("/made").exists());
+    // What is not a directory cannot be one.
+    node.runtime.remove_container(&id).await.unwrap();
+    for (path, why) in [
+        ("/bin/busybox", "cannot make the image's volume \"/bin/busybox\": not a directory"),
+        ("/", "the image wants \"/\" to be a volume, which would hide all of it"),
+    ] {
+        let process = format!(r#"{{"Volumes":{{{path:?}:{{}}}}}}"#);
+        let mut layer = Layer(tar::Builder::new(Vec::new()));
+        layer.file("bin/busybox", b"", 0o755, (0, 0));
+        let archive = image::archive_with("odd:1", &[layer.0.into_inner().unwrap()], &process);
+        ::image::import(node.embedded.images(), std::io::Cursor::new(archive)).unwrap();
+        let mut config = of_image("true");
+        config.image = Some(ImageSpec { image: "odd:1".into(), ..ImageSpec::default() });
+        let error = match node.runtime.create_container(&pod.id, &config, &pod.config).await {
+            Ok(id) => node.runtime.start_container(&id).await.unwrap_err(),
+            Err(error) => error,
+        };
+        assert!(error.message().ends_with(why), "{}", error.message());
+    }
+}
+
+pub async fn owners_are_the_pods(node: &Node) {
+    import(node);
+    let pod = users::pod(node, "volume-owners", |_| {}).await;
+    let text = "stat -c '%u:%g' /data /data/file /empty /data/deep/inner; touch /data/mine /empty/mine; \
+        stat -c '%u:%g' /data/mine /empty/mine";
+    assert_eq!(pod.finish(&of_image(text)).await, (0, "5:6\n33:44\n0:0\n0:0\n0:0\n0:0\n".into()));
+    // Outside they are nobody.
+    let id = pod.start(&of_image("sleep 1000")).await;
+    let found = std::fs::metadata(data(&place(node, &pod, &id)).join("file")).unwrap();
+    assert_eq!((found.uid(), found.gid()), (users::FIRST + 33, users::FIRST + 44));
+}
