@@ -277,8 +277,17 @@ pub struct ContainerStatus {
     pub mounts: Vec<Mount>,
     #[prost(string, tag = 15)]
     pub log_path: String,
+    #[prost(message, optional, tag = 16)]
+    pub resources: Option<ContainerResources>,
     #[prost(string, tag = 17)]
     pub image_id: String,
+}
+
+/// What a container may use now.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ContainerResources {
+    #[prost(message, optional, tag = 1)]
+    pub linux: Option<LinuxContainerResources>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

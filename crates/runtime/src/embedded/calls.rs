@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::watch;
 
 use super::labels::Modules;
 use super::network::Chosen;
@@ -369,6 +368,7 @@ impl Runtime for Embedded {
             image: image.id.to_string(),
             layers: image.layers.into_iter().chain(volumes.into_values().flatten()).collect(),
             stop_signal: sys::process::signal_number(&image_config.config.stop_signal).unwrap_or(SIGTERM),
+            resources: None,
         };
         let directory = pod.directory.join(&id);
         let write = || -> std::io::Result<()> {
@@ -378,7 +378,7 @@ impl Runtime for Embedded {
             record::write(&directory, &record)
         };
         write().map_err(io(CALL, "write the container down"))?;
-        let known = Known { id: id.clone(), record, status: watch::Sender::new(None) };
+        let known = Known::new(&id, record, None);
         pod.containers.lock().insert(id.clone(), Arc::new(known));
         self.inner.news.tell(ContainerEventType::Created, &pod, &id);
         Ok(id)
@@ -439,10 +439,17 @@ impl Runtime for Embedded {
 
     async fn update_resources(&self, id: &str, resources: &LinuxContainerResources) -> Result<()> {
         const CALL: &str = "UpdateContainerResources";
-        let (pod, _) = self.inner.container(id, CALL)?;
+        let (pod, known) = self.inner.container(id, CALL)?;
         let config = pod.record.lock().config.clone().unwrap_or_default();
         let limits = translate::limits(resources);
-        self.inner.cgroups.limit(&translate::cgroup(&config, id), &limits).map_err(io(CALL, "change limits"))
+        let mut present = known.resources.lock();
+        self.inner
+            .cgroups
+            .limit(&translate::cgroup(&config, id), &limits)
+            .map_err(io(CALL, "change limits"))?;
+        translate::update(&mut present, resources);
+        let changed = ContainerRecord { resources: Some(present.clone()), ..known.record.clone() };
+        record::write(&pod.directory.join(id), &changed).map_err(io(CALL, "write the limits down"))
     }
 
     async fn reopen_log(&self, id: &str) -> Result<()> {

@@ -11,7 +11,7 @@ use super::caller::Caller;
 use super::news::News;
 use super::protocol::{Answer, Request, Status};
 use super::record::{self, ContainerRecord, PodRecord};
-use crate::cri::ContainerEventType;
+use crate::cri::{ContainerEventType, LinuxContainerResources};
 
 /// How a container ended whose supervisor ended without telling.
 const UNKNOWN: i32 = 255;
@@ -39,6 +39,8 @@ pub struct Pod {
 pub struct Container {
     pub id: String,
     pub record: ContainerRecord,
+    /// What it may use now.
+    pub resources: Mutex<LinuxContainerResources>,
     /// `None` as long as it was not started.
     pub status: watch::Sender<Option<Status>>,
 }
@@ -88,7 +90,7 @@ impl Pod {
             let id = entry.file_name().to_string_lossy().into_owned();
             let status = std::fs::read(entry.path().join("status.json")).ok();
             let status = status.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-            let container = Container { id: id.clone(), record, status: watch::Sender::new(status) };
+            let container = Container::new(&id, record, status);
             pod.containers.lock().insert(id, Arc::new(container));
         }
         Ok(pod)
@@ -166,6 +168,17 @@ impl Pod {
 }
 
 impl Container {
+    pub fn new(id: &str, record: ContainerRecord, status: Option<Status>) -> Container {
+        let made_with = || record.config.as_ref()?.linux.as_ref()?.resources.clone();
+        let resources = record.resources.clone().or_else(made_with).unwrap_or_default();
+        Container {
+            id: id.to_owned(),
+            record,
+            resources: Mutex::new(resources),
+            status: watch::Sender::new(status),
+        }
+    }
+
     pub fn status(&self) -> Option<Status> {
         self.status.borrow().clone()
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use super::supervisor::write_file;
-use crate::cri::{ContainerConfig, PodSandboxConfig};
+use crate::cri::{ContainerConfig, LinuxContainerResources, PodSandboxConfig};
 
 const FILE: &str = "record";
 
@@ -46,6 +46,9 @@ pub struct ContainerRecord {
     pub layers: Vec<String>,
     #[prost(int32, tag = 6)]
     pub stop_signal: i32,
+    /// What it may use, where that is no longer what it was made with.
+    #[prost(message, optional, tag = 7)]
+    pub resources: Option<LinuxContainerResources>,
 }
 
 pub fn write(directory: &Path, record: &impl prost::Message) -> io::Result<()> {

@@ -305,6 +305,27 @@ pub fn limits(resources: &LinuxContainerResources) -> Limits {
     }
 }
 
+/// Changes what a container may use to what is asked for; of what nothing is said, all stays as it is.
+pub fn update(present: &mut LinuxContainerResources, asked: &LinuxContainerResources) {
+    let number = |present: &mut i64, asked: i64| *present = if asked == 0 { *present } else { asked };
+    number(&mut present.cpu_period, asked.cpu_period);
+    number(&mut present.cpu_quota, asked.cpu_quota);
+    number(&mut present.cpu_shares, asked.cpu_shares);
+    number(&mut present.memory_limit_in_bytes, asked.memory_limit_in_bytes);
+    number(&mut present.memory_swap_limit_in_bytes, asked.memory_swap_limit_in_bytes);
+    for (present, asked) in
+        [(&mut present.cpuset_cpus, &asked.cpuset_cpus), (&mut present.cpuset_mems, &asked.cpuset_mems)]
+    {
+        if !asked.is_empty() {
+            present.clone_from(asked);
+        }
+    }
+    if !asked.hugepage_limits.is_empty() {
+        present.hugepage_limits.clone_from(&asked.hugepage_limits);
+    }
+    present.unified.extend(asked.unified.clone());
+}
+
 /// The pod's resolver, as a file.
 pub fn resolv_conf(dns: &DnsConfig) -> String {
     let mut text = String::new();

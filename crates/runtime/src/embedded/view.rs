@@ -107,6 +107,7 @@ pub fn container_status(pod: &Pod, known: &Known) -> ContainerStatus {
         annotations: shown.annotations,
         mounts: config.mounts,
         log_path: format!("{directory}/{}", config.log_path),
+        resources: Some(ContainerResources { linux: Some(known.resources.lock().clone()) }),
         image_id: shown.image_id,
     }
 }

@@ -218,6 +218,11 @@ pub async fn limits_hold(node: &Node) {
         LinuxContainerResources { memory_limit_in_bytes: 64 << 20, ..LinuxContainerResources::default() };
     node.runtime.update_resources(&id, &more).await.unwrap();
     assert_eq!(pod.exec(&id, group).await.1, "67108864\n");
+    // What was not said stays, and a later skiff knows both.
+    for runtime in [&node.runtime, &node.again().await] {
+        let told = runtime.container_status(&id).await.unwrap().resources.unwrap().linux.unwrap();
+        assert_eq!((told.memory_limit_in_bytes, told.cpu_shares, told.cpu_quota), (64 << 20, 512, 50_000));
+    }
 }
 
 pub async fn a_later_skiff_finds_its_pods(node: &Node) {
