@@ -111,6 +111,7 @@ mod tests {
             reason: String::new(),
             message: String::new(),
             made_of: MadeOf::default(),
+            resources: None,
         }
     }
 
