@@ -12,7 +12,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, ResourceRequirements};
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
 use reconcile::{Key, Object as _};
 use schema::quantity::Quantity;
@@ -148,17 +148,18 @@ pub async fn keep(node: &Node) {
 /// Whether a pod may have less now than before.
 fn frees(before: &Pod, after: Option<&Arc<Pod>>) -> bool {
     let Some(after) = after.filter(|after| !pod::is_over(after)) else { return !pod::is_over(before) };
-    let told = |pod: &'_ Pod| {
-        let status = pod.status.as_ref();
-        let all = |list: Option<&Vec<ContainerStatus>>| {
-            let all = list.into_iter().flatten();
-            all.map(|one| (one.resources.clone(), one.allocated_resources.clone())).collect::<Vec<_>>()
-        };
-        let of_pod = status.and_then(|status| status.resources.clone());
-        let mains = all(status.and_then(|status| status.container_statuses.as_ref()));
-        (of_pod, mains, all(status.and_then(|status| status.init_container_statuses.as_ref())))
-    };
-    told(before) != told(after)
+    !told(before).eq(told(after))
+}
+
+/// What is said of what a pod and its containers have and were promised.
+fn told(pod: &Pod) -> impl Iterator<Item = (Option<&ResourceRequirements>, Option<&BTreeMap<String, Text>>)> {
+    let status = pod.status.as_ref();
+    let of_pod = status.map(|status| (status.resources.as_ref(), status.allocated_resources.as_ref()));
+    let lists =
+        status.into_iter().flat_map(|status| [&status.container_statuses, &status.init_container_statuses]);
+    let each = lists.flatten().flatten();
+    let each = each.map(|one| (one.resources.as_ref(), one.allocated_resources.as_ref()));
+    of_pod.into_iter().chain(each)
 }
 
 /// Judges all resizes that wait for room, and tells what has become of them.

@@ -32,6 +32,8 @@ fn pods_are_resized_where_there_is_room() {
     assert_eq!(get(&cluster.server, "grows", "{.status.containerStatuses[0].containerID}"), runs);
     gives_back_memory(&mut cluster);
     begins_anew(&cluster.server);
+    together(&cluster.server);
+    at_the_beginning(&cluster.server);
 
     cluster.server.kubectl(&["delete", "pods", "--all", "--wait"]).ok();
     cluster.server.until("nothing is left", || cluster.traces().values().all(|count| *count == 0));
@@ -128,6 +130,75 @@ fn begins_anew(server: &Server) {
         get(server, "anew", "{.status.containerStatuses[0].restartCount}") == "1"
             && get(server, "anew", MEMORY) == "64Mi 64Mi"
             && get(server, "anew", RESIZE).is_empty()
+    });
+}
+
+/// A pod that asks for something as a whole, with a container that was there first.
+fn together(server: &Server) {
+    let whole = |cpu: &str, memory: &str| json!({"requests": {"cpu": "200m", "memory": "32Mi"}, "limits": {"cpu": cpu, "memory": memory}});
+    let container = json!({"name": "main", "image": "busybox:1.36", "command": ["sleep", "1000000"]});
+    let asks = json!({"requests": {"cpu": "50m"}});
+    let mut beside = container.clone();
+    (beside["name"], beside["restartPolicy"], beside["resources"]) = (json!("beside"), json!("Always"), asks);
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "whole"},
+        "spec": {
+            "terminationGracePeriodSeconds": 1, "resources": whole("400m", "64Mi"),
+            "initContainers": [beside], "containers": [container],
+        },
+    });
+    server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
+    server.wait_for_pod("whole", "condition=Ready");
+    let has = "{.status.resources} {.status.initContainerStatuses[0].resources} \
+               {.status.initContainerStatuses[0].allocatedResources} {.status.containerStatuses[0].resources}";
+    assert_eq!(
+        get(server, "whole", has),
+        r#"{"limits":{"cpu":"400m","memory":"64Mi"},"requests":{"cpu":"200m","memory":"32Mi"}} {"requests":{"cpu":"50m"}} {"cpu":"50m"} {}"#
+    );
+    let more = json!({"name": "beside", "resources": {"requests": {"cpu": "100m"}}});
+    let patch = json!({"spec": {"resources": whole("500m", "96Mi"), "initContainers": [more]}}).to_string();
+    server.kubectl(&["patch", "pod", "whole", "--subresource=resize", "-p", &patch]).ok();
+    server.until("it is resized", || {
+        get(server, "whole", has)
+            == r#"{"limits":{"cpu":"500m","memory":"96Mi"},"requests":{"cpu":"200m","memory":"32Mi"}} {"requests":{"cpu":"100m"}} {"cpu":"100m"} {}"#
+            && get(server, "whole", RESIZE).is_empty()
+    });
+    let limit =
+        "cat /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup/memory.max";
+    for name in ["main", "beside"] {
+        let said = server.kubectl(&["exec", "whole", "-c", name, "--", "sh", "-c", limit]).ok();
+        assert_eq!(said, format!("{}\n", 96 << 20));
+    }
+    let restarts =
+        "{.status.containerStatuses[0].restartCount}{.status.initContainerStatuses[0].restartCount}";
+    assert_eq!(get(server, "whole", restarts), "00");
+}
+
+/// A pod whose first container runs on for now.
+fn at_the_beginning(server: &Server) {
+    let container = |name: &str| {
+        json!({
+            "name": name, "image": "busybox:1.36", "command": ["sleep", "1000000"],
+            "resources": {"requests": {"cpu": "50m"}},
+        })
+    };
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "early"},
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "initContainers": [container("first")], "containers": [container("main")],
+        },
+    });
+    server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
+    let has = "{.status.initContainerStatuses[0].state.running.startedAt}";
+    server.until("it has begun", || !get(server, "early", has).is_empty());
+    let asks = |name: &str| json!({"name": name, "resources": {"requests": {"cpu": "70m"}}});
+    let patch =
+        json!({"spec": {"initContainers": [asks("first")], "containers": [asks("main")]}}).to_string();
+    server.kubectl(&["patch", "pod", "early", "--subresource=resize", "-p", &patch]).ok();
+    let has = "{.status.initContainerStatuses[0].resources.requests.cpu} {.status.allocatedResources.cpu}";
+    server.until("it is resized", || {
+        get(server, "early", has) == "70m 70m" && get(server, "early", RESIZE).is_empty()
     });
 }
 
