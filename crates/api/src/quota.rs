@@ -9,7 +9,7 @@ use schema::quantity::{Format, Quantity};
 use serde_json::Value;
 
 use crate::json::Json as _;
-use crate::resources::{ResourceList, add, list, of_pod};
+use crate::resources::{ResourceList, add, in_use, list};
 
 /// Core kinds that have a name of their own in a quota besides `count/...`.
 const COUNTED: &[&str] = &[
@@ -112,7 +112,7 @@ pub fn usage(kind: Counted<'_>, object: &Value, now: Timestamp) -> ResourceList 
     }
     match kind.plural {
         "pods" if !counts(object, now) => return used,
-        "pods" => add(&mut used, &of_running(object.at("spec"))),
+        "pods" => add(&mut used, &of_running(object)),
         "services" => of_service(object.at("spec"), &mut used),
         "persistentvolumeclaims" => of_claim(object, &mut used),
         _ => {}
@@ -140,10 +140,10 @@ pub fn counts_until(pod: &Value) -> Option<i64> {
     Some(end.as_second().saturating_add(metadata.int("deletionGracePeriodSeconds")?))
 }
 
-fn of_running(spec: &Value) -> ResourceList {
-    let mut requests = of_pod(spec, "requests");
-    let mut limits = of_pod(spec, "limits");
-    let overhead = list(spec, "overhead");
+fn of_running(pod: &Value) -> ResourceList {
+    let mut requests = in_use(pod, "requests");
+    let mut limits = in_use(pod, "limits");
+    let overhead = list(pod.at("spec"), "overhead");
     add(&mut requests, &overhead);
     for (name, quantity) in overhead {
         if let Some(limit) = limits.get_mut(&name) {

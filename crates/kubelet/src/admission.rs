@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use api::resources::{ResourceList, add, list, of_pod};
+use api::resources::{ResourceList, add, in_use, list, of_pod};
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, Taint};
 use reconcile::Object as _;
 use reconcile::placement::{selects, tolerates, untolerated};
@@ -119,7 +119,7 @@ fn too_much(pod: &Pod, node: &Node, others: &[Arc<Pod>]) -> Option<Refusal> {
     let wanted = requests(pod);
     let mut used = ResourceList::new();
     for other in others {
-        add(&mut used, &requests(other));
+        add(&mut used, &taken(other));
     }
     // In upstream's order: the well-known ones, then the rest.
     let known = ["cpu", "memory", "ephemeral-storage"];
@@ -138,10 +138,19 @@ fn too_much(pod: &Pod, node: &Node, others: &[Arc<Pod>]) -> Option<Refusal> {
     })
 }
 
-fn requests(pod: &Pod) -> ResourceList {
+/// What a pod asks for.
+pub fn requests(pod: &Pod) -> ResourceList {
     let spec = serde_json::to_value(&pod.spec).unwrap_or_default();
     let mut sum = of_pod(&spec, "requests");
     add(&mut sum, &list(&spec, "overhead"));
+    sum
+}
+
+/// What a pod has, or is about to have.
+fn taken(pod: &Pod) -> ResourceList {
+    let pod = serde_json::to_value(pod).unwrap_or_default();
+    let mut sum = in_use(&pod, "requests");
+    add(&mut sum, &list(&pod["spec"], "overhead"));
     sum
 }
 

@@ -74,7 +74,7 @@ fn names(node: &str, uid: &str) -> Vec<String> {
 }
 
 /// Its quality of service.
-fn class(pod: &Pod) -> Cow<'_, str> {
+pub(crate) fn class(pod: &Pod) -> Cow<'_, str> {
     match pod.status.as_ref().and_then(|status| status.qos_class.as_deref()) {
         Some(class) if !class.is_empty() => class.into(),
         _ => api::core::pod::qos_class(&serde_json::to_value(pod).unwrap_or_default()).into(),
@@ -114,17 +114,25 @@ pub(crate) fn limits(pod: &Pod, pids: i64) -> Limits {
 
 /// The weight among others of somebody who asks for so many thousandths of a processor.
 fn weighed(milli: i64) -> Limits {
-    let shares = resources::shares(milli);
+    shares_only(resources::shares(milli))
+}
+
+/// The weight among others.
+pub(crate) fn shares_only(shares: i64) -> Limits {
     // Not as runtimes weigh containers: upstream's nodes have kept to a straight line from 2..262144 to 1..10000.
     let weight = 1 + (shares - resources::LEAST_SHARES) * 9_999 / 262_142;
     let unified = vec![("cpu.weight".to_owned(), weight.to_string())];
     Limits { cpu_shares: shares, unified, ..Limits::default() }
 }
 
-/// The part that is about processors.
-pub(crate) fn time_only(limits: &Limits) -> Limits {
-    let Limits { cpu_shares, cpu_quota, cpu_period, ref unified, .. } = *limits;
-    Limits { cpu_shares, cpu_quota, cpu_period, unified: unified.clone(), ..Limits::default() }
+/// The time of processors in each period.
+pub(crate) fn quota_only(cpu_quota: i64) -> Limits {
+    Limits { cpu_quota, cpu_period: resources::PERIOD, ..Limits::default() }
+}
+
+/// The memory that is in use in a group.
+pub(crate) fn memory_used(group: &str) -> u64 {
+    Cgroups::of_host().map_or(0, |cgroups| cgroups.usage(group).memory)
 }
 
 /// What all pods of a node use and may use.

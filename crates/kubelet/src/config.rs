@@ -154,7 +154,7 @@ pub fn container(
         ("io.kubernetes.container.restartCount", attempt.to_string()),
         ("io.kubernetes.container.terminationMessagePath", path.to_owned()),
         (IMAGE, container.image.clone().unwrap_or_default()),
-        (RESOURCES, resources_text(container)),
+        (RESOURCES, resources_text(pod, container)),
     ];
     cri::ContainerConfig {
         metadata: Some(cri::ContainerMetadata { name: container.name.clone(), attempt }),
@@ -182,8 +182,8 @@ pub fn container(
 }
 
 /// What a container asks for, so that it can be told whether that has changed.
-pub fn resources_text(container: &Container) -> String {
-    let resources = container.resources.clone().unwrap_or_default();
+fn resources_text(pod: &Pod, container: &Container) -> String {
+    let resources = crate::pod::resize::effective(pod, container);
     serde_json::json!({"requests": resources.requests, "limits": resources.limits}).to_string()
 }
 

@@ -6,6 +6,7 @@
 
 mod abilities;
 mod admission;
+mod allocation;
 mod apparmor;
 mod ask;
 mod busy;
@@ -120,6 +121,8 @@ struct Node {
     presentation: Presentation,
     /// By the uid of the pod.
     memories: Mutex<HashMap<String, Memory>>,
+    /// Held by whoever judges whether there is room for something, so that nothing is promised twice.
+    judging: Mutex<()>,
     queue: Enqueue,
     /// What is known of the pace of things.
     counts: stats::Counts,
@@ -178,6 +181,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         settings: config.settings,
         presentation: config.presentation,
         memories: Mutex::default(),
+        judging: Mutex::default(),
         queue: controller.enqueue(),
         hastened: watch::Sender::new(0),
         news: watch::Sender::new(0),
@@ -236,6 +240,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         () = node.dra.give_back_lost(&node.ctx, &node.settings.node_name) => {}
         () = node.devices.run() => {}
         () = cgroups::keep(&node) => {}
+        () = allocation::keep(&node) => {}
         () = server::run(&node, config.api) => {}
         _ = shutdown.wait_for(|stop| *stop) => {}
     }

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use jiff::{SignedDuration, Timestamp};
 
+use crate::allocation::Record;
 use crate::pod::back_off::BackOff;
+use crate::pod::resize::said::Resizing;
 
 /// What is known of one pod.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -24,8 +26,10 @@ pub struct Memory {
     pub sandbox_failure: Option<Failure>,
     /// How often containers were asked how they are: the container, which probe, whether the answer was good.
     pub asked: BTreeMap<(String, &'static str, bool), u64>,
-    /// What runs were last given, where that is not what they were made with.
-    pub resized: HashMap<String, String>,
+    /// What it was promised and given, once it was let in.
+    pub record: Option<Record>,
+    /// How far it has come in being given something else.
+    pub resizing: Resizing,
     /// Runs and failures of which was told that they are left alone for a while.
     pub told: BTreeSet<String>,
     /// They are made, and the pod's to change.

@@ -53,6 +53,8 @@ pub struct Ran {
     pub user: Option<LinuxContainerUser>,
     /// What it was made from: its image's name and its resources, as far as that was written down.
     pub made_of: MadeOf,
+    /// What it may use now, as far as the runtime tells.
+    pub resources: Option<cri::LinuxContainerResources>,
 }
 
 /// What may change in a container's spec while it runs.
@@ -162,6 +164,7 @@ impl Ran {
                 image: status.annotations.get(IMAGE).cloned(),
                 resources: status.annotations.get(RESOURCES).cloned(),
             },
+            resources: status.resources.as_ref().and_then(|resources| resources.linux.clone()),
         }
     }
 }

@@ -3,6 +3,7 @@
 pub mod anew;
 pub mod back_off;
 pub mod plan;
+pub mod resize;
 pub mod status;
 
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};

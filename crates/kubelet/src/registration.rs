@@ -27,9 +27,14 @@ const UNREADY_EVERY: Duration = Duration::from_millis(250);
 const FIRST_LEASE_PAUSE: Duration = Duration::from_millis(200);
 const LOST_RACE: Duration = Duration::from_millis(50);
 const VERSION: &str = "v1.36.4";
-/// What the scheduler and admission may count on: streams reach containers as they come, in WebSockets too, and one
-/// container's end may begin all others anew.
-const DECLARED: [&str; 2] = ["ExtendWebSocketsToKubelet", "RestartAllContainersOnContainerExits"];
+/// What the scheduler and admission may count on: streams reach containers as they come, in WebSockets too; pods are resized
+/// as a whole, and while they begin; and one container's end may begin all others anew.
+const DECLARED: [&str; 4] = [
+    "ExtendWebSocketsToKubelet",
+    "InPlacePodLevelResourcesVerticalScaling",
+    "InPlacePodVerticalScalingInitContainers",
+    "RestartAllContainersOnContainerExits",
+];
 /// What is said of each shortage: reason and message where there is none, and where there is.
 const PRESSURES: [(&str, [&str; 2], [&str; 2]); 3] = [
     (

@@ -1,5 +1,6 @@
 //! The worker of a pod: looks, plans, acts, tells. One at a time for each pod.
 
+mod resize;
 mod stop;
 
 use std::collections::BTreeSet;
@@ -15,12 +16,13 @@ use crate::Node;
 use crate::admission::{self, Refusal};
 use crate::config::{self, Settings};
 use crate::env::Addresses;
-use crate::memory::{Failure, Memory};
+use crate::memory::Failure;
 use crate::observed::{Observed, POD_UID, Ran, State};
 use crate::pod::anew::Anew;
 use crate::pod::back_off::restart_at;
 use crate::pod::container as find;
 use crate::pod::plan::{Action, comes_again, deadline, is_finished, plan};
+use crate::pod::resize::Whole;
 use crate::pod::status::{Host, status};
 use crate::sources::Cluster;
 use crate::volumes::{self, Materials};
@@ -67,6 +69,10 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
         });
         end_in_time(node, &pod, now);
         refuse(node, &pod, &seen, now).await;
+        let allocated = node.settle(&pod);
+        node.follow_resize(&pod, &seen);
+        // From here on it is as if it asked for no more than it was promised.
+        let pod = allocated;
         tell_of_pauses(node, &pod, &seen, now);
         let memory = node.remember(&pod, |memory| memory.clone());
         if (pod.is_deleting() || is_finished(&pod, &seen, &memory)) && !give_back(node, &pod, &seen).await {
@@ -156,7 +162,7 @@ async fn refuse(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
     let short = || admission::under(pod, node.keeping.pressures().lasting(now, node.settings.keeping.lasts));
     let unsettled = || crate::sysctls::problem(pod, &node.settings.keeping.sysctls);
     let refusal =
-        late(node).or_else(unconfined).or_else(unsettled).or_else(short).or_else(|| misplaced(node, pod));
+        late(node).or_else(unconfined).or_else(unsettled).or_else(short).or_else(|| node.let_in(pod));
     let refusal = match refusal {
         Some(refusal) => Some(refusal),
         None => unlent(node, pod).await,
@@ -187,26 +193,6 @@ fn late(node: &Node) -> Option<Refusal> {
     let (reason, message) = crate::shutdown::REJECTED;
     let is_late = *node.is_going_down.borrow();
     is_late.then(|| Refusal { reason: reason.to_owned(), message: message.to_owned() })
-}
-
-/// Lets a pod in once; whoever comes after it finds less room.
-fn misplaced(node: &Node, pod: &Pod) -> Option<Refusal> {
-    let name = &node.settings.node_name;
-    let host = node.ctx.caches.nodes().get(&Key::new("", name))?;
-    let on_node = node.ctx.caches.pods().indexed("node", name);
-    let mut memories = node.memories.lock();
-    let is_in = |pod: &Pod| {
-        let begun = pod.status.as_ref().is_some_and(|status| status.start_time.is_some());
-        begun || memories.get(pod.uid()).is_some_and(|memory| memory.let_in)
-    };
-    if is_in(pod) {
-        return None;
-    }
-    let beside = |other: &Arc<Pod>| other.uid() != pod.uid() && !crate::pod::is_over(other) && is_in(other);
-    let others: Vec<Arc<Pod>> = on_node.into_iter().filter(beside).collect();
-    let refusal = admission::judge(pod, &host, &others, &node.abilities.lock());
-    memories.entry(pod.uid().to_owned()).or_default().let_in = refusal.is_none();
-    refusal
 }
 
 /// Gives back what the pod was given by claims once nothing of it runs any more, and before anybody is told that it is
@@ -267,7 +253,7 @@ async fn tell(node: &Node, pod: &Pod, seen: &Observed) -> Result<(), Error> {
     let (node_ips, recursive) = (node.settings.node_ips(), node.is_recursive(pod).await);
     let host = Host { ips: &node_ips, runtime: &node.runtime_name, recursive };
     let now = node.ctx.clock.now();
-    let mut status = status(&current, seen, &memory, &host, now);
+    let mut status = status(&node.allocated(&current), seen, &memory, &host, now);
     node.dra.tell(&current, status.container_statuses.as_deref_mut().unwrap_or_default(), now);
     if current.status.as_ref() == Some(&status) {
         return Ok(());
@@ -372,25 +358,7 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
                 memory.fail(&container, failure, begun);
             });
         }
-        Action::Resize { id, container } => {
-            let Some(spec) = find(pod, &container) else { return };
-            let resources = config::resources(pod, &spec, &node.settings);
-            let group = crate::cgroups::of(pod, &node.settings);
-            let whole = crate::cgroups::limits(pod, node.settings.keeping.pids);
-            // The kernel wants no part to have more time than the whole; memory may wait for what is given back.
-            let _ = crate::cgroups::limit(&group, &crate::cgroups::time_only(&whole));
-            if let Err(error) = node.runtime.update_resources(&id, &resources).await {
-                let message = format!("Error resizing container {container}: {}", error.message());
-                node.ctx.events.warning(pod, "ResizeError", message);
-            } else {
-                node.ctx.events.normal(pod, "ResizeCompleted", "Pod resize completed");
-            }
-            if let Err(error) = crate::cgroups::limit(&group, &whole) {
-                tracing::warn!(%error, pod = %pod.key(), "cannot limit a pod as a whole");
-            }
-            // What failed fails again until it is changed again.
-            node.remember(pod, |memory| memory.resized.insert(id, config::resources_text(&spec)));
-        }
+        Action::Resize(wanted) => resize::carry_out(node, pod, seen, &wanted).await,
         Action::StopSandbox { id } => {
             if let Err(error) = node.runtime.stop_sandbox(&id).await {
                 node.ctx.events.warning(pod, "FailedKillPod", format!("error killing pod: {error}"));
@@ -425,6 +393,7 @@ async fn make_sandbox(node: &Node, pod: &Pod, attempt: u32) -> Result<(), String
         // Its containers have limits of their own.
         tracing::warn!(%error, pod = %pod.key(), "cannot limit a pod as a whole");
     }
+    node.note_down(pod, |record| record.whole = Whole::of(pod));
     let mut config = config::sandbox(pod, attempt, group, &node.settings);
     crate::resolver::tell(node, pod);
     node.settings.logs.begin(&pod.key(), pod.uid()).map_err(|error| error.to_string())?;
@@ -581,11 +550,6 @@ impl Node {
     /// Whether the pod is this node's.
     pub fn has(&self, pod: &Pod) -> bool {
         pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&self.settings.node_name)
-    }
-
-    /// Looks at what is remembered of a pod, or changes it.
-    pub fn remember<T>(&self, pod: &Pod, f: impl FnOnce(&mut Memory) -> T) -> T {
-        f(self.memories.lock().entry(pod.uid().to_owned()).or_default())
     }
 
     pub fn forget(&self, uid: &str) {

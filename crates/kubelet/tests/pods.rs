@@ -311,6 +311,47 @@ async fn pods_run_and_go_and_leave_nothing() {
 }
 
 /// A pod that is over keeps what it wrote, but no disk that another node may be waiting for.
+/// What containers have comes from the runtime, whichever it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_are_resized() {
+    let (cluster, node) = Cluster::start().await;
+    let both = |cpu: &str, memory: &str| {
+        let amounts = json!({"cpu": cpu, "memory": memory});
+        json!({"limits": amounts, "requests": amounts})
+    };
+    let main = json!({"name": "main", "resources": both("100m", "64Mi")});
+    cluster.create("web", json!({"containers": [main]})).await;
+    cluster.becomes("web", "Running main:running ready#0").await;
+    let becomes = async |wanted: Value, had: Value, problem: &str| {
+        let change = json!({"spec": {"containers": [{"name": "main", "resources": wanted}]}});
+        let path = "/api/v1/namespaces/default/pods/web/resize";
+        cluster.client.patch_at::<Pod>(path, &Patch::Strategic(change)).await.expect("patched");
+        let look = async || {
+            let status = json!(cluster.get("web").await?.status?);
+            let container = &status["containerStatuses"][0];
+            let conditions = status["conditions"].as_array().expect("conditions").iter();
+            let said: Vec<&Value> =
+                conditions.filter(|one| one["type"].as_str() == Some("PodResizeInProgress")).collect();
+            let is_said = match said[..] {
+                [] => problem.is_empty(),
+                [said] => {
+                    !problem.is_empty() && said["message"].as_str().is_some_and(|told| told.contains(problem))
+                }
+                _ => false,
+            };
+            let is_had = container["resources"] == had && container["restartCount"] == 0;
+            (is_had && container["allocatedResources"] == wanted["requests"] && is_said).then_some(())
+        };
+        cluster.until(&format!("it has {had} {problem}"), look).await;
+    };
+    becomes(both("200m", "96Mi"), both("200m", "96Mi"), "").await;
+    becomes(both("50m", "48Mi"), both("50m", "48Mi"), "").await;
+    let problem = "attempting to set container \"main\" memory limit (8192) below current usage (";
+    becomes(both("50m", "8Ki"), both("50m", "48Mi"), problem).await;
+    becomes(both("60m", "32Mi"), both("60m", "32Mi"), "").await;
+    node.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_is_over_gives_back_its_disks() {
     const NAME: &str = "kubernetes.io/iscsi/192.0.2.1:iqn.2026-01.example:disk:0";

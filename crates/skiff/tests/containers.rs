@@ -4,6 +4,8 @@
 
 #[path = "containers/held.rs"]
 mod held;
+#[path = "containers/resize.rs"]
+mod resize;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};

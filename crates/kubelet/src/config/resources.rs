@@ -11,8 +11,8 @@ pub const LEAST_SHARES: i64 = 2;
 const MOST_SHARES: i64 = 262_144;
 
 pub fn of(pod: &Pod, container: &Container, node_memory: i64) -> LinuxContainerResources {
+    let resources = crate::pod::resize::effective(pod, container);
     let amount = |limits: bool, name: &str| {
-        let resources = container.resources.as_ref()?;
         let amounts = if limits { resources.limits.as_ref() } else { resources.requests.as_ref() };
         Quantity::parse(&amounts?.get(name)?.0).ok()
     };

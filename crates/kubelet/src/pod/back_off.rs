@@ -112,6 +112,7 @@ mod tests {
             message: String::new(),
             user: None,
             made_of: MadeOf::default(),
+            resources: None,
         }
     }
 

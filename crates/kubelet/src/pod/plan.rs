@@ -6,7 +6,7 @@ use reconcile::Object as _;
 
 use super::anew::Anew;
 use super::back_off::{failure, restart_at, waits_from};
-use crate::config::resources_text;
+use super::resize::{self, Resize};
 use crate::memory::{Failure, Memory};
 use crate::observed::{Observed, Ran, Sandbox, State};
 
@@ -24,10 +24,7 @@ pub enum Action {
     /// Those of one plan are stopped beside each other.
     Stop(Stop),
     /// What it may use has changed while it runs.
-    Resize {
-        id: String,
-        container: String,
-    },
+    Resize(Resize),
     StopSandbox {
         id: String,
     },
@@ -64,6 +61,8 @@ pub enum Why {
     SandboxGone,
     /// It is to be made from something else.
     Changed,
+    /// It is to have something else, and wants to be started anew for that.
+    Resized,
     /// Another has ended in a way that all are to begin anew for.
     AllBeginAnew,
 }
@@ -128,6 +127,11 @@ fn next(pod: &Pod, seen: &Observed, memory: &Memory, now: Timestamp) -> Vec<Acti
     }
     if look.prepare(&spec, &mut actions) {
         look.run(&spec.containers, &mut actions);
+    }
+    let starts = |action: &Action| matches!(action, Action::Start { .. });
+    let first = actions.iter().position(starts).unwrap_or(actions.len());
+    if let Some(resize) = look.resize() {
+        actions.insert(first, resize);
     }
     actions
 }
@@ -196,19 +200,21 @@ impl Look<'_> {
         let Some(run) = self.seen.latest(&container.name) else { return };
         let dead = self.memory.health.get(&run.id).is_some_and(|health| health.dead);
         let other_image = run.made_of.image.is_some() && run.made_of.image != container.image;
-        let wanted = resources_text(container);
-        let present = self.memory.resized.get(&run.id).or(run.made_of.resources.as_ref());
-        let resized = present.is_some_and(|present| *present != wanted);
-        let why = match (dead, other_image || resized && must_restart(container, present, &wanted)) {
+        let resized = || resize::wants_restart(self.pod, self.seen, self.memory, &container.name);
+        let why = match (dead, other_image) {
             (true, _) => Why::Unhealthy,
             (_, true) => Why::Changed,
-            _ if resized => {
-                let (id, container) = (run.id.clone(), container.name.clone());
-                return actions.push(Action::Resize { id, container });
-            }
+            _ if resized() => Why::Resized,
             _ => return,
         };
         actions.push(Action::Stop(Stop::new(run, why)));
+    }
+
+    /// Gives what runs what it is to have, or says when that is tried again.
+    fn resize(&self) -> Option<Action> {
+        let needed = resize::needed(self.pod, self.seen, self.memory)?;
+        let failure = self.memory.resizing.failure.as_ref().filter(|failure| failure.again > self.now);
+        Some(failure.map_or(Action::Resize(needed), |failure| Action::Recheck(failure.again)))
     }
 
     /// Starts a container, or says when it may be.
@@ -275,17 +281,6 @@ fn begin_anew(pod: &Pod, seen: &Observed, memory: &Memory, now: Timestamp) -> Ve
         Some(failure) if failure.again > now => vec![Action::Recheck(failure.again)],
         _ => vec![Action::MakeSandbox { attempt: seen.sandboxes.first().map_or(0, |last| last.attempt + 1) }],
     }
-}
-
-/// Whether a container wants to be started anew when what has changed changes.
-fn must_restart(container: &Container, before: Option<&String>, now: &str) -> bool {
-    let parsed = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap_or_default();
-    let (before, now) = (parsed(before.map_or("", String::as_str)), parsed(now));
-    container.resize_policy.iter().flatten().any(|policy| {
-        let of = |all: &serde_json::Value, kind: &str| all[kind][&policy.resource_name].clone();
-        let changed = ["requests", "limits"].iter().any(|kind| of(&before, kind) != of(&now, kind));
-        policy.restart_policy == "RestartContainer" && changed
-    })
 }
 
 pub fn is_sidecar(container: &Container) -> bool {

@@ -1,5 +1,7 @@
 //! What is said about a pod: phase, conditions and the states of its containers, in upstream's words. Pure.
 
+mod resources;
+
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
@@ -12,6 +14,7 @@ use reconcile::conditions::{PodConditions, why_unready};
 use super::anew::{self, Anew};
 use super::back_off::{failure, pause, waits_from};
 use super::plan::{comes_again, failed_init, is_finished, is_sidecar};
+use super::resize::said::{IN_PROGRESS, PENDING};
 use crate::memory::Memory;
 use crate::observed::{Observed, Ran, State};
 
@@ -48,7 +51,6 @@ pub fn status(pod: &Pod, seen: &Observed, memory: &Memory, host: &Host<'_>, now:
     let why = (!ready).then(|| why_unready(phase, &unready));
     let closed = (ready && !gates.is_empty()).then(|| ("ReadinessGatesNotReady", gates.join(", ")));
     let uninitialized = (!initialized).then(|| look.uninitialized());
-    let conditions = PodConditions { before: &before, now, generation: pod.metadata.generation };
     let ips = if spec.host_network == Some(true) {
         host.ips.to_vec()
     } else {
@@ -56,6 +58,16 @@ pub fn status(pod: &Pod, seen: &Observed, memory: &Memory, host: &Host<'_>, now:
     };
     // The address of a pod that is over is remembered.
     let ips = if ips.is_empty() { known_ips(&before) } else { ips };
+    let (resources, allocated) = resources::of_pod(pod, memory, phase == "Running");
+    // Those of a resize are gone with it, and nobody else has any.
+    let resizing = [PENDING, IN_PROGRESS];
+    let before = PodStatus {
+        conditions: before.conditions.map(|all| {
+            all.into_iter().filter(|condition| !resizing.contains(&condition.type_.as_str())).collect()
+        }),
+        ..before
+    };
+    let conditions = PodConditions { before: &before, now, generation: pod.metadata.generation };
     let looks: Vec<_> = spec
         .ephemeral_containers
         .iter()
@@ -73,6 +85,18 @@ pub fn status(pod: &Pod, seen: &Observed, memory: &Memory, host: &Host<'_>, now:
         }
         _ => (RESTARTING, false, None),
     });
+    // A pod that was not disrupted does not say so.
+    let said = conditions.all(
+        disrupted
+            .into_iter()
+            .chain([
+                ("PodReadyToStartContainers", seen.sandbox().is_some(), None),
+                ("Initialized", initialized, uninitialized),
+                ("Ready", ready && closed.is_none(), closed.or(why.clone())),
+                ("ContainersReady", ready, why),
+            ])
+            .chain(restarting),
+    );
     let (reason, message) = memory.ended.clone().filter(|_| over).unzip();
     PodStatus {
         phase: Some(phase.to_owned()),
@@ -87,20 +111,9 @@ pub fn status(pod: &Pod, seen: &Observed, memory: &Memory, host: &Host<'_>, now:
         ephemeral_container_statuses: (!looks.is_empty()).then_some(looks),
         container_statuses: (!mains.is_empty()).then_some(mains),
         observed_generation: pod.metadata.generation,
-        // A pod that was not disrupted does not say so.
-        conditions: Some(
-            conditions.all(
-                disrupted
-                    .into_iter()
-                    .chain([
-                        ("PodReadyToStartContainers", seen.sandbox().is_some(), None),
-                        ("Initialized", initialized, uninitialized),
-                        ("Ready", ready && closed.is_none(), closed.or(why.clone())),
-                        ("ContainersReady", ready, why),
-                    ])
-                    .chain(restarting),
-            ),
-        ),
+        resources: Some(resources),
+        allocated_resources: (!allocated.is_empty()).then_some(allocated),
+        conditions: Some(memory.resizing.conditions().filter(|_| !over).chain(said).collect()),
         ..before.clone()
     }
 }
@@ -221,13 +234,7 @@ impl Look<'_> {
 
     /// What was said last of a container that the runtime does not know any more: how it ended stays true.
     fn told(&self, container: &Container) -> Option<ContainerStatus> {
-        let status = self.pod.status.as_ref()?;
-        let told = [
-            &status.container_statuses,
-            &status.init_container_statuses,
-            &status.ephemeral_container_statuses,
-        ];
-        let told = told.into_iter().flatten().flatten().find(|told| told.name == container.name)?;
+        let told = self.before(&container.name)?;
         told.state.as_ref()?.terminated.as_ref()?;
         let is_gone = self.seen.latest(&container.name).is_none();
         (is_gone && !self.memory.failures.contains_key(&container.name)).then(|| told.clone())
@@ -254,6 +261,7 @@ impl Look<'_> {
             last.and_then(|run| if self.anew.is_past(run) { Some(put_away()) } else { self.ended(run) });
         let starts_anew = run.filter(|run| self.starts_anew(run)).is_some();
         let shown = run.filter(|run| run.state != State::Created);
+        let before = self.before(&container.name).filter(|_| running);
         ContainerStatus {
             name: container.name.clone(),
             image: shown.map_or_else(|| container.image.clone().unwrap_or_default(), |run| run.image.clone()),
@@ -266,10 +274,10 @@ impl Look<'_> {
                 .saturating_add(i32::from(starts_anew)),
             ready: running && ready,
             started: Some(running && run.is_some_and(|run| self.is_started(container, run))),
-            resources: running.then(|| container.resources.clone()).flatten(),
-            allocated_resources: running
-                .then(|| container.resources.as_ref().and_then(|resources| resources.requests.clone()))
-                .flatten(),
+            resources: run.map(|run| resources::of_container(container, run, self.memory, before)),
+            allocated_resources: run
+                .and_then(|_| container.resources.as_ref()?.requests.clone())
+                .filter(|requests| !requests.is_empty()),
             user: shown.and_then(|run| run.user.clone()).map(|linux| ContainerUser { linux: Some(linux) }),
             volume_mounts: container
                 .volume_mounts
@@ -277,6 +285,17 @@ impl Look<'_> {
                 .map(|mounts| mounts.iter().map(|mount| mount_status(mount, self.host.recursive)).collect()),
             ..ContainerStatus::default()
         }
+    }
+
+    /// What was said last of a container.
+    fn before(&self, name: &str) -> Option<&ContainerStatus> {
+        let status = self.pod.status.as_ref()?;
+        let told = [
+            &status.container_statuses,
+            &status.init_container_statuses,
+            &status.ephemeral_container_statuses,
+        ];
+        told.into_iter().flatten().flatten().find(|told| told.name == name)
     }
 
     fn is_started(&self, container: &Container, run: &Ran) -> bool {

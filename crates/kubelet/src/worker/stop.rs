@@ -78,7 +78,7 @@ fn grace(pod: &Pod, own: Option<&Container>, memory: &Memory, started: bool, why
         }
         Why::Unhealthy => probe.and_then(|probe: &Probe| probe.termination_grace_period_seconds),
         Why::AllBeginAnew => Some(0),
-        Why::SandboxGone | Why::Changed => None,
+        Why::SandboxGone | Why::Changed | Why::Resized => None,
     };
     let of_pod = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
     Duration::from_secs(u64::try_from(grace.or(of_pod).unwrap_or(30)).unwrap_or(0))
@@ -91,6 +91,7 @@ fn message(container: &str, started: bool, why: Why) -> String {
             format!("Container {container} failed {kind} probe, will be restarted")
         }
         Why::Changed => format!("Container {container} definition changed, will be restarted"),
+        Why::Resized => format!("Container {container} resize requires restart"),
         Why::AllBeginAnew => "killing".to_owned(),
         _ => format!("Stopping container {container}"),
     }

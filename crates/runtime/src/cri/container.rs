@@ -307,7 +307,6 @@ pub struct LinuxContainerUser {
     #[prost(int64, repeated, tag = 3)]
     pub supplemental_groups: Vec<i64>,
 }
-
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ContainerStatusResponse {
     #[prost(message, optional, tag = 1)]

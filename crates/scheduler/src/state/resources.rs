@@ -160,8 +160,12 @@ impl<'a> List<'a> {
     }
 
     fn max(&mut self, other: &List<'a>) {
-        for (name, amount) in &other.0 {
-            self.merge(name, *amount, |a, b| if b > a { b } else { a });
+        self.raise(other.0.iter().copied());
+    }
+
+    fn raise(&mut self, other: impl Iterator<Item = (&'a str, Quantity)>) {
+        for (name, amount) in other {
+            self.merge(name, amount, |a, b| if b > a { b } else { a });
         }
     }
 
@@ -191,10 +195,23 @@ fn read(list: Option<&BTreeMap<String, Text>>) -> impl Iterator<Item = (&str, Qu
     amounts.map(|(name, text)| (&**name, Quantity::parse(&text.0).unwrap_or(Quantity::ZERO)))
 }
 
-/// What the pod as a whole asks for, of the resources that can be asked for so.
+/// What the pod as a whole asks for, of the resources that can be asked for so; while it is resized, the highest of what
+/// is wanted, promised and given.
 fn pod_level(pod: &Pod) -> impl Iterator<Item = (&str, Quantity)> {
     let requests = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref()?.requests.as_ref());
-    read(requests).filter(|(name, _)| matches!(*name, "cpu" | "memory") || name.starts_with("hugepages-"))
+    let mut highest = List::default();
+    match pod.status.as_ref().and_then(|status| Some((status, status.resources.as_ref()?))) {
+        None => highest.add(requests),
+        Some((status, given)) => {
+            let wanted = (!resize_is_infeasible(pod)).then_some(requests).flatten();
+            for list in [wanted, given.requests.as_ref(), status.allocated_resources.as_ref()] {
+                highest.raise(read(list));
+            }
+        }
+    }
+    let names = requests.into_iter().flatten().map(|(name, _)| name.as_str());
+    let names = names.filter(|name| matches!(*name, "cpu" | "memory") || name.starts_with("hugepages-"));
+    names.map(move |name| (name, highest.get(name).unwrap_or(Quantity::ZERO)))
 }
 
 fn total<'a>(pod: &'a Pod, missing: &[(&'static str, Quantity)], with_pod_level: bool) -> List<'a> {
@@ -234,15 +251,12 @@ pub fn is_sidecar(container: &Container) -> bool {
 fn asked<'a>(pod: &'a Pod, container: &'a Container, missing: &[(&'static str, Quantity)]) -> List<'a> {
     let mut need = List::default();
     let spec = container.resources.as_ref().and_then(|resources| resources.requests.as_ref());
-    match status_of(pod, container).filter(|status| status.resources.is_some()) {
+    match status_of(pod, container).and_then(|status| Some((status, status.resources.as_ref()?))) {
         None => need.add(spec),
-        Some(status) => {
-            let given = status.resources.as_ref().and_then(|resources| resources.requests.as_ref());
+        Some((status, given)) => {
             let wanted = (!resize_is_infeasible(pod)).then_some(spec).flatten();
-            for list in [wanted, given, status.allocated_resources.as_ref()] {
-                for (name, amount) in read(list) {
-                    need.merge(name, amount, |a, b| if b > a { b } else { a });
-                }
+            for list in [wanted, given.requests.as_ref(), status.allocated_resources.as_ref()] {
+                need.raise(read(list));
             }
         }
     }
@@ -256,8 +270,9 @@ fn asked<'a>(pod: &'a Pod, container: &'a Container, missing: &[(&'static str, Q
 
 fn status_of<'a>(pod: &'a Pod, container: &Container) -> Option<&'a ContainerStatus> {
     let status = pod.status.as_ref()?;
-    let all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
-    all.into_iter().find(|status| status.name == container.name)
+    // Those that come and go before the others are not resized once they have gone.
+    let inits = status.init_container_statuses.iter().filter(|_| is_sidecar(container)).flatten();
+    status.container_statuses.iter().flatten().chain(inits).find(|status| status.name == container.name)
 }
 
 fn resize_is_infeasible(pod: &Pod) -> bool {

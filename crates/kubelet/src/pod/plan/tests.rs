@@ -3,8 +3,10 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+use crate::allocation::Record;
 use crate::memory::{Failure, Health};
 use crate::observed::{MadeOf, Sandbox};
+use crate::pod::resize::{Amounts, Whole};
 
 fn time(second: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + second).expect("a time")
@@ -74,6 +76,7 @@ fn seen(text: &str) -> Observed {
             message: String::new(),
             user: None,
             made_of: MadeOf { image: None, resources: None },
+            resources: None,
         });
     }
     observed.sandboxes.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.attempt));
@@ -90,7 +93,10 @@ fn shown(actions: &[Action]) -> String {
         Action::Start { container, attempt } => format!("start {container}#{attempt}\n"),
         Action::Stop(Stop { id, why, after, .. }) if after.is_empty() => format!("stop {id} {why:?}\n"),
         Action::Stop(Stop { id, why, after, .. }) => format!("stop {id} {why:?} after {}\n", after.join(" ")),
-        Action::Resize { id, .. } => format!("resize {id}\n"),
+        Action::Resize(resize) => {
+            let ids: Vec<&str> = resize.updates.iter().map(|update| update.id.as_str()).collect();
+            format!("resize {}\n", ids.join(" "))
+        }
         Action::StopSandbox { id } => format!("stop sandbox {id}\n"),
         Action::Clear => "clear\n".to_owned(),
         Action::Recheck(at) => format!("recheck at {}\n", at.as_second() - 1_000_000),
@@ -390,7 +396,7 @@ fn apply(observed: &mut Observed, action: Action, now: i64) -> i64 {
                 .for_each(|sandbox| sandbox.ready = false);
         }
         Action::Recheck(at) => return at.as_second() - 1_000_000,
-        Action::Clear | Action::Resize { .. } => {}
+        Action::Clear | Action::Resize(_) => {}
     }
     now
 }
@@ -413,10 +419,42 @@ fn what_a_container_is_made_from_may_change() {
     let mut memory = Memory::default();
     check(&spec("web:1", "1", "NotRequired"), &memory, "");
     check(&spec("web:2", "1", "NotRequired"), &memory, "stop a#0 Changed\n");
-    check(&spec("web:1", "2", "RestartContainer"), &memory, "stop a#0 Changed\n");
+    check(&spec("web:1", "2", "RestartContainer"), &memory, "stop a#0 Resized\n");
     check(&spec("web:1", "2", "NotRequired"), &memory, "resize a#0\n");
-    memory.resized.insert("a#0".into(), r#"{"limits":null,"requests":{"cpu":"2"}}"#.into());
+    check(&spec("web:1", "1000m", "NotRequired"), &memory, "");
+    let given = |pod: &Pod| {
+        let amounts = Amounts { cpu_request: 2000, ..Amounts::default() };
+        Record { given: [("a#0".to_owned(), amounts)].into(), whole: Whole::of(pod), ..Record::default() }
+    };
+    memory.record = Some(given(&spec("web:1", "2", "NotRequired")));
     check(&spec("web:1", "2", "NotRequired"), &memory, "");
+    // The pod as a whole has too little; nobody in it has to do anything for that.
+    memory.record = Some(given(&spec("web:1", "1", "NotRequired")));
+    check(&spec("web:1", "2", "NotRequired"), &memory, "resize \n");
+    // What failed is left alone for a while.
+    memory.resizing.fail("no", None, time(5));
+    check(&spec("web:1", "2", "NotRequired"), &memory, "recheck at 15\n");
+}
+
+#[test]
+fn the_whole_is_resized_before_anybody_starts_in_it_and_whoever_runs_with_it() {
+    let resources = |cpu: &str| json!({"requests": {"cpu": cpu}});
+    let main = |name: &str| json!({"name": name, "resources": resources("2")});
+    let init = json!({"name": "i", "resources": resources("2")});
+    let spec = json!({"containers": [main("a"), main("b")], "initContainers": [init]});
+    let pod: Pod = serde_json::from_value(json!({"metadata": {}, "spec": spec})).expect("a pod");
+    let memory = Memory { record: Some(Record::default()), ..Memory::default() };
+    let check = |observed: &str, expected: &str| {
+        let mut observed = seen(observed);
+        for run in &mut observed.containers {
+            run.made_of.resources = Some(json!({"requests": {"cpu": "1"}}).to_string());
+        }
+        assert_eq!(shown(&plan(&pod, &observed, &memory, time(9))), expected, "{observed:?}");
+    };
+    check("", "sandbox #0\n");
+    check("s0 ready", "resize \nstart i#0\n");
+    check("s0 ready | i#0 running", "resize i#0\n");
+    check("s0 ready | i#0 exit 0 | a#0 running", "resize a#0\nstart b#0\n");
 }
 
 #[test]

@@ -34,6 +34,7 @@ fn run(name: &str, attempt: u32, state: State) -> Ran {
         message: String::new(),
         user: None,
         made_of: crate::observed::MadeOf::default(),
+        resources: None,
     }
 }
 
@@ -426,4 +427,152 @@ fn the_user_is_who_the_runtime_says() {
     assert_eq!(shown(exited(0, 5), Some(&user)), told);
     assert_eq!(shown(State::Created, Some(&user)), None);
     assert_eq!(shown(State::Running { since: time(0) }, None), None);
+}
+
+#[test]
+fn what_containers_have_and_were_promised() {
+    use crate::allocation::Record;
+    use crate::pod::resize::{Amounts, Whole};
+    use runtime::cri::LinuxContainerResources;
+
+    let resources = |cpu: &str, memory: &str| json!({"requests": {"cpu": cpu, "memory": memory}, "limits": {"cpu": cpu, "memory": memory}});
+    let mut pod = pod("Always", &[]);
+    let agreed = serde_json::from_value(resources("500m", "64Mi")).expect("resources");
+    pod.spec.as_mut().expect("a spec").containers[0].resources = Some(agreed);
+    let reports = |quota: i64, shares: i64, memory: i64| LinuxContainerResources {
+        cpu_period: 100_000,
+        cpu_quota: quota,
+        cpu_shares: shares,
+        memory_limit_in_bytes: memory,
+        ..LinuxContainerResources::default()
+    };
+    let mut check = |state: State, told: Option<LinuxContainerResources>, whole: Whole, expected: Expect| {
+        let mut main = run("main", 0, state);
+        main.resources = told;
+        let given =
+            Amounts { memory_request: 32 << 20, memory_limit: 32 << 20, cpu_request: 100, cpu_limit: 0 };
+        let record = Record { given: [(main.id.clone(), given)].into(), whole, ..Record::default() };
+        let memory = Memory { record: Some(record), ..Memory::default() };
+        let host = Host { ips: &[], runtime: "containerd", recursive: true };
+        let status = status(&pod, &seen(vec![main]), &memory, &host, time(9));
+        let container = &status.container_statuses.iter().flatten().next().expect("a container");
+        let found = json!([
+            container.resources,
+            container.allocated_resources,
+            status.resources,
+            status.allocated_resources
+        ]);
+        let lines: Vec<String> =
+            found.as_array().expect("a list").iter().map(|one| format!("{one}\n")).collect();
+        expected.assert_eq(&lines.concat());
+        pod.status = Some(status);
+    };
+    let whole = Whole { memory: 64 << 20, cpu_quota: 50_000, cpu_shares: 512 };
+    check(
+        exited(1, 5),
+        None,
+        whole,
+        expect![[r#"
+        {"limits":{"cpu":"500m","memory":"64Mi"},"requests":{"cpu":"500m","memory":"64Mi"}}
+        {"cpu":"500m","memory":"64Mi"}
+        {"limits":{"cpu":"500m","memory":"64Mi"},"requests":{"cpu":"500m","memory":"64Mi"}}
+        {"cpu":"500m","memory":"64Mi"}
+    "#]],
+    );
+    let running = State::Running { since: time(1) };
+    check(
+        running,
+        Some(reports(50_000, 512, 64 << 20)),
+        whole,
+        expect![[r#"
+        {"limits":{"cpu":"500m","memory":"64Mi"},"requests":{"cpu":"500m","memory":"32Mi"}}
+        {"cpu":"500m","memory":"64Mi"}
+        {"limits":{"cpu":"500m","memory":"64Mi"},"requests":{"cpu":"500m","memory":"64Mi"}}
+        {"cpu":"500m","memory":"64Mi"}
+    "#]],
+    );
+    check(
+        running,
+        Some(reports(10_000, 102, 32 << 20)),
+        Whole { cpu_shares: 102, ..whole },
+        expect![[r#"
+        {"limits":{"cpu":"100m","memory":"32Mi"},"requests":{"cpu":"100m","memory":"32Mi"}}
+        {"cpu":"500m","memory":"64Mi"}
+        {"limits":{"cpu":"500m","memory":"64Mi"},"requests":{"cpu":"100m","memory":"64Mi"}}
+        {"cpu":"500m","memory":"64Mi"}
+    "#]],
+    );
+    // What nobody tells is as it was, or as it was given.
+    check(
+        running,
+        Some(reports(0, 102, 32 << 20)),
+        whole,
+        expect![[r#"
+        {"limits":{"cpu":"100m","memory":"32Mi"},"requests":{"cpu":"100m","memory":"32Mi"}}
+        {"cpu":"500m","memory":"64Mi"}
+        {"limits":{"cpu":"500m","memory":"64Mi"},"requests":{"cpu":"500m","memory":"64Mi"}}
+        {"cpu":"500m","memory":"64Mi"}
+    "#]],
+    );
+    check(
+        running,
+        None,
+        whole,
+        expect![[r#"
+        {"limits":{"cpu":"100m","memory":"32Mi"},"requests":{"cpu":"100m","memory":"32Mi"}}
+        {"cpu":"500m","memory":"64Mi"}
+        {"limits":{"cpu":"500m","memory":"64Mi"},"requests":{"cpu":"500m","memory":"64Mi"}}
+        {"cpu":"500m","memory":"64Mi"}
+    "#]],
+    );
+}
+
+#[test]
+fn conditions_of_a_resize() {
+    let mut memory = Memory::default();
+    let running = seen(vec![run("main", 0, State::Running { since: time(1) })]);
+    let host = Host { ips: &[], runtime: "containerd", recursive: true };
+    let mut pod = pod("Always", &[]);
+    let mut check = |memory: &Memory, expected: Expect| {
+        let status = status(&pod, &running, memory, &host, time(9));
+        let conditions = status.conditions.iter().flatten();
+        let own = conditions.filter(|condition| condition.type_.starts_with("PodResize"));
+        let lines: Vec<String> = own.map(|condition| format!("{}\n", json!(condition))).collect();
+        expected.assert_eq(&lines.concat());
+        pod.status = Some(status);
+    };
+    assert!(memory.resizing.defer("too much", Some(2), time(1)));
+    assert!(!memory.resizing.defer("far too much", Some(2), time(2)));
+    check(
+        &memory,
+        expect![[r#"
+        {"lastProbeTime":"1970-01-12T13:46:41Z","lastTransitionTime":"1970-01-12T13:46:41Z","message":"far too much","observedGeneration":2,"reason":"Deferred","status":"True","type":"PodResizePending"}
+    "#]],
+    );
+    // Somebody asks for something else that there is no room for either.
+    assert!(memory.resizing.defer("too much", Some(3), time(3)));
+    check(
+        &memory,
+        expect![[r#"
+        {"lastProbeTime":"1970-01-12T13:46:41Z","lastTransitionTime":"1970-01-12T13:46:41Z","message":"too much","observedGeneration":3,"reason":"Deferred","status":"True","type":"PodResizePending"}
+    "#]],
+    );
+    memory.resizing.begin(Some(3), time(4));
+    check(
+        &memory,
+        expect![[r#"
+        {"lastProbeTime":"1970-01-12T13:46:44Z","lastTransitionTime":"1970-01-12T13:46:44Z","observedGeneration":3,"status":"True","type":"PodResizeInProgress"}
+    "#]],
+    );
+    assert_eq!(memory.resizing.fail("no", Some(4), time(5)), Some(3));
+    assert_eq!(memory.resizing.fail("no", Some(4), time(6)), None);
+    check(
+        &memory,
+        expect![[r#"
+        {"lastProbeTime":"1970-01-12T13:46:45Z","lastTransitionTime":"1970-01-12T13:46:45Z","message":"no","observedGeneration":3,"reason":"Error","status":"True","type":"PodResizeInProgress"}
+    "#]],
+    );
+    assert_eq!(memory.resizing.end(), Some(3));
+    check(&memory, expect![[""]]);
+    assert_eq!(memory.resizing.end(), None);
 }

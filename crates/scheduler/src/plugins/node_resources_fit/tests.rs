@@ -185,4 +185,18 @@ fn resizing_pods_take_the_highest_of_wanted_promised_and_given() {
     assert_eq!(cpu(""), 3000);
     let infeasible = r#","conditions":[{"type":"PodResizePending","status":"True","reason":"Infeasible"}]"#;
     assert_eq!(cpu(infeasible), 3000);
+    // So does a pod that asks for something as a whole, whatever its containers do.
+    let whole = r#","resources":{"requests":{"cpu":"4"}},"allocatedResources":{"cpu":"5"}"#;
+    let asks = status.replace("}]},", r#"}],"resources":{"requests":{"cpu":"1"}}},"#);
+    let (pod, _) = world("").info(&format!("pod p {}", asks.replace("CONDITIONS", whole)));
+    assert_eq!(pod.requests.exact.milli_cpu, 5000);
+    // Of an init container that goes nothing counts but what it wants.
+    let gone = status.replace("containers", "initContainers").replace("containerS", "initContainerS");
+    let gone = gone.replace(
+        r#"]},
+        "status""#,
+        r#"],"containers":[]},"status""#,
+    );
+    let (pod, _) = world("").info(&format!("pod p {}", gone.replace("CONDITIONS", "")));
+    assert_eq!(pod.requests.exact.milli_cpu, 2000);
 }

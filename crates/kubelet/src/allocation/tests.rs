@@ -1,0 +1,152 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+fn resources(cpu: &str) -> Value {
+    json!({"requests": {"cpu": cpu}})
+}
+
+fn pod(name: &str, cpu: &str) -> Pod {
+    let spec = json!({"containers": [{"name": "main", "resources": resources(cpu)}]});
+    let metadata = json!({"name": name, "uid": name, "generation": 2});
+    serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a pod")
+}
+
+/// `a 1 2 | b 1 1 at 5 priority 7 | c 1 3 guaranteed | d 1 0 told 1 | e 1 2 deleting`: what each has and wants of
+/// processors.
+fn present(text: &str) -> Vec<Present> {
+    let one = |text: &str| {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let after = |word: &str| {
+            let place = words.iter().position(|known| *known == word)?;
+            words.get(place + 1).map(|text| text.parse::<i64>().expect("a number"))
+        };
+        let mut pod = pod(words[0], words[2]);
+        pod.spec.as_mut().expect("a spec").priority = after("priority").map(|priority| priority as i32);
+        let class = if words.contains(&"guaranteed") { "Guaranteed" } else { "Burstable" };
+        let mut status = json!({"qosClass": class});
+        if let Some(told) = after("told") {
+            status["containerStatuses"] = json!([{
+                "name": "main", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+                "resources": resources(&told.to_string()),
+            }]);
+        }
+        pod.status = serde_json::from_value(status).expect("a status");
+        if words.contains(&"deleting") {
+            let now = jiff::Timestamp::UNIX_EPOCH;
+            pod.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now));
+        }
+        let allocated = Some(Allocation::of(&self::pod(words[0], words[1])));
+        let since = after("at").map(|second| jiff::Timestamp::from_second(second).expect("a time"));
+        Present { pod: Arc::new(pod), allocated, since }
+    };
+    text.split('|').map(one).collect()
+}
+
+#[track_caller]
+fn check(text: &str, expected: &[&str]) {
+    let node = json!({
+        "metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "10", "memory": "1Gi", "pods": "9"}},
+    });
+    let node = serde_json::from_value(node).expect("a node");
+    let present = present(text);
+    let judge = |pod: &Pod, others: &[Arc<Pod>]| {
+        admission::judge(pod, &node, others, &crate::abilities::Abilities::default())
+    };
+    let decided = decide(&present, judge).into_iter().map(|(pod, refusal)| match refusal {
+        None => format!("{} yes", pod.name()),
+        Some(refusal) => format!("{} {}: {}", pod.name(), refusal.reason, refusal.message),
+    });
+    assert_eq!(decided.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn there_is_room_or_there_is_not() {
+    check("a 1 2 | b 1 1", &["a yes"]);
+    check("a 1 9 | b 1 1", &["a yes"]);
+    let no =
+        "a OutOfcpu: Node didn't have enough resource: cpu, requested: 9500, used: 1000, capacity: 10000";
+    check("a 1 9500m | b 1 1", &[no]);
+    // One that wants no more is no reason to look.
+    check("a 1 1 | b 1 1000m", &[]);
+    // What others want is theirs only once it was agreed to.
+    let no =
+        "b OutOfcpu: Node didn't have enough resource: cpu, requested: 12000, used: 7000, capacity: 10000";
+    check("a 1 7 at 1 | b 1 12 at 2", &["a yes", no]);
+    // One that goes is there until it is gone, and wants nothing any more.
+    let no =
+        "a OutOfcpu: Node didn't have enough resource: cpu, requested: 8000, used: 3000, capacity: 10000";
+    check("a 1 8 | b 3 5 deleting", &[no]);
+}
+
+#[test]
+fn who_gives_back_is_first_and_has_it_until_it_is_told_otherwise() {
+    check("a 5 6 | b 5 4", &["b yes", "a yes"]);
+    let no =
+        "a OutOfcpu: Node didn't have enough resource: cpu, requested: 6000, used: 5000, capacity: 10000";
+    check("a 5 6 | b 5 4 told 5", &["b yes", no]);
+}
+
+#[test]
+fn whose_turn_it_is() {
+    let all = "a 1 2 at 4 | b 1 2 at 3 | c 1 2 at 9 guaranteed | d 1 2 at 9 priority 5 | e 1 2";
+    check(all, &["d yes", "c yes", "b yes", "a yes", "e yes"]);
+    let all = "a 2 5 at 1 | b 2 5 at 2 priority 9";
+    let no =
+        "a OutOfcpu: Node didn't have enough resource: cpu, requested: 6000, used: 5000, capacity: 10000";
+    check(&all.replace("a 2 5", "a 2 6"), &["b yes", no]);
+}
+
+#[test]
+fn what_was_agreed_to_is_put_in_place_of_what_is_asked_for() {
+    let wanted = json!({"metadata": {}, "spec": {
+        "resources": {"limits": {"cpu": "9"}},
+        "containers": [{"name": "a", "resources": resources("2")}, {"name": "b"}],
+        "initContainers": [{"name": "i", "resources": resources("3")}],
+    }});
+    let mut agreed = wanted.clone();
+    let pod = |value: &Value| -> Pod { serde_json::from_value(value.clone()).expect("a pod") };
+    let check = |agreed: &Value, differs: bool| {
+        let allocation = Allocation::of(&pod(agreed));
+        assert_eq!(allocation.differs(&pod(&wanted)), differs, "{agreed}");
+        let put = allocation.put_into(&pod(&wanted));
+        assert!(!allocation.differs(&put));
+        assert_eq!(put.spec.as_ref().expect("a spec").containers[1].resources, Some(Default::default()));
+    };
+    check(&agreed, false);
+    agreed["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!("2000m");
+    check(&agreed, false);
+    for place in ["/spec/resources/limits/cpu", "/spec/initContainers/0/resources/requests/cpu"] {
+        let mut other = agreed.clone();
+        *other.pointer_mut(place).expect("is there") = json!("1");
+        check(&other, true);
+    }
+}
+
+#[test]
+fn what_is_written_down_is_read_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let place = dir.path().join("uid");
+    assert_eq!(Record::read(&place), None);
+    let mut record = Record::new(&pod("a", "1"));
+    record.given.insert("id".to_owned(), Amounts { cpu_limit: 5, ..Amounts::default() });
+    record.keep(&place).expect("kept");
+    assert_eq!(Record::read(&place), Some(record));
+    std::fs::write(place.join(FILE), "{").expect("written");
+    assert_eq!(Record::read(&place), None);
+}
+
+#[test]
+fn what_makes_room_for_others() {
+    let pod = |phase: &str, given: &str| -> Arc<Pod> {
+        let told = json!({"name": "a", "image": "", "imageID": "", "ready": true, "restartCount": 0, "resources": resources(given)});
+        let status = json!({"phase": phase, "containerStatuses": [told]});
+        Arc::new(serde_json::from_value(json!({"metadata": {}, "status": status})).expect("a pod"))
+    };
+    let running = pod("Running", "2");
+    assert!(frees(&running, None));
+    assert!(frees(&running, Some(&pod("Failed", "2"))));
+    assert!(frees(&running, Some(&pod("Running", "1"))));
+    assert!(!frees(&running, Some(&pod("Running", "2"))));
+    assert!(!frees(&pod("Failed", "2"), None));
+}
