@@ -34,6 +34,7 @@ mod pod;
 mod pod_logs;
 mod pull_secrets;
 mod pulled;
+mod pulls;
 mod pulse;
 mod reclaim;
 mod reference;
@@ -116,6 +117,7 @@ struct Node {
     /// The numbers that pods with users of their own have.
     users: users::Users,
     pulled: pulled::Pulled,
+    pulls: pulls::Pulls,
     credentials: credentials::Providers,
     presentation: Presentation,
     /// By the uid of the pod.
@@ -170,6 +172,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         runtime_name: version.runtime_name,
         users: users::Users::open(&config.settings.pods),
         pulled: pulled::Pulled::open(&config.settings.root),
+        pulls: pulls::Pulls::default(),
         credentials: credentials::Providers::new(config.settings.keeping.credentials.clone()),
         csi: csi::Drivers::open(&config.settings.root),
         dra: dra::Dra::open(&config.settings.root),
@@ -239,6 +242,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         () = server::run(&node, config.api) => {}
         _ = shutdown.wait_for(|stop| *stop) => {}
     }
+    node.pulls.give_up_all();
 }
 
 /// A change to what a pod's volumes are made from reaches the pod.

@@ -23,6 +23,7 @@ use crate::pod::container as find;
 use crate::pod::plan::{Action, deadline, is_finished, plan};
 use crate::pod::status::{Host, status};
 use crate::sources::Cluster;
+use crate::start::Started;
 use crate::volumes::{self, Materials};
 
 /// More rounds than any pod needs in a row; what is left is done at the next look.
@@ -64,8 +65,11 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
         refuse(node, &pod, &seen, now).await;
         tell_of_pauses(node, &pod, &seen, now);
         let memory = node.remember(&pod, |memory| memory.clone());
-        if (pod.is_deleting() || is_finished(&pod, &seen, &memory)) && !give_back(node, &pod, &seen).await {
-            return Ok(Next::After(UNGIVEN));
+        if pod.is_deleting() || is_finished(&pod, &seen, &memory) {
+            node.pulls.give_up(&uid);
+            if !give_back(node, &pod, &seen).await {
+                return Ok(Next::After(UNGIVEN));
+            }
         }
         let actions = plan(&pod, &seen, &memory, now);
         let rechecks = actions.iter().filter_map(|action| match action {
@@ -75,8 +79,15 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
         next = rechecks.min().map_or(Next::Change, Next::At);
         let work: Vec<Action> =
             actions.into_iter().filter(|action| !matches!(action, Action::Recheck(_))).collect();
-        if work.is_empty() {
-            tell(node, &pod, &seen).await?;
+        let clears = work.contains(&Action::Clear);
+        let acting = act_on(node, &pod, &seen, work);
+        // What is written takes the disk's time, which the pod need not wait for.
+        let (told, acted) = tokio::join!(tell(node, &pod, &seen), acting);
+        told?;
+        if clears {
+            return let_go(node, &pod, &seen).await;
+        }
+        if !acted {
             if let Some(stale) = refresh(node, &pod, &seen).await {
                 next = match next {
                     Next::At(at) => Next::At(at.min(stale)),
@@ -84,14 +95,6 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
                 };
             }
             break;
-        }
-        let clears = work.contains(&Action::Clear);
-        let acting = act_on(node, &pod, &seen, work);
-        // What is written takes the disk's time, which the pod need not wait for.
-        let (told, ()) = tokio::join!(tell(node, &pod, &seen), acting);
-        told?;
-        if clears {
-            return let_go(node, &pod, &seen).await;
         }
     }
     Ok(next)
@@ -292,27 +295,44 @@ async fn refresh(node: &Node, pod: &Pod, seen: &Observed) -> Option<Timestamp> {
     volumes::stale_from(pod, &node.settings)
 }
 
-/// Stops what is to be stopped, then does the rest in its order. What is left is not done to a pod that is to end sooner
-/// than was known. A stop can be left at any time, others not: what a start has begun has to be written down.
-async fn act_on(node: &Arc<Node>, pod: &Pod, seen: &Observed, work: Vec<Action>) {
+/// Stops what is to be stopped, then does the rest in its order; `false` where nothing could be done or was to be. What is
+/// left is not done to a pod that is to end sooner than was known, or that waits for an image. A stop can be left at any
+/// time, others not: what a start has begun has to be written down.
+async fn act_on(node: &Arc<Node>, pod: &Pod, seen: &Observed, work: Vec<Action>) -> bool {
+    if work.is_empty() {
+        return false;
+    }
     let stops = work.iter().filter_map(|action| match action {
         Action::Stop(stop) => Some(stop),
         _ => None,
     });
     tokio::select! {
         () = stop::all(node, pod, stops) => {}
-        () = node.hastened(pod) => return,
+        () = node.hastened(pod) => return true,
     }
+    let mut acted = false;
     for action in work {
         if node.is_hastened(pod) {
-            return;
+            return true;
         }
-        act(node, pod, seen, action).await;
+        if act(node, pod, seen, action).await == Acted::Waits {
+            break;
+        }
+        acted = true;
     }
+    acted
+}
+
+/// What has become of something that was to be done.
+#[derive(PartialEq)]
+enum Acted {
+    Done,
+    /// It is under way, and what comes after it has to wait.
+    Waits,
 }
 
 /// Does one thing. What fails is remembered and tried again later.
-async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
+async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) -> Acted {
     match action {
         Action::MakeSandbox { attempt } => {
             if attempt > 0 && memory_of_sandboxes(seen) {
@@ -321,7 +341,10 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
             }
             let result = match node.dra.prepare(&node.ctx, pod).await {
                 Ok(()) => make_sandbox(node, pod, attempt).await,
-                Err(why) => return unprepared(node, pod, why),
+                Err(why) => {
+                    unprepared(node, pod, why);
+                    return Acted::Done;
+                }
             };
             let before = node.remember(pod, |memory| memory.sandbox_failure.take());
             let tries = before.as_ref().map_or(0, |before| before.times);
@@ -343,12 +366,15 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
             });
         }
         Action::Start { container, attempt } => {
-            let Some(spec) = find(pod, &container) else { return };
+            let Some(spec) = find(pod, &container) else { return Acted::Done };
             let begun = node.ctx.clock.now();
             if let Some(run) = Anew::of(pod, seen).latest(&container) {
                 node.remember(pod, |memory| memory.start_again(run, begun));
             }
             let result = crate::start::start(node, pod, seen, &spec, attempt).await;
+            if let Ok(Started::Pulling) = result {
+                return Acted::Waits;
+            }
             let now = node.ctx.clock.now();
             node.remember(pod, |memory| {
                 let Err(failed) = result else { return drop(memory.failures.remove(&container)) };
@@ -363,7 +389,7 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
             });
         }
         Action::Resize { id, container } => {
-            let Some(spec) = find(pod, &container) else { return };
+            let Some(spec) = find(pod, &container) else { return Acted::Done };
             let resources = config::resources(pod, &spec, &node.settings);
             let group = crate::cgroups::of(pod, &node.settings);
             let whole = crate::cgroups::limits(pod, node.settings.keeping.pids);
@@ -389,6 +415,7 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
         }
         Action::Stop(_) | Action::Clear | Action::Recheck(_) => {}
     }
+    Acted::Done
 }
 
 /// The pod's devices are not ready, so that it cannot begin.
@@ -552,6 +579,7 @@ impl Node {
 
     pub fn forget(&self, uid: &str) {
         self.memories.lock().remove(uid);
+        self.pulls.give_up(uid);
     }
 
     pub fn sources(&self) -> Cluster<'_> {
