@@ -49,6 +49,8 @@ pub struct Keeping {
     pub sysctls: Vec<String>,
     /// Whether the runtime's own seccomp profile is for containers that name none.
     pub seccomp_default: bool,
+    /// After which time volumes are published again whose drivers want that.
+    pub republish: SignedDuration,
 }
 
 impl Default for Keeping {
@@ -65,6 +67,7 @@ impl Default for Keeping {
             pids: 0,
             sysctls: Vec::new(),
             seccomp_default: false,
+            republish: SignedDuration::from_secs(60),
         }
     }
 }

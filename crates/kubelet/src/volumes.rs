@@ -486,7 +486,7 @@ pub fn stale_from(pod: &Pod, settings: &Settings) -> Option<jiff::Timestamp> {
         let wanted = source.service_account_token.as_ref()?;
         let made = fs::metadata(dir.join(volume).join(&wanted.path)).ok()?.modified().ok()?;
         let made = jiff::Timestamp::try_from(made).ok()?;
-        let seconds = wanted.expiration_seconds.unwrap_or(3607) * 8 / 10 + 1;
+        let seconds = content::keeps(wanted.expiration_seconds.unwrap_or(3607)) + 1;
         made.checked_add(jiff::SignedDuration::from_secs(seconds)).ok()
     });
     times.min()

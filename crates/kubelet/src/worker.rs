@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use reconcile::{Delete, Error, Key, Next, Object as _, Severity};
 use runtime::Runtime;
@@ -30,6 +30,8 @@ use crate::volumes::{self, Materials};
 const ROUNDS: usize = 40;
 /// How long drivers that do not take back their devices are left alone.
 const UNGIVEN: Duration = Duration::from_secs(5);
+/// How long volumes that could not be refreshed are left as they are.
+const STALE: SignedDuration = SignedDuration::from_secs(10);
 /// How often that is tried before it is said that something is wrong.
 const PATIENT: u32 = 30;
 
@@ -289,10 +291,17 @@ async fn refresh(node: &Node, pod: &Pod, seen: &Observed) -> Option<Timestamp> {
         addresses,
         is_first: false,
     };
-    if let Err(error) = volumes::set_up(pod, &materials).await {
-        tracing::debug!(%error, pod = %pod.key(), "a volume is out of date");
+    let refreshed = volumes::set_up(pod, &materials).await;
+    let stale = [volumes::stale_from(pod, &node.settings), node.csi.republish_at(pod.uid())];
+    let stale = stale.into_iter().flatten().min()?;
+    match refreshed {
+        Ok(_) => Some(stale),
+        Err(error) => {
+            tracing::debug!(%error, pod = %pod.key(), "a volume is out of date");
+            // What failed is due already.
+            Some(node.ctx.clock.now().checked_add(STALE).map_or(stale, |then| then.max(stale)))
+        }
     }
-    volumes::stale_from(pod, &node.settings)
 }
 
 /// Stops what is to be stopped, then does the rest in its order; `false` where nothing could be done or was to be. What is
