@@ -95,11 +95,14 @@ impl Known {
 }
 
 pub async fn run(node: &Arc<Node>) {
-    node.ctx.caches.pods().filled().await;
     let mut beat = 0;
     loop {
-        look(node).await;
-        if !node.ctx.caches.pods().indexed("node", &node.settings.node_name).is_empty() {
+        // Who is to stay is known only then.
+        let is_filled = *node.is_filled.borrow();
+        if is_filled {
+            look(node).await;
+        }
+        if !node.pods().is_empty() {
             logs::rotate_all(node).await;
         }
         match node.runtime.sweep().await {
@@ -107,12 +110,18 @@ pub async fn run(node: &Arc<Node>) {
             Ok(count) => tracing::info!(count, "removed what the runtime had forgotten"),
             Err(error) => tracing::warn!(%error, "cannot remove what the runtime has forgotten"),
         }
-        if u64::is_multiple_of(beat, BEATS) {
-            remove_leftovers(node).await;
-            images::tidy(node).await;
+        if is_filled {
+            if u64::is_multiple_of(beat, BEATS) {
+                remove_leftovers(node).await;
+                images::tidy(node).await;
+            }
+            beat += 1;
         }
-        beat += 1;
-        node.pulse.next().await;
+        let mut filled = node.is_filled.subscribe();
+        tokio::select! {
+            () = node.pulse.next() => {}
+            Ok(_) = filled.wait_for(|filled| *filled), if !is_filled => {}
+        }
     }
 }
 
@@ -150,7 +159,7 @@ async fn look(node: &Arc<Node>) {
         }
         state.evicted = Some(now);
     }
-    let pods = node.ctx.caches.pods().indexed("node", &node.settings.node_name);
+    let pods = node.pods();
     let used = stats::pods(node).await.unwrap_or_default();
     let counts_inodes = first.resource() == "inodes";
     let disk = |pod: &Pod| {
@@ -197,7 +206,7 @@ fn evict(node: &Arc<Node>, pod: &Pod, message: String) {
 
 /// Pods that use more of the disk than they said they would.
 async fn over_their_limits(node: &Arc<Node>) {
-    let pods = node.ctx.caches.pods().indexed("node", &node.settings.node_name);
+    let pods = node.pods();
     let limited: Vec<_> = pods.into_iter().filter(|pod| pressure::has_disk_limits(pod)).collect();
     if limited.is_empty() {
         return;
@@ -248,7 +257,7 @@ async fn remove_leftovers(node: &Arc<Node>) {
         }
     }
     let known: BTreeSet<String> = {
-        let pods = node.ctx.caches.pods().indexed("node", &node.settings.node_name);
+        let pods = node.pods();
         let listed = sandboxes.iter().filter_map(|sandbox| sandbox.labels.get(POD_UID).cloned());
         pods.iter().map(|pod| pod.uid().to_owned()).chain(listed).collect()
     };

@@ -168,9 +168,9 @@ async fn report(node: &Node, is_told: &mut bool) -> Result<bool, Error> {
     let status = status(node, &current).await;
     let is_ready = |condition: &NodeCondition| condition.type_ == "Ready" && condition.status == "True";
     let ready = status.conditions.iter().flatten().any(is_ready);
-    if !ready {
-        let spec = current.spec.as_ref();
-        network::provide(node, spec.and_then(|spec| spec.pod_cidrs.as_deref()).unwrap_or_default()).await;
+    let ranges = current.spec.as_ref().and_then(|spec| spec.pod_cidrs.as_deref()).unwrap_or_default();
+    if !ready || network::are_new(node, ranges) {
+        network::provide(node, ranges).await;
     }
     tell_changes(node, &current, &status);
     if worth_telling(current.status.as_ref(), &status, node) {

@@ -24,12 +24,15 @@ use crate::pod::plan::{Action, deadline, is_finished, plan};
 use crate::pod::status::{Host, status};
 use crate::sources::Cluster;
 use crate::start::Started;
+use crate::static_pods::is_static;
 use crate::volumes::{self, Materials};
 
 /// More rounds than any pod needs in a row; what is left is done at the next look.
 const ROUNDS: usize = 40;
 /// How long drivers that do not take back their devices are left alone.
 const UNGIVEN: Duration = Duration::from_secs(5);
+/// How long it takes to try again to tell of a pod.
+const UNTOLD: Duration = Duration::from_secs(5);
 /// How long volumes that could not be refreshed are left as they are.
 const STALE: SignedDuration = SignedDuration::from_secs(10);
 /// How often that is tried before it is said that something is wrong.
@@ -37,9 +40,13 @@ const PATIENT: u32 = 30;
 
 /// Looks after one pod once.
 pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
-    let Some(pod) = node.ctx.caches.pods().get(key).filter(|pod| node.has(pod)) else {
+    let Some(pod) = node.pod(key) else {
         return Ok(Next::Forget);
     };
+    // What the others refer to is not known before. All are looked at then.
+    if !is_static(&pod) && !*node.is_filled.borrow() {
+        return Ok(Next::Change);
+    }
     if crate::pod::is_over(&pod) && !pod.is_deleting() {
         return Ok(tidy_up(node, &pod).await);
     }
@@ -48,9 +55,10 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
     }
     let uid = pod.uid().to_owned();
     let mut next = Next::Change;
+    let mut untold = false;
     for _ in 0..ROUNDS {
         // It may have been changed or deleted while something was done for it; another of its name has a look of its own.
-        let Some(pod) = node.ctx.caches.pods().get_exactly(key, &uid) else {
+        let Some(pod) = node.pod_exactly(key, &uid) else {
             node.forget(&uid);
             return Ok(Next::Forget);
         };
@@ -85,9 +93,13 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
         let acting = act_on(node, &pod, &seen, work);
         // What is written takes the disk's time, which the pod need not wait for.
         let (told, acted) = tokio::join!(tell(node, &pod, &seen), acting);
-        told?;
         if clears {
             return let_go(node, &pod, &seen).await;
+        }
+        // Containers are looked after also where nobody can be told of it.
+        untold = matches!(told, Err(Error::Unreachable(_)));
+        if !untold {
+            told?;
         }
         if !acted {
             if let Some(stale) = refresh(node, &pod, &seen).await {
@@ -98,6 +110,9 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
             }
             break;
         }
+    }
+    if untold {
+        node.queue.after(key.clone(), UNTOLD);
     }
     Ok(next)
 }
@@ -174,7 +189,7 @@ async fn refuse(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
 
 /// Whether there are not enough devices for it.
 async fn unlent(node: &Node, pod: &Pod) -> Option<Refusal> {
-    let on_node = node.ctx.caches.pods().indexed("node", &node.settings.node_name);
+    let on_node = node.pods();
     let over: BTreeSet<String> =
         on_node.iter().filter(|pod| crate::pod::is_over(pod)).map(|pod| pod.uid().to_owned()).collect();
     let why = node.devices.lend(pod, |uid| over.contains(uid)).await.err()?;
@@ -193,7 +208,7 @@ fn late(node: &Node) -> Option<Refusal> {
 fn misplaced(node: &Node, pod: &Pod) -> Option<Refusal> {
     let name = &node.settings.node_name;
     let host = node.ctx.caches.nodes().get(&Key::new("", name))?;
-    let on_node = node.ctx.caches.pods().indexed("node", name);
+    let on_node = node.pods();
     let mut memories = node.memories.lock();
     let is_in = |pod: &Pod| {
         let begun = pod.status.as_ref().is_some_and(|status| status.start_time.is_some());
@@ -258,13 +273,17 @@ fn tell_of_pauses(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
 
 /// Writes the pod's status where it has changed.
 async fn tell(node: &Node, pod: &Pod, seen: &Observed) -> Result<(), Error> {
-    let Some(current) = node.ctx.caches.pods().get_exactly(&pod.key(), pod.uid()) else { return Ok(()) };
+    let Some(current) = node.pod_exactly(&pod.key(), pod.uid()) else { return Ok(()) };
+    let current = node.with_status(&current);
     let memory = node.remember(pod, |memory| memory.clone());
     let (node_ips, recursive) = (node.settings.node_ips(), node.is_recursive(pod).await);
     let host = Host { ips: &node_ips, runtime: &node.runtime_name, recursive };
     let now = node.ctx.clock.now();
     let mut status = status(&current, seen, &memory, &host, now);
     node.dra.tell(&current, status.container_statuses.as_deref_mut().unwrap_or_default(), now);
+    if is_static(&current) {
+        return node.tell_mirror(&current, status).await;
+    }
     if current.status.as_ref() == Some(&status) {
         return Ok(());
     }
@@ -464,12 +483,20 @@ async fn make_sandbox(node: &Node, pod: &Pod, attempt: u32) -> Result<(), String
 
 /// The pod has ended and is to go: nothing is left of it here, then it is deleted.
 async fn let_go(node: &Node, pod: &Pod, seen: &Observed) -> Result<Next, Error> {
-    tell(node, pod, seen).await?;
+    let told = tell(node, pod, seen).await;
+    if !is_static(pod) {
+        told?;
+    }
     if !remove_all(node, pod.uid()).await {
         return Ok(Next::After(Duration::from_secs(1)));
     }
     let _ = std::fs::remove_dir_all(node.settings.log_dir(&pod.key(), pod.uid()));
     node.forget(pod.uid());
+    if is_static(pod) {
+        node.static_pods.end(pod);
+        node.look_at(pod.key());
+        return Ok(Next::Forget);
+    }
     let options = Delete { grace_seconds: Some(0), ..Delete::uid(pod.uid()) };
     match node.ctx.client.delete::<Pod>(&pod.key(), &options).await {
         Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),
@@ -563,7 +590,7 @@ pub fn is_hastened(before: &Pod, now: Option<&Pod>) -> bool {
 
 impl Node {
     fn is_hastened(&self, pod: &Pod) -> bool {
-        is_hastened(pod, self.ctx.caches.pods().get_exactly(&pod.key(), pod.uid()).as_deref())
+        is_hastened(pod, self.pod_exactly(&pod.key(), pod.uid()).as_deref())
     }
 
     /// Waits until the pod is to end sooner than this one says.
@@ -581,9 +608,19 @@ impl Node {
         pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&self.settings.node_name)
     }
 
-    /// Looks at what is remembered of a pod, or changes it.
+    /// Looks at what is remembered of a pod, or changes it. Of one that is gone nothing is, whoever still has it.
     pub fn remember<T>(&self, pod: &Pod, f: impl FnOnce(&mut Memory) -> T) -> T {
-        f(self.memories.lock().entry(pod.uid().to_owned()).or_default())
+        let mut memories = self.memories.lock();
+        if let Some(memory) = memories.get_mut(pod.uid()) {
+            return f(memory);
+        }
+        let result = f(memories.entry(pod.uid().to_owned()).or_default());
+        drop(memories);
+        // Whoever goes from now on is forgotten once it is gone.
+        if self.pod_exactly(&pod.key(), pod.uid()).is_none() {
+            self.memories.lock().remove(pod.uid());
+        }
+        result
     }
 
     pub fn forget(&self, uid: &str) {
