@@ -21,7 +21,7 @@ use runtime::cri::{ContainerState, PodSandboxState};
 
 use crate::observed::POD_UID;
 use crate::{Node, stats};
-use pressure::{Pressures, Signals};
+use pressure::{Before, Pressures, Signals};
 
 /// Beats between two looks for what is left of pods, and for images.
 const BEATS: u64 = 6;
@@ -33,6 +33,8 @@ const EVICTION_PAUSE: SignedDuration = SignedDuration::from_secs(20);
 pub struct Keeping {
     pub limits: pressure::Limits,
     pub soft: pressure::Soft,
+    /// How much more than that there must be until a shortage is over.
+    pub reclaim: pressure::Limits,
     /// How long a shortage is said to last after it was last seen.
     pub lasts: jiff::SignedDuration,
     pub images: images::Policy,
@@ -49,6 +51,8 @@ pub struct Keeping {
     pub sysctls: Vec<String>,
     /// Whether the runtime's own seccomp profile is for containers that name none.
     pub seccomp_default: bool,
+    /// How many images are pulled at once; any number if none is said.
+    pub pulls_at_once: Option<usize>,
     /// After which time volumes are published again whose drivers want that.
     pub republish: SignedDuration,
 }
@@ -58,6 +62,7 @@ impl Default for Keeping {
         Keeping {
             limits: pressure::Limits::default(),
             soft: pressure::Soft::default(),
+            reclaim: pressure::Limits::NONE,
             lasts: pressure::LASTS,
             images: images::Policy::default(),
             pulled: crate::pulled::Policy::default(),
@@ -67,6 +72,7 @@ impl Default for Keeping {
             pids: 0,
             sysctls: Vec::new(),
             seccomp_default: false,
+            pulls_at_once: None,
             republish: SignedDuration::from_secs(60),
         }
     }
@@ -83,6 +89,8 @@ struct State {
     pressures: Pressures,
     images: images::Seen,
     evicted: Option<Timestamp>,
+    /// What there is less of than there must be.
+    short: BTreeSet<&'static str>,
     /// Since when there is less than there should be.
     since: BTreeMap<&'static str, Timestamp>,
 }
@@ -129,13 +137,16 @@ pub async fn run(node: &Arc<Node>) {
 async fn look(node: &Arc<Node>) {
     let now = node.ctx.clock.now();
     let signals = Signals::read(node).await;
-    let crate::Keeping { limits, soft, .. } = &node.settings.keeping;
-    let short = limits.reached(&signals);
-    let due = {
+    let crate::Keeping { limits, soft, reclaim, .. } = &node.settings.keeping;
+    let (short, due) = {
         let mut state = node.keeping.state.lock();
+        let short = limits.reached(&signals, &Before { short: &state.short, reclaim });
+        state.short = short.iter().map(|short| short.signal).collect();
         state.pressures.note(&short, now);
-        state.pressures.note(&soft.reached(&signals), now);
-        soft.due(&signals, &mut state.since, now)
+        let due = soft.due(&signals, &mut state.since, reclaim, now);
+        let State { pressures, since, .. } = &mut *state;
+        pressures.note_all(since.keys().copied(), now);
+        (short, due)
     };
     over_their_limits(node).await;
     // Whoever goes for what only should be left has time for it.
@@ -145,10 +156,11 @@ async fn look(node: &Arc<Node>) {
         (None, None) => return,
     };
     let [layers, files] = first.takes_room(signals.images_apart);
+    let before = BTreeSet::from([first.signal]);
     if first.is_disk()
         && layers
         && images::remove_all(node).await
-        && limits.reached(&Signals::read(node).await).is_empty()
+        && limits.reached(&Signals::read(node).await, &Before { short: &before, reclaim }).is_empty()
     {
         return;
     }

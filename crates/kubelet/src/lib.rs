@@ -176,7 +176,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         runtime_name: version.runtime_name,
         users: users::Users::open(&config.settings.pods),
         pulled: pulled::Pulled::open(&config.settings.root),
-        pulls: pulls::Pulls::default(),
+        pulls: pulls::Pulls::new(config.settings.keeping.pulls_at_once),
         credentials: credentials::Providers::new(config.settings.keeping.credentials.clone()),
         csi: csi::Drivers::open(&config.settings.root),
         dra: dra::Dra::open(&config.settings.root),

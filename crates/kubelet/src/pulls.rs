@@ -7,6 +7,7 @@ use std::collections::HashMap;
 
 use parking_lot::Mutex;
 use runtime::cri::ImageSpec;
+use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 
 use crate::start::Failed;
@@ -15,8 +16,11 @@ use crate::start::Failed;
 pub type Outcome = Result<ImageSpec, Failed>;
 
 /// The pulls of all pods, by the pod's uid.
-#[derive(Default)]
-pub struct Pulls(Mutex<HashMap<String, HashMap<For, Pull>>>);
+pub struct Pulls {
+    all: Mutex<HashMap<String, HashMap<For, Pull>>>,
+    /// Whose turn it is.
+    pub turns: Semaphore,
+}
 
 /// For which container of a pod, and which image.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -47,15 +51,21 @@ impl Drop for Aborted {
 }
 
 impl Pulls {
+    /// So many are made at once, or any number.
+    pub fn new(at_once: Option<usize>) -> Pulls {
+        let turns = Semaphore::new(at_once.unwrap_or(Semaphore::MAX_PERMITS).max(1));
+        Pulls { all: Mutex::default(), turns }
+    }
+
     /// A pull by a task that says [`Pulls::ended`] in the end. It is told of while it cannot end yet.
     pub fn begin(&self, uid: &str, what: For, begin: impl FnOnce() -> AbortHandle) {
-        let mut pulls = self.0.lock();
+        let mut pulls = self.all.lock();
         pulls.entry(uid.to_owned()).or_default().insert(what, Pull::UnderWay(Aborted(begin())));
     }
 
     /// How far a pull has come, if it was begun.
     pub fn progress(&self, uid: &str, what: &For) -> Option<Progress> {
-        match self.0.lock().get(uid)?.get(what)? {
+        match self.all.lock().get(uid)?.get(what)? {
             Pull::UnderWay(_) => Some(Progress::UnderWay),
             Pull::Ended(outcome) => Some(Progress::Ended(outcome.clone())),
         }
@@ -63,14 +73,14 @@ impl Pulls {
 
     /// A pull is over. Nobody wants to know where it was given up meanwhile.
     pub fn ended(&self, uid: &str, what: &For, outcome: Outcome) {
-        if let Some(pull) = self.0.lock().get_mut(uid).and_then(|pulls| pulls.get_mut(what)) {
+        if let Some(pull) = self.all.lock().get_mut(uid).and_then(|pulls| pulls.get_mut(what)) {
             *pull = Pull::Ended(outcome);
         }
     }
 
     /// The container has made use of what was pulled for it, or cannot.
     pub fn used(&self, uid: &str, container: &str) {
-        let mut pulls = self.0.lock();
+        let mut pulls = self.all.lock();
         if let Some(of_pod) = pulls.get_mut(uid) {
             of_pod.retain(|what, _| what.container != container);
             if of_pod.is_empty() {
@@ -81,11 +91,11 @@ impl Pulls {
 
     /// Gives up all pulls of a pod.
     pub fn give_up(&self, uid: &str) {
-        self.0.lock().remove(uid);
+        self.all.lock().remove(uid);
     }
 
     pub fn give_up_all(&self) {
-        self.0.lock().clear();
+        self.all.lock().clear();
     }
 }
 
@@ -99,7 +109,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_pull_ends_with_its_pod_and_no_other() {
-        let pulls = Pulls::default();
+        let pulls = Pulls::new(None);
         let endless = || tokio::spawn(std::future::pending::<()>());
         let (one, other) = (endless(), endless());
         let is_ended = |uid: &str| {
@@ -116,6 +126,6 @@ mod tests {
         pulls.used("u2", "b");
         assert_eq!(is_ended("u2"), Some(true), "what another uses is another's");
         pulls.used("u2", "a");
-        assert!(pulls.0.lock().is_empty());
+        assert!(pulls.all.lock().is_empty());
     }
 }

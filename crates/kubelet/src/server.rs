@@ -151,6 +151,11 @@ async fn answer(node: &Arc<Node>, request: Request<Incoming>) -> Response<Body> 
                 Metrics::Probes => metrics::probes(node),
             },
         )),
+        (Route::Logs { .. } | Route::Exec { .. } | Route::Attach { .. } | Route::PortForward { .. }, _)
+            if node.presentation.is_closed =>
+        {
+            Err((StatusCode::METHOD_NOT_ALLOWED, "Debug endpoints are disabled.".to_owned()))
+        }
         (Route::Logs { pod, container }, &Method::GET) => {
             log::answer(node, &pod, &container, request.uri().query().unwrap_or("")).await
         }

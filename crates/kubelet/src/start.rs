@@ -350,6 +350,9 @@ impl Fetch {
             failed("ErrImagePull", message)
         })?;
         needed.say(node, pod, Severity::Normal, "Pulling", format!("Pulling image {name:?}"));
+        let asked = Instant::now();
+        // It is never closed.
+        let _turn = node.pulls.turns.acquire().await;
         let begun = Instant::now();
         let sandbox = config::sandbox(pod, 0, crate::cgroups::of(pod, &node.settings), &node.settings);
         let mut last = String::new();
@@ -359,13 +362,14 @@ impl Fetch {
         for key in tries {
             match node.runtime.pull(wanted, key.map(|key| &key.auth), &sandbox).await {
                 Ok(reference) => {
-                    let time = format!("{:.3}s", begun.elapsed().as_secs_f64());
+                    let [time, in_all] =
+                        [begun, asked].map(|from| format!("{:.3}s", from.elapsed().as_secs_f64()));
                     let there = node.runtime.image(wanted).await.ok().flatten();
                     let size = there.as_ref().map_or(0, |image| image.size);
                     let id = there.as_ref().map_or(&reference, |image| &image.id);
                     intent.end(Some((id, key.and_then(|key| key.from.as_ref()))));
                     let message = format!(
-                        "Successfully pulled image {name:?} in {time} ({time} including waiting). Image size: {size} bytes."
+                        "Successfully pulled image {name:?} in {time} ({in_all} including waiting). Image size: {size} bytes."
                     );
                     needed.say(node, pod, Severity::Normal, "Pulled", message);
                     let name = name.clone();
