@@ -42,6 +42,11 @@ pub struct Remote {
 
 impl Remote {
     pub fn new(config: &Kubeconfig) -> Result<Remote, Error> {
+        Ok(Remote::with_tls(&config.server, config.token.as_deref(), Remote::tls(config)?))
+    }
+
+    /// Whom a kubeconfig trusts, and what it shows.
+    pub fn tls(config: &Kubeconfig) -> Result<rustls::ClientConfig, Error> {
         let unusable = |error: Box<dyn std::error::Error + Send + Sync>| Error::Unreachable(error);
         let mut roots = rustls::RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(&config.ca_pem) {
@@ -53,7 +58,7 @@ impl Remote {
             .with_safe_default_protocol_versions()
             .map_err(|error| unusable(error.into()))?
             .with_root_certificates(roots);
-        let tls = match &config.certificate {
+        Ok(match &config.certificate {
             Some((cert, key)) => {
                 let chain = CertificateDer::pem_slice_iter(cert).collect::<Result<Vec<_>, _>>();
                 let chain = chain.map_err(|error| unusable(error.into()))?;
@@ -61,8 +66,7 @@ impl Remote {
                 builder.with_client_auth_cert(chain, key).map_err(|error| unusable(error.into()))?
             }
             None => builder.with_no_client_auth(),
-        };
-        Ok(Remote::with_tls(&config.server, config.token.as_deref(), tls))
+        })
     }
 
     /// For whoever has other reasons to trust a server. `server` is as in a kubeconfig.

@@ -132,7 +132,7 @@ impl Puller {
 
     async fn pull_from(&self, registry: Arc<Registry>, name: &Reference) -> Result<Image, PullError> {
         // What is being fetched is nobody's yet, and must not be tidied away.
-        let _busy = self.store.busy()?;
+        let busy = self.store.busy()?;
         let wanted = match (&name.digest, &name.tag) {
             (Some(digest), _) => digest.to_string(),
             (None, Some(tag)) => tag.clone(),
@@ -165,7 +165,12 @@ impl Puller {
             }
         }
         let (store, names) = (self.store.clone(), [(name.clone(), named)]);
-        let added = tokio::task::spawn_blocking(move || store.add_image(&digest, &manifest, &names)).await;
+        // This goes on also where nobody waits for it any more.
+        let add = move || {
+            let _busy = busy;
+            store.add_image(&digest, &manifest, &names)
+        };
+        let added = tokio::task::spawn_blocking(add).await;
         Ok(added.map_err(|_| Error::Missing("the image whose unpacking failed".to_owned()))??)
     }
 

@@ -173,7 +173,7 @@ fn consider(node: &Node) {
         short.or_else(|| admission::judge(pod, &host, others, &node.abilities.lock()))
     };
     let _judging = node.judging.lock();
-    let on_node = node.ctx.caches.pods().indexed("node", name).into_iter().filter(|pod| !pod::is_over(pod));
+    let on_node = node.pods().into_iter().filter(|pod| !pod::is_over(pod));
     let mut memories = node.memories.lock();
     let present: Vec<Present> = on_node
         .filter_map(|pod| {
@@ -237,9 +237,17 @@ fn left(settings: &crate::Settings, pod: &Pod) -> Memory {
 }
 
 impl Node {
-    /// Looks at what is remembered of a pod, or changes it.
+    /// Looks at what is remembered of a pod, or changes it. Of one that is gone nothing is, whoever still has it.
     pub fn remember<T>(&self, pod: &Pod, f: impl FnOnce(&mut Memory) -> T) -> T {
-        f(open(&mut self.memories.lock(), &self.settings, pod))
+        let mut memories = self.memories.lock();
+        let is_new = !memories.contains_key(pod.uid());
+        let result = f(open(&mut memories, &self.settings, pod));
+        drop(memories);
+        // Whoever goes from now on is forgotten once it is gone.
+        if is_new && self.pod_exactly(&pod.key(), pod.uid()).is_none() {
+            self.memories.lock().remove(pod.uid());
+        }
+        result
     }
 
     /// The pod as it would be if it asked for what was agreed to.
@@ -276,7 +284,7 @@ impl Node {
         let name = &self.settings.node_name;
         let host = self.ctx.caches.nodes().get(&Key::new("", name))?;
         let _judging = self.judging.lock();
-        let on_node = self.ctx.caches.pods().indexed("node", name);
+        let on_node = self.pods();
         let mut memories = self.memories.lock();
         if is_in(pod, &known(&memories, &self.settings, pod)) {
             return None;

@@ -27,8 +27,8 @@ pub struct Drivers {
     drivers: Mutex<BTreeMap<String, Driver>>,
     /// Held while something is done to a volume, by its driver and handle: drivers expect one call at a time.
     pub busy: Busy,
-    /// When volumes were last published, by pod and name.
-    published: Mutex<HashMap<(String, String), jiff::Timestamp>>,
+    /// The volumes that are published, by pod and name, and when that is to be done again, if it is.
+    published: Mutex<HashMap<(String, String), Option<jiff::Timestamp>>>,
     /// Those that must not be detached, as statuses of nodes name them.
     in_use: Mutex<BTreeSet<String>>,
     /// Told when that has changed.
@@ -63,6 +63,12 @@ impl Drivers {
     fn find(&self, name: &str) -> Result<Driver, String> {
         let found = self.drivers.lock().get(name).cloned();
         found.ok_or_else(|| format!("driver name {name} not found in the list of registered CSI drivers"))
+    }
+
+    /// When the first of a pod's volumes is to be published again.
+    pub fn republish_at(&self, pod: &str) -> Option<jiff::Timestamp> {
+        let published = self.published.lock();
+        published.iter().filter(|((uid, _), _)| uid == pod).filter_map(|(_, again)| *again).min()
     }
 
     /// The volumes that must not be detached.

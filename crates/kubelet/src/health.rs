@@ -63,7 +63,7 @@ impl Node {
 
     /// Whether a pod is deleted, ended by the node, or has been at it for too long, by what is known now.
     pub fn is_to_end(&self, pod: &Pod) -> bool {
-        let known = self.ctx.caches.pods().get_exactly(&pod.key(), pod.uid());
+        let known = self.pod_exactly(&pod.key(), pod.uid());
         known.is_none_or(|known| {
             let is_ended = self.remember(pod, |memory| memory.ended.is_some());
             is_ended || is_over_by(&known, self.ctx.clock.now())
@@ -182,8 +182,7 @@ impl Watch {
     async fn question(&self, probe: &Probe) -> Result<(), Trouble> {
         let timeout =
             Duration::from_secs(u64::try_from(probe.timeout_seconds.unwrap_or(1)).unwrap_or(1).max(1));
-        let pods = self.node.ctx.caches.pods();
-        let pod = pods.get_exactly(&self.pod.key(), self.pod.uid());
+        let pod = self.node.pod_exactly(&self.pod.key(), self.pod.uid());
         let pod = pod.as_deref().unwrap_or(&self.pod);
         if let Some(exec) = &probe.exec {
             let command = exec.command.clone().unwrap_or_default();

@@ -21,7 +21,7 @@ use runtime::cri::{ContainerState, PodSandboxState};
 
 use crate::observed::POD_UID;
 use crate::{Node, stats};
-use pressure::{Pressures, Signals};
+use pressure::{Before, Pressures, Signals};
 
 /// Beats between two looks for what is left of pods, and for images.
 const BEATS: u64 = 6;
@@ -33,6 +33,8 @@ const EVICTION_PAUSE: SignedDuration = SignedDuration::from_secs(20);
 pub struct Keeping {
     pub limits: pressure::Limits,
     pub soft: pressure::Soft,
+    /// How much more than that there must be until a shortage is over.
+    pub reclaim: pressure::Limits,
     /// How long a shortage is said to last after it was last seen.
     pub lasts: jiff::SignedDuration,
     pub images: images::Policy,
@@ -49,6 +51,10 @@ pub struct Keeping {
     pub sysctls: Vec<String>,
     /// Whether the runtime's own seccomp profile is for containers that name none.
     pub seccomp_default: bool,
+    /// How many images are pulled at once; any number if none is said.
+    pub pulls_at_once: Option<usize>,
+    /// After which time volumes are published again whose drivers want that.
+    pub republish: SignedDuration,
 }
 
 impl Default for Keeping {
@@ -56,6 +62,7 @@ impl Default for Keeping {
         Keeping {
             limits: pressure::Limits::default(),
             soft: pressure::Soft::default(),
+            reclaim: pressure::Limits::NONE,
             lasts: pressure::LASTS,
             images: images::Policy::default(),
             pulled: crate::pulled::Policy::default(),
@@ -65,6 +72,8 @@ impl Default for Keeping {
             pids: 0,
             sysctls: Vec::new(),
             seccomp_default: false,
+            pulls_at_once: None,
+            republish: SignedDuration::from_secs(60),
         }
     }
 }
@@ -80,6 +89,8 @@ struct State {
     pressures: Pressures,
     images: images::Seen,
     evicted: Option<Timestamp>,
+    /// What there is less of than there must be.
+    short: BTreeSet<&'static str>,
     /// Since when there is less than there should be.
     since: BTreeMap<&'static str, Timestamp>,
 }
@@ -92,11 +103,14 @@ impl Known {
 }
 
 pub async fn run(node: &Arc<Node>) {
-    node.ctx.caches.pods().filled().await;
     let mut beat = 0;
     loop {
-        look(node).await;
-        if !node.ctx.caches.pods().indexed("node", &node.settings.node_name).is_empty() {
+        // Who is to stay is known only then.
+        let is_filled = *node.is_filled.borrow();
+        if is_filled {
+            look(node).await;
+        }
+        if !node.pods().is_empty() {
             logs::rotate_all(node).await;
         }
         match node.runtime.sweep().await {
@@ -104,12 +118,18 @@ pub async fn run(node: &Arc<Node>) {
             Ok(count) => tracing::info!(count, "removed what the runtime had forgotten"),
             Err(error) => tracing::warn!(%error, "cannot remove what the runtime has forgotten"),
         }
-        if u64::is_multiple_of(beat, BEATS) {
-            remove_leftovers(node).await;
-            images::tidy(node).await;
+        if is_filled {
+            if u64::is_multiple_of(beat, BEATS) {
+                remove_leftovers(node).await;
+                images::tidy(node).await;
+            }
+            beat += 1;
         }
-        beat += 1;
-        node.pulse.next().await;
+        let mut filled = node.is_filled.subscribe();
+        tokio::select! {
+            () = node.pulse.next() => {}
+            Ok(_) = filled.wait_for(|filled| *filled), if !is_filled => {}
+        }
     }
 }
 
@@ -117,13 +137,16 @@ pub async fn run(node: &Arc<Node>) {
 async fn look(node: &Arc<Node>) {
     let now = node.ctx.clock.now();
     let signals = Signals::read(node).await;
-    let crate::Keeping { limits, soft, .. } = &node.settings.keeping;
-    let short = limits.reached(&signals);
-    let due = {
+    let crate::Keeping { limits, soft, reclaim, .. } = &node.settings.keeping;
+    let (short, due) = {
         let mut state = node.keeping.state.lock();
+        let short = limits.reached(&signals, &Before { short: &state.short, reclaim });
+        state.short = short.iter().map(|short| short.signal).collect();
         state.pressures.note(&short, now);
-        state.pressures.note(&soft.reached(&signals), now);
-        soft.due(&signals, &mut state.since, now)
+        let due = soft.due(&signals, &mut state.since, reclaim, now);
+        let State { pressures, since, .. } = &mut *state;
+        pressures.note_all(since.keys().copied(), now);
+        (short, due)
     };
     over_their_limits(node).await;
     // Whoever goes for what only should be left has time for it.
@@ -134,8 +157,12 @@ async fn look(node: &Arc<Node>) {
     };
     let [layers, files] = first.takes_room(signals.images_apart);
     if first.is_disk() && layers && images::remove_all(node).await {
-        let signals = Signals::read(node).await;
-        let still = if grace.is_some() { soft.reached(&signals) } else { limits.reached(&signals) };
+        let (signals, before) = (Signals::read(node).await, BTreeSet::from([first.signal]));
+        let before = Before { short: &before, reclaim };
+        let still = match grace {
+            Some(_) => soft.reached(&signals, &before),
+            None => limits.reached(&signals, &before),
+        };
         if !still.iter().any(|short| short.signal == first.signal) {
             return;
         }
@@ -147,7 +174,7 @@ async fn look(node: &Arc<Node>) {
         }
         state.evicted = Some(now);
     }
-    let pods = node.ctx.caches.pods().indexed("node", &node.settings.node_name);
+    let pods = node.pods();
     let used = stats::pods(node).await.unwrap_or_default();
     let counts_inodes = first.resource() == "inodes";
     let disk = |pod: &Pod| {
@@ -194,7 +221,7 @@ fn evict(node: &Arc<Node>, pod: &Pod, message: String) {
 
 /// Pods that use more of the disk than they said they would.
 async fn over_their_limits(node: &Arc<Node>) {
-    let pods = node.ctx.caches.pods().indexed("node", &node.settings.node_name);
+    let pods = node.pods();
     let limited: Vec<_> = pods.into_iter().filter(|pod| pressure::has_disk_limits(pod)).collect();
     if limited.is_empty() {
         return;
@@ -245,7 +272,7 @@ async fn remove_leftovers(node: &Arc<Node>) {
         }
     }
     let known: BTreeSet<String> = {
-        let pods = node.ctx.caches.pods().indexed("node", &node.settings.node_name);
+        let pods = node.pods();
         let listed = sandboxes.iter().filter_map(|sandbox| sandbox.labels.get(POD_UID).cloned());
         pods.iter().map(|pod| pod.uid().to_owned()).chain(listed).collect()
     };

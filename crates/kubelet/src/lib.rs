@@ -35,6 +35,7 @@ mod pod;
 mod pod_logs;
 mod pull_secrets;
 mod pulled;
+mod pulls;
 mod pulse;
 mod reclaim;
 mod reference;
@@ -45,6 +46,7 @@ mod server;
 mod shutdown;
 mod sources;
 mod start;
+mod static_pods;
 mod stats;
 mod sysctls;
 mod users;
@@ -117,6 +119,7 @@ struct Node {
     /// The numbers that pods with users of their own have.
     users: users::Users,
     pulled: pulled::Pulled,
+    pulls: pulls::Pulls,
     credentials: credentials::Providers,
     presentation: Presentation,
     /// By the uid of the pod.
@@ -140,6 +143,9 @@ struct Node {
     /// Counts the times when the runtime was seen to have changed.
     news: watch::Sender<u64>,
     referred: Option<Arc<Referred>>,
+    static_pods: static_pods::StaticPods,
+    /// What the API has is known. Until then there are only static pods, and nothing is known to be too much.
+    is_filled: watch::Sender<bool>,
 }
 
 impl Node {
@@ -173,6 +179,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         runtime_name: version.runtime_name,
         users: users::Users::open(&config.settings.pods),
         pulled: pulled::Pulled::open(&config.settings.root),
+        pulls: pulls::Pulls::new(config.settings.keeping.pulls_at_once),
         credentials: credentials::Providers::new(config.settings.keeping.credentials.clone()),
         csi: csi::Drivers::open(&config.settings.root),
         dra: dra::Dra::open(&config.settings.root),
@@ -191,9 +198,14 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         keeping: keeping::Known::default(),
         pulse: pulse::Pulse::begin(),
         referred: config.referred,
+        static_pods: static_pods::StaticPods::default(),
+        is_filled: watch::Sender::new(false),
         ctx,
     });
+    // Before anybody misses them.
+    manifests::take(&node);
     node.pulled.recover(&*node.runtime, node.ctx.clock.now()).await;
+    network::recall(&node).await;
     let own = node.settings.node_name.clone();
     if let Some(referred) = &node.referred {
         referred.listen(&node.ctx.caches, &own);
@@ -211,7 +223,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         if node.has(pod) && worker::is_hastened(pod, changed.after.map(Arc::as_ref)) {
             node.hastened.send_modify(|count| *count += 1);
         }
-        if node.has(pod) && changed.after.is_none() {
+        if node.has(pod) && !static_pods::is_static(pod) && changed.after.is_none() {
             tokio::spawn(remove_unknown(node, pod.key(), pod.uid().to_owned()));
         }
     });
@@ -229,7 +241,8 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
     };
     let ctx = node.ctx.clone();
     tokio::select! {
-        () = controller.run(&ctx, WORKERS, reconcile) => {}
+        () = controller.run_at_once(&ctx, WORKERS, reconcile) => {}
+        () = fill(&node) => {}
         () = registration::run(&node) => {}
         () = relist(&node) => {}
         () = keeping::run(&node) => {}
@@ -244,6 +257,15 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         () = server::run(&node, config.api) => {}
         _ = shutdown.wait_for(|stop| *stop) => {}
     }
+    node.pulls.give_up_all();
+}
+
+/// Looks at the pods that the API has once everything is known that they may refer to.
+async fn fill(node: &Node) {
+    node.ctx.caches.filled().await;
+    node.is_filled.send_replace(true);
+    look_at_all(node);
+    std::future::pending().await
 }
 
 /// A change to what a pod's volumes are made from reaches the pod.
@@ -286,8 +308,7 @@ async fn find_plugins(node: &Node) {
 
 /// Pods may have been waiting for something that is there now.
 fn look_at_all(node: &Node) {
-    let pods = node.ctx.caches.pods().indexed("node", &node.settings.node_name);
-    pods.iter().for_each(|pod| node.look_at(pod.key()));
+    node.pods().iter().for_each(|pod| node.look_at(pod.key()));
 }
 
 /// Pods wait for their volumes to be attached, which the node's own status tells.
@@ -306,10 +327,11 @@ fn look_again_when_attached(node: &Arc<Node>, controller: &Controller) {
 
 /// Looks for changes in what the runtime has, and for pods that nobody knows any more.
 async fn relist(node: &Arc<Node>) {
-    node.ctx.caches.pods().filled().await;
     let mut known: BTreeMap<String, i32> = BTreeMap::new();
     let mut changes = 0;
+    let mut filled = node.is_filled.subscribe();
     loop {
+        let is_filled = *filled.borrow_and_update();
         if let (Ok(sandboxes), Ok(containers)) =
             (node.runtime.sandboxes(&[]).await, node.runtime.containers(&[]).await)
         {
@@ -319,8 +341,15 @@ async fn relist(node: &Arc<Node>) {
                 containers.iter().map(|container| (&container.id, container.state + 10, &container.labels)),
             );
             for (id, state, labels) in listed {
+                let pod = pod_of(labels);
+                // Whose it is turns out later.
+                let is_strange =
+                    || pod.as_ref().is_some_and(|(key, uid)| node.pod_exactly(key, uid).is_none());
+                if !is_filled && is_strange() {
+                    continue;
+                }
                 if known.get(id) != Some(&state) {
-                    changed.extend(pod_of(labels));
+                    changed.extend(pod);
                 }
                 now.insert(id.clone(), state);
             }
@@ -330,8 +359,7 @@ async fn relist(node: &Arc<Node>) {
             });
             started.for_each(|container| node.settings.logs.link(container));
             for (key, uid) in &changed {
-                let pod = node.ctx.caches.pods().get_exactly(key, uid);
-                match pod {
+                match node.pod_exactly(key, uid) {
                     Some(_) => node.look_at(key.clone()),
                     None => drop(tokio::spawn(remove_unknown(node.clone(), key.clone(), uid.clone()))),
                 }
@@ -341,8 +369,13 @@ async fn relist(node: &Arc<Node>) {
             }
             known = now;
         }
-        changes = node.runtime.changed(changes).await;
-        tokio::time::sleep(GATHER).await;
+        tokio::select! {
+            count = node.runtime.changed(changes) => {
+                changes = count;
+                tokio::time::sleep(GATHER).await;
+            }
+            Ok(()) = filled.changed() => {}
+        }
     }
 }
 

@@ -1,56 +1,92 @@
-//! Static pods: manifests in a directory of this host, each of which is a pod here for as long as the file is there.
+//! Static pods: manifests in a directory of this host, each of which is a pod here for as long as the file is there,
+//! whether anybody can be asked for pods or not.
 //!
-//! They are made known to the API as mirror pods, and looked after like all others. Whoever deletes one there finds
-//! it made again.
+//! They are made known to the API as mirror pods, once it can be reached. Whoever deletes one there finds it made again.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::field::{Errors, Path as Field};
+use api::kind::{Kind as _, NameRule};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use reconcile::{Delete, Error, Key, Object as _};
+use serde_json::{Value, json};
 
 use crate::Node;
 use crate::changes::Changes;
+use crate::static_pods::is_static;
 
-/// Marks a pod as the likeness of one that is not from the API; its value tells manifests apart.
+/// Marks a pod as the likeness of one that is not from the API; its value is that one's uid.
 pub const MIRROR: &str = "kubernetes.io/config.mirror";
 const HASH: &str = "kubernetes.io/config.hash";
 const SOURCE: &str = "kubernetes.io/config.source";
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// Keeps the mirror pods as the directory says.
+/// Keeps static pods as the directory says, and their mirrors as they are.
 pub async fn run(node: &Arc<Node>) {
-    let Some(dir) = node.settings.manifests.clone() else { return std::future::pending().await };
-    node.ctx.caches.pods().filled().await;
-    node.ctx.caches.nodes().filled().await;
-    let changes = match Changes::of(&dir) {
+    tokio::join!(follow(node), mirror(node));
+}
+
+async fn follow(node: &Arc<Node>) {
+    let Some(dir) = &node.settings.manifests else { return };
+    let changes = match Changes::of(dir) {
         Ok(changes) => changes,
         Err(error) => {
             tracing::error!(%error, dir = %dir.display(), "no pods can be read from there");
-            return std::future::pending().await;
+            return;
         }
     };
-    let (gone, mut went) = tokio::sync::watch::channel(());
+    loop {
+        // What was written before anybody was told of changes has to be seen, too.
+        take(node);
+        if changes.next().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Takes what the directory says now.
+pub fn take(node: &Node) {
+    let Some(dir) = &node.settings.manifests else { return };
+    let changed = node.static_pods.set(read(dir, &node.settings.node_name), node.ctx.clock.now());
+    if !changed.is_empty() {
+        node.hastened.send_modify(|count| *count += 1);
+        node.static_pods.news.notify_one();
+    }
+    changed.into_iter().for_each(|key| node.look_at(key));
+}
+
+/// Keeps the API's likenesses of static pods.
+async fn mirror(node: &Arc<Node>) {
+    node.ctx.caches.pods().filled().await;
+    node.ctx.caches.nodes().filled().await;
+    let weak = Arc::downgrade(node);
     node.ctx.caches.pods().listen(move |changed| {
-        if let (Some(pod), None) = (changed.before, changed.after)
-            && pod.annotation(MIRROR).is_some()
+        let is_there = |pod: Option<&Arc<Pod>>| pod.is_some_and(|pod| !pod.is_deleting());
+        if is_static(changed.newest())
+            && is_there(changed.before) != is_there(changed.after)
+            && let Some(node) = weak.upgrade()
         {
-            gone.send_replace(());
+            node.static_pods.news.notify_one();
         }
     });
     loop {
-        let settled = settle(node, &read(&dir, &node.settings.node_name)).await;
+        let settled = settle(node).await;
         if let Err(error) = &settled {
             tracing::warn!(%error, "static pods are not all known to the API");
         }
-        let pause = if settled.is_ok() { Duration::MAX } else { AGAIN };
+        let again = async {
+            match settled {
+                Ok(()) => std::future::pending().await,
+                Err(_) => tokio::time::sleep(AGAIN).await,
+            }
+        };
         tokio::select! {
-            _ = changes.next() => {}
-            _ = went.changed() => {}
-            () = tokio::time::sleep(pause.min(Duration::from_secs(3600))) => {}
+            () = node.static_pods.news.notified() => {}
+            () = again => {}
         }
     }
 }
@@ -73,32 +109,104 @@ fn read(dir: &Path, node: &str) -> BTreeMap<Key, Pod> {
     pods
 }
 
-/// The mirror pod of a manifest in YAML or JSON.
+/// The pod of a manifest in YAML or JSON, as it would be had the API server made it.
 fn parse(text: &str, node: &str) -> Result<Pod, String> {
-    let value: serde_json::Value = schema::yaml::value(text).map_err(|error| error.to_string())?;
+    let mut value: Value = schema::yaml::value(text).map_err(|error| error.to_string())?;
     if value["kind"] != "Pod" {
         return Err("its kind is not Pod".to_owned());
     }
-    let mut pod: Pod = serde_json::from_value(value).map_err(|error| error.to_string())?;
-    if pod.name().is_empty() {
+    let table = schema::kubernetes();
+    let ty = table.kind("", "v1", "Pod").ok_or("no such kind is known")?;
+    schema::normalize(table, ty, &mut value).map_err(|error| error.to_string())?;
+    let name = value["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    if name.is_empty() {
         return Err("it has no name".to_owned());
     }
     let hash = format!("{:016x}{:016x}", fnv(text.as_bytes(), 0), fnv(text.as_bytes(), 1));
-    pod.metadata.name = Some(format!("{}-{node}", pod.name()));
-    pod.metadata.namespace.get_or_insert_with(|| "default".to_owned());
-    let annotations = pod.metadata.annotations.get_or_insert_default();
+    let metadata = &mut value["metadata"];
+    metadata["name"] = json!(format!("{name}-{node}"));
+    if metadata["namespace"].as_str().unwrap_or_default().is_empty() {
+        metadata["namespace"] = json!("default");
+    }
+    metadata["uid"] = json!(hash);
     for (name, value) in [(MIRROR, hash.as_str()), (HASH, &hash), (SOURCE, "file")] {
-        annotations.insert(name.to_owned(), value.to_owned());
+        metadata["annotations"][name] = json!(value);
     }
-    let spec = pod.spec.get_or_insert_default();
-    spec.node_name = Some(node.to_owned());
+    let spec = &mut value["spec"];
+    spec["nodeName"] = json!(node);
     // What may not be scheduled away from here stays whatever becomes of the node.
-    let everything = serde_json::json!({"operator": "Exists", "effect": "NoExecute"});
-    if let Ok(toleration) = serde_json::from_value(everything) {
-        spec.tolerations.get_or_insert_default().push(toleration);
+    let everything = json!({"operator": "Exists", "effect": "NoExecute"});
+    match spec["tolerations"].as_array_mut() {
+        Some(tolerations) => tolerations.push(everything),
+        None => spec["tolerations"] = json!([everything]),
     }
-    pod.status = None;
-    Ok(pod)
+    // The classes that every cluster has, which its own pods mostly are of.
+    match value["spec"]["priorityClassName"].as_str() {
+        Some("system-node-critical") => value["spec"]["priority"] = json!(2_000_001_000),
+        Some("system-cluster-critical") => value["spec"]["priority"] = json!(2_000_000_000),
+        _ => {}
+    }
+    api::defaults::set_defaults(table, ty, &mut value);
+    let rules = api::core::pod::Pod;
+    rules.prepare_create(&mut value);
+    let mut errors = Errors::default();
+    let metadata = &value["metadata"];
+    api::meta::validate_object_meta(
+        metadata,
+        true,
+        NameRule::Subdomain,
+        &Field::new("metadata"),
+        &mut errors,
+    );
+    rules.validate(&value, &mut errors);
+    rules.validate_create(&value, &mut errors);
+    if !errors.is_empty() {
+        return Err(format!("invalid pod: {errors}"));
+    }
+    let pod: Pod = serde_json::from_value(value).map_err(|error| error.to_string())?;
+    match refers_to(&pod) {
+        Some(what) => Err(format!("static pods may not reference {what}")),
+        None => Ok(pod),
+    }
+}
+
+/// What a pod refers to that only the API has, in upstream's words.
+fn refers_to(pod: &Pod) -> Option<&'static str> {
+    let spec = pod.spec.as_ref()?;
+    let containers = crate::pod::containers(pod);
+    let env = || containers.iter().flat_map(|one| one.env.iter().flatten());
+    let from = || env().filter_map(|one| one.value_from.as_ref());
+    let all_from = || containers.iter().flat_map(|one| one.env_from.iter().flatten());
+    let volumes = || spec.volumes.iter().flatten();
+    let projected =
+        || volumes().filter_map(|one| one.projected.as_ref()).flat_map(|one| one.sources.iter().flatten());
+    let secrets = spec.image_pull_secrets.as_ref().is_some_and(|all| !all.is_empty())
+        || from().any(|one| one.secret_key_ref.is_some())
+        || all_from().any(|one| one.secret_ref.is_some());
+    let maps = from().any(|one| one.config_map_key_ref.is_some())
+        || all_from().any(|one| one.config_map_ref.is_some());
+    let found = [
+        (spec.service_account_name.as_ref().is_some_and(|name| !name.is_empty()), "serviceaccounts"),
+        (secrets, "secrets"),
+        (maps, "configmaps"),
+        (spec.resource_claims.as_ref().is_some_and(|all| !all.is_empty()), "resourceclaims"),
+        (volumes().any(|one| one.config_map.is_some()), "configmaps (via configmap volumes)"),
+        (volumes().any(|one| one.secret.is_some()), "secrets (via secret volumes)"),
+        (volumes().any(|one| one.csi.is_some()), "csidrivers (via CSI volumes)"),
+        (volumes().any(|one| one.glusterfs.is_some()), "endpoints (via glusterFS volumes)"),
+        (volumes().any(|one| one.persistent_volume_claim.is_some()), "persistentvolumeclaims"),
+        (volumes().any(|one| one.ephemeral.is_some()), "persistentvolumeclaims (via ephemeral volumes)"),
+        (volumes().any(|one| one.azure_file.is_some()), "secrets (via azureFile volumes)"),
+        (projected().any(|one| one.config_map.is_some()), "configmaps (via projected volumes)"),
+        (projected().any(|one| one.secret.is_some()), "secrets (via projected volumes)"),
+        (
+            projected().any(|one| one.service_account_token.is_some()),
+            "serviceaccounts (via projected volumes)",
+        ),
+        (projected().any(|one| one.cluster_trust_bundle.is_some()), "clustertrustbundles"),
+        (projected().any(|one| one.pod_certificate.is_some()), "podcertificates"),
+    ];
+    found.into_iter().find(|(is_so, _)| *is_so).map(|(_, what)| what)
 }
 
 /// FNV-1a: tells texts apart, and is the same tomorrow.
@@ -107,15 +215,19 @@ fn fnv(bytes: &[u8], seed: u64) -> u64 {
     bytes.iter().fold(start, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// Makes mirror pods that are missing, and removes those whose manifest is gone or has changed.
-async fn settle(node: &Arc<Node>, wanted: &BTreeMap<Key, Pod>) -> Result<(), Error> {
+/// Makes mirror pods that are missing, and removes those of which the pod is gone or another. That of a pod that is about
+/// to go stays until it has.
+async fn settle(node: &Arc<Node>) -> Result<(), Error> {
     let present = node.ctx.caches.pods().indexed("node", &node.settings.node_name);
-    for pod in present.iter().filter(|pod| pod.annotation(MIRROR).is_some()) {
-        let same =
-            wanted.get(&pod.key()).is_some_and(|wanted| wanted.annotation(MIRROR) == pod.annotation(MIRROR));
-        if !same && !pod.is_deleting() {
-            match node.ctx.client.delete::<Pod>(&pod.key(), &Delete::uid(pod.uid())).await {
-                Err(error) if !error.is_not_found() && !error.is_conflict() => return Err(error),
+    for mirror in present.iter().filter(|pod| is_static(pod)) {
+        let pod = node.static_pods.get(&mirror.key());
+        let fits = pod.is_some_and(|pod| {
+            mirror.annotation(MIRROR) == Some(pod.uid()) && (pod.is_deleting() || !mirror.is_deleting())
+        });
+        if !fits {
+            let options = Delete { grace_seconds: Some(0), ..Delete::uid(mirror.uid()) };
+            match node.ctx.delete_with::<Pod>(&mirror.key(), &options).await {
+                Err(error) if !error.is_conflict() => return Err(error),
                 _ => {}
             }
         }
@@ -123,12 +235,13 @@ async fn settle(node: &Arc<Node>, wanted: &BTreeMap<Key, Pod>) -> Result<(), Err
     let Some(own) = node.ctx.caches.nodes().get(&Key::new("", &node.settings.node_name)) else {
         return Err(Error::NotSeen("the node".to_owned()));
     };
-    for (key, pod) in wanted {
-        if node.ctx.caches.pods().get(key).is_some() {
+    for pod in node.static_pods.all() {
+        if pod.is_deleting() || node.ctx.caches.pods().get(&pod.key()).is_some() {
             continue;
         }
-        let mut pod = pod.clone();
-        pod.metadata.owner_references = Some(vec![OwnerReference {
+        let mut mirror = Pod { status: None, ..Pod::clone(&pod) };
+        mirror.metadata.uid = None;
+        mirror.metadata.owner_references = Some(vec![OwnerReference {
             api_version: "v1".into(),
             kind: "Node".into(),
             name: own.name().to_owned(),
@@ -136,7 +249,7 @@ async fn settle(node: &Arc<Node>, wanted: &BTreeMap<Key, Pod>) -> Result<(), Err
             controller: Some(true),
             ..OwnerReference::default()
         }]);
-        match node.ctx.create(&pod).await {
+        match node.ctx.create(&mirror).await {
             Err(error) if !error.is_already_exists() => return Err(error),
             _ => {}
         }
@@ -150,26 +263,67 @@ mod tests {
 
     #[test]
     fn manifests_become_pods_of_this_node() {
-        let text =
-            "kind: Pod\napiVersion: v1\nmetadata:\n  name: web\nspec:\n  containers:\n  - name: main\n";
+        let text = "kind: Pod\napiVersion: v1\nmetadata:\n  name: web\nspec:\n  containers:\n  - {name: main, image: i}\n";
         let pod = parse(text, "here").expect("a pod");
         assert_eq!(pod.key(), Key::new("default", "web-here"));
         assert_eq!(pod.annotation(SOURCE), Some("file"));
-        assert_eq!(pod.annotation(MIRROR), parse(text, "here").expect("a pod").annotation(MIRROR));
-        assert_ne!(
-            pod.annotation(MIRROR),
-            parse(&format!("{text}\n"), "here").expect("a pod").annotation(MIRROR)
+        assert_eq!(pod.annotation(MIRROR), Some(pod.uid()));
+        assert_eq!(pod.uid(), parse(text, "here").expect("a pod").uid());
+        assert_ne!(pod.uid(), parse(&format!("{text}\n"), "here").expect("a pod").uid());
+        let spec = pod.spec.expect("a spec");
+        assert_eq!(spec.node_name.as_deref(), Some("here"));
+        // As the API server would have it.
+        assert_eq!(
+            (spec.restart_policy.as_deref(), spec.termination_grace_period_seconds),
+            (Some("Always"), Some(30))
         );
-        assert_eq!(pod.spec.and_then(|spec| spec.node_name).as_deref(), Some("here"));
-        assert!(parse("kind: Service", "here").is_err());
-        assert!(parse("kind: Pod", "here").is_err());
-        assert!(parse("{", "here").is_err());
+        assert_eq!(spec.containers[0].image_pull_policy.as_deref(), Some("Always"));
+        let status = pod.status.expect("a status");
+        assert_eq!(
+            (status.phase.as_deref(), status.qos_class.as_deref()),
+            (Some("Pending"), Some("BestEffort"))
+        );
+        let check = |text: &str, expected: &str| {
+            let error = parse(text, "here").expect_err(text);
+            assert!(error.contains(expected), "{error}");
+        };
+        check("kind: Service", "its kind is not Pod");
+        check("kind: Pod", "it has no name");
+        check("{", "");
+        check("{kind: Pod, metadata: {name: a}, spec: {containers: [{name: c}]}}", "containers[0].image");
+        check("{kind: Pod, metadata: {name: a}, spec: {containers: []}}", "spec.containers: Required value");
+    }
+
+    #[test]
+    fn what_only_the_api_has_is_not_referred_to() {
+        let check = |more: Value, expected: &str| {
+            let mut spec = json!({"containers": [{"name": "c", "image": "i"}]});
+            for (field, value) in more.as_object().expect("fields") {
+                spec[field] = value.clone();
+            }
+            let text = json!({"kind": "Pod", "metadata": {"name": "a"}, "spec": spec}).to_string();
+            let error = parse(&text, "here").expect_err("a reference");
+            assert_eq!(error, format!("static pods may not reference {expected}"));
+        };
+        check(json!({"serviceAccountName": "x"}), "serviceaccounts");
+        check(json!({"imagePullSecrets": [{"name": "x"}]}), "secrets");
+        let env = json!([{"name": "E", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}]);
+        check(json!({"containers": [{"name": "c", "image": "i", "env": env}]}), "configmaps");
+        let volume = |source: Value| json!({"volumes": [source]});
+        check(volume(json!({"name": "v", "secret": {"secretName": "s"}})), "secrets (via secret volumes)");
+        let claim = json!({"name": "v", "persistentVolumeClaim": {"claimName": "c"}});
+        check(volume(claim), "persistentvolumeclaims");
+        let sources = json!([{"configMap": {"name": "m"}}]);
+        check(
+            volume(json!({"name": "v", "projected": {"sources": sources}})),
+            "configmaps (via projected volumes)",
+        );
     }
 
     #[test]
     fn only_files_that_are_meant_are_read() {
         let dir = tempfile::tempdir().expect("a directory");
-        let pod = r#"{"kind": "Pod", "metadata": {"name": "a"}, "spec": {"containers": []}}"#;
+        let pod = r#"{"kind": "Pod", "metadata": {"name": "a"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}"#;
         std::fs::write(dir.path().join("a.json"), pod).expect("written");
         std::fs::write(dir.path().join(".b.json.swp"), pod).expect("written");
         std::fs::write(dir.path().join("c.yaml"), "nonsense").expect("written");

@@ -26,8 +26,11 @@ pub(crate) async fn provide(node: &Node, ranges: &[String]) {
     if ranges.is_empty() {
         return;
     }
-    if let Err(error) = node.runtime.set_pod_cidr(&ranges.join(",")).await {
+    let text = ranges.join(",");
+    if let Err(error) = node.runtime.set_pod_cidr(&text).await {
         tracing::warn!(%error, "cannot tell the runtime this node's addresses");
+    } else if let Err(error) = std::fs::write(known(node), &text) {
+        tracing::warn!(%error, "this node's addresses are not known here the next time");
     }
     let details = node.runtime.details().await.unwrap_or_default();
     let Some(dir) = details.get("config").and_then(|config| directory(config)) else { return };
@@ -37,6 +40,23 @@ pub(crate) async fn provide(node: &Node, ranges: &[String]) {
         Ok(false) => {}
         Err(error) => tracing::warn!(%error, dir = %dir.display(), "cannot give pods a network"),
     }
+}
+
+/// Gives the runtime the ranges that it had the last time, so that pods can be made also where nobody can be asked.
+pub(crate) async fn recall(node: &Node) {
+    let Ok(text) = std::fs::read_to_string(known(node)) else { return };
+    if let Err(error) = node.runtime.set_pod_cidr(&text).await {
+        tracing::warn!(%error, "cannot tell the runtime this node's addresses");
+    }
+}
+
+/// Whether the node is given other ranges than it had.
+pub(crate) fn are_new(node: &Node, ranges: &[String]) -> bool {
+    !ranges.is_empty() && std::fs::read_to_string(known(node)).is_ok_and(|known| known != ranges.join(","))
+}
+
+fn known(node: &Node) -> PathBuf {
+    node.settings.pods.with_file_name("pod-cidr")
 }
 
 /// Where it is written down which pod has which address of the network that we have set up.

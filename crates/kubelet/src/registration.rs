@@ -74,6 +74,16 @@ pub struct Presentation {
     pub provider_id: String,
     /// How often its status is looked at, if not with each beat.
     pub report_every: Option<Duration>,
+    /// How often it is told though nothing has changed.
+    pub tell_every: Option<Duration>,
+    /// How long the node is taken to live after each sign of that.
+    pub lease_seconds: Option<i32>,
+    /// How many pods there may be by what it has of processors, if that is less than `max_pods`.
+    pub most_by_cores: Option<u32>,
+    /// How many images it tells of: 50 if nothing is said, all if it is less than nothing.
+    pub most_images: Option<i64>,
+    /// Nobody is let into containers, nor told what they have said.
+    pub is_closed: bool,
 }
 
 /// Registers, then keeps the node's status and lease.
@@ -143,9 +153,17 @@ async fn keep_lease(node: &Node) {
                 None => std::future::pending().await,
             }
         };
+        // Four signs of life should fit into the time.
+        let often = async {
+            match node.presentation.lease_seconds.and_then(|seconds| u64::try_from(seconds).ok()) {
+                Some(seconds @ ..40) => tokio::time::sleep(Duration::from_millis(seconds * 250)).await,
+                _ => std::future::pending().await,
+            }
+        };
         tokio::select! {
             () = node.pulse.next() => {}
             () = soon => {}
+            () = often => {}
             () = appeared.notified() => {}
         }
     }
@@ -173,9 +191,9 @@ async fn report(node: &Node, is_told: &mut bool) -> Result<bool, Error> {
     let status = status(node, &current).await;
     let is_ready = |condition: &NodeCondition| condition.type_ == "Ready" && condition.status == "True";
     let ready = status.conditions.iter().flatten().any(is_ready);
-    if !ready {
-        let spec = current.spec.as_ref();
-        network::provide(node, spec.and_then(|spec| spec.pod_cidrs.as_deref()).unwrap_or_default()).await;
+    let ranges = current.spec.as_ref().and_then(|spec| spec.pod_cidrs.as_deref()).unwrap_or_default();
+    if !ready || network::are_new(node, ranges) {
+        network::provide(node, ranges).await;
     }
     tell_changes(node, &current, &status);
     if worth_telling(current.status.as_ref(), &status, node) {
@@ -270,7 +288,9 @@ fn worth_telling(before: Option<&NodeStatus>, now: &NodeStatus, node: &Node) -> 
         condition.last_heartbeat_time = before.last_heartbeat_time.clone();
         oldest = oldest.min(before.last_heartbeat_time.clone()).or(before.last_heartbeat_time.clone());
     }
-    let due = oldest.is_none_or(|time| node.ctx.clock.now().duration_since(time.0).as_secs() >= REPORT_EVERY);
+    let every = node.presentation.tell_every.and_then(|every| i64::try_from(every.as_secs()).ok());
+    let every = every.unwrap_or(REPORT_EVERY);
+    let due = oldest.is_none_or(|time| node.ctx.clock.now().duration_since(time.0).as_secs() >= every);
     timeless != *before || due
 }
 
@@ -441,7 +461,8 @@ fn allocatable(node: &Node, mut resources: BTreeMap<String, Quantity>) -> BTreeM
 async fn images(node: &Node) -> Vec<ContainerImage> {
     let mut images = node.runtime.images().await.unwrap_or_default();
     images.sort_by_key(|image| (std::cmp::Reverse(image.size), image.id.clone()));
-    images.truncate(MOST_IMAGES);
+    let most = node.presentation.most_images;
+    images.truncate(most.map_or(MOST_IMAGES, |most| usize::try_from(most).unwrap_or(usize::MAX)));
     let shown = images.into_iter().map(|image| ContainerImage {
         names: Some(image.repo_digests.into_iter().chain(image.repo_tags).collect()),
         size_bytes: i64::try_from(image.size).ok(),
@@ -490,9 +511,12 @@ async fn renew(node: &Node) -> Result<(), Error> {
     };
     let key = Key::new("kube-node-lease", &node.settings.node_name);
     let now = Some(MicroTime(node.ctx.clock.now()));
+    let seconds = node.presentation.lease_seconds.unwrap_or(LEASE_SECONDS);
     match node.ctx.client.get::<Lease>(&key).await {
         Ok(mut lease) => {
-            lease.spec.get_or_insert_default().renew_time = now;
+            let spec = lease.spec.get_or_insert_default();
+            spec.renew_time = now;
+            spec.lease_duration_seconds = Some(seconds);
             node.ctx.client.replace(&lease).await.map(drop)
         }
         Err(error) if error.is_not_found() => {
@@ -512,7 +536,7 @@ async fn renew(node: &Node) -> Result<(), Error> {
                 },
                 spec: Some(LeaseSpec {
                     holder_identity: Some(key.name.to_string()),
-                    lease_duration_seconds: Some(LEASE_SECONDS),
+                    lease_duration_seconds: Some(seconds),
                     renew_time: now,
                     ..LeaseSpec::default()
                 }),

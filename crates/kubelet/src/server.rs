@@ -151,6 +151,11 @@ async fn answer(node: &Arc<Node>, request: Request<Incoming>) -> Response<Body> 
                 Metrics::Probes => metrics::probes(node),
             },
         )),
+        (Route::Logs { .. } | Route::Exec { .. } | Route::Attach { .. } | Route::PortForward { .. }, _)
+            if node.presentation.is_closed =>
+        {
+            Err((StatusCode::METHOD_NOT_ALLOWED, "Debug endpoints are disabled.".to_owned()))
+        }
         (Route::Logs { pod, container }, &Method::GET) => {
             log::answer(node, &pod, &container, request.uri().query().unwrap_or("")).await
         }
@@ -252,11 +257,7 @@ async fn tunnel(url: &str, request: &mut Request<Incoming>) -> Result<Response<B
 
 /// One of this node's pods.
 fn find(node: &Node, key: &Key) -> Result<Arc<Pod>, Refused> {
-    let pod = node.ctx.caches.pods().get(key);
-    let mine = pod.filter(|pod| {
-        pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&node.settings.node_name)
-    });
-    mine.ok_or_else(|| (StatusCode::NOT_FOUND, format!("pod {:?} does not exist", key.name)))
+    node.pod(key).ok_or_else(|| (StatusCode::NOT_FOUND, format!("pod {:?} does not exist", key.name)))
 }
 
 /// The id of the container's present run.
@@ -274,7 +275,7 @@ fn failed(error: runtime::Error) -> Refused {
 }
 
 fn pods(node: &Node) -> Response<Body> {
-    let mine = node.ctx.caches.pods().indexed("node", &node.settings.node_name);
+    let mine = node.pods();
     let items: Vec<_> = mine.iter().map(|pod| json!(**pod)).collect();
     json(&json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}))
 }

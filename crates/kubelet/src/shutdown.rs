@@ -116,7 +116,7 @@ async fn check_patience(wanted: i64) -> Result<(), String> {
 /// Ends all pods of this node, one group after the other.
 async fn end_all(node: &Arc<Node>) {
     node.is_going_down.send_replace(true);
-    let pods = node.ctx.caches.pods().indexed("node", &node.settings.node_name);
+    let pods = node.pods();
     let active: Vec<Arc<Pod>> = pods.into_iter().filter(|pod| !is_over(pod)).collect();
     for Group { seconds, pods } in plan::plan(&node.settings.shutdown, &active) {
         for (pod, grace) in &pods {
@@ -128,7 +128,7 @@ async fn end_all(node: &Arc<Node>) {
         }
         let ended = async {
             while pods.iter().any(|(pod, _)| {
-                let now = node.ctx.caches.pods().get_exactly(&pod.key(), pod.uid());
+                let now = node.pod_exactly(&pod.key(), pod.uid());
                 now.is_some_and(|pod| !is_over(&pod))
             }) {
                 tokio::time::sleep(LOOK).await;

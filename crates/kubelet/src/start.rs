@@ -5,15 +5,26 @@ use std::time::Instant;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use reconcile::{Object as _, Severity};
-use runtime::cri::ImageSpec;
+use runtime::cri::{Image, ImageSpec};
 
 use crate::env::{Addresses, environment};
 use crate::observed::{Observed, State};
 use crate::pull_secrets::Shown;
+use crate::pulled::PullSecret;
+use crate::pulls::{For, Outcome, Progress};
 use crate::volumes::{self, Materials};
 use crate::{Node, config, docker_config, hooks, pull_secrets, users};
 
+/// How far a start has come.
+#[derive(PartialEq)]
+pub enum Started {
+    Done,
+    /// An image is being pulled; the pod is looked at again when that is over.
+    Pulling,
+}
+
 /// Why a container was not started.
+#[derive(Clone)]
 pub struct Failed {
     /// The reason its state shows, such as `ErrImagePull`.
     pub reason: String,
@@ -26,22 +37,33 @@ fn failed(reason: &str, message: impl Into<String>) -> Failed {
     Failed { reason: reason.to_owned(), message: message.into(), waits: false }
 }
 
-/// Starts one run of a container in the pod's sandbox.
+/// Starts one run of a container in the pod's sandbox, once its images are there.
 pub async fn start(
     node: &Arc<Node>,
     pod: &Pod,
     seen: &Observed,
     spec: &Container,
     attempt: u32,
+) -> Result<Started, Failed> {
+    let images = match images(node, pod, spec).await {
+        Ok(None) => return Ok(Started::Pulling),
+        Ok(Some(images)) => Ok(images),
+        Err(failed) => Err(failed),
+    };
+    node.pulls.used(pod.uid(), &spec.name);
+    let (image, volumes) = images?;
+    run(node, pod, seen, (spec, attempt), (image, &volumes)).await.map(|()| Started::Done)
+}
+
+/// Runs a container whose images are there.
+async fn run(
+    node: &Arc<Node>,
+    pod: &Pod,
+    seen: &Observed,
+    (spec, attempt): (&Container, u32),
+    (image, images): (ImageSpec, &volumes::Images),
 ) -> Result<(), Failed> {
     let Some(sandbox) = seen.sandbox() else { return Ok(()) };
-    let needed = Needed {
-        image: spec.image.as_deref().unwrap_or_default(),
-        policy: spec.image_pull_policy.as_deref(),
-        container: Some(&spec.name),
-    };
-    let image = image(node, pod, &needed).await?;
-    let images = image_volumes(node, pod, spec).await?;
     let node_ips = node.settings.node_ips();
     let addresses = || Addresses { host_ips: &node_ips, pod_ips: &sandbox.ips };
     let sources = node.sources();
@@ -78,7 +100,7 @@ pub async fn start(
     };
     volumes::write_files(pod, spec, attempt, &node.settings, &sandbox.ips)
         .map_err(|error| creating(error.to_string()))?;
-    let mounted = volumes::Mounted { attempt, places: &places, images: &images, env: &env };
+    let mounted = volumes::Mounted { attempt, places: &places, images, env: &env };
     let recursive = node.is_recursive(pod).await;
     let mounts = volumes::mounts(pod, spec, &mounted, recursive, &node.settings)
         .map_err(|why| unusable(why.to_string()))?;
@@ -158,128 +180,238 @@ async fn remove_old_runs(node: &Node, pod: &Pod, seen: &Observed, name: &str) {
     }
 }
 
-/// The volumes of a container that are images, pulled where that is wanted and needed.
-async fn image_volumes(node: &Node, pod: &Pod, spec: &Container) -> Result<volumes::Images, Failed> {
+/// The images of a container and of its volumes that are images, pulled where that is wanted and needed; `None` while
+/// that goes on.
+async fn images(
+    node: &Arc<Node>,
+    pod: &Pod,
+    spec: &Container,
+) -> Result<Option<(ImageSpec, volumes::Images)>, Failed> {
+    let needed = Needed {
+        image: spec.image.clone().unwrap_or_default(),
+        policy: spec.image_pull_policy.clone(),
+        container: spec.name.clone(),
+        is_volume: false,
+    };
+    let Some(own) = image(node, pod, needed).await? else { return Ok(None) };
     let mut images = volumes::Images::new();
     for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
         let is_mounted = spec.volume_mounts.iter().flatten().any(|mount| mount.name == volume.name);
         let Some(source) = volume.image.as_ref().filter(|_| is_mounted) else { continue };
         let needed = Needed {
-            image: source.reference.as_deref().unwrap_or_default(),
-            policy: source.pull_policy.as_deref(),
-            container: None,
+            image: source.reference.clone().unwrap_or_default(),
+            policy: source.pull_policy.clone(),
+            container: spec.name.clone(),
+            is_volume: true,
         };
-        let found = image(node, pod, &needed).await.inspect_err(|failed| {
+        let found = image(node, pod, needed).await.inspect_err(|failed| {
             let message = format!("Error: {}", failed.reason);
             note(node, pod, &spec.name, Severity::Warning, "Failed", message);
         })?;
+        let Some(found) = found else { return Ok(None) };
         images.insert(volume.name.clone(), found);
     }
-    Ok(images)
+    Ok(Some((own, images)))
 }
 
 /// An image that a pod needs.
-struct Needed<'a> {
-    image: &'a str,
-    policy: Option<&'a str>,
-    /// Whose image it is; nobody's for one that is a volume.
-    container: Option<&'a str>,
+struct Needed {
+    image: String,
+    policy: Option<String>,
+    /// For whom.
+    container: String,
+    /// It is not the container's own.
+    is_volume: bool,
 }
 
-/// The image, pulled where that is wanted and needed.
-async fn image(node: &Node, pod: &Pod, needed: &Needed<'_>) -> Result<ImageSpec, Failed> {
-    let name = needed.image.to_owned();
-    let say = |severity: Severity, reason: &str, message: String| match needed.container {
-        Some(container) => note(node, pod, container, severity, reason, message),
-        None => node.ctx.events.record(reconcile::reference(pod), severity, reason, message),
-    };
+impl Needed {
+    fn say(&self, node: &Node, pod: &Pod, severity: Severity, reason: &str, message: String) {
+        match self.is_volume {
+            false => note(node, pod, &self.container, severity, reason, message),
+            true => node.ctx.events.record(reconcile::reference(pod), severity, reason, message),
+        }
+    }
+
+    fn warn(&self, node: &Node, pod: &Pod, reason: &str, message: String) {
+        self.say(node, pod, Severity::Warning, reason, message);
+    }
+
+    fn policy(&self, tagged: &str) -> &str {
+        let default = if tagged.ends_with(":latest") { "Always" } else { "IfNotPresent" };
+        self.policy.as_deref().unwrap_or(default)
+    }
+
+    /// The image that is there, if the pod may use it with these keys.
+    fn usable(
+        &self,
+        node: &Node,
+        pod: &Pod,
+        present: Option<&Image>,
+        policy: &str,
+        keys: &[Shown],
+    ) -> Option<ImageSpec> {
+        let id = &present.filter(|_| policy != "Always")?.id;
+        let secrets: Vec<_> = keys.iter().filter_map(|key| key.from.clone()).collect();
+        let pulled = &node.settings.keeping.pulled;
+        if !node.pulled.may_use(pulled, &self.image, id, &secrets, node.ctx.clock.now()) {
+            return None;
+        }
+        let name = &self.image;
+        let message =
+            format!("Container image {name:?} already present on machine and can be accessed by the pod");
+        self.say(node, pod, Severity::Normal, "Pulled", message);
+        let (image, name) = (id.clone(), name.clone());
+        Some(ImageSpec { image, user_specified_image: name, ..ImageSpec::default() })
+    }
+}
+
+/// The image, pulled where that is wanted and needed; `None` while that goes on.
+async fn image(node: &Arc<Node>, pod: &Pod, needed: Needed) -> Result<Option<ImageSpec>, Failed> {
+    let what = For { container: needed.container.clone(), image: needed.image.clone() };
+    match node.pulls.progress(pod.uid(), &what) {
+        Some(Progress::UnderWay) => return Ok(None),
+        Some(Progress::Ended(outcome)) => return outcome.map(Some),
+        None => {}
+    }
+    let name = needed.image.clone();
     let tagged = crate::reference::with_tag(&name).map_err(|why| {
         let message =
             format!("Failed to apply default image tag {name:?}: couldn't parse image name {name:?}: {why}");
-        say(Severity::Warning, "InspectFailed", message.clone());
-        say(Severity::Warning, "Failed", "Error: InvalidImageName".to_owned());
+        needed.warn(node, pod, "InspectFailed", message.clone());
+        needed.warn(node, pod, "Failed", "Error: InvalidImageName".to_owned());
         failed("InvalidImageName", message)
     })?;
     let wanted = ImageSpec { image: tagged, user_specified_image: name.clone(), ..ImageSpec::default() };
-    let warn = |reason: &str, message: String| say(Severity::Warning, reason, message);
     let present = node.runtime.image(&wanted).await.map_err(|error| {
-        warn("InspectFailed", format!("Failed to inspect image {name:?}: {error}"));
+        needed.warn(node, pod, "InspectFailed", format!("Failed to inspect image {name:?}: {error}"));
         failed("ImageInspectError", error.message())
     })?;
-    let default = if wanted.image.ends_with(":latest") { "Always" } else { "IfNotPresent" };
-    let policy = needed.policy.unwrap_or(default);
     let mut keys = pull_secrets::keys(node, pod, &wanted.image);
     let home = std::env::home_dir();
     keys.extend(docker_config::keys(&node.settings.root, home.as_deref(), &wanted.image));
-    let may_use = |keys: &[Shown]| {
-        let id = &present.as_ref().filter(|_| policy != "Always")?.id;
-        let secrets: Vec<_> = keys.iter().filter_map(|key| key.from.clone()).collect();
-        let pulled = &node.settings.keeping.pulled;
-        node.pulled.may_use(pulled, &name, id, &secrets, node.ctx.clock.now()).then(|| id.clone())
+    let policy = needed.policy(&wanted.image);
+    if let Some(usable) = needed.usable(node, pod, present.as_ref(), policy, &keys) {
+        return Ok(Some(usable));
+    }
+    // Programs need not be asked where nothing depends on what they say.
+    if policy == "Never" && present.is_none() {
+        return Err(never(node, pod, &needed));
+    }
+    let fetch = Fetch { pod: pod.clone(), needed, wanted, present, keys };
+    let at_work = node.clone();
+    let task = |what: For| async move {
+        let (pod, outcome) = fetch.run(&at_work).await;
+        at_work.pulls.ended(pod.uid(), &what, outcome);
+        at_work.look_at(pod.key());
     };
-    let mut usable = may_use(&keys);
-    // Programs are asked last, and not where nothing depends on what they say.
-    if usable.is_none() && (policy != "Never" || present.is_some()) {
+    node.pulls.begin(pod.uid(), what.clone(), || tokio::spawn(task(what)).abort_handle());
+    Ok(None)
+}
+
+/// Whether it is there is nobody's business who may not use it.
+fn never(node: &Node, pod: &Pod, needed: &Needed) -> Failed {
+    let message = format!("Container image {:?} is not present with pull policy of Never", needed.image);
+    needed.warn(node, pod, "ErrImageNeverPull", message.clone());
+    needed.warn(node, pod, "Failed", "Error: ErrImageNeverPull".into());
+    failed("ErrImageNeverPull", message)
+}
+
+/// What takes long: asking programs for keys, and pulling. Can be left at any time.
+struct Fetch {
+    pod: Pod,
+    needed: Needed,
+    wanted: ImageSpec,
+    /// It is there, and not yet known whether the pod may use it.
+    present: Option<Image>,
+    keys: Vec<Shown>,
+}
+
+impl Fetch {
+    async fn run(mut self, node: &Arc<Node>) -> (Pod, Outcome) {
+        let outcome = self.outcome(node).await;
+        (self.pod, outcome)
+    }
+
+    async fn outcome(&mut self, node: &Arc<Node>) -> Outcome {
+        let Fetch { pod, needed, wanted, present, keys } = self;
+        // These are asked last.
         keys.extend(node.credentials.keys(&node.ctx, pod, &wanted.image).await);
-        usable = may_use(&keys);
-    }
-    match (policy, usable) {
-        (_, Some(image)) => {
-            let message =
-                format!("Container image {name:?} already present on machine and can be accessed by the pod");
-            say(Severity::Normal, "Pulled", message);
-            return Ok(ImageSpec { image, user_specified_image: name, ..ImageSpec::default() });
+        let policy = needed.policy(&wanted.image);
+        if let Some(usable) = needed.usable(node, pod, present.as_ref(), policy, keys) {
+            return Ok(usable);
         }
-        // Whether it is there is nobody's business who may not use it.
-        ("Never", _) => {
-            let message = format!("Container image {name:?} is not present with pull policy of Never");
-            warn("ErrImageNeverPull", message.clone());
-            warn("Failed", "Error: ErrImageNeverPull".into());
-            return Err(failed("ErrImageNeverPull", message));
+        if policy == "Never" {
+            return Err(never(node, pod, needed));
         }
-        _ => {}
-    }
-    node.pulled.begin(&name).map_err(|why| {
-        let message = format!("Failed to record image pull intent for container image {name:?}: {why}");
-        warn("Failed", message.clone());
-        failed("ErrImagePull", message)
-    })?;
-    say(Severity::Normal, "Pulling", format!("Pulling image {name:?}"));
-    let begun = Instant::now();
-    let sandbox = config::sandbox(pod, 0, crate::cgroups::of(pod, &node.settings), &node.settings);
-    let mut last = String::new();
-    // Without any, the registry may still let everybody have it.
-    let tries: Vec<Option<&Shown>> =
-        if keys.is_empty() { vec![None] } else { keys.iter().map(Some).collect() };
-    for key in tries {
-        match node.runtime.pull(&wanted, key.map(|key| &key.auth), &sandbox).await {
-            Ok(reference) => {
-                let time = format!("{:.3}s", begun.elapsed().as_secs_f64());
-                let there = node.runtime.image(&wanted).await.ok().flatten();
-                let size = there.as_ref().map_or(0, |image| image.size);
-                let id = there.as_ref().map_or(&reference, |image| &image.id);
-                node.pulled.end(
-                    &name,
-                    Some((id, key.and_then(|key| key.from.as_ref()))),
-                    node.ctx.clock.now(),
-                );
-                let message = format!(
-                    "Successfully pulled image {name:?} in {time} ({time} including waiting). Image size: {size} bytes."
-                );
-                say(Severity::Normal, "Pulled", message);
-                return Ok(ImageSpec {
-                    image: reference,
-                    user_specified_image: name,
-                    ..ImageSpec::default()
-                });
+        let name = &needed.image;
+        let mut intent = Intent::begin(node, name).map_err(|why| {
+            let message = format!("Failed to record image pull intent for container image {name:?}: {why}");
+            needed.warn(node, pod, "Failed", message.clone());
+            failed("ErrImagePull", message)
+        })?;
+        needed.say(node, pod, Severity::Normal, "Pulling", format!("Pulling image {name:?}"));
+        let asked = Instant::now();
+        // It is never closed.
+        let _turn = node.pulls.turns.acquire().await;
+        let begun = Instant::now();
+        let sandbox = config::sandbox(pod, 0, crate::cgroups::of(pod, &node.settings), &node.settings);
+        let mut last = String::new();
+        // Without any, the registry may still let everybody have it.
+        let tries: Vec<Option<&Shown>> =
+            if keys.is_empty() { vec![None] } else { keys.iter().map(Some).collect() };
+        for key in tries {
+            match node.runtime.pull(wanted, key.map(|key| &key.auth), &sandbox).await {
+                Ok(reference) => {
+                    let [time, in_all] =
+                        [begun, asked].map(|from| format!("{:.3}s", from.elapsed().as_secs_f64()));
+                    let there = node.runtime.image(wanted).await.ok().flatten();
+                    let size = there.as_ref().map_or(0, |image| image.size);
+                    let id = there.as_ref().map_or(&reference, |image| &image.id);
+                    intent.end(Some((id, key.and_then(|key| key.from.as_ref()))));
+                    let message = format!(
+                        "Successfully pulled image {name:?} in {time} ({in_all} including waiting). Image size: {size} bytes."
+                    );
+                    needed.say(node, pod, Severity::Normal, "Pulled", message);
+                    let name = name.clone();
+                    return Ok(ImageSpec {
+                        image: reference,
+                        user_specified_image: name,
+                        ..ImageSpec::default()
+                    });
+                }
+                Err(error) => last = error.message(),
             }
-            Err(error) => last = error.message(),
+        }
+        intent.end(None);
+        needed.warn(node, pod, "Failed", format!("Failed to pull image {name:?}: {last}"));
+        needed.warn(node, pod, "Failed", "Error: ErrImagePull".into());
+        Err(failed("ErrImagePull", last))
+    }
+}
+
+/// That an image is being pulled, which is said to be over also where the pull is left in the middle.
+struct Intent<'a> {
+    node: &'a Node,
+    image: Option<&'a str>,
+}
+
+impl<'a> Intent<'a> {
+    fn begin(node: &'a Node, image: &'a str) -> Result<Intent<'a>, String> {
+        node.pulled.begin(image)?;
+        Ok(Intent { node, image: Some(image) })
+    }
+
+    fn end(&mut self, pulled: Option<(&str, Option<&PullSecret>)>) {
+        if let Some(image) = self.image.take() {
+            self.node.pulled.end(image, pulled, self.node.ctx.clock.now());
         }
     }
-    node.pulled.end(&name, None, node.ctx.clock.now());
-    warn("Failed", format!("Failed to pull image {name:?}: {last}"));
-    warn("Failed", "Error: ErrImagePull".into());
-    Err(failed("ErrImagePull", last))
+}
+
+impl Drop for Intent<'_> {
+    fn drop(&mut self) {
+        self.end(None);
+    }
 }
 
 /// An event about one container of a pod.

@@ -167,7 +167,7 @@ pub async fn summary(node: &Node, only_cpu_and_memory: bool) -> runtime::Result<
     let mut ids = BTreeMap::from([("node".to_owned(), ())]);
     let mut told = Vec::new();
     for pod in &pods {
-        let known = node.ctx.caches.pods().get_exactly(&pod.key, &pod.uid);
+        let known = node.pod_exactly(&pod.key, &pod.uid);
         let status = known.as_ref().and_then(|pod| pod.status.as_ref());
         let started = |name: &str| {
             let all = status?

@@ -173,9 +173,11 @@ async fn one(pod: &Pod, volume: &Volume, materials: &Materials<'_>) -> Result<Pa
     }
     if let Some(empty) = &volume.empty_dir {
         let dir = dir("kubernetes.io~empty-dir");
-        let fresh = !dir.exists();
         let medium = empty.medium.as_deref().unwrap_or_default();
         let pages = huge_pages::is_medium(medium).then(|| huge_pages::page_size(medium, pod)).transpose()?;
+        let is_mounted = pages.is_some() || medium == "Memory";
+        // What should have been mounted may not have been: a mount fails, and a machine forgets its mounts.
+        let fresh = if is_mounted { !is_mount(&dir) } else { !dir.exists() };
         fs::create_dir_all(&dir).map_err(|error| error.to_string())?;
         if let (Some(size), true) = (pages, fresh) {
             mount(&dir, "hugetlbfs", &format!("pagesize={size}"))?;
@@ -327,6 +329,13 @@ fn host_path(path: &str, kind: &str) -> Result<PathBuf, String> {
         _ => {}
     }
     Ok(place)
+}
+
+/// Whether something is mounted at a directory: it is on another device than what is above it.
+fn is_mount(dir: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    let device = |path: &Path| fs::metadata(path).map(|known| known.dev()).ok();
+    device(dir).is_some_and(|own| dir.parent().and_then(device) != Some(own))
 }
 
 fn mount(dir: &Path, kind: &str, options: &str) -> Result<(), String> {
@@ -486,7 +495,7 @@ pub fn stale_from(pod: &Pod, settings: &Settings) -> Option<jiff::Timestamp> {
         let wanted = source.service_account_token.as_ref()?;
         let made = fs::metadata(dir.join(volume).join(&wanted.path)).ok()?.modified().ok()?;
         let made = jiff::Timestamp::try_from(made).ok()?;
-        let seconds = wanted.expiration_seconds.unwrap_or(3607) * 8 / 10 + 1;
+        let seconds = content::keeps(wanted.expiration_seconds.unwrap_or(3607)) + 1;
         made.checked_add(jiff::SignedDuration::from_secs(seconds)).ok()
     });
     times.min()
@@ -541,6 +550,15 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_directory_alone_is_no_mount() {
+        let dir = tempfile::tempdir().expect("a directory");
+        assert!(is_mount(Path::new("/proc")) && !is_mount(Path::new("/proc/1")));
+        assert!(!is_mount(&dir.path().join("none")));
+        std::fs::create_dir(dir.path().join("some")).expect("made");
+        assert!(!is_mount(&dir.path().join("some")), "what was to be mounted there was not");
+    }
 
     #[test]
     fn read_only_all_the_way_down() {

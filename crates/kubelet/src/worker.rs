@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use reconcile::{Delete, Error, Key, Next, Object as _, Severity};
 use runtime::Runtime;
@@ -25,20 +25,30 @@ use crate::pod::plan::{Action, comes_again, deadline, is_finished, plan};
 use crate::pod::resize::Whole;
 use crate::pod::status::{Host, status};
 use crate::sources::Cluster;
+use crate::start::Started;
+use crate::static_pods::is_static;
 use crate::volumes::{self, Materials};
 
 /// More rounds than any pod needs in a row; what is left is done at the next look.
 const ROUNDS: usize = 40;
 /// How long drivers that do not take back their devices are left alone.
 const UNGIVEN: Duration = Duration::from_secs(5);
+/// How long it takes to try again to tell of a pod.
+const UNTOLD: Duration = Duration::from_secs(5);
+/// How long volumes that could not be refreshed are left as they are.
+const STALE: SignedDuration = SignedDuration::from_secs(10);
 /// How often that is tried before it is said that something is wrong.
 const PATIENT: u32 = 30;
 
 /// Looks after one pod once.
 pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
-    let Some(pod) = node.ctx.caches.pods().get(key).filter(|pod| node.has(pod)) else {
+    let Some(pod) = node.pod(key) else {
         return Ok(Next::Forget);
     };
+    // What the others refer to is not known before. All are looked at then.
+    if !is_static(&pod) && !*node.is_filled.borrow() {
+        return Ok(Next::Change);
+    }
     if crate::pod::is_over(&pod) && !pod.is_deleting() {
         return Ok(tidy_up(node, &pod).await);
     }
@@ -47,9 +57,10 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
     }
     let uid = pod.uid().to_owned();
     let mut next = Next::Change;
+    let mut untold = false;
     for _ in 0..ROUNDS {
         // It may have been changed or deleted while something was done for it; another of its name has a look of its own.
-        let Some(pod) = node.ctx.caches.pods().get_exactly(key, &uid) else {
+        let Some(pod) = node.pod_exactly(key, &uid) else {
             node.forget(&uid);
             return Ok(Next::Forget);
         };
@@ -75,8 +86,11 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
         let pod = allocated;
         tell_of_pauses(node, &pod, &seen, now);
         let memory = node.remember(&pod, |memory| memory.clone());
-        if (pod.is_deleting() || is_finished(&pod, &seen, &memory)) && !give_back(node, &pod, &seen).await {
-            return Ok(Next::After(UNGIVEN));
+        if pod.is_deleting() || is_finished(&pod, &seen, &memory) {
+            node.pulls.give_up(&uid);
+            if !give_back(node, &pod, &seen).await {
+                return Ok(Next::After(UNGIVEN));
+            }
         }
         let actions = plan(&pod, &seen, &memory, now);
         let rechecks = actions.iter().filter_map(|action| match action {
@@ -86,8 +100,19 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
         next = rechecks.min().map_or(Next::Change, Next::At);
         let work: Vec<Action> =
             actions.into_iter().filter(|action| !matches!(action, Action::Recheck(_))).collect();
-        if work.is_empty() {
-            tell(node, &pod, &seen).await?;
+        let clears = work.contains(&Action::Clear);
+        let acting = act_on(node, &pod, &seen, work);
+        // What is written takes the disk's time, which the pod need not wait for.
+        let (told, acted) = tokio::join!(tell(node, &pod, &seen), acting);
+        if clears {
+            return let_go(node, &pod, &seen).await;
+        }
+        // Containers are looked after also where nobody can be told of it.
+        untold = matches!(told, Err(Error::Unreachable(_)));
+        if !untold {
+            told?;
+        }
+        if !acted {
             if let Some(stale) = refresh(node, &pod, &seen).await {
                 next = match next {
                     Next::At(at) => Next::At(at.min(stale)),
@@ -96,14 +121,9 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
             }
             break;
         }
-        let clears = work.contains(&Action::Clear);
-        let acting = act_on(node, &pod, &seen, work);
-        // What is written takes the disk's time, which the pod need not wait for.
-        let (told, ()) = tokio::join!(tell(node, &pod, &seen), acting);
-        told?;
-        if clears {
-            return let_go(node, &pod, &seen).await;
-        }
+    }
+    if untold {
+        node.queue.after(key.clone(), UNTOLD);
     }
     Ok(next)
 }
@@ -180,7 +200,7 @@ async fn refuse(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
 
 /// Whether there are not enough devices for it.
 async fn unlent(node: &Node, pod: &Pod) -> Option<Refusal> {
-    let on_node = node.ctx.caches.pods().indexed("node", &node.settings.node_name);
+    let on_node = node.pods();
     let over: BTreeSet<String> =
         on_node.iter().filter(|pod| crate::pod::is_over(pod)).map(|pod| pod.uid().to_owned()).collect();
     let why = node.devices.lend(pod, |uid| over.contains(uid)).await.err()?;
@@ -248,13 +268,17 @@ fn tell_of_pauses(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
 
 /// Writes the pod's status where it has changed.
 async fn tell(node: &Node, pod: &Pod, seen: &Observed) -> Result<(), Error> {
-    let Some(current) = node.ctx.caches.pods().get_exactly(&pod.key(), pod.uid()) else { return Ok(()) };
+    let Some(current) = node.pod_exactly(&pod.key(), pod.uid()) else { return Ok(()) };
+    let current = node.with_status(&current);
     let memory = node.remember(pod, |memory| memory.clone());
     let (node_ips, recursive) = (node.settings.node_ips(), node.is_recursive(pod).await);
     let host = Host { ips: &node_ips, runtime: &node.runtime_name, recursive };
     let now = node.ctx.clock.now();
     let mut status = status(&node.allocated(&current), seen, &memory, &host, now);
     node.dra.tell(&current, status.container_statuses.as_deref_mut().unwrap_or_default(), now);
+    if is_static(&current) {
+        return node.tell_mirror(&current, status).await;
+    }
     if current.status.as_ref() == Some(&status) {
         return Ok(());
     }
@@ -281,15 +305,26 @@ async fn refresh(node: &Node, pod: &Pod, seen: &Observed) -> Option<Timestamp> {
         addresses,
         is_first: false,
     };
-    if let Err(error) = volumes::set_up(pod, &materials).await {
-        tracing::debug!(%error, pod = %pod.key(), "a volume is out of date");
+    let refreshed = volumes::set_up(pod, &materials).await;
+    let stale = [volumes::stale_from(pod, &node.settings), node.csi.republish_at(pod.uid())];
+    let stale = stale.into_iter().flatten().min()?;
+    match refreshed {
+        Ok(_) => Some(stale),
+        Err(error) => {
+            tracing::debug!(%error, pod = %pod.key(), "a volume is out of date");
+            // What failed is due already.
+            Some(node.ctx.clock.now().checked_add(STALE).map_or(stale, |then| then.max(stale)))
+        }
     }
-    volumes::stale_from(pod, &node.settings)
 }
 
-/// Stops what is to be stopped, then does the rest in its order. What is left is not done to a pod that is to end sooner
-/// than was known. A stop can be left at any time, others not: what a start has begun has to be written down.
-async fn act_on(node: &Arc<Node>, pod: &Pod, seen: &Observed, work: Vec<Action>) {
+/// Stops what is to be stopped, then does the rest in its order; `false` where nothing could be done or was to be. What is
+/// left is not done to a pod that is to end sooner than was known, or that waits for an image. A stop can be left at any
+/// time, others not: what a start has begun has to be written down.
+async fn act_on(node: &Arc<Node>, pod: &Pod, seen: &Observed, work: Vec<Action>) -> bool {
+    if work.is_empty() {
+        return false;
+    }
     let before = node.end_of(pod);
     let stops = work.iter().filter_map(|action| match action {
         Action::Stop(stop) => Some(stop),
@@ -297,18 +332,31 @@ async fn act_on(node: &Arc<Node>, pod: &Pod, seen: &Observed, work: Vec<Action>)
     });
     tokio::select! {
         () = stop::all(node, pod, stops) => {}
-        () = node.hastened(pod, before) => return,
+        () = node.hastened(pod, before) => return true,
     }
+    let mut acted = false;
     for action in work {
         if node.is_hastened(pod, before) {
-            return;
+            return true;
         }
-        act(node, pod, seen, action).await;
+        if act(node, pod, seen, action).await == Acted::Waits {
+            break;
+        }
+        acted = true;
     }
+    acted
+}
+
+/// What has become of something that was to be done.
+#[derive(PartialEq)]
+enum Acted {
+    Done,
+    /// It is under way, and what comes after it has to wait.
+    Waits,
 }
 
 /// Does one thing. What fails is remembered and tried again later.
-async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
+async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) -> Acted {
     match action {
         Action::MakeSandbox { attempt } => {
             if attempt > 0 && memory_of_sandboxes(seen) {
@@ -317,7 +365,10 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
             }
             let result = match node.dra.prepare(&node.ctx, pod).await {
                 Ok(()) => make_sandbox(node, pod, attempt).await,
-                Err(why) => return unprepared(node, pod, why),
+                Err(why) => {
+                    unprepared(node, pod, why);
+                    return Acted::Done;
+                }
             };
             let before = node.remember(pod, |memory| memory.sandbox_failure.take());
             let tries = before.as_ref().map_or(0, |before| before.times);
@@ -339,12 +390,15 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
             });
         }
         Action::Start { container, attempt } => {
-            let Some(spec) = find(pod, &container) else { return };
+            let Some(spec) = find(pod, &container) else { return Acted::Done };
             let begun = node.ctx.clock.now();
             if let Some(run) = Anew::of(pod, seen).latest(&container) {
                 node.remember(pod, |memory| memory.start_again(run, begun));
             }
             let result = crate::start::start(node, pod, seen, &spec, attempt).await;
+            if let Ok(Started::Pulling) = result {
+                return Acted::Waits;
+            }
             let now = node.ctx.clock.now();
             node.remember(pod, |memory| {
                 let Err(failed) = result else { return drop(memory.failures.remove(&container)) };
@@ -367,6 +421,7 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) {
         }
         Action::Stop(_) | Action::Clear | Action::Recheck(_) => {}
     }
+    Acted::Done
 }
 
 /// The pod's devices are not ready, so that it cannot begin.
@@ -407,12 +462,20 @@ async fn make_sandbox(node: &Node, pod: &Pod, attempt: u32) -> Result<(), String
 
 /// The pod has ended and is to go: nothing is left of it here, then it is deleted.
 async fn let_go(node: &Node, pod: &Pod, seen: &Observed) -> Result<Next, Error> {
-    tell(node, pod, seen).await?;
+    let told = tell(node, pod, seen).await;
+    if !is_static(pod) {
+        told?;
+    }
     if !remove_all(node, pod.uid()).await {
         return Ok(Next::After(Duration::from_secs(1)));
     }
     let _ = std::fs::remove_dir_all(node.settings.log_dir(&pod.key(), pod.uid()));
     node.forget(pod.uid());
+    if is_static(pod) {
+        node.static_pods.end(pod);
+        node.look_at(pod.key());
+        return Ok(Next::Forget);
+    }
     let options = Delete { grace_seconds: Some(0), ..Delete::uid(pod.uid()) };
     match node.ctx.client.delete::<Pod>(&pod.key(), &options).await {
         Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),
@@ -527,7 +590,7 @@ impl Node {
     }
 
     fn is_hastened(&self, pod: &Pod, before: End) -> bool {
-        let known = self.ctx.caches.pods().get_exactly(&pod.key(), pod.uid());
+        let known = self.pod_exactly(&pod.key(), pod.uid());
         is_hastened(pod, known.as_deref()) || self.end_of(pod).is_sooner_than(before)
     }
 
@@ -554,6 +617,7 @@ impl Node {
 
     pub fn forget(&self, uid: &str) {
         self.memories.lock().remove(uid);
+        self.pulls.give_up(uid);
     }
 
     pub fn sources(&self) -> Cluster<'_> {

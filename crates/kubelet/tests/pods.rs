@@ -449,8 +449,8 @@ async fn variables_come_from_files() {
     node.end().await;
 }
 
-/// A registry with the one image `app:1`, for those who know the password `secret`.
-fn registry(dir: &Path, network: &Path) -> String {
+/// A registry with the one image `app:1`, for those who know the password `secret`. It answers once it is open.
+fn registry(dir: &Path, network: &Path, is_open: watch::Receiver<bool>) -> String {
     let run = |words: &[&str]| {
         let done = std::process::Command::new(words[0]).args(&words[1..]).current_dir(dir).output();
         String::from_utf8_lossy(&done.expect("a tool of every system").stdout).into_owned()
@@ -491,52 +491,99 @@ fn registry(dir: &Path, network: &Path) -> String {
     let listener = tokio::net::TcpListener::from_std(listener).expect("a listener");
     let host = listener.local_addr().expect("an address").to_string();
     tokio::spawn(async move {
-        use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _};
-        while let Ok((mut stream, _)) = listener.accept().await {
-            let mut head = String::new();
-            let mut lines = tokio::io::BufReader::new(&mut stream);
-            while lines.read_line(&mut head).await.is_ok_and(|read| read > 2) {}
-            let path = head.split(' ').nth(1).unwrap_or_default().replace("manifests/1", &files[0].0);
-            let found = files.iter().find(|(digest, _)| path.ends_with(digest));
-            let (status, more, body) = match found {
-                _ if !head.to_lowercase().contains("authorization: basic bwu6c2vjcmv0") => {
-                    ("401 Unauthorized", "www-authenticate: Basic realm=\"test\"".to_owned(), &[][..])
-                }
-                Some((digest, body)) => {
-                    let kind = "application/vnd.oci.image.manifest.v1+json";
-                    ("200 OK", format!("docker-content-digest: {digest}\r\ncontent-type: {kind}"), &body[..])
-                }
-                None => ("404 Not Found", "x-none: 1".to_owned(), &[][..]),
-            };
-            let length = body.len();
-            let head_only = head.starts_with("HEAD");
-            let head = format!(
-                "HTTP/1.1 {status}\r\n{more}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n"
-            );
-            let _ = stream.write_all(head.as_bytes()).await;
-            if !head_only {
-                let _ = stream.write_all(body).await;
-            }
-            let _ = stream.shutdown().await;
+        let files = Arc::new(files);
+        while let Ok((stream, _)) = listener.accept().await {
+            let (files, mut is_open) = (files.clone(), is_open.clone());
+            tokio::spawn(async move {
+                is_open.wait_for(|open| *open).await.expect("it is opened in the end");
+                serve_image(stream, &files).await;
+            });
         }
     });
     host
 }
 
-/// An image that is there is for those who could have pulled it, also after the kubelet was started again.
-#[tokio::test(flavor = "multi_thread")]
-async fn images_are_for_those_who_could_pull_them() {
-    let (cluster, node) = Cluster::start().await;
-    let host = registry(&cluster.path("registry"), &cluster.containerd.network());
-    for (name, password) in [("own", "secret"), ("twin", "secret"), ("wrong", "guess")] {
-        let auths = json!({"auths": {&host: {"username": "me", "password": password}}}).to_string();
+/// Answers one request for one of these files, the first of which is the manifest.
+async fn serve_image(mut stream: tokio::net::TcpStream, files: &[(String, Vec<u8>)]) {
+    use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _};
+    let mut head = String::new();
+    let mut lines = tokio::io::BufReader::new(&mut stream);
+    while lines.read_line(&mut head).await.is_ok_and(|read| read > 2) {}
+    let path = head.split(' ').nth(1).unwrap_or_default().replace("manifests/1", &files[0].0);
+    let found = files.iter().find(|(digest, _)| path.ends_with(digest));
+    let (status, more, body) = match found {
+        _ if !head.to_lowercase().contains("authorization: basic bwu6c2vjcmv0") => {
+            ("401 Unauthorized", "www-authenticate: Basic realm=\"test\"".to_owned(), &[][..])
+        }
+        Some((digest, body)) => {
+            let kind = "application/vnd.oci.image.manifest.v1+json";
+            ("200 OK", format!("docker-content-digest: {digest}\r\ncontent-type: {kind}"), &body[..])
+        }
+        None => ("404 Not Found", "x-none: 1".to_owned(), &[][..]),
+    };
+    let length = body.len();
+    let head_only = head.starts_with("HEAD");
+    let head =
+        format!("HTTP/1.1 {status}\r\n{more}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n");
+    let _ = stream.write_all(head.as_bytes()).await;
+    if !head_only {
+        let _ = stream.write_all(body).await;
+    }
+    let _ = stream.shutdown().await;
+}
+
+impl Cluster {
+    /// What pulls images.
+    async fn add_pull_secret(&self, name: &str, host: &str, password: &str) {
+        let auths = json!({"auths": {host: {"username": "me", "password": password}}}).to_string();
         let secret = json!({
             "metadata": {"name": name, "namespace": "default"},
             "type": "kubernetes.io/dockerconfigjson",
             "stringData": {".dockerconfigjson": auths}
         });
         let secret: k8s_openapi::api::core::v1::Secret = serde_json::from_value(secret).expect("a secret");
-        cluster.client.create(&secret).await.expect("created");
+        self.client.create(&secret).await.expect("created");
+    }
+}
+
+/// A registry that does not answer keeps nobody from going, from being looked after and from being told of.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_waits_for_a_pull_but_what_needs_it() {
+    let (cluster, node) = Cluster::start().await;
+    let (open, is_open) = watch::channel(false);
+    let host = registry(&cluster.path("registry"), &cluster.containerd.network(), is_open);
+    cluster.add_pull_secret("own", &host, "secret").await;
+    let slow = json!({"name": "slow", "image": format!("{host}/app:1")});
+    let script = "until [ -e /end ]; do sleep 0.1; done; exit 1";
+    let quick = json!({"name": "quick", "command": ["sh", "-c", script]});
+    let pod = |first: &Value, second: &Value| json!({"containers": [first, second], "imagePullSecrets": [{"name": "own"}]});
+    cluster.create("goes", pod(&quick, &slow)).await;
+    cluster.create("stays", pod(&quick, &slow)).await;
+    const PULLS: &str = "Pending quick:running ready#0 slow:ContainerCreating#0";
+    cluster.becomes("goes", PULLS).await;
+    let stays = cluster.becomes("stays", PULLS).await;
+    let goes = Key::new("default", "goes");
+    cluster.client.delete::<Pod>(&goes, &reconcile::Delete::default()).await.expect("deleted");
+    cluster.until("it is gone", async || cluster.get("goes").await.is_none().then_some(())).await;
+    // Another container of the pod that waits ends, and begins again.
+    cluster.exec(&stays, "quick", "touch /end").await;
+    cluster.becomes("stays", "Pending quick:running ready#1 slow:ContainerCreating#0").await;
+    let events: Vec<Event> = cluster.client.list("default").await.expect("events");
+    let pulling = events.iter().filter(|event| event.reason.as_deref() == Some("Pulling"));
+    assert_eq!(pulling.map(|event| event.count).collect::<Vec<_>>(), [Some(1), Some(1)]);
+    open.send_replace(true);
+    cluster.becomes("stays", "Running quick:running ready#1 slow:running ready#0").await;
+    node.end().await;
+}
+
+/// An image that is there is for those who could have pulled it, also after the kubelet was started again.
+#[tokio::test(flavor = "multi_thread")]
+async fn images_are_for_those_who_could_pull_them() {
+    let (cluster, node) = Cluster::start().await;
+    let (_open, is_open) = watch::channel(true);
+    let host = registry(&cluster.path("registry"), &cluster.containerd.network(), is_open);
+    for (name, password) in [("own", "secret"), ("twin", "secret"), ("wrong", "guess")] {
+        cluster.add_pull_secret(name, &host, password).await;
     }
     let pod = |secret: &str, policy: &str| {
         let image = format!("{host}/app:1");

@@ -107,6 +107,17 @@ impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Con
             () = ctx.caches.filled() => {}
             _ = shutdown.wait_for(|stop| *stop) => return,
         }
+        self.run_at_once(ctx, workers, reconcile).await;
+    }
+
+    /// The same for who has work to do also while nothing is known of the cluster.
+    pub async fn run_at_once<F, Work, E>(self, ctx: &Ctx, workers: usize, reconcile: F)
+    where
+        F: Fn(K) -> Work + Send + Sync + 'static,
+        Work: Future<Output = Result<Next, E>> + Send,
+        E: std::error::Error + 'static,
+    {
+        let mut shutdown = ctx.shutdown.clone();
         let reconcile = Arc::new(reconcile);
         let work = (0..workers).map(|_| self.work(ctx, &*reconcile));
         tokio::select! {

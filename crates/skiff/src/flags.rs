@@ -263,9 +263,21 @@ pub struct AgentFlags {
 
 #[derive(Debug, Args)]
 pub struct KubeletFlags {
-    /// Where the API server is and who to be there
+    /// Where the API server is and who to be there; written where it is missing and --bootstrap-kubeconfig is given
     #[arg(long, env = "KUBECONFIG")]
     pub kubeconfig: PathBuf,
+    /// By whom to ask for a certificate where the kubeconfig is missing or its own has ended
+    #[arg(long)]
+    pub bootstrap_kubeconfig: Option<PathBuf>,
+    /// Where certificates are kept that were asked for [default: pki where the kubelet keeps everything]
+    #[arg(long)]
+    pub cert_dir: Option<PathBuf>,
+    /// Ask for another certificate as a client before this one ends [default: with --bootstrap-kubeconfig]
+    #[arg(long)]
+    pub rotate_certificates: bool,
+    /// Ask for a certificate to serve with until somebody signs it
+    #[arg(long)]
+    pub rotate_server_certificates: bool,
     /// Who vouches for clients of this node [default: those of the kubeconfig]
     #[arg(long)]
     pub client_ca_file: Option<PathBuf>,

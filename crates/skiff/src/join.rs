@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use client::Client;
 use client::remote::Remote;
 use jiff::Timestamp;
@@ -28,7 +30,9 @@ const MOVE_PAUSE: Duration = Duration::from_secs(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
 /// How often to look whether a request was signed, and for how long.
 const LOOK: Duration = Duration::from_millis(100);
-const LOOKS: usize = 600;
+const SIGNED_WITHIN: Duration = Duration::from_secs(60);
+/// How often once it has turned out that it takes longer.
+const LATER_LOOK: Duration = Duration::from_secs(5);
 
 /// Who wants to join what.
 pub struct Joining {
@@ -135,42 +139,9 @@ impl Joining {
 
     /// Asks for a certificate, waits until it is signed, and keeps it.
     pub async fn certificate(&self, client: &Client, stem: &str, leaf: &Leaf) -> anyhow::Result<Issued> {
-        use base64::Engine as _;
-        let base64 = base64::engine::general_purpose::STANDARD;
-        let asked = pki::ask(leaf)?;
-        let (signer, usage) = match leaf.usage {
-            Usage::Client => ("kubernetes.io/kube-apiserver-client-kubelet", "client auth"),
-            Usage::Server => ("kubernetes.io/kubelet-serving", "server auth"),
-        };
-        let request = json!({
-            "apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
-            "metadata": {"generateName": "node-csr-"},
-            "spec": {
-                "signerName": signer, "usages": ["digital signature", usage],
-                "request": base64.encode(asked.request),
-            },
-        });
-        let made = client.request(http::Method::POST, REQUESTS, Some(&request)).await.map_err(judge)?;
-        let name =
-            made.pointer("/metadata/name").and_then(Value::as_str).context("a request without a name")?;
-        let path = format!("{REQUESTS}/{name}");
-        for _ in 0..LOOKS {
-            tokio::time::sleep(LOOK).await;
-            let seen = client.request(http::Method::GET, &path, None).await.map_err(judge)?;
-            let conditions = seen.pointer("/status/conditions").and_then(Value::as_array);
-            for condition in conditions.into_iter().flatten() {
-                if matches!(condition["type"].as_str(), Some("Denied" | "Failed")) {
-                    bail!("the request {name} for a certificate was refused: {}", condition["message"]);
-                }
-            }
-            if let Some(text) = seen.pointer("/status/certificate").and_then(Value::as_str) {
-                let cert_pem = String::from_utf8(base64.decode(text).context("no base64")?)?;
-                let issued = Issued { cert_pem, key_pem: asked.key_pem };
-                pki::keep(&self.dir, stem, &issued)?;
-                return Ok(issued);
-            }
-        }
-        bail!("the request {name} for a certificate was not signed in time")
+        let issued = Request::make(client, leaf).await?.signed(client, SIGNED_WITHIN).await?;
+        pki::keep(&self.dir, stem, &issued)?;
+        Ok(issued)
     }
 
     /// What the server tells; what it has told before where it cannot be reached.
@@ -191,19 +162,78 @@ impl Joining {
     }
 
     fn client_leaf(&self) -> Leaf {
-        Leaf { dns_names: Vec::new(), ips: Vec::new(), usage: Usage::Client, ..self.serving_leaf() }
+        client_leaf(&self.name)
     }
 
     pub fn serving_leaf(&self) -> Leaf {
         Leaf {
-            common_name: format!("system:node:{}", self.name),
-            organizations: vec!["system:nodes".into()],
             dns_names: vec![self.name.clone()],
             ips: [Some(self.address), self.second].into_iter().flatten().collect(),
             usage: Usage::Server,
-            // The signer decides.
-            lifetime: Duration::ZERO,
+            ..self.client_leaf()
         }
+    }
+}
+
+/// What the certificate of a node says by which it is known to the API server.
+pub fn client_leaf(node: &str) -> Leaf {
+    Leaf {
+        common_name: format!("system:node:{node}"),
+        organizations: vec!["system:nodes".into()],
+        dns_names: Vec::new(),
+        ips: Vec::new(),
+        usage: Usage::Client,
+        // The signer decides.
+        lifetime: Duration::ZERO,
+    }
+}
+
+/// A request for a certificate that was made.
+pub struct Request {
+    path: String,
+    key_pem: String,
+}
+
+impl Request {
+    pub async fn make(client: &Client, leaf: &Leaf) -> anyhow::Result<Request> {
+        let asked = pki::ask(leaf)?;
+        let (signer, usage) = match leaf.usage {
+            Usage::Client => ("kubernetes.io/kube-apiserver-client-kubelet", "client auth"),
+            Usage::Server => ("kubernetes.io/kubelet-serving", "server auth"),
+        };
+        let request = json!({
+            "apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
+            "metadata": {"generateName": "node-csr-"},
+            "spec": {
+                "signerName": signer, "usages": ["digital signature", usage],
+                "request": STANDARD.encode(asked.request),
+            },
+        });
+        let made = client.request(http::Method::POST, REQUESTS, Some(&request)).await.map_err(judge)?;
+        let name = made.pointer("/metadata/name").and_then(Value::as_str);
+        let path = format!("{REQUESTS}/{}", name.context("a request without a name")?);
+        Ok(Request { path, key_pem: asked.key_pem })
+    }
+
+    /// Waits until it is signed, but not for ever: somebody may have to look at it first, or nobody does.
+    pub async fn signed(&self, client: &Client, within: Duration) -> anyhow::Result<Issued> {
+        let begun = tokio::time::Instant::now();
+        let name = self.path.rsplit('/').next().unwrap_or_default();
+        while begun.elapsed() < within {
+            tokio::time::sleep(if begun.elapsed() < SIGNED_WITHIN { LOOK } else { LATER_LOOK }).await;
+            let seen = client.request(http::Method::GET, &self.path, None).await.map_err(judge)?;
+            let conditions = seen.pointer("/status/conditions").and_then(Value::as_array);
+            for condition in conditions.into_iter().flatten() {
+                if matches!(condition["type"].as_str(), Some("Denied" | "Failed")) {
+                    bail!("the request {name} for a certificate was refused: {}", condition["message"]);
+                }
+            }
+            if let Some(text) = seen.pointer("/status/certificate").and_then(Value::as_str) {
+                let cert_pem = String::from_utf8(STANDARD.decode(text).context("no base64")?)?;
+                return Ok(Issued { cert_pem, key_pem: self.key_pem.clone() });
+            }
+        }
+        bail!("the request {name} for a certificate was not signed in time")
     }
 }
 

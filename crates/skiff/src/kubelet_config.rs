@@ -1,6 +1,8 @@
 //! `--kubelet-arg name=value`: the flags of upstream's kubelet that have a meaning here, and its configuration file
 //! (`--kubelet-arg config=FILE`, a KubeletConfiguration), which they win over.
 
+mod without_effect;
+
 use std::path::PathBuf;
 
 use anyhow::{Context as _, bail, ensure};
@@ -13,6 +15,11 @@ const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 /// Flags only; the file has no such fields.
 const PROGRAMS: &str = "imageCredentialProviderBinDir";
 const PROVIDERS: &str = "imageCredentialProviderConfig";
+
+/// What is looked at before there is a node to change ([`certificates`], [`endpoint`]).
+const ROTATES: &str = "rotateCertificates";
+const OF_SERVER: &str = "serverTLSBootstrap";
+const ENDPOINT: &str = "containerRuntimeEndpoint";
 
 /// Whether what the file does not name of `evictionHard` is as if it named nothing.
 const MERGES: &str = "mergeDefaultEvictionSettings";
@@ -28,9 +35,11 @@ const FLAGS: &[(&str, &str)] = &[
     ("enforce-node-allocatable", "enforceNodeAllocatable"),
     ("eviction-hard", "evictionHard"),
     ("eviction-max-pod-grace-period", "evictionMaxPodGracePeriod"),
+    ("eviction-minimum-reclaim", "evictionMinimumReclaim"),
     ("eviction-pressure-transition-period", "evictionPressureTransitionPeriod"),
     ("eviction-soft", "evictionSoft"),
     ("eviction-soft-grace-period", "evictionSoftGracePeriod"),
+    ("fail-swap-on", "failSwapOn"),
     ("image-credential-provider-bin-dir", PROGRAMS),
     ("image-credential-provider-config", PROVIDERS),
     ("image-gc-high-threshold", "imageGCHighThresholdPercent"),
@@ -40,15 +49,20 @@ const FLAGS: &[(&str, &str)] = &[
     ("max-pods", "maxPods"),
     ("minimum-image-ttl-duration", "imageMinimumGCAge"),
     ("node-labels", "nodeLabels"),
+    ("node-status-max-images", "nodeStatusMaxImages"),
     ("node-status-update-frequency", "nodeStatusUpdateFrequency"),
     ("pod-manifest-path", "staticPodPath"),
     ("pod-max-pids", "podPidsLimit"),
+    ("pods-per-core", "podsPerCore"),
     ("provider-id", "providerID"),
     ("register-node", "registerNode"),
     ("register-with-taints", "registerWithTaints"),
     ("resolv-conf", "resolvConf"),
     ("root-dir", "rootDir"),
+    ("rotate-certificates", ROTATES),
+    ("rotate-server-certificates", OF_SERVER),
     ("seccomp-default", "seccompDefault"),
+    ("serialize-image-pulls", "serializeImagePulls"),
     ("system-reserved", "systemReserved"),
     ("system-reserved-cgroup", "systemReservedCgroup"),
 ];
@@ -94,6 +108,8 @@ pub fn apply(arguments: &[String], config: &mut Config) -> anyhow::Result<()> {
     for (field, value) in pairs.into_iter().filter(|(field, _)| ![PROGRAMS, PROVIDERS].contains(field)) {
         set(config, field, &value).with_context(|| format!("--kubelet-arg {field}"))?;
     }
+    let shown = &mut config.presentation;
+    shown.max_pods = shown.most_by_cores.map_or(shown.max_pods, |most| most.min(shown.max_pods));
     let soft = &mut config.settings.keeping.soft;
     for signal in kubelet::SIGNALS {
         let is_set =
@@ -120,6 +136,62 @@ pub fn apply(arguments: &[String], config: &mut Config) -> anyhow::Result<()> {
         images.high
     );
     Ok(())
+}
+
+/// What is said of certificates.
+#[derive(Debug, Default, PartialEq)]
+pub struct Certificates {
+    /// Whether the one by which the node is known to the API server is replaced before it ends.
+    pub rotates: Option<bool>,
+    /// Whether the one it serves with is asked for until somebody signs it.
+    pub of_server: Option<bool>,
+    /// Who vouches for those that ask the node, and the certificate it serves with and its key.
+    pub client_ca: Option<PathBuf>,
+    pub served: Option<(PathBuf, PathBuf)>,
+}
+
+/// What is said of certificates, which are needed first of all.
+pub fn certificates(arguments: &[String]) -> anyhow::Result<Certificates> {
+    let mut found = Certificates::default();
+    let mut served = (None, None);
+    for (field, value) in said(arguments)? {
+        let path = || value.as_str().filter(|path| !path.is_empty()).map(PathBuf::from);
+        match field.as_str() {
+            ROTATES => found.rotates = value.as_bool(),
+            OF_SERVER => found.of_server = value.as_bool(),
+            "authentication" => {
+                let path = value["x509"]["clientCAFile"].as_str().filter(|path| !path.is_empty());
+                found.client_ca = path.map(PathBuf::from);
+            }
+            "tlsCertFile" => served.0 = path(),
+            "tlsPrivateKeyFile" => served.1 = path(),
+            _ => {}
+        }
+    }
+    found.served = served.0.zip(served.1);
+    Ok(found)
+}
+
+/// The runtime's socket, if that is said.
+pub fn endpoint(arguments: &[String]) -> anyhow::Result<Option<String>> {
+    let said = said(arguments)?;
+    let found = said.iter().rev().find(|(field, _)| field == ENDPOINT).and_then(|(_, value)| value.as_str());
+    Ok(found.filter(|socket| !socket.is_empty()).map(str::to_owned))
+}
+
+/// Everything that is said, the file first: the last word counts.
+fn said(arguments: &[String]) -> anyhow::Result<Vec<(String, Value)>> {
+    let (mut fields, mut flags) = (Vec::new(), Vec::new());
+    for argument in arguments {
+        let Some((name, value)) = argument.trim_start_matches("--").split_once('=') else { continue };
+        if name == "config" {
+            fields.extend(file(&PathBuf::from(value))?);
+        } else if let Some((_, field)) = FLAGS.iter().find(|(known, _)| *known == name) {
+            flags.push(((*field).to_owned(), flag_value(field, value)));
+        }
+    }
+    fields.extend(flags);
+    Ok(fields)
 }
 
 /// Who names one threshold names them all: those that are not named are not looked at.
@@ -159,14 +231,19 @@ fn taint(text: &str) -> Value {
 /// A flag's text as the file would have it.
 fn flag_value(field: &str, text: &str) -> Value {
     match field {
-        "evictionHard" | "evictionSoft" | "evictionSoftGracePeriod" | "kubeReserved" | "systemReserved" => {
+        "evictionHard"
+        | "evictionMinimumReclaim"
+        | "evictionSoft"
+        | "evictionSoftGracePeriod"
+        | "kubeReserved"
+        | "systemReserved" => {
             let pairs = text.split(',').filter_map(|pair| pair.split_once(['<', '=']));
             Value::Object(pairs.map(|(name, value)| (name.to_owned(), Value::from(value))).collect())
         }
         "clusterDNS" | "allowedUnsafeSysctls" | "enforceNodeAllocatable" => {
             text.split(',').filter(|one| !one.is_empty()).map(Value::from).collect()
         }
-        "registerNode" | "seccompDefault" => {
+        "failSwapOn" | "registerNode" | "seccompDefault" | "serializeImagePulls" | ROTATES | OF_SERVER => {
             text.parse::<bool>().map_or_else(|_| Value::from(text), Value::from)
         }
         "registerWithTaints" => text.split(',').map(taint).collect(),
@@ -212,6 +289,74 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
             config.presentation.report_every = Some(pause).filter(|pause| pause.as_secs() != 10);
         }
         "podLogsDir" => settings.logs.dir = logs_dir(&text()?)?,
+        "nodeStatusReportFrequency" => {
+            config.presentation.tell_every = Some(std::time::Duration::try_from(duration(&text()?)?)?);
+        }
+        "nodeStatusMaxImages" => {
+            let most = value.as_i64().filter(|most| *most >= -1);
+            config.presentation.most_images = Some(most.context("this is a number, or -1 for all")?);
+        }
+        "nodeLeaseDurationSeconds" => {
+            ensure!(number()? > 0, "it must be more than nothing");
+            config.presentation.lease_seconds = Some(i32::try_from(number()?)?);
+        }
+        "podsPerCore" => {
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            let most = u32::try_from(number()?.saturating_mul(u64::try_from(cores)?)).unwrap_or(u32::MAX);
+            config.presentation.most_by_cores = Some(most).filter(|most| *most > 0);
+        }
+        "serializeImagePulls" => {
+            let one_by_one = value.as_bool().context("this is true or false")?;
+            let keeping = &mut settings.keeping;
+            ensure!(
+                !one_by_one || keeping.pulls_at_once.is_none_or(|most| most == 1),
+                "maxParallelImagePulls cannot be larger than 1 unless SerializeImagePulls is set to false"
+            );
+            if one_by_one {
+                keeping.pulls_at_once = Some(1);
+            } else {
+                keeping.pulls_at_once.take_if(|most| *most == 1);
+            }
+        }
+        "maxParallelImagePulls" => {
+            ensure!(number()? > 0, "it must be a positive number");
+            let most = usize::try_from(number()?)?;
+            ensure!(
+                most == 1 || settings.keeping.pulls_at_once != Some(1),
+                "maxParallelImagePulls cannot be larger than 1 unless SerializeImagePulls is set to false"
+            );
+            settings.keeping.pulls_at_once = Some(most);
+        }
+        "enableDebuggingHandlers" => {
+            config.presentation.is_closed = !value.as_bool().context("this is true or false")?;
+        }
+        "failSwapOn" => {
+            let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
+            let has_swap = swaps.lines().count() > 1;
+            ensure!(
+                !has_swap || value.as_bool() == Some(false),
+                "running with swap on is not supported, please disable swap or set --fail-swap-on flag to false"
+            );
+        }
+        "failCgroupV1" => {
+            let is_second = std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+            ensure!(
+                is_second || value.as_bool() != Some(true),
+                "kubelet is configured to not run on a host using cgroup v1. cgroup v1 support is unsupported and will be \
+                 removed in a future release"
+            );
+        }
+        // These are looked at before this, by whoever has use for them.
+        ROTATES | OF_SERVER | ENDPOINT | "tlsCertFile" | "tlsPrivateKeyFile" => {}
+        "authentication" => {
+            let is = |name: &str, is: bool| value[name]["enabled"].as_bool() == Some(is);
+            ensure!(!is("anonymous", true), "nobody is told anything here without saying who they are");
+            if is("webhook", false) {
+                tracing::warn!(
+                    "tokens are always shown to the API server, whatever authentication.webhook says"
+                );
+            }
+        }
         "podPidsLimit" => settings.keeping.pids = value.as_i64().context("this is a number")?,
         "providerID" => config.presentation.provider_id = text()?,
         "registerNode" => {
@@ -223,9 +368,13 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
             settings.keeping.log_files = usize::try_from(number()?)?;
         }
         "containerLogMaxSize" => settings.keeping.log_size = bytes(&text()?)?,
-        "evictionHard" | "evictionSoft" => {
+        "evictionHard" | "evictionSoft" | "evictionMinimumReclaim" => {
             let keeping = &mut settings.keeping;
-            let limits = if field == "evictionHard" { &mut keeping.limits } else { &mut keeping.soft.limits };
+            let limits = match field {
+                "evictionHard" => &mut keeping.limits,
+                "evictionSoft" => &mut keeping.soft.limits,
+                _ => &mut keeping.reclaim,
+            };
             for (signal, threshold) in value.as_object().context("this is a map")? {
                 let threshold = threshold.as_str().with_context(|| format!("{signal} is a text"))?;
                 evict(limits, signal, threshold).with_context(|| signal.clone())?;
@@ -312,7 +461,7 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
             let path = PathBuf::from(text()?);
             settings.manifests = (!path.as_os_str().is_empty()).then_some(path);
         }
-        _ => tracing::warn!(field, "this field of KubeletConfiguration has no meaning here"),
+        _ => without_effect::say(field, value),
     }
     Ok(())
 }
@@ -421,6 +570,8 @@ mod tests {
             "eviction-pressure-transition-period=1m",
             "node-status-update-frequency=1m",
             "pod-max-pids=100",
+            "eviction-minimum-reclaim=nodefs.available=500Mi,memory.available=5%",
+            "serialize-image-pulls=true",
             "provider-id=cloud://1",
             "kube-reserved=memory=1Mi,pid=5",
         ];
@@ -446,6 +597,12 @@ mod tests {
         let soft = &config.settings.keeping.soft;
         assert_eq!((soft.limits.disk, soft.patience["nodefs.available"].as_secs()), (Number(1 << 30), 90));
         assert_eq!((soft.grace, config.settings.keeping.lasts.as_secs()), (20, 60));
+        let reclaim = &config.settings.keeping.reclaim;
+        assert_eq!(
+            (reclaim.disk, reclaim.memory, reclaim.inodes),
+            (Number(500 << 20), Percent(5), Number(0))
+        );
+        assert_eq!(config.settings.keeping.pulls_at_once, Some(1));
         assert_eq!(config.settings.keeping.log_size, 1 << 20);
         let pulled = kubelet::PullPolicy {
             verify: kubelet::Verify::NotAllowed,
@@ -524,6 +681,37 @@ mod tests {
         check("/logs/../x", Err("pod logs path \"/logs/../x\" must be normalized"));
         check("/logs/", Err("pod logs path \"/logs/\" must be normalized"));
         check("/\u{e9}", Err("pod logs path \"/\u{e9}\" mut contains ASCII characters only"));
+    }
+
+    #[test]
+    fn some_is_needed_before_there_is_a_node() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("kubelet.yaml");
+        let text = "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\nrotateCertificates: true\n\
+            authentication: {x509: {clientCAFile: /ca}}\ntlsCertFile: /c\ntlsPrivateKeyFile: /k\n\
+            containerRuntimeEndpoint: unix:///run/x.sock\npodsPerCore: 1\nnodeStatusMaxImages: -1\n\
+            nodeLeaseDurationSeconds: 20\nnodeStatusReportFrequency: 1m\nmaxParallelImagePulls: 3\n";
+        std::fs::write(&path, text).expect("written");
+        let arguments = [format!("config={}", path.display()), "rotate-server-certificates=true".to_owned()];
+        let expected = Certificates {
+            rotates: Some(true),
+            of_server: Some(true),
+            client_ca: Some("/ca".into()),
+            served: Some(("/c".into(), "/k".into())),
+        };
+        assert_eq!(certificates(&arguments).expect("understood"), expected);
+        assert_eq!(endpoint(&arguments).expect("understood").as_deref(), Some("unix:///run/x.sock"));
+        let mut config = config();
+        config.presentation.max_pods = 110;
+        apply(&arguments, &mut config).expect("understood");
+        let cores = u32::try_from(std::thread::available_parallelism().map_or(1, usize::from)).expect("few");
+        let shown = &config.presentation;
+        assert_eq!((shown.max_pods, shown.most_images), (cores.min(110), Some(-1)));
+        assert_eq!(
+            (shown.lease_seconds, shown.tell_every.map(|every| every.as_secs())),
+            (Some(20), Some(60))
+        );
+        assert_eq!(config.settings.keeping.pulls_at_once, Some(3));
     }
 
     #[test]

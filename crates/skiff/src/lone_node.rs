@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use client::Client;
 use client::remote::Remote;
-use client::{Client, Kubeconfig};
 use jiff::Timestamp;
 use kubelet::Referred;
 use pki::{Issued, Leaf, Serving};
@@ -17,9 +17,11 @@ use reconcile::{Clock, Ctx};
 use tokio::sync::watch;
 
 use crate::agent;
+use crate::bootstrap::Identity;
 use crate::facts::Facts;
 use crate::flags::KubeletFlags;
-use crate::join::Joining;
+use crate::join::{self, Joining, Request};
+use crate::kubelet_config;
 use crate::node;
 use crate::reset;
 use crate::server::{private_dir, told_to_stop};
@@ -27,6 +29,10 @@ use crate::threads::threads;
 
 /// How long somebody may take to sign a certificate before one is used that nobody has signed.
 const SIGNED_WITHIN: Duration = Duration::from_secs(15);
+/// How long it may take before another request is made.
+const LONGEST_ASKED: Duration = Duration::from_secs(15 * 60);
+/// How long to wait before that, at first.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
 const SELF_SIGNED: Duration = Duration::from_secs(365 * 24 * 3600);
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
@@ -38,9 +44,11 @@ async fn serve(flags: KubeletFlags) -> anyhow::Result<()> {
     anyhow::ensure!(node::can_run_pods(&flags.node), "this process cannot run pods");
     private_dir(&flags.node.data_dir)?;
     let _lock = reset::lock(&flags.node.data_dir)?;
-    let known = Kubeconfig::read(&flags.kubeconfig)?;
-    let remote = Remote::new(&known).with_context(|| format!("cannot use {}", flags.kubeconfig.display()))?;
     let told = node::node_ips(&flags.node)?;
+    let asked = kubelet_config::certificates(&flags.node.kubelet_arg)?;
+    let identity = identity(&flags, asked.rotates);
+    let known = identity.known()?;
+    let remote = Remote::new(&known).with_context(|| format!("cannot use {}", flags.kubeconfig.display()))?;
     let place = agent::place(&known.server)?;
     let (stop, shutdown) = watch::channel(false);
     tokio::spawn(async move {
@@ -55,9 +63,12 @@ async fn serve(flags: KubeletFlags) -> anyhow::Result<()> {
         _ = stopped.wait_for(|stop| *stop) => return Ok(()),
     };
     let address = agent::address(told.0, first, &place);
+    if identity.rotates || identity.bootstrap.is_some() {
+        tokio::spawn(identity.keep(remote.clone()));
+    }
     let referred = Referred::new(Arc::new(remote));
     let ctx = Ctx::new(Client::new(referred.clone(), "kubelet"), Clock::default(), shutdown);
-    let client_ca = match &flags.client_ca_file {
+    let client_ca = match flags.client_ca_file.as_ref().or(asked.client_ca.as_ref()) {
         Some(path) => read(path)?,
         // In most clusters one authority vouches for everybody.
         None => String::from_utf8_lossy(&known.ca_pem).into_owned(),
@@ -72,10 +83,12 @@ async fn serve(flags: KubeletFlags) -> anyhow::Result<()> {
             second: told.1,
         },
         client: ctx.client.clone(),
+        insists: flags.rotate_server_certificates || asked.of_server == Some(true),
     };
-    let serving = match flags.tls_cert_file.as_ref().zip(flags.tls_private_key_file.as_ref()) {
+    let served = flags.tls_cert_file.clone().zip(flags.tls_private_key_file.clone()).or(asked.served);
+    let serving = match served {
         Some((certificate, key)) => {
-            Serving::new(&Issued { cert_pem: read(certificate)?, key_pem: read(key)? })?
+            Serving::new(&Issued { cert_pem: read(&certificate)?, key_pem: read(&key)? })?
         }
         None => own.serving().await?,
     };
@@ -98,10 +111,24 @@ async fn serve(flags: KubeletFlags) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Who this node is to its API server.
+fn identity(flags: &KubeletFlags, rotates: Option<bool>) -> Identity {
+    let by_default = flags.bootstrap_kubeconfig.is_some();
+    Identity {
+        kubeconfig: flags.kubeconfig.clone(),
+        bootstrap: flags.bootstrap_kubeconfig.clone(),
+        dir: flags.cert_dir.clone().unwrap_or_else(|| node::kubelet_root(&flags.node.data_dir).join("pki")),
+        leaf: join::client_leaf(&node::name(&flags.node)),
+        rotates: flags.rotate_certificates || rotates.unwrap_or(by_default),
+    }
+}
+
 /// Who this node is to those that ask it for something.
 struct Own {
     joining: Joining,
     client: Client,
+    /// Whether a certificate is asked for until somebody signs it.
+    insists: bool,
 }
 
 impl Own {
@@ -109,39 +136,74 @@ impl Own {
     async fn serving(self) -> anyhow::Result<Arc<Serving>> {
         let leaf = self.joining.serving_leaf();
         let kept = pki::kept(&self.joining.dir, "serving", &leaf, Timestamp::now())?;
-        let mut issued = match kept {
-            Some(kept) => kept,
-            None => self.ask(&leaf).await?,
+        // Nobody waits for long for what may take hours.
+        let asked = async {
+            match kept {
+                Some(kept) => Some(kept),
+                None => tokio::time::timeout(SIGNED_WITHIN, self.ask(&leaf)).await.ok()?.ok(),
+            }
         };
-        let serving = Serving::new(&issued)?;
-        let shown = serving.clone();
-        tokio::spawn(async move {
-            loop {
+        let issued = asked.await;
+        let stand_in = || pki::self_signed(&Leaf { lifetime: SELF_SIGNED, ..leaf.clone() }, Timestamp::now());
+        let serving = match &issued {
+            Some(issued) => Serving::new(issued)?,
+            None => {
+                tracing::warn!("this node serves with a certificate that vouches for itself");
+                Serving::new(&stand_in()?)?
+            }
+        };
+        tokio::spawn(self.keep(leaf, issued, serving.clone()));
+        Ok(serving)
+    }
+
+    /// Replaces the certificate when it is time, and one that nobody has signed as soon as somebody does.
+    async fn keep(self, leaf: Leaf, mut issued: Option<Issued>, shown: Arc<Serving>) {
+        let mut pause = ASK_AGAIN;
+        loop {
+            if let Some(issued) = &issued {
                 let left = Timestamp::now().duration_until(issued.renewal_due());
                 let wait = Duration::try_from(left).unwrap_or_default().min(LONGEST_WAIT);
                 tokio::time::sleep(wait.max(Duration::from_secs(1))).await;
                 if issued.renewal_due() > Timestamp::now() {
                     continue;
                 }
-                match self.ask(&leaf).await.and_then(|fresh| Ok((shown.replace(&fresh)?, fresh).1)) {
-                    Ok(fresh) => issued = fresh,
-                    Err(error) => tracing::error!("cannot renew this node's certificate: {error:#}"),
-                }
+            } else {
+                tokio::time::sleep(pause).await;
+                pause = pause.saturating_mul(2).min(LONGEST_WAIT);
             }
-        });
-        Ok(serving)
+            match self.ask(&leaf).await.and_then(|fresh| Ok((shown.replace(&fresh)?, fresh).1)) {
+                Ok(fresh) => {
+                    tracing::info!("this node serves with a certificate that the cluster has signed");
+                    issued = Some(fresh);
+                }
+                // Where nobody signs such requests, the cluster does not want this node to have one.
+                Err(Unsigned::ByNobody) if !self.insists && issued.is_none() => return,
+                Err(error) => tracing::warn!(%error, "this node has no new certificate to serve with"),
+            }
+        }
     }
 
-    async fn ask(&self, leaf: &Leaf) -> anyhow::Result<Issued> {
-        let asked = self.joining.certificate(&self.client, "serving", leaf);
-        let why = match tokio::time::timeout(SIGNED_WITHIN, asked).await {
-            Ok(Ok(issued)) => return Ok(issued),
-            Ok(Err(error)) => format!("{error:#}"),
-            Err(_) => "nobody has signed the request".to_owned(),
-        };
-        tracing::warn!(why, "this node serves with a certificate that vouches for itself");
-        Ok(pki::self_signed(&Leaf { lifetime: SELF_SIGNED, ..leaf.clone() }, Timestamp::now())?)
+    async fn ask(&self, leaf: &Leaf) -> Result<Issued, Unsigned> {
+        let request = Request::make(&self.client, leaf).await.map_err(Unsigned::Unasked)?;
+        let signed = request.signed(&self.client, LONGEST_ASKED).await;
+        let issued = signed.map_err(|why| {
+            tracing::debug!("{why:#}");
+            Unsigned::ByNobody
+        })?;
+        pki::keep(&self.joining.dir, "serving", &issued)?;
+        Ok(issued)
     }
+}
+
+/// Why there is no certificate.
+#[derive(Debug, thiserror::Error)]
+enum Unsigned {
+    #[error("cannot ask for one: {0:#}")]
+    Unasked(anyhow::Error),
+    #[error("nobody has signed the request")]
+    ByNobody,
+    #[error(transparent)]
+    Useless(#[from] pki::Error),
 }
 
 fn read(path: &Path) -> anyhow::Result<String> {

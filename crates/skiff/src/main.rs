@@ -3,6 +3,7 @@
 mod address;
 mod agent;
 mod arguments;
+mod bootstrap;
 mod certificates;
 mod check;
 mod config;

@@ -53,8 +53,10 @@ pub async fn runtime(
     shutdown: watch::Receiver<bool>,
 ) -> anyhow::Result<Arc<dyn Runtime>> {
     let data_dir = &flags.data_dir;
-    remember_runtime(data_dir, flags.container_runtime_endpoint.as_deref())?;
-    let socket = match flags.container_runtime_endpoint.clone() {
+    let told = kubelet_config::endpoint(&flags.kubelet_arg)?;
+    let endpoint = flags.container_runtime_endpoint.clone().or(told);
+    remember_runtime(data_dir, endpoint.as_deref())?;
+    let socket = match endpoint {
         Some(name) if name == CONTAINERD => {
             let found = containerd::provide(data_dir, shutdown).await?;
             let socket = found.context("containerd neither runs nor is installed")?;

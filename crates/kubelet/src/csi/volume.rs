@@ -17,8 +17,8 @@ use super::record::{self, Record};
 use crate::config::Settings;
 use crate::volumes::Materials;
 
-/// How often what a driver wants to publish again is.
-const REPUBLISH: jiff::SignedDuration = jiff::SignedDuration::from_secs(60);
+/// How long a driver is left alone that failed to publish again.
+const UNPUBLISHED: jiff::SignedDuration = jiff::SignedDuration::from_secs(10);
 
 /// A volume that a pod wants.
 #[derive(Clone, Debug, Default)]
@@ -33,7 +33,7 @@ pub struct Wanted {
     pub is_block: bool,
     pub read_only: bool,
     fs_type: String,
-    attributes: BTreeMap<String, String>,
+    pub attributes: BTreeMap<String, String>,
     access_mode: String,
     mount_options: Vec<String>,
     stage_secret: Option<SecretReference>,
@@ -175,9 +175,15 @@ pub async fn set_up(materials: &Materials<'_>, pod: &Pod, wanted: &Wanted) -> Re
     let key = (pod.uid().to_owned(), wanted.name.clone());
     let now = materials.ctx.clock.now();
     let before = drivers.published.lock().get(&key).copied();
-    let again = object.as_ref().is_some_and(|object| object.spec.requires_republish == Some(true));
-    if before.is_some_and(|before| !again || now.duration_since(before) < REPUBLISH) {
-        return Ok(Ready { path: published.place(), share: false });
+    let comes_again = object.as_ref().is_some_and(|object| object.spec.requires_republish == Some(true));
+    let again = |pause| if comes_again { now.checked_add(pause).ok() } else { None };
+    if let Some(before) = before {
+        if !comes_again || before.is_some_and(|again| now < again) {
+            drivers.published.lock().insert(key, before.filter(|_| comes_again));
+            return Ok(Ready { path: published.place(), share: false });
+        }
+        // Whatever comes of it now.
+        drivers.published.lock().insert(key.clone(), again(UNPUBLISHED));
     }
     let mut staging = PathBuf::new();
     let mut publish_context = BTreeMap::new();
@@ -190,7 +196,10 @@ pub async fn set_up(materials: &Materials<'_>, pod: &Pod, wanted: &Wanted) -> Re
                 BTreeMap::new()
             }
         };
-        staging = stage(materials, pod, wanted, &driver, &publish_context).await?;
+        staging = match before {
+            None => stage(materials, pod, wanted, &driver, &publish_context).await?,
+            Some(_) => wanted.record(record::staged_dir(root, &wanted.driver, &wanted.handle)).staging(),
+        };
     }
     let message = |error: std::io::Error| failed(SET_UP, error);
     published.write(&materials.settings.node_name).map_err(message)?;
@@ -215,7 +224,7 @@ pub async fn set_up(materials: &Materials<'_>, pod: &Pod, wanted: &Wanted) -> Re
         }
         return Err(failed(SET_UP, refusal));
     }
-    drivers.published.lock().insert(key, now);
+    drivers.published.lock().insert(key, again(materials.settings.keeping.republish));
     Ok(Ready { path: published.place(), share: share && before.is_none() })
 }
 

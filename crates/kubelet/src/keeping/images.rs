@@ -173,7 +173,7 @@ async fn look(node: &Node, now: Timestamp) -> Option<(Vec<Unused>, Timestamp)> {
 /// The images that pods of this node have as volumes.
 async fn mounted(node: &Node) -> Option<Vec<String>> {
     let mut ids = Vec::new();
-    for pod in node.ctx.caches.pods().indexed("node", &node.settings.node_name) {
+    for pod in node.pods() {
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
         for name in volumes.filter_map(|volume| volume.image.as_ref()?.reference.clone()) {
             let spec = ImageSpec { image: name, ..ImageSpec::default() };

@@ -1,6 +1,6 @@
 //! When a node is short of something, and which pod has to go. Pure but for [`Signals::read`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -31,6 +31,19 @@ impl Amount {
             Amount::Number(number) => number,
             Amount::Percent(percent) => capacity / 100 * percent,
         }
+    }
+}
+
+/// What there was too little of, and how much more than its limit there must be until that is over.
+pub struct Before<'a> {
+    pub short: &'a BTreeSet<&'static str>,
+    pub reclaim: &'a Limits,
+}
+
+impl Before<'_> {
+    fn more(&self, signal: &str, capacity: u64) -> u64 {
+        let amount = self.reclaim.clone().of_signal(signal).map(|amount| amount.of(capacity));
+        amount.filter(|_| self.short.contains(signal)).unwrap_or(0)
     }
 }
 
@@ -123,8 +136,8 @@ impl Default for Soft {
 impl Soft {
     /// What there is less of than there should be. What must be left of the node's memory must be left of the pods' only
     /// where that is a hard limit.
-    pub fn reached(&self, signals: &Signals) -> Vec<Short> {
-        self.limits.named(signals)
+    pub fn reached(&self, signals: &Signals, before: &Before<'_>) -> Vec<Short> {
+        self.limits.named(signals, before)
     }
 
     /// What there has been too little of for too long. `since` says from when on, and is kept true.
@@ -132,9 +145,11 @@ impl Soft {
         &self,
         signals: &Signals,
         since: &mut BTreeMap<&'static str, Timestamp>,
+        reclaim: &Limits,
         now: Timestamp,
     ) -> Vec<Short> {
-        let mut short = self.reached(signals);
+        let known = since.keys().copied().collect();
+        let mut short = self.reached(signals, &Before { short: &known, reclaim });
         since.retain(|signal, _| short.iter().any(|short| short.signal == *signal));
         short.retain(|short| {
             let from = *since.entry(short.signal).or_insert(now);
@@ -198,14 +213,14 @@ impl Short {
 
 impl Limits {
     /// What there is too little of, memory first. What must be left of the node's must be left of the pods' too.
-    pub fn reached(&self, signals: &Signals) -> Vec<Short> {
+    pub fn reached(&self, signals: &Signals, before: &Before<'_>) -> Vec<Short> {
         let capacity = signals.pods_memory.capacity;
         let most = self.memory.of(capacity).max(self.pods_memory.of(capacity));
-        Limits { pods_memory: Amount::Number(most), ..self.clone() }.named(signals)
+        Limits { pods_memory: Amount::Number(most), ..self.clone() }.named(signals, before)
     }
 
     /// What there is too little of by what is said of each.
-    fn named(&self, signals: &Signals) -> Vec<Short> {
+    fn named(&self, signals: &Signals, before: &Before<'_>) -> Vec<Short> {
         let all = [
             (MEMORY, signals.memory, self.memory),
             (PODS_MEMORY, signals.pods_memory, self.pods_memory),
@@ -219,7 +234,8 @@ impl Limits {
         let known = all.into_iter().filter(|(_, left, _)| left.capacity > 0);
         let short = known.filter_map(|(signal, left, limit)| {
             let (threshold, available) = (limit.of(left.capacity), left.available);
-            (available < threshold).then_some(Short { signal, threshold, available })
+            let wanted = threshold.saturating_add(before.more(signal, left.capacity));
+            (available < wanted).then_some(Short { signal, threshold, available })
         });
         short.collect()
     }
@@ -235,8 +251,13 @@ pub struct Pressures {
 
 impl Pressures {
     pub fn note(&mut self, short: &[Short], now: Timestamp) {
-        for short in short {
-            let seen = match short.signal {
+        self.note_all(short.iter().map(|short| short.signal), now);
+    }
+
+    /// The same by what is looked at.
+    pub fn note_all<'s>(&mut self, signals: impl Iterator<Item = &'s str>, now: Timestamp) {
+        for signal in signals {
+            let seen = match signal {
                 MEMORY | PODS_MEMORY => &mut self.memory,
                 PROCESSES => &mut self.processes,
                 _ => &mut self.disk,

@@ -48,7 +48,7 @@ pub async fn own(node: &Node) -> String {
     let name = &node.settings.node_name;
     page.about("kubelet_node_name", "gauge", "The node's name. The count is always 1.");
     page.line("kubelet_node_name", &[("node", name)], 1, None);
-    let desired = node.ctx.caches.pods().indexed("node", name).len();
+    let desired = node.pods().len();
     page.about("kubelet_desired_pods", "gauge", "The number of pods the kubelet is being instructed to run.");
     page.line("kubelet_desired_pods", &[("static", "")], desired, None);
     let sandboxes = node.runtime.sandboxes(&[]).await.unwrap_or_default();
@@ -169,7 +169,7 @@ pub async fn resource(node: &Node) -> String {
 fn started(node: &Node, labels: &[(&str, &str)], uid: &str) -> Option<f64> {
     let label = |name: &str| labels.iter().find(|(known, _)| *known == name).map_or("", |(_, value)| value);
     let key = crate::Key::new(label("namespace"), label("pod"));
-    let pod = node.ctx.caches.pods().get_exactly(&key, uid)?;
+    let pod = node.pod_exactly(&key, uid)?;
     let status = pod.status.as_ref()?;
     let all =
         status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten());
@@ -236,7 +236,7 @@ pub fn probes(node: &Node) -> String {
     let mut page = Page::default();
     let help = "Cumulative number of a liveness, readiness or startup probe for a container by result.";
     page.about("prober_probe_total", "counter", help);
-    for pod in node.ctx.caches.pods().indexed("node", &node.settings.node_name) {
+    for pod in node.pods() {
         let asked = node.remember(&pod, |memory| memory.asked.clone());
         for ((container, kind, well), count) in asked {
             let labels = [

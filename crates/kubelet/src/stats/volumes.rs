@@ -101,7 +101,7 @@ pub async fn of_pod(node: &Node, pod: &Pod, only_claims: bool, now: Timestamp) -
 /// ask the API server and drivers, so for a while the same is told again.
 pub async fn of_claims(node: &Node) -> BTreeMap<(String, String), Value> {
     let now = node.ctx.clock.now();
-    let pods = node.ctx.caches.pods().indexed("node", &node.settings.node_name);
+    let pods = node.pods();
     let uids: HashSet<&str> = pods.iter().map(|pod| pod.uid()).collect();
     node.looking.told.lock().0.retain(|uid, _| uids.contains(uid.as_str()));
     let mut all = BTreeMap::new();

@@ -191,8 +191,13 @@ fn only_user(pod: &Pod) -> Option<u32> {
 fn young(dir: &Path, path: &str, seconds: i64) -> Option<String> {
     let file = super::sub_path::file(dir, path).ok()?;
     let age = file.metadata().ok()?.modified().ok()?.elapsed().ok()?;
-    let fresh = age.as_secs() < u64::try_from(seconds).ok()? * 8 / 10;
+    let fresh = age.as_secs() < u64::try_from(keeps(seconds)).ok()?;
     fresh.then(|| std::io::read_to_string(file.take(LONGEST_TOKEN)).ok()).flatten()
+}
+
+/// For how many of its seconds a token is kept: most of them, and no more than a day.
+pub fn keeps(seconds: i64) -> i64 {
+    (seconds * 8 / 10).min(24 * 60 * 60)
 }
 
 /// A token for the pod's service account that is good for this pod alone.

@@ -14,6 +14,32 @@ fn asking(name: &str, priority: i32, memory: &str) -> Arc<Pod> {
 
 const MI: u64 = 1 << 20;
 
+/// There was enough of everything.
+fn nothing() -> Before<'static> {
+    static SHORT: BTreeSet<&str> = BTreeSet::new();
+    Before { short: &SHORT, reclaim: &Limits::NONE }
+}
+
+#[test]
+fn a_shortage_is_over_when_there_is_more_than_the_least() {
+    let limits = Limits { disk: Amount::Percent(10), memory: Amount::Number(100 * MI), ..Limits::NONE };
+    let reclaim = Limits { disk: Amount::Percent(5), inodes: Amount::Percent(50), ..Limits::NONE };
+    let check = |disk: u64, short: &[&'static str], expected: &[u64]| {
+        let disk = Left { available: disk, capacity: 1000 };
+        let plenty = Left { available: 1 << 40, capacity: 1 << 40 };
+        let signals = Signals { disk, inodes: disk, memory: plenty, ..Signals::default() };
+        let short = short.iter().copied().collect();
+        let found = limits.reached(&signals, &Before { short: &short, reclaim: &reclaim });
+        assert_eq!(found.iter().map(|short| short.threshold).collect::<Vec<_>>(), expected, "{disk:?}");
+    };
+    check(101, &[], &[]);
+    check(99, &[], &[100]);
+    check(101, &[DISK], &[100]);
+    check(149, &[DISK], &[100]);
+    check(150, &[DISK], &[]);
+    check(120, &[MEMORY], &[]);
+}
+
 #[test]
 fn what_there_is_too_little_of() {
     let left = |available, capacity| Left { available, capacity };
@@ -29,7 +55,7 @@ fn what_there_is_too_little_of() {
     };
     let limits = Limits::default();
     let check = |signals: Signals, expected: &[&str]| {
-        let short: Vec<_> = limits.reached(&signals).iter().map(Short::resource).collect();
+        let short: Vec<_> = limits.reached(&signals, &nothing()).iter().map(Short::resource).collect();
         assert_eq!(short, expected);
     };
     check(plenty.clone(), &[]);
@@ -42,7 +68,7 @@ fn what_there_is_too_little_of() {
     // What cannot be read is no reason to put anybody out.
     check(Signals::default(), &[]);
     let few = Limits { processes: Amount::Percent(20), ..Limits::default() };
-    assert_eq!(few.reached(&plenty).first().map(Short::resource), Some("pids"));
+    assert_eq!(few.reached(&plenty, &nothing()).first().map(Short::resource), Some("pids"));
 }
 
 #[test]
@@ -110,7 +136,7 @@ fn every_signal_has_a_threshold_and_a_condition() {
         let images_apart = false;
         let signals =
             Signals { memory, pods_memory, disk, inodes, image_disk, image_inodes, processes, images_apart };
-        let short = limits.named(&signals);
+        let short = limits.named(&signals, &nothing());
         assert_eq!(short, [Short { signal, threshold: 2, available: 1 }]);
         let mut pressures = Pressures::default();
         pressures.note(&short, Timestamp::UNIX_EPOCH);
@@ -165,7 +191,7 @@ fn what_should_be_left_is_waited_for() {
         // Pods may use all they have, as far as this is about them.
         let pods_memory = Left { available: 0, capacity: 8 << 30 };
         let signals = Signals { memory, pods_memory, ..Signals::default() };
-        assert_eq!(soft.due(&signals, &mut since, at(second)).len(), expected, "{second}");
+        assert_eq!(soft.due(&signals, &mut since, &Limits::NONE, at(second)).len(), expected, "{second}");
     };
     check(0, 600 * MI, 0);
     check(10, 400 * MI, 0);

@@ -1,0 +1,196 @@
+//! The pods of this node: those that the API gives it, and static ones, whose manifests are on this host and which nobody
+//! has to be asked for.
+//!
+//! What the API knows of a static pod is a likeness, its mirror, which is made by [`crate::manifests`]: nothing is run for
+//! that one, and its status is the static pod's. Everybody here asks this module for pods, and never the cache alone.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use parking_lot::Mutex;
+use reconcile::{Error, Key, Object as _};
+use tokio::sync::Notify;
+
+use crate::Node;
+use crate::manifests::MIRROR;
+
+/// The static pods there are, by the names they have in the cluster.
+#[derive(Default)]
+pub struct StaticPods {
+    pods: Mutex<BTreeMap<Key, Known>>,
+    /// Told when one has come or is gone, and when its mirror is.
+    pub news: Notify,
+}
+
+struct Known {
+    /// With its status as it was told last. It is being deleted once its manifest is not there any more.
+    pod: Arc<Pod>,
+    /// What its manifest has become, which begins when this one is gone.
+    next: Option<Arc<Pod>>,
+}
+
+impl StaticPods {
+    /// Takes what manifests say now. Answers with the pods that are changed by it.
+    pub fn set(&self, mut wanted: BTreeMap<Key, Pod>, now: Timestamp) -> Vec<Key> {
+        let mut changed = Vec::new();
+        let mut pods = self.pods.lock();
+        for (key, known) in pods.iter_mut() {
+            known.next = wanted.remove(key).map(Arc::new);
+            if known.pod.is_deleting() {
+                continue;
+            }
+            if known.next.as_ref().is_some_and(|next| next.uid() == known.pod.uid()) {
+                known.next = None;
+                continue;
+            }
+            known.pod = Arc::new(deleted(&known.pod, now));
+            changed.push(key.clone());
+        }
+        changed.extend(wanted.keys().cloned());
+        pods.extend(wanted.into_iter().map(|(key, pod)| (key, Known { pod: Arc::new(pod), next: None })));
+        changed
+    }
+
+    pub fn get(&self, key: &Key) -> Option<Arc<Pod>> {
+        self.pods.lock().get(key).map(|known| known.pod.clone())
+    }
+
+    pub fn all(&self) -> Vec<Arc<Pod>> {
+        self.pods.lock().values().map(|known| known.pod.clone()).collect()
+    }
+
+    /// Nothing is left of a pod.
+    pub fn end(&self, pod: &Pod) {
+        let mut pods = self.pods.lock();
+        let Some(known) = pods.get_mut(&pod.key()).filter(|known| known.pod.uid() == pod.uid()) else {
+            return;
+        };
+        match known.next.take() {
+            Some(next) => known.pod = next,
+            None => drop(pods.remove(&pod.key())),
+        }
+        self.news.notify_one();
+    }
+
+    fn set_status(&self, pod: &Pod, status: PodStatus) {
+        if let Some(known) = self.pods.lock().get_mut(&pod.key())
+            && known.pod.uid() == pod.uid()
+        {
+            known.pod = Arc::new(Pod { status: Some(status), ..Pod::clone(&known.pod) });
+        }
+    }
+}
+
+/// The pod as it is once it is to go.
+fn deleted(pod: &Pod, now: Timestamp) -> Pod {
+    let mut pod = pod.clone();
+    let grace = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(30);
+    let end = now.checked_add(SignedDuration::from_secs(grace)).unwrap_or(now);
+    pod.metadata.deletion_timestamp = Some(Time(end));
+    pod.metadata.deletion_grace_period_seconds = Some(grace);
+    pod
+}
+
+/// Whether a pod is one of a manifest, or the likeness of one.
+pub fn is_static(pod: &Pod) -> bool {
+    pod.annotation(MIRROR).is_some()
+}
+
+impl Node {
+    /// The pod of this name, if it is this node's.
+    pub fn pod(&self, key: &Key) -> Option<Arc<Pod>> {
+        let given = || self.ctx.caches.pods().get(key).filter(|pod| self.has(pod) && !is_static(pod));
+        self.static_pods.get(key).or_else(given)
+    }
+
+    /// The pod of this name and uid, if it is this node's.
+    pub fn pod_exactly(&self, key: &Key, uid: &str) -> Option<Arc<Pod>> {
+        let given = || self.ctx.caches.pods().get_exactly(key, uid).filter(|pod| !is_static(pod));
+        self.static_pods.get(key).filter(|pod| pod.uid() == uid).or_else(given)
+    }
+
+    /// All pods of this node.
+    pub fn pods(&self) -> Vec<Arc<Pod>> {
+        let given = self.ctx.caches.pods().indexed("node", &self.settings.node_name);
+        let given = given.into_iter().filter(|pod| !is_static(pod));
+        self.static_pods.all().into_iter().chain(given).collect()
+    }
+
+    /// What the API knows of a static pod, where that is up to date.
+    pub fn mirror(&self, pod: &Pod) -> Option<Arc<Pod>> {
+        let found = self.ctx.caches.pods().get(&pod.key())?;
+        (found.annotation(MIRROR) == Some(pod.uid()) && self.has(&found)).then_some(found)
+    }
+
+    /// A static pod as it was last told of; one whose process has just begun was told of by the one before.
+    pub fn with_status(&self, pod: &Arc<Pod>) -> Arc<Pod> {
+        let is_told = pod.status.as_ref().is_some_and(|status| status.start_time.is_some());
+        let mirror = if is_told || !is_static(pod) { None } else { self.mirror(pod) };
+        // One that is over by what was told may have been ended with its machine, and begins again.
+        match mirror.filter(|mirror| !crate::pod::is_over(mirror)).and_then(|mirror| mirror.status.clone()) {
+            Some(status) => Arc::new(Pod { status: Some(status), ..Pod::clone(pod) }),
+            None => pod.clone(),
+        }
+    }
+
+    /// Says how a static pod is: here, and in the API where that has its likeness.
+    pub async fn tell_mirror(&self, pod: &Pod, status: PodStatus) -> Result<(), Error> {
+        self.static_pods.set_status(pod, status.clone());
+        let Some(mirror) = self.mirror(pod).filter(|mirror| mirror.status.as_ref() != Some(&status)) else {
+            return Ok(());
+        };
+        match self.ctx.replace_status(&Pod { status: Some(status), ..Pod::clone(&mirror) }).await {
+            Err(error) if !error.is_not_found() => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn wanted(pods: &[(&str, &str)]) -> BTreeMap<Key, Pod> {
+        let pod = |(name, uid): &(&str, &str)| -> Pod {
+            let metadata = json!({"name": name, "namespace": "n", "uid": uid});
+            serde_json::from_value(json!({"metadata": metadata, "spec": {"containers": []}})).expect("a pod")
+        };
+        pods.iter().map(pod).map(|pod| (pod.key(), pod)).collect()
+    }
+
+    #[test]
+    fn one_goes_before_the_next_of_its_name_comes() {
+        let pods = StaticPods::default();
+        let set = |now: &[(&str, &str)], expected: &[&str]| {
+            let changed = pods.set(wanted(now), Timestamp::UNIX_EPOCH);
+            let names: Vec<String> = changed.iter().map(|key| key.name.to_string()).collect();
+            assert_eq!(names, expected, "{now:?}");
+        };
+        let check = |expected: &str| {
+            let shown =
+                |pod: &Arc<Pod>| format!("{}{}", pod.uid(), if pod.is_deleting() { " goes" } else { "" });
+            assert_eq!(pods.all().iter().map(shown).collect::<Vec<_>>().join(", "), expected);
+        };
+        let end = |uid: &str| {
+            let all = pods.all();
+            pods.end(all.iter().find(|pod| pod.uid() == uid).expect("a pod"));
+        };
+        set(&[("a", "a1"), ("b", "b1")], &["a", "b"]);
+        set(&[("a", "a1"), ("b", "b1")], &[]);
+        set(&[("a", "a2")], &["a", "b"]);
+        check("a1 goes, b1 goes");
+        // What goes has gone too far to stay.
+        set(&[("a", "a3"), ("b", "b1")], &[]);
+        end("a1");
+        end("b1");
+        check("a3, b1");
+        set(&[("a", "a3")], &["b"]);
+        end("b1");
+        check("a3");
+    }
+}

@@ -1,0 +1,223 @@
+//! `skiff kubelet`: a node alone, with a server that is not always there, and with certificates that it asks for.
+//!
+//! Needs root, kubectl and busybox; says so and passes where these are missing.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use testkit::{Network, Process, Server};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+const IMAGE: &str = "docker.io/library/busybox:1.36";
+
+struct Place {
+    server: Server,
+    network: Network,
+    dir: tempfile::TempDir,
+}
+
+/// What nodes have left, which are no more by then.
+impl Drop for Place {
+    fn drop(&mut self) {
+        let data = self.path("data");
+        testkit::sweep(&data, &data.join("agent/pods"));
+    }
+}
+
+impl Place {
+    fn new() -> Option<Place> {
+        if !testkit::can_have_pods(&["busybox"]) {
+            return None;
+        }
+        let network = Network::new().expect("a network");
+        let server =
+            Server::start_with_pods(&network, &["--disable-agent", "--controllers=*", "--disable-scheduler"]);
+        Some(Place { server, network, dir: tempfile::tempdir().expect("a directory") })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A kubeconfig for the server with this user.
+    fn write_kubeconfig(&self, name: &str, user: &Value) {
+        let authority = self.server.data_dir().join("tls/server-ca.crt");
+        let text = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {
+                "server": self.server.url(), "certificate-authority": authority,
+            }}],
+            "users": [{"name": "u", "user": user}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        });
+        std::fs::write(self.path(name), text.to_string()).expect("written");
+    }
+
+    fn node(&self, flags: &[&str]) -> Process {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", self.network.path().display())).arg("--");
+        command.arg(testkit::binary().expect("a program"));
+        command.args(["kubelet", "--node-name", "alone", "--node-ip", "192.0.2.8", "--kubelet-port", "0"]);
+        command.arg("--kubeconfig").arg(self.path("kubeconfig")).arg("--data-dir").arg(self.path("data"));
+        let mut process = Process::spawn(command.args(flags)).expect("a node");
+        let works = |log: &str| log.contains("a node is at work").then_some(());
+        process.wait_until_log(DEADLINE, works).unwrap_or_else(|error| panic!("{error:#}"));
+        process
+    }
+
+    /// kubectl's answer as JSON.
+    fn get(&self, what: &[&str]) -> Value {
+        let said = self.server.kubectl(&[&["get", "-o", "json"], what].concat());
+        serde_json::from_str(&said.stdout).unwrap_or_default()
+    }
+
+    fn is_ready(&self) -> bool {
+        let node = self.get(&["node", "alone"]);
+        let conditions = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        conditions.iter().any(|known| known["type"] == "Ready" && known["status"] == "True")
+    }
+}
+
+/// Runs of a container with this command.
+fn runs(words: &str) -> Vec<u32> {
+    testkit::processes().into_iter().filter(|(_, said)| said.trim() == words).map(|(id, _)| id).collect()
+}
+
+#[test]
+fn static_pods_need_nobody() {
+    let Some(mut place) = Place::new() else { return };
+    let tls = place.server.data_dir().join("tls");
+    let now = jiff::Timestamp::now();
+    let authority = pki::Authority::load_or_create(&tls, "client-ca", now).expect("an authority");
+    let leaf = pki::Leaf {
+        common_name: "system:node:alone".to_owned(),
+        organizations: vec!["system:nodes".to_owned()],
+        dns_names: Vec::new(),
+        ips: Vec::new(),
+        usage: pki::Usage::Client,
+        lifetime: Duration::from_secs(3600),
+    };
+    pki::keep(place.dir.path(), "client", &authority.issue(&leaf, now).expect("issued")).expect("kept");
+    place.write_kubeconfig(
+        "kubeconfig",
+        &json!({"client-certificate": "client.crt", "client-key": "client.key"}),
+    );
+    let manifests = place.path("manifests");
+    std::fs::create_dir(&manifests).expect("a directory");
+    let flag = format!("--kubelet-arg=pod-manifest-path={}", manifests.display());
+    let manifest = |seconds: u32| {
+        let main = json!({
+            "name": "main", "image": "busybox:1.36", "imagePullPolicy": "IfNotPresent",
+            "command": ["sleep", seconds.to_string()],
+        });
+        json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "own"},
+            "spec": {"hostNetwork": true, "terminationGracePeriodSeconds": 1, "containers": [main]},
+        })
+    };
+    // Long enough to be told from all others.
+    let seconds = 1_000_000 + std::process::id();
+    let words = |seconds: u32| format!("sleep {seconds}");
+    let write = |seconds: u32| {
+        std::fs::write(manifests.join(".own"), manifest(seconds).to_string()).expect("written");
+        std::fs::rename(manifests.join(".own"), manifests.join("own.json")).expect("there");
+    };
+    // Nobody is there to be asked.
+    place.server.stop();
+    let mut node = place.node(&[&flag]);
+    let archive = testkit::busybox_image(place.dir.path(), IMAGE).expect("an image").display().to_string();
+    let data = place.path("data").display().to_string();
+    place.server.skiff(&["image", "import", "--data-dir", &data, &archive]).ok();
+    write(seconds);
+    let one = |words: &str| (runs(words).len() == 1).then(|| runs(words)[0]);
+    let first =
+        node.wait_until(DEADLINE, || one(&words(seconds))).unwrap_or_else(|error| panic!("{error:#}"));
+    assert!(node.terminate(DEADLINE).expect("an end").success());
+    let mut node = place.node(&[&flag]);
+    // Somebody comes, and is told.
+    place.server.restart();
+    let shown = |place: &Place| {
+        let pod = place.get(&["pod", "own-alone"]);
+        let status = &pod["status"]["containerStatuses"][0];
+        (pod["status"]["phase"] == "Running" && status["ready"] == true).then_some(pod)
+    };
+    let told = |node: &mut Process, place: &Place| {
+        node.wait_until(DEADLINE, || shown(place)).unwrap_or_else(|error| panic!("{error:#}"))
+    };
+    let pod = told(&mut node, &place);
+    assert_eq!(one(&words(seconds)), Some(first), "it has run all the time");
+    assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0);
+    assert_eq!(pod["metadata"]["ownerReferences"][0]["kind"], "Node");
+    let uid = |pod: &Value| pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+    let annotation = |pod: &Value| pod["metadata"]["annotations"]["kubernetes.io/config.mirror"].clone();
+    // The likeness may be deleted, which is not the pod.
+    place.server.kubectl(&["delete", "pod", "own-alone", "--wait=false"]).ok();
+    place.server.until("there is another", || shown(&place).is_some_and(|other| uid(&other) != uid(&pod)));
+    assert_eq!(one(&words(seconds)), Some(first));
+    // Another manifest is another pod.
+    write(seconds + 1);
+    place.server.until("another is shown", || {
+        shown(&place).is_some_and(|other| annotation(&other) != annotation(&pod))
+    });
+    assert!(one(&words(seconds + 1)).is_some() && runs(&words(seconds)).is_empty());
+    // It goes, whether anybody can be told or not.
+    place.server.stop();
+    std::fs::remove_file(manifests.join("own.json")).expect("removed");
+    node.wait_until(DEADLINE, || runs(&words(seconds + 1)).is_empty().then_some(())).expect("it goes");
+    place.server.restart();
+    place.server.until("nothing is shown", || place.get(&["pod", "own-alone"]).is_null());
+    assert!(node.terminate(DEADLINE).expect("an end").success());
+}
+
+/// A node that is nobody yet asks for a certificate, and for another one before that ends.
+#[test]
+fn a_node_gets_its_certificate_and_keeps_one() {
+    let Some(place) = Place::new() else { return };
+    let token = std::fs::read_to_string(place.server.data_dir().join("token")).expect("a token");
+    let token = token.trim().rsplit("::").next().expect("the secret part").to_owned();
+    place.write_kubeconfig("bootstrap", &json!({"token": token}));
+    let (first, certificates) = (place.path("bootstrap").display().to_string(), place.path("pki"));
+    let dir = certificates.display().to_string();
+    let flags = ["--bootstrap-kubeconfig", &first, "--cert-dir", &dir];
+    let current = certificates.join("kubelet-client-current.pem");
+    let end = |path: &Path| pki::ends(&std::fs::read_to_string(path).unwrap_or_default());
+    let mut node = place.node(&flags);
+    place.server.until("the node is ready", || place.is_ready());
+    let mode = |path: &Path| std::fs::metadata(path).expect("a file").permissions().mode() & 0o777;
+    assert_eq!((mode(&place.path("kubeconfig")), mode(&current)), (0o600, 0o600));
+    let written = std::fs::read_to_string(place.path("kubeconfig")).expect("a kubeconfig");
+    assert!(written.contains(&current.display().to_string()) && !written.contains(&token));
+    let who =
+        ["--kubeconfig", &place.path("kubeconfig").display().to_string(), "auth", "whoami", "-o", "json"]
+            .map(str::to_owned);
+    let who: Vec<&str> = who.iter().map(String::as_str).collect();
+    assert!(place.server.kubectl(&who).ok().contains("system:node:alone"));
+    assert!(node.terminate(DEADLINE).expect("an end").success());
+    // It is about to end; and then it has.
+    let now = jiff::Timestamp::now();
+    let authority = place.server.data_dir().join("tls");
+    let authority = pki::Authority::load_or_create(&authority, "client-ca", now).expect("an authority");
+    let leaf = |seconds: u64| pki::Leaf {
+        common_name: "system:node:alone".to_owned(),
+        organizations: vec!["system:nodes".to_owned()],
+        dns_names: Vec::new(),
+        ips: Vec::new(),
+        usage: pki::Usage::Client,
+        lifetime: Duration::from_secs(seconds),
+    };
+    for (seconds, begun) in [(20, now), (60, now.checked_sub(Duration::from_secs(3600)).expect("a time"))] {
+        let issued = authority.issue(&leaf(seconds), begun).expect("issued");
+        let pem = format!("{}{}", issued.cert_pem, issued.key_pem);
+        std::fs::write(&current, pem).expect("written");
+        let mut node = place.node(&flags);
+        let renewed = || end(&current).filter(|end| *end > now + Duration::from_secs(24 * 3600)).map(drop);
+        node.wait_until(DEADLINE, renewed).unwrap_or_else(|error| panic!("{error:#}"));
+        let before = place.get(&["lease", "alone", "-n", "kube-node-lease"])["spec"]["renewTime"].clone();
+        let lives = || place.get(&["lease", "alone", "-n", "kube-node-lease"])["spec"]["renewTime"] != before;
+        node.wait_until(DEADLINE, || lives().then_some(())).unwrap_or_else(|error| panic!("{error:#}"));
+        assert!(node.terminate(DEADLINE).expect("an end").success());
+    }
+}
