@@ -8,7 +8,7 @@ mod proxy;
 mod registry;
 mod settings;
 
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -132,7 +132,10 @@ impl Puller {
 
     async fn pull_from(&self, registry: Arc<Registry>, name: &Reference) -> Result<Image, PullError> {
         // What is being fetched is nobody's yet, and must not be tidied away.
-        let busy = self.store.busy()?;
+        let store = self.store.clone();
+        // Whoever removes layers is waited for, and not by a thread that others need.
+        let busy = tokio::task::spawn_blocking(move || store.busy()).await.map_err(io::Error::other);
+        let busy = busy.map_err(on("lock", self.store.root().join("busy")))??;
         let wanted = match (&name.digest, &name.tag) {
             (Some(digest), _) => digest.to_string(),
             (None, Some(tag)) => tag.clone(),

@@ -140,7 +140,7 @@ pub async fn keep(node: &Node) {
     loop {
         changed.notified().await;
         if node.memories.lock().values().any(|memory| memory.resizing.pending.is_some()) {
-            consider(node);
+            consider(node, &node.judging.lock());
         }
     }
 }
@@ -162,8 +162,8 @@ fn told(pod: &Pod) -> impl Iterator<Item = (Option<&ResourceRequirements>, Optio
     of_pod.into_iter().chain(each)
 }
 
-/// Judges all resizes that wait for room, and tells what has become of them.
-fn consider(node: &Node) {
+/// Judges all resizes that wait for room, and tells what has become of them. `_judging` is held meanwhile.
+fn consider(node: &Node, _judging: &parking_lot::MutexGuard<'_, ()>) {
     let name = &node.settings.node_name;
     let Some(host) = node.ctx.caches.nodes().get(&Key::new("", name)) else { return };
     let now = node.ctx.clock.now();
@@ -172,7 +172,6 @@ fn consider(node: &Node) {
         let short = admission::under(pod, pressures);
         short.or_else(|| admission::judge(pod, &host, others, &node.abilities.lock()))
     };
-    let _judging = node.judging.lock();
     let on_node = node.pods().into_iter().filter(|pod| !pod::is_over(pod));
     let mut memories = node.memories.lock();
     let present: Vec<Present> = on_node
@@ -311,17 +310,24 @@ impl Node {
                 self.keep(pod, memory.record.insert(Record::new(pod)));
             }
         });
-        let is_to_be_judged = self.remember(pod, |memory| {
+        if self.is_to_be_judged(pod) {
+            let judging = self.judging.lock();
+            // Another may have judged all of them meanwhile.
+            if self.is_to_be_judged(pod) {
+                consider(self, &judging);
+            }
+        }
+        self.allocated(pod)
+    }
+
+    fn is_to_be_judged(&self, pod: &Pod) -> bool {
+        self.remember(pod, |memory| {
             let wants = memory.record.as_ref().is_some_and(|record| record.allocated.differs(pod));
             if !wants {
                 memory.resizing.give_up();
             }
             wants && !pod.is_deleting() && memory.resizing.judged != pod.metadata.generation
-        });
-        if is_to_be_judged {
-            consider(self);
-        }
-        self.allocated(pod)
+        })
     }
 
     /// Notices what a resize has come to; `pod` is as it asks for itself.

@@ -187,9 +187,10 @@ async fn look(node: &Arc<Node>) {
     };
     let memory =
         |pod: &Pod| used.iter().find(|used| used.uid == pod.uid()).map_or(0, |used| used.usage().working_set);
+    // By what they were promised: whoever wants more does not stay longer for it.
     let candidates = pods.iter().filter(|pod| pressure::may_be_evicted(pod)).map(|pod| {
         let usage = if first.is_disk() { disk(pod) } else { memory(pod) };
-        (pod.clone(), usage)
+        (Arc::new(node.allocated(pod)), usage)
     });
     if let Some((pod, usage)) = pressure::choose(first, candidates.collect()) {
         if let Some(grace) = grace {

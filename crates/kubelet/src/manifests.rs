@@ -4,6 +4,7 @@
 //! They are made known to the API as mirror pods, once it can be reached. Whoever deletes one there finds it made again.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +25,9 @@ pub const MIRROR: &str = "kubernetes.io/config.mirror";
 const HASH: &str = "kubernetes.io/config.hash";
 const SOURCE: &str = "kubernetes.io/config.source";
 const AGAIN: Duration = Duration::from_secs(5);
+/// How long a change may take, and how often it is looked whether it is over.
+const LOOK: Duration = Duration::from_millis(100);
+const LOOKS: usize = 10;
 
 /// Keeps static pods as the directory says, and their mirrors as they are.
 pub async fn run(node: &Arc<Node>) {
@@ -45,13 +49,29 @@ async fn follow(node: &Arc<Node>) {
         if changes.next().await.is_err() {
             return;
         }
+        // Whoever writes a file in its place empties it first, which is not the end of its pod.
+        for _ in 0..LOOKS {
+            tokio::time::sleep(LOOK).await;
+            if !is_being_written(dir) {
+                break;
+            }
+        }
     }
+}
+
+fn is_being_written(dir: &Path) -> bool {
+    let mut entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.any(|entry| entry.metadata().is_ok_and(|found| found.is_file() && found.len() == 0))
 }
 
 /// Takes what the directory says now.
 pub fn take(node: &Node) {
     let Some(dir) = &node.settings.manifests else { return };
-    let changed = node.static_pods.set(read(dir, &node.settings.node_name), node.ctx.clock.now());
+    let wanted = match read(dir, &node.settings.node_name) {
+        Ok(wanted) => wanted,
+        Err(error) => return tracing::error!(%error, dir = %dir.display(), "pods stay as they are"),
+    };
+    let changed = node.static_pods.set(wanted, node.ctx.clock.now());
     if !changed.is_empty() {
         node.hastened.send_modify(|count| *count += 1);
         node.static_pods.news.notify_one();
@@ -92,9 +112,14 @@ async fn mirror(node: &Arc<Node>) {
 }
 
 /// The pods of all manifests, by the name they have here.
-fn read(dir: &Path, node: &str) -> BTreeMap<Key, Pod> {
+fn read(dir: &Path, node: &str) -> io::Result<BTreeMap<Key, Pod>> {
     let mut pods = BTreeMap::new();
-    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+    let entries = match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(pods),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
         let path = entry.path();
         let hidden = entry.file_name().to_string_lossy().starts_with('.');
         if hidden || !path.is_file() {
@@ -106,7 +131,7 @@ fn read(dir: &Path, node: &str) -> BTreeMap<Key, Pod> {
             Err(error) => tracing::error!(error, file = %path.display(), "this is no pod"),
         }
     }
-    pods
+    Ok(pods)
 }
 
 /// The pod of a manifest in YAML or JSON, as it would be had the API server made it.
@@ -327,6 +352,9 @@ mod tests {
         std::fs::write(dir.path().join("a.json"), pod).expect("written");
         std::fs::write(dir.path().join(".b.json.swp"), pod).expect("written");
         std::fs::write(dir.path().join("c.yaml"), "nonsense").expect("written");
-        assert_eq!(read(dir.path(), "here").into_keys().collect::<Vec<_>>(), [Key::new("default", "a-here")]);
+        assert_eq!(
+            read(dir.path(), "here").expect("pods").into_keys().collect::<Vec<_>>(),
+            [Key::new("default", "a-here")]
+        );
     }
 }

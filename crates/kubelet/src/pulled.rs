@@ -137,6 +137,20 @@ fn decide(policy: &Policy, image: &str, known: &Known, secrets: &[PullSecret]) -
     Verdict::Unproven
 }
 
+/// One pull of an image less; whether it was the last.
+fn is_last(pulling: &mut HashMap<String, usize>, image: &str) -> bool {
+    match pulling.get_mut(image) {
+        Some(count) if *count > 1 => {
+            *count -= 1;
+            false
+        }
+        _ => {
+            pulling.remove(image);
+            true
+        }
+    }
+}
+
 /// Adds to a record that an image was pulled; by everybody without a secret. Whether that is news.
 fn add(record: &mut Value, image: &str, secret: Option<&PullSecret>) -> bool {
     let by = &mut record["credentialMapping"][reference::without_tag(image)];
@@ -220,16 +234,17 @@ impl Pulled {
             // It goes on to be known as one that is being pulled, so that nobody takes it for the administrator's.
             return;
         }
-        let left = pulling.get(image).map_or(0, |count| count.saturating_sub(1));
-        match left {
-            0 => {
-                pulling.remove(image);
-                if let Err(error) = remove(&self.pulling_file(image)) {
-                    tracing::warn!(%error, image, "cannot remove what was to be pulled");
-                }
-            }
-            left => drop(pulling.insert(image.to_owned(), left)),
+        if is_last(&mut pulling, image)
+            && let Err(error) = remove(&self.pulling_file(image))
+        {
+            tracing::warn!(%error, image, "cannot remove what was to be pulled");
         }
+    }
+
+    /// Says that nobody waits for an image any more. It may come all the same, and is ours then: that it was to be pulled
+    /// stays written down until somebody else has it, or there is another skiff.
+    pub fn abandon(&self, image: &str) {
+        is_last(&mut self.pulling.lock(), image);
     }
 
     /// What was being pulled when we were stopped, and is there now, is ours although nobody knows by which secret.

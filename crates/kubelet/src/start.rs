@@ -389,7 +389,7 @@ impl Fetch {
     }
 }
 
-/// That an image is being pulled, which is said to be over also where the pull is left in the middle.
+/// That an image is being pulled. Also where the pull is left in the middle it is said that nobody is at it.
 struct Intent<'a> {
     node: &'a Node,
     image: Option<&'a str>,
@@ -410,7 +410,9 @@ impl<'a> Intent<'a> {
 
 impl Drop for Intent<'_> {
     fn drop(&mut self) {
-        self.end(None);
+        if let Some(image) = self.image.take() {
+            self.node.pulled.abandon(image);
+        }
     }
 }
 

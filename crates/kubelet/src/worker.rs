@@ -17,7 +17,7 @@ use crate::admission::{self, Refusal};
 use crate::config::{self, Settings};
 use crate::env::Addresses;
 use crate::memory::Failure;
-use crate::observed::{Observed, POD_UID, Ran, State};
+use crate::observed::{Observed, POD_NAME, POD_NAMESPACE, POD_UID, Ran, State};
 use crate::pod::anew::Anew;
 use crate::pod::back_off::restart_at;
 use crate::pod::container as find;
@@ -35,6 +35,8 @@ const ROUNDS: usize = 40;
 const UNGIVEN: Duration = Duration::from_secs(5);
 /// How long it takes to try again to tell of a pod.
 const UNTOLD: Duration = Duration::from_secs(5);
+/// How long the server may take to hear of a pod: containers are not to wait for one that keeps silent.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How long volumes that could not be refreshed are left as they are.
 const STALE: SignedDuration = SignedDuration::from_secs(10);
 /// How often that is tried before it is said that something is wrong.
@@ -50,6 +52,9 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
         return Ok(Next::Change);
     }
     if crate::pod::is_over(&pod) && !pod.is_deleting() {
+        if is_static(&pod) && !tell_again(node, &pod).await {
+            return Ok(Next::After(UNTOLD));
+        }
         return Ok(tidy_up(node, &pod).await);
     }
     if let Some(referred) = node.referred.as_ref().filter(|_| !pod.is_deleting()) {
@@ -64,6 +69,7 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
             node.forget(&uid);
             return Ok(Next::Forget);
         };
+        let pod = node.with_status(&pod);
         let seen = match observe(&*node.runtime, &pod, &node.settings).await {
             Ok(seen) => seen,
             Err(error) => {
@@ -103,15 +109,16 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
         let clears = work.contains(&Action::Clear);
         let acting = act_on(node, &pod, &seen, work);
         // What is written takes the disk's time, which the pod need not wait for.
-        let (told, acted) = tokio::join!(tell(node, &pod, &seen), acting);
+        let telling = tokio::time::timeout(PATIENCE, tell(node, &pod, &seen));
+        let (told, acted) = tokio::join!(telling, acting);
         if clears {
             return let_go(node, &pod, &seen).await;
         }
         // Containers are looked after also where nobody can be told of it.
-        untold = matches!(told, Err(Error::Unreachable(_)));
-        if !untold {
-            told?;
-        }
+        untold = match told {
+            Err(_) | Ok(Err(Error::Unreachable(_))) => true,
+            Ok(told) => told.map(|()| false)?,
+        };
         if !acted {
             if let Some(stale) = refresh(node, &pod, &seen).await {
                 next = match next {
@@ -289,6 +296,13 @@ async fn tell(node: &Node, pod: &Pod, seen: &Observed) -> Result<(), Error> {
     }
 }
 
+/// Says once more how a static pod has ended: whoever was told the first time may have been away. `false` where that has to
+/// be tried again.
+async fn tell_again(node: &Node, pod: &Pod) -> bool {
+    let telling = node.tell_mirror(pod, pod.status.clone().unwrap_or_default());
+    matches!(tokio::time::timeout(PATIENCE, telling).await, Ok(Ok(())))
+}
+
 /// What volumes are made from may have changed while containers run.
 /// Says when that is the case for sure.
 async fn refresh(node: &Node, pod: &Pod, seen: &Observed) -> Option<Timestamp> {
@@ -363,6 +377,9 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) -> Ac
                 let message = "Pod sandbox changed, it will be killed and re-created.";
                 node.ctx.events.normal(pod, "SandboxChanged", message);
             }
+            if !end_namesakes(node, pod).await {
+                return Acted::Waits;
+            }
             let result = match node.dra.prepare(&node.ctx, pod).await {
                 Ok(()) => make_sandbox(node, pod, attempt).await,
                 Err(why) => {
@@ -424,6 +441,25 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) -> Ac
     Acted::Done
 }
 
+/// Ends what is left of the static pod that had this name, by a manifest that was changed while nobody looked: the two
+/// would have the same files and ports. `false` where something of it is still there.
+async fn end_namesakes(node: &Node, pod: &Pod) -> bool {
+    if !is_static(pod) {
+        return true;
+    }
+    let named = [(POD_NAME, pod.name()), (POD_NAMESPACE, pod.namespace())];
+    let Ok(sandboxes) = node.runtime.sandboxes(&named).await else { return false };
+    let uids = sandboxes.iter().filter_map(|sandbox| sandbox.labels.get(POD_UID));
+    let others: BTreeSet<&String> = uids.filter(|uid| *uid != pod.uid()).collect();
+    for uid in others {
+        tracing::info!(pod = %pod.key(), uid, "ending the static pod that had this name");
+        if !remove_all(node, uid).await {
+            return false;
+        }
+    }
+    true
+}
+
 /// The pod's devices are not ready, so that it cannot begin.
 fn unprepared(node: &Node, pod: &Pod, why: String) {
     let reason = crate::dra::UNPREPARED;
@@ -462,9 +498,10 @@ async fn make_sandbox(node: &Node, pod: &Pod, attempt: u32) -> Result<(), String
 
 /// The pod has ended and is to go: nothing is left of it here, then it is deleted.
 async fn let_go(node: &Node, pod: &Pod, seen: &Observed) -> Result<Next, Error> {
-    let told = tell(node, pod, seen).await;
-    if !is_static(pod) {
-        told?;
+    match tokio::time::timeout(PATIENCE, tell(node, pod, seen)).await {
+        _ if is_static(pod) => {}
+        Ok(told) => told?,
+        Err(_) => return Ok(Next::After(UNTOLD)),
     }
     if !remove_all(node, pod.uid()).await {
         return Ok(Next::After(Duration::from_secs(1)));
@@ -485,6 +522,7 @@ async fn let_go(node: &Node, pod: &Pod, seen: &Observed) -> Result<Next, Error> 
 
 /// A pod that is over keeps its containers, for their logs, but no sandbox, and nothing that another may be waiting for.
 async fn tidy_up(node: &Node, pod: &Pod) -> Next {
+    node.pulls.give_up(pod.uid());
     if let Some(memory) = node.memories.lock().get_mut(pod.uid()) {
         memory.health.clear();
     }

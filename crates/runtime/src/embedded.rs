@@ -165,8 +165,12 @@ impl Embedded {
 pub fn layers_in_use(root: &Path) -> std::io::Result<BTreeSet<String>> {
     let mut layers = BTreeSet::new();
     let news = News::default();
-    for pod in std::fs::read_dir(root.join("pods")).into_iter().flatten().flatten() {
-        match Pod::read(&pod.path(), &news) {
+    let pods = match std::fs::read_dir(root.join("pods")) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(layers),
+        pods => pods?,
+    };
+    for pod in pods {
+        match Pod::read(&pod?.path(), &news) {
             Ok(pod) => {
                 let containers = pod.containers.lock();
                 layers.extend(containers.values().flat_map(|container| container.record.layers.clone()));

@@ -76,7 +76,7 @@ impl Identity {
 
     /// Gets a certificate where there is none, and another one before it ends; `remote` shows it from then on.
     pub async fn keep(self, remote: Remote) {
-        let mut pause = FIRST_PAUSE;
+        let (mut pause, mut was_renewed) = (FIRST_PAUSE, false);
         loop {
             let usable = self.usable().ok();
             if usable.is_some() && !self.rotates {
@@ -94,18 +94,22 @@ impl Identity {
             };
             let now = Timestamp::now();
             if due > now {
+                was_renewed = false;
                 let left = Duration::try_from(now.duration_until(due)).unwrap_or_default();
                 tokio::time::sleep(left.min(LONGEST_WAIT).max(FIRST_PAUSE)).await;
                 continue;
             }
             match self.renew(usable.is_some(), &remote).await {
-                Ok(()) => pause = FIRST_PAUSE,
-                Err(error) => {
-                    tracing::warn!("this node has no new certificate yet: {error:#}");
-                    tokio::time::sleep(pause).await;
-                    pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
+                // One that is due as soon as it is signed, as by a clock that is wrong, is not asked for again and again.
+                Ok(()) if was_renewed => {}
+                Ok(()) => {
+                    (was_renewed, pause) = (true, FIRST_PAUSE);
+                    continue;
                 }
+                Err(error) => tracing::warn!("this node has no new certificate yet: {error:#}"),
             }
+            tokio::time::sleep(pause).await;
+            pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
         }
     }
 

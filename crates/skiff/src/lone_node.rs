@@ -144,12 +144,11 @@ impl Own {
             }
         };
         let issued = asked.await;
-        let stand_in = || pki::self_signed(&Leaf { lifetime: SELF_SIGNED, ..leaf.clone() }, Timestamp::now());
         let serving = match &issued {
             Some(issued) => Serving::new(issued)?,
             None => {
                 tracing::warn!("this node serves with a certificate that vouches for itself");
-                Serving::new(&stand_in()?)?
+                Serving::new(&self_signed(&leaf)?)?
             }
         };
         tokio::spawn(self.keep(leaf, issued, serving.clone()));
@@ -175,10 +174,19 @@ impl Own {
                 Ok(fresh) => {
                     tracing::info!("this node serves with a certificate that the cluster has signed");
                     issued = Some(fresh);
+                    pause = ASK_AGAIN;
                 }
                 // Where nobody signs such requests, the cluster does not want this node to have one.
-                Err(Unsigned::ByNobody) if !self.insists && issued.is_none() => return,
-                Err(error) => tracing::warn!(%error, "this node has no new certificate to serve with"),
+                Err(Unsigned::ByNobody) if !self.insists && issued.is_none() => {
+                    return stand_in(&leaf, &shown).await;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "this node has no new certificate to serve with");
+                    if issued.is_some() {
+                        tokio::time::sleep(pause).await;
+                        pause = pause.saturating_mul(2).min(LONGEST_WAIT);
+                    }
+                }
             }
         }
     }
@@ -187,11 +195,31 @@ impl Own {
         let request = Request::make(&self.client, leaf).await.map_err(Unsigned::Unasked)?;
         let signed = request.signed(&self.client, LONGEST_ASKED).await;
         let issued = signed.map_err(|why| {
+            // Whoever could not be asked how it went may still sign it.
+            if why.is::<client::Error>() {
+                return Unsigned::Unasked(why);
+            }
             tracing::debug!("{why:#}");
             Unsigned::ByNobody
         })?;
         pki::keep(&self.joining.dir, "serving", &issued)?;
         Ok(issued)
+    }
+}
+
+/// A certificate that vouches for itself.
+fn self_signed(leaf: &Leaf) -> Result<Issued, pki::Error> {
+    pki::self_signed(&Leaf { lifetime: SELF_SIGNED, ..leaf.clone() }, Timestamp::now())
+}
+
+/// Serves with such certificates, one after the other.
+async fn stand_in(leaf: &Leaf, shown: &Serving) {
+    loop {
+        // Half of it, from whenever the one that is shown was made.
+        tokio::time::sleep(SELF_SIGNED / 2).await;
+        if let Err(error) = self_signed(leaf).and_then(|fresh| shown.replace(&fresh)) {
+            tracing::warn!(%error, "this node has no new certificate to serve with");
+        }
     }
 }
 

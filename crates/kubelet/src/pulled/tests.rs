@@ -92,8 +92,11 @@ fn what_is_known_outlives_us() {
     pulled.begin(image).unwrap();
     pulled.begin(image).unwrap();
     assert!(!may(&[]), "it is about to be ours");
-    pulled.end(image, None, now);
+    pulled.abandon(image);
     assert!(!may(&[]), "somebody is still at it");
+    pulled.abandon(image);
+    assert!(!may(&[]), "nobody waits for it, but it may come");
+    pulled.begin(image).unwrap();
     pulled.end(image, Some((id, Some(&own))), now);
     assert!(!may(&[]) && may(std::slice::from_ref(&own)));
     assert_eq!(pulled.files("pulling"), []);

@@ -171,11 +171,12 @@ impl Embedded {
         let _ = caller::tell(&pod.directory, &Request::Forget { container: known.id.clone() }).await;
         let config = pod.record.lock().config.clone().unwrap_or_default();
         self.remove_cgroup(&translate::cgroup(&config, &known.id), CALL).await?;
-        pod.containers.lock().remove(&known.id);
         run_hooks(pod.directory.join(&known.id), Stage::Poststop, "stopped", 0).await;
         remove_directory(pod.directory.join(&known.id))
             .await
             .map_err(io(CALL, "remove the container's files"))?;
+        // Only now: as long as something is left whoever asks again is to find it.
+        pod.containers.lock().remove(&known.id);
         self.inner.news.tell(ContainerEventType::Deleted, pod, &known.id);
         Ok(())
     }

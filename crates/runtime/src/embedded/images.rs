@@ -108,9 +108,13 @@ impl Embedded {
 
     /// Removes the pieces of images that are gone. While others are on their way that is put off until they are there.
     fn collect(&self, store: &image::Store) -> std::result::Result<(), image::Error> {
-        let freed = store.collect(|| super::layers_in_use(&self.inner.config.root), |_, _| false)?;
-        self.inner.owes_collection.store(freed.is_none(), Relaxed);
-        Ok(())
+        // Before: whoever finds it at work owes another one.
+        self.inner.owes_collection.store(false, Relaxed);
+        let freed = store.collect(|| super::layers_in_use(&self.inner.config.root), |_, _| false);
+        if !matches!(freed, Ok(Some(_))) {
+            self.inner.owes_collection.store(true, Relaxed);
+        }
+        freed.map(drop)
     }
 
     /// An image or a container that was on its way is there. Nobody waits for this.

@@ -85,7 +85,8 @@ impl Pod {
     pub fn read(directory: &Path, news: &News) -> std::io::Result<Pod> {
         let id = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let pod = Pod::new(&id, directory.to_owned(), record::read(directory)?, news.clone());
-        for entry in std::fs::read_dir(directory)?.flatten() {
+        for entry in std::fs::read_dir(directory)? {
+            let entry = entry?;
             let record: ContainerRecord = match record::read(&entry.path()) {
                 Ok(record) => record,
                 Err(error) if record::is_none(&error) => continue,

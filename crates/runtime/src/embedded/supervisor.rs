@@ -8,7 +8,7 @@
 mod connection;
 mod container;
 mod hooks;
-mod identity;
+pub mod identity;
 mod launch;
 mod layers;
 mod listener;

@@ -23,9 +23,11 @@ impl Embedded {
                 let running = containers.iter().filter(|known| known.is_running());
                 let stats = running.map(|known| {
                     let usage = inner.cgroups.usage(&translate::cgroup(&config, &known.id));
-                    let upper = pod.directory.join(&known.id).join("upper");
+                    // What is written to volumes of the image is nobody else's either.
+                    let [upper, volumes] =
+                        ["upper", "volumes"].map(|part| pod.directory.join(&known.id).join(part));
                     let mut stats = view::stats(&pod, known, &usage, now());
-                    stats.writable_layer = Some(files(&upper));
+                    stats.writable_layer = Some(files(&upper, &[&volumes]));
                     stats
                 });
                 let stats = stats.collect();
@@ -77,9 +79,10 @@ impl Embedded {
     }
 }
 
-/// What a directory and all in it take.
-pub fn files(directory: &Path) -> FilesystemUsage {
-    let (bytes, inodes) = count(directory);
+/// What a directory, others beside it and all in them take.
+pub fn files(directory: &Path, beside: &[&Path]) -> FilesystemUsage {
+    let each = beside.iter().copied().chain([directory]).map(count);
+    let (bytes, inodes) = each.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
     FilesystemUsage {
         timestamp: now(),
         fs_id: Some(FilesystemIdentifier { mountpoint: directory.display().to_string() }),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::pods::{Container as Known, Pod};
+use super::supervisor::identity;
 use crate::cri::*;
 
 /// What CRI calls the end of a container that could not be started.
@@ -122,10 +123,10 @@ pub fn container_status(pod: &Pod, known: &Known) -> ContainerStatus {
 pub fn image(known: &image::Image, user: &str) -> Image {
     let name = user.split(':').next().unwrap_or_default();
     // What is no number of a user is taken for a name, which nobody can promise not to be root.
-    let uid = match name.parse::<u32>() {
-        Ok(value) => Some(Int64Value { value: value.into() }),
-        Err(_) if name.is_empty() => Some(Int64Value { value: 0 }),
-        Err(_) => None,
+    let uid = match identity::id(name) {
+        Some(value) => Some(Int64Value { value: value.into() }),
+        None if name.is_empty() => Some(Int64Value { value: 0 }),
+        None => None,
     };
     Image {
         id: known.id.to_string(),

@@ -50,6 +50,9 @@ fn device(name: &str, hooks: &[(&str, String)]) -> serde_json::Value {
 
 fn with_device(name: &str, text: &str) -> ContainerConfig {
     let mut config = script(text);
+    // Where the filter comes last of all.
+    let security = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
+    security.expect("a context").no_new_privs = true;
     config.cdi_devices = vec![CdiDevice { name: format!("example.com/gpu={name}") }];
     config
 }
@@ -60,6 +63,7 @@ pub async fn all_stages_are_run(node: &Node) {
     let note =
         |name: &str| format!("cat >{0}/{name}; readlink /proc/self/ns/net >>{0}/{name}", told.display());
     // As those of vendors do it: by way of the bundle, which is said to them.
+    let may = "grep -e CapEff: -e Seccomp:";
     let root = r#"root=$(sed -n 's/.*"bundle":"\([^"]*\)".*/\1/p')/root"#;
     files.write(&serde_json::json!([
         device(
@@ -68,10 +72,7 @@ pub async fn all_stages_are_run(node: &Node) {
                 ("prestart", note("prestart")),
                 ("createRuntime", note("createRuntime")),
                 ("createContainer", format!("{root}; test -e $root/proc/self && echo made >$root/made")),
-                (
-                    "startContainer",
-                    "cat /made >/started; cat /proc/self/status | grep CapEff >>/started".to_owned()
-                ),
+                ("startContainer", format!("cat /made >/started; cat /proc/self/status | {may} >>/started")),
                 ("poststart", note("poststart")),
                 ("poststop", note("poststop")),
             ]
@@ -85,10 +86,12 @@ pub async fn all_stages_are_run(node: &Node) {
         let _ = std::fs::remove_dir_all(&told);
         std::fs::create_dir(&told).unwrap();
         let id = pod.start(&with_device("good", "sleep 1000")).await;
-        let (_, seen, _) = pod.exec(&id, "cat /made /started; grep CapEff /proc/self/status").await;
+        let look = format!("cat /made /started; cat /proc/self/status | {may}");
+        let (_, seen, _) = pod.exec(&id, &look).await;
         let lines: Vec<&str> = seen.lines().collect();
         // What is run in the container may do no more than the container.
-        assert!(matches!(lines[..], ["made", "made", before, after] if before == after), "{seen}");
+        assert!(matches!(lines[..], ["made", "made", a, b, c, d] if (a, b) == (c, d)), "{seen}");
+        assert!(seen.ends_with("Seccomp:\t2\n"), "{seen}");
         for stage in ["prestart", "createRuntime", "poststart"] {
             let text = std::fs::read_to_string(told.join(stage)).unwrap();
             assert!(

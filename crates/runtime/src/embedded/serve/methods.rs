@@ -65,7 +65,7 @@ pub(super) async fn call(runtime: Embedded, path: &str, bytes: &[u8]) -> Result<
         }
         "/runtime.v1.ImageService/ImageFsInfo" => {
             let pods = runtime.inner.pods_dir();
-            let counted = tokio::task::spawn_blocking(move || usage::files(&pods)).await;
+            let counted = tokio::task::spawn_blocking(move || usage::files(&pods, &[])).await;
             one(&ImageFsInfoResponse {
                 image_filesystems: runtime.image_filesystems().await?,
                 container_filesystems: counted.into_iter().collect(),

@@ -105,15 +105,17 @@ impl Running {
     /// container that is over. Answers their connections, each with whether it heard all.
     pub fn part(&mut self, now: Instant) -> Vec<(u64, bool)> {
         let is_over = self.is_over();
-        let mut parted = Vec::new();
+        let (mut parted, mut typed) = (Vec::new(), false);
         self.listeners.retain(|listener| {
             let is_late = listener.waited_for(is_over).is_some_and(|deadline| deadline <= now);
             let is_done = is_over && !listener.is_behind();
             if is_late || is_done {
                 parted.push((listener.connection, is_done));
+                typed |= listener.stdin.is_some();
             }
             !is_late && !is_done
         });
+        self.end_typing(typed);
         parted
     }
 
@@ -149,6 +151,11 @@ impl Running {
     pub fn leave(&mut self, gone: impl Fn(&Listener) -> bool) {
         let typed = self.listeners.iter().any(|listener| listener.stdin.is_some() && gone(listener));
         self.listeners.retain(|listener| !gone(listener));
+        self.end_typing(typed);
+    }
+
+    /// One who typed is gone: the container waits for nobody else where it was for that one.
+    fn end_typing(&mut self, typed: bool) {
         if typed && self.is_for_one() {
             self.end_stdin();
         }

@@ -7,6 +7,9 @@ use crate::embedded::spec::User;
 
 /// As many as the kernel takes.
 const MOST_GROUPS: usize = 1 << 16;
+/// Other runtimes know no more either. The largest of all means to the kernel that nothing is to be changed, which would
+/// leave root.
+const LARGEST: u32 = i32::MAX as u32;
 
 /// A user by numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,13 +81,18 @@ fn group_number(name: &str, group: &str) -> Result<u32, String> {
 
 /// The number that a text is, or none where it is a name. One that is too large is neither.
 fn number(text: &str) -> Result<Option<u32>, String> {
-    match text.parse() {
-        Ok(number) => Ok(Some(number)),
-        Err(_) if text.trim_start_matches(['+', '-']).bytes().all(|byte| byte.is_ascii_digit()) => {
-            Err(format!("{text} is not a number of a user or a group: these are 0 to {}", u32::MAX))
+    match id(text) {
+        Some(number) => Ok(Some(number)),
+        None if text.trim_start_matches(['+', '-']).bytes().all(|byte| byte.is_ascii_digit()) => {
+            Err(format!("{text} is not a number of a user or a group: these are 0 to {LARGEST}"))
         }
-        Err(_) => Ok(None),
+        None => Ok(None),
     }
+}
+
+/// A number that a user or a group can have.
+pub fn id(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|number| *number <= LARGEST)
 }
 
 fn fields(line: &str) -> Vec<&str> {
@@ -92,7 +100,7 @@ fn fields(line: &str) -> Vec<&str> {
 }
 
 fn part(entry: &[&str], at: usize) -> Option<u32> {
-    entry.get(at)?.parse().ok()
+    id(entry.get(at)?)
 }
 
 #[cfg(test)]
@@ -119,8 +127,8 @@ mod tests {
         check("app:staff", "1000:50 [7, 50] /srv/app");
         check("4711", "4711:0 [0, 7] /");
         check("4711:12", "4711:12 [7, 12] /");
-        for number in ["4294967296", "-1", "99999999999999999999"] {
-            let refused = format!("{number} is not a number of a user or a group: these are 0 to 4294967295");
+        for number in ["2147483648", "4294967295", "4294967296", "-1", "99999999999999999999"] {
+            let refused = format!("{number} is not a number of a user or a group: these are 0 to 2147483647");
             check(number, &refused);
             check(&format!("app:{number}"), &refused);
         }

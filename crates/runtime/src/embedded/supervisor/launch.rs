@@ -99,11 +99,12 @@ fn prepare(
     let mut command = Command::new(&path);
     command.arg0(name).args(&what.args[1..]).env_clear().envs(env);
     rustix::process::umask(Mode::from_raw_mode(0o022));
-    if let Some(hooks) = what.hooks {
-        hooks.starts()?;
-    }
     if let (true, Some(filter)) = (spec.no_new_privileges, filter) {
         sys::seccomp::load(filter).map_err(Failure::during("load the seccomp filter"))?;
+    }
+    // They may well be programs of the image, and may do no more than what comes after them.
+    if let Some(hooks) = what.hooks {
+        hooks.starts()?;
     }
     Ok((command, path))
 }

@@ -84,6 +84,10 @@ fn a_slow_listener_is_waited_for_and_hears_all() {
 fn one_that_takes_nothing_is_sent_away() {
     let (mut running, mut mouth) = running();
     let _stalled = attach(&mut running, 1);
+    // It also was the one to type.
+    let (typed, _typing) = std::io::pipe().unwrap();
+    running.listeners[0].stdin = Some(patient(typed.into()).unwrap());
+    running.spec.stdin_once = true;
     let mut other = attach(&mut running, 2);
     let mut said = 0;
     while !running.is_held(Stream::Out) {
@@ -95,7 +99,9 @@ fn one_that_takes_nothing_is_sent_away() {
     let deadline = running.deadline().unwrap();
     assert!(deadline <= Instant::now() + PATIENCE);
     assert_eq!(running.part(deadline - Duration::from_millis(1)), []);
+    assert!(!running.stdin_ends);
     assert_eq!(running.part(deadline), [(1, false)]);
+    assert!(running.stdin_ends, "nobody else types");
     // The container goes on for the other.
     assert!(!running.is_held(Stream::Out));
     assert_eq!(running.listeners.len(), 1);
