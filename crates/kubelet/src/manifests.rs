@@ -257,13 +257,11 @@ async fn settle(node: &Arc<Node>) -> Result<(), Error> {
             }
         }
     }
-    let Some(own) = node.ctx.caches.nodes().get(&Key::new("", &node.settings.node_name)) else {
-        return Err(Error::NotSeen("the node".to_owned()));
-    };
-    for pod in node.static_pods.all() {
-        if pod.is_deleting() || node.ctx.caches.pods().get(&pod.key()).is_some() {
-            continue;
-        }
+    let is_unknown = |pod: &Arc<Pod>| !pod.is_deleting() && node.ctx.caches.pods().get(&pod.key()).is_none();
+    for pod in node.static_pods.all().into_iter().filter(is_unknown) {
+        let Some(own) = node.ctx.caches.nodes().get(&Key::new("", &node.settings.node_name)) else {
+            return Err(Error::NotSeen("the node".to_owned()));
+        };
         let mut mirror = Pod { status: None, ..Pod::clone(&pod) };
         mirror.metadata.uid = None;
         mirror.metadata.owner_references = Some(vec![OwnerReference {
