@@ -107,12 +107,18 @@ impl Supervisor {
         while !self.stops {
             let mut is_busy = false;
             for news in self.wait()? {
-                is_busy |= matches!(news, News::Starting(_) | News::Ended(_));
+                // Streams are not to wait for it, and may go on for long.
+                is_busy |= !matches!(
+                    news,
+                    News::Output(..) | News::Stdin(_) | News::ListenerIn(..) | News::ListenerOut(..)
+                );
                 self.act(news);
             }
             self.part();
             self.tidy();
-            if is_busy {
+            // Also after the last word of whoever asked for something, which may touch more than what was asked for.
+            let is_at_rest = self.commands.is_empty() && !self.containers.values().any(Running::is_starting);
+            if is_busy && is_at_rest {
                 self.program.let_go();
             }
         }

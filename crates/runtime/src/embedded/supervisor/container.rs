@@ -86,6 +86,11 @@ impl Running {
         Some(())
     }
 
+    /// Whether its program is about to be run.
+    pub fn is_starting(&self) -> bool {
+        self.starting.is_some()
+    }
+
     fn is_over(&self) -> bool {
         self.status.finished != 0
     }
