@@ -86,8 +86,10 @@ async fn mirror(node: &Arc<Node>) {
     let weak = Arc::downgrade(node);
     node.ctx.caches.pods().listen(move |changed| {
         let is_there = |pod: Option<&Arc<Pod>>| pod.is_some_and(|pod| !pod.is_deleting());
+        // Also when one that was about to go is gone: until then there is no room for the next.
+        let is_news = is_there(changed.before) != is_there(changed.after) || changed.after.is_none();
         if is_static(changed.newest())
-            && is_there(changed.before) != is_there(changed.after)
+            && is_news
             && let Some(node) = weak.upgrade()
         {
             node.static_pods.news.notify_one();
