@@ -119,7 +119,7 @@ fn static_pods_need_nobody() {
         })
     };
     // Long enough to be told from all others.
-    let seconds = 1_000_000 + std::process::id();
+    let seconds = 1_000_000 + 2 * std::process::id();
     let words = |seconds: u32| format!("sleep {seconds}");
     let write = |seconds: u32| {
         std::fs::write(manifests.join(".own"), manifest(seconds).to_string()).expect("written");
