@@ -103,10 +103,10 @@ struct Command {
 impl Supervisor {
     /// Answers until told to stop.
     fn serve(&mut self) -> io::Result<()> {
-        self.program.let_go();
+        let mut rests = true;
         while !self.stops {
             let mut is_busy = false;
-            for news in self.wait()? {
+            for news in self.wait(rests)? {
                 // Streams are not to wait for it, and may go on for long.
                 is_busy |= !matches!(
                     news,
@@ -118,15 +118,14 @@ impl Supervisor {
             self.tidy();
             // Also after the last word of whoever asked for something, which may touch more than what was asked for.
             let is_at_rest = self.commands.is_empty() && !self.containers.values().any(Running::is_starting);
-            if is_busy && is_at_rest {
-                self.program.let_go();
-            }
+            rests = is_busy && is_at_rest;
         }
         self.shut_down();
         Ok(())
     }
 
-    fn wait(&self) -> io::Result<Vec<News>> {
+    /// Waits for news; whoever rests until then lets go of its program.
+    fn wait(&self, rests: bool) -> io::Result<Vec<News>> {
         let mut watched = Watched::default();
         watched.add(News::Caller, &self.listener, PollFlags::IN);
         if let Some(removals) = &self.removals {
@@ -145,7 +144,12 @@ impl Supervisor {
             }
             watched.add(News::Command(command.connection), &command.child, PollFlags::IN);
         }
-        watched.wait(self.containers.values().filter_map(Running::deadline).min())
+        let deadline = self.containers.values().filter_map(Running::deadline).min();
+        if rests {
+            // Last of all: what is used after that comes back, and stays.
+            self.program.let_go();
+        }
+        watched.wait(deadline)
     }
 
     fn act(&mut self, news: News) {
