@@ -7,7 +7,7 @@ mod exec;
 mod processes;
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -52,14 +52,16 @@ pub async fn run(report: &mut Report, binary: &Path, dir: &Path, sizes: Sizes) -
     ensure!(up.success(), "cannot set up the network");
     let scratch = tempfile::Builder::new().prefix("skiff-bench-").tempdir_in(dir)?;
     let archive = busybox_image(scratch.path(), IMAGE)?;
-    {
+    let groups = {
         let containerd = Containerd::start_in_this_network(&scratch.path().join("containerd"))?;
         let socket = containerd.socket().display().to_string();
         let server = start(binary, dir, &["--container-runtime-endpoint", &socket]).await?;
         let of_containerd =
             Processes::of("containerd-shim", scratch.path(), vec![server.pid(), containerd.pid()]);
         measure(report, &server, &of_containerd, "containerd", sizes).await?;
-    }
+        testkit::cgroups_of_node(&server.pods_dir())
+    };
+    are_gone(&groups)?;
     let server = start(binary, dir, &[]).await?;
     let imported = Command::new(binary)
         .args(["image", "import", "--data-dir"])
@@ -69,7 +71,17 @@ pub async fn run(report: &mut Report, binary: &Path, dir: &Path, sizes: Sizes) -
         .context("cannot run skiff")?;
     ensure!(imported.status.success(), "cannot import: {}", String::from_utf8_lossy(&imported.stderr));
     let own = Processes::of("supervise", &server.data_dir(), vec![server.pid()]);
-    measure(report, &server, &own, "embedded", sizes).await
+    measure(report, &server, &own, "embedded", sizes).await?;
+    let groups = testkit::cgroups_of_node(&server.pods_dir());
+    drop(server);
+    are_gone(&groups)
+}
+
+/// A node that was measured leaves nothing for the next one to be measured beside.
+fn are_gone(groups: &[PathBuf]) -> Result<()> {
+    let left: Vec<_> = groups.iter().filter(|group| group.exists()).collect();
+    ensure!(!groups.is_empty() && left.is_empty(), "the node had {groups:?}, of which {left:?} are left");
+    Ok(())
 }
 
 async fn start(binary: &Path, dir: &Path, flags: &[&str]) -> Result<Server> {

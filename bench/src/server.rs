@@ -15,7 +15,7 @@ use crate::client::Target;
 const POLL: Duration = Duration::from_millis(2);
 const START: Duration = Duration::from_secs(60);
 
-/// Killed, and its data removed, on drop.
+/// Killed, and its data and what its node has made removed, on drop.
 pub struct Server {
     pub target: Target,
     /// From exec to a good answer at `/readyz`.
@@ -78,6 +78,11 @@ impl Server {
         self.dir.path().join("data")
     }
 
+    /// Where its node keeps pods.
+    pub fn pods_dir(&self) -> PathBuf {
+        self.data_dir().join("agent/pods")
+    }
+
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
@@ -118,6 +123,13 @@ impl Server {
     fn proc(&self, file: &str) -> Result<String> {
         let path = format!("/proc/{}/{file}", self.process.id());
         std::fs::read_to_string(&path).with_context(|| format!("read {path}"))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.process.kill();
+        testkit::sweep(self.dir.path(), &self.pods_dir());
     }
 }
 

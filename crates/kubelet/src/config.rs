@@ -174,7 +174,7 @@ pub fn container(
         stdin_once: container.stdin_once == Some(true),
         tty: container.tty == Some(true),
         linux: Some(cri::LinuxContainerConfig {
-            resources: Some(resources::of(pod, container, settings.memory)),
+            resources: Some(self::resources(pod, container, settings)),
             security_context: Some(security::container(pod, container, settings)),
         }),
         ..cri::ContainerConfig::default()
@@ -189,7 +189,9 @@ fn resources_text(pod: &Pod, container: &Container) -> String {
 
 /// What a container gets, in the runtime's terms.
 pub fn resources(pod: &Pod, container: &Container, settings: &Settings) -> cri::LinuxContainerResources {
-    resources::of(pod, container, settings.memory)
+    let amounts = resources::of(pod, container, settings.memory);
+    let cpu_quota = if settings.keeping.limits_cpu { amounts.cpu_quota } else { 0 };
+    cri::LinuxContainerResources { cpu_quota, ..amounts }
 }
 
 /// Lets a container see the processes of another run, where one is named.

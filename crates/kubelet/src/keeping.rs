@@ -55,6 +55,10 @@ pub struct Keeping {
     pub pulls_at_once: Option<usize>,
     /// After which time volumes are published again whose drivers want that.
     pub republish: SignedDuration,
+    /// How long containers are left alone at most that end again and again.
+    pub longest_pause: SignedDuration,
+    /// Whether those who have used up their time of processors wait for more.
+    pub limits_cpu: bool,
 }
 
 impl Default for Keeping {
@@ -74,6 +78,8 @@ impl Default for Keeping {
             seccomp_default: false,
             pulls_at_once: None,
             republish: SignedDuration::from_secs(60),
+            longest_pause: crate::pod::back_off::LONGEST,
+            limits_cpu: true,
         }
     }
 }

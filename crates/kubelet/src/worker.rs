@@ -410,7 +410,9 @@ async fn act(node: &Arc<Node>, pod: &Pod, seen: &Observed, action: Action) -> Ac
             let Some(spec) = find(pod, &container) else { return Acted::Done };
             let begun = node.ctx.clock.now();
             if let Some(run) = Anew::of(pod, seen).latest(&container) {
-                node.remember(pod, |memory| memory.start_again(run, begun));
+                node.remember(pod, |memory| {
+                    memory.start_again(run, begun, node.settings.keeping.longest_pause)
+                });
             }
             let result = crate::start::start(node, pod, seen, &spec, attempt).await;
             if let Ok(Started::Pulling) = result {
@@ -478,7 +480,9 @@ fn memory_of_sandboxes(seen: &Observed) -> bool {
 
 async fn make_sandbox(node: &Node, pod: &Pod, attempt: u32) -> Result<(), String> {
     config::check_hostname(pod, &node.settings)?;
-    let limits = crate::cgroups::limits(pod, node.settings.keeping.pids);
+    let keeping = &node.settings.keeping;
+    let mut limits = crate::cgroups::limits(pod, keeping.pids);
+    limits.cpu_quota = if keeping.limits_cpu { limits.cpu_quota } else { 0 };
     let group = crate::cgroups::of(pod, &node.settings);
     if let Err(error) = crate::cgroups::limit(&group, &limits) {
         // Its containers have limits of their own.

@@ -73,10 +73,17 @@ impl Cluster {
     }
 
     fn run_node(&self) -> Running {
-        self.run_node_with(kubelet::CredentialProviders::default())
+        self.run_node_with(|_| {})
     }
 
-    fn run_node_with(&self, credentials: kubelet::CredentialProviders) -> Running {
+    fn run_node_with(&self, change: impl FnOnce(&mut kubelet::Keeping)) -> Running {
+        let mut keeping = kubelet::Keeping {
+            // However full the disk of whoever tests this is.
+            limits: kubelet::Limits::NONE,
+            images: kubelet::ImagePolicy { high: 100, ..kubelet::ImagePolicy::default() },
+            ..kubelet::Keeping::default()
+        };
+        change(&mut keeping);
         let (stop, shutdown) = watch::channel(false);
         let ctx = Ctx::new(self.client.clone(), Clock::default(), shutdown);
         let config = kubelet::Config {
@@ -91,13 +98,7 @@ impl Cluster {
                 cluster_dns: vec!["10.43.0.10".into()],
                 resolver: kubelet::Resolver::at("/dev/null"),
                 memory: 8 << 30,
-                // However full the disk of whoever tests this is.
-                keeping: kubelet::Keeping {
-                    credentials,
-                    limits: kubelet::Limits::NONE,
-                    images: kubelet::ImagePolicy { high: 100, ..kubelet::ImagePolicy::default() },
-                    ..kubelet::Keeping::default()
-                },
+                keeping,
                 shutdown: Vec::new(),
                 manifests: Some(self.path("manifests")),
                 proxied: true,
@@ -349,6 +350,35 @@ async fn pods_are_resized() {
     let problem = "attempting to set container \"main\" memory limit (8192) below current usage (";
     becomes(both("50m", "8Ki"), both("50m", "48Mi"), problem).await;
     becomes(both("60m", "32Mi"), both("60m", "32Mi"), "").await;
+    node.end().await;
+
+    // Nobody waits for time of processors on a node that does not want that.
+    let quotas = async |name: &str| {
+        let pod = cluster.get(name).await.expect("a pod");
+        let mut quotas = Vec::new();
+        for group in testkit::cgroups_of_pod(pod.uid()) {
+            let inside = std::fs::read_dir(&group).expect("a group").flatten().map(|entry| entry.path());
+            for place in inside.filter(|path| path.is_dir()).chain([group.clone()]) {
+                let quota =
+                    ["cpu.cfs_quota_us", "cpu.max"].map(|file| std::fs::read_to_string(place.join(file)));
+                quotas.extend(
+                    quota
+                        .into_iter()
+                        .flatten()
+                        .map(|text| !text.starts_with("-1") && !text.starts_with("max")),
+                );
+            }
+        }
+        quotas
+    };
+    let limited = quotas("web").await;
+    assert!(limited.contains(&true), "{limited:?}");
+    let node = cluster.run_node_with(|keeping| keeping.limits_cpu = false);
+    let main = json!({"name": "main", "resources": both("100m", "64Mi")});
+    cluster.create("free", json!({"containers": [main]})).await;
+    cluster.becomes("free", "Running main:running ready#0").await;
+    let free = quotas("free").await;
+    assert!(free.len() == limited.len() && !free.contains(&true), "{free:?}");
     node.end().await;
 }
 
@@ -640,7 +670,8 @@ async fn images_are_for_those_who_could_pull_them() {
     let other = json!({"metadata": {"name": "other", "namespace": "default"}});
     let other: ServiceAccount = serde_json::from_value(other).expect("a service account");
     cluster.client.create(&other).await.expect("created");
-    let node = cluster.run_node_with(kubelet::CredentialProviders { programs, providers: vec![provider] });
+    let credentials = kubelet::CredentialProviders { programs, providers: vec![provider] };
+    let node = cluster.run_node_with(|keeping| keeping.credentials = credentials);
     cluster.create("helped", pod("none", "IfNotPresent")).await;
     cluster.becomes("helped", RUNS).await;
     cluster.create("known", pod("none", "Never")).await;

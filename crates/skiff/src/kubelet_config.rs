@@ -32,6 +32,7 @@ const FLAGS: &[(&str, &str)] = &[
     ("cluster-domain", "clusterDomain"),
     ("container-log-max-files", "containerLogMaxFiles"),
     ("container-log-max-size", "containerLogMaxSize"),
+    ("cpu-cfs-quota", "cpuCFSQuota"),
     ("enforce-node-allocatable", "enforceNodeAllocatable"),
     ("eviction-hard", "evictionHard"),
     ("eviction-max-pod-grace-period", "evictionMaxPodGracePeriod"),
@@ -243,9 +244,13 @@ fn flag_value(field: &str, text: &str) -> Value {
         "clusterDNS" | "allowedUnsafeSysctls" | "enforceNodeAllocatable" => {
             text.split(',').filter(|one| !one.is_empty()).map(Value::from).collect()
         }
-        "failSwapOn" | "registerNode" | "seccompDefault" | "serializeImagePulls" | ROTATES | OF_SERVER => {
-            text.parse::<bool>().map_or_else(|_| Value::from(text), Value::from)
-        }
+        "cpuCFSQuota"
+        | "failSwapOn"
+        | "registerNode"
+        | "seccompDefault"
+        | "serializeImagePulls"
+        | ROTATES
+        | OF_SERVER => text.parse::<bool>().map_or_else(|_| Value::from(text), Value::from),
         "registerWithTaints" => text.split(',').map(taint).collect(),
         "nodeLabels" | "providerID" | "resolvConf" | PROGRAMS | PROVIDERS => Value::from(text),
         _ => text.parse::<i64>().map_or_else(|_| Value::from(text), Value::from),
@@ -368,6 +373,18 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
             settings.keeping.log_files = usize::try_from(number()?)?;
         }
         "containerLogMaxSize" => settings.keeping.log_size = bytes(&text()?)?,
+        "cpuCFSQuota" => settings.keeping.limits_cpu = value.as_bool().context("this is true or false")?,
+        "crashLoopBackOff" => {
+            if let Some(text) = value["maxContainerRestartPeriod"].as_str() {
+                let longest = duration(text)?;
+                ensure!(
+                    (1_000..=300_000).contains(&longest.as_millis()),
+                    "maxContainerRestartPeriod (got: {} seconds) must be set between 1s and 300s",
+                    longest.as_secs_f64()
+                );
+                settings.keeping.longest_pause = longest;
+            }
+        }
         "evictionHard" | "evictionSoft" | "evictionMinimumReclaim" => {
             let keeping = &mut settings.keeping;
             let limits = match field {
@@ -666,6 +683,30 @@ mod tests {
             ..kubelet::Limits::default()
         };
         assert_eq!(config.settings.keeping.limits, expected);
+    }
+
+    #[test]
+    fn pauses_and_processors_are_limited_as_the_file_says() {
+        let check = |value: Value, expected: Result<i64, &str>| {
+            let mut config = config();
+            let done = set(&mut config, "crashLoopBackOff", &value).map_err(|error| error.to_string());
+            let found = done.map(|()| config.settings.keeping.longest_pause.as_secs());
+            assert_eq!(found, expected.map_err(str::to_owned));
+        };
+        let period = |text: &str| serde_json::json!({"maxContainerRestartPeriod": text});
+        check(Value::Object(Default::default()), Ok(300));
+        check(period("1m"), Ok(60));
+        check(
+            period("0s"),
+            Err("maxContainerRestartPeriod (got: 0 seconds) must be set between 1s and 300s"),
+        );
+        check(
+            period("6m"),
+            Err("maxContainerRestartPeriod (got: 360 seconds) must be set between 1s and 300s"),
+        );
+        let mut config = config();
+        apply(&["cpu-cfs-quota=false".to_owned()], &mut config).expect("understood");
+        assert!(!config.settings.keeping.limits_cpu);
     }
 
     #[test]

@@ -32,14 +32,26 @@ pub fn sweep(dir: &Path, pods: &Path) {
     for uid in uids {
         cgroups_of_pod(&uid.to_string_lossy()).iter().for_each(|place| remove_empty(place));
     }
-    if let Ok(place) = std::fs::metadata(pods) {
-        let node = format!("skiff/{NODE}{:x}-{:x}", place.dev(), place.ino());
+    if let Some(node) = group_of_node(pods) {
         match supervisors.is_empty() {
             true => remove_cgroup(&node),
             // What they ran ends with them, which the kernel takes a moment for.
             false => drop(remove_cgroups(&BTreeSet::from([node]))),
         }
     }
+}
+
+/// The name of the cgroup of a node that keeps its pods there.
+fn group_of_node(pods: &Path) -> Option<String> {
+    let place = std::fs::metadata(pods).ok()?;
+    Some(format!("skiff/{NODE}{:x}-{:x}", place.dev(), place.ino()))
+}
+
+/// The cgroups that a node has now, in all hierarchies.
+pub fn cgroups_of_node(pods: &Path) -> Vec<PathBuf> {
+    let name = group_of_node(pods).into_iter();
+    let places = name.flat_map(|name| hierarchies().map(move |base| base.join(&name)));
+    places.filter(|place| place.exists()).collect()
 }
 
 /// What is still there of a test that worked in `dir`, a line each.

@@ -20,7 +20,7 @@ mod webhook;
 pub use containerd::{Containerd, busybox_image};
 pub use diff::{assert_same, differences};
 pub use http::{Http, Lines, Reply};
-pub use left::{cgroups_of_pod, left, processes, remove_cgroup, sweep};
+pub use left::{cgroups_of_node, cgroups_of_pod, left, processes, remove_cgroup, sweep};
 pub use network::Network;
 pub use pods::{Background, can_have_pods};
 pub use process::Process;

@@ -10,7 +10,8 @@ use crate::memory::{Failure, Memory};
 use crate::observed::{Ran, State};
 
 const FIRST: SignedDuration = SignedDuration::from_secs(10);
-const LONGEST: SignedDuration = SignedDuration::from_secs(300);
+/// The longest pause, where nobody has said otherwise.
+pub const LONGEST: SignedDuration = SignedDuration::from_secs(300);
 /// One that ran longer than this has earned a new beginning.
 const CALM: SignedDuration = SignedDuration::from_secs(600);
 /// How long a pod is left alone at most, upstream.
@@ -27,14 +28,20 @@ pub struct BackOff {
 }
 
 impl BackOff {
-    fn new(before: Option<&BackOff>, run: &Ran, end: Timestamp, now: Timestamp) -> BackOff {
+    fn new(
+        before: Option<&BackOff>,
+        run: &Ran,
+        end: Timestamp,
+        now: Timestamp,
+        longest: SignedDuration,
+    ) -> BackOff {
         let pause = match before {
             // It was tried before, and came to nothing.
             Some(before) if before.after == run.id => before.pause,
-            Some(before) if !before.is_calm(end) => before.pause.saturating_mul(2).min(LONGEST),
+            Some(before) if !before.is_calm(end) => before.pause.saturating_mul(2),
             _ => FIRST,
         };
-        BackOff { after: run.id.clone(), since: now, pause }
+        BackOff { after: run.id.clone(), since: now, pause: pause.min(longest) }
     }
 
     fn is_calm(&self, end: Timestamp) -> bool {
@@ -52,10 +59,10 @@ impl BackOff {
 }
 
 impl Memory {
-    /// A container is started again now, whose newest run this was.
-    pub fn start_again(&mut self, run: &Ran, now: Timestamp) {
+    /// A container is started again now, whose newest run this was; no pause is to be longer than `longest`.
+    pub fn start_again(&mut self, run: &Ran, now: Timestamp, longest: SignedDuration) {
         let State::Exited { at, .. } = run.state else { return };
-        let next = BackOff::new(self.back_offs.get(&run.name), run, at, now);
+        let next = BackOff::new(self.back_offs.get(&run.name), run, at, now, longest);
         self.back_offs.insert(run.name.clone(), next);
     }
 }
@@ -118,23 +125,27 @@ mod tests {
 
     #[test]
     fn pauses_grow_until_a_run_has_lasted() {
-        let check = |lasted: &[i64], expected: &[i64]| {
+        let check_within = |longest: SignedDuration, lasted: &[i64], expected: &[i64]| {
             let (mut memory, mut now, mut pauses) = (Memory::default(), 0, Vec::new());
             for (attempt, lasted) in lasted.iter().enumerate() {
                 let (since, at) = (time(now), time(now + lasted));
                 let run = ran(attempt, State::Exited { since, at, code: 1 });
                 let next = restart_at(&run, &memory).expect("it is over");
                 pauses.push(next.duration_since(at).as_secs());
-                memory.start_again(&run, next);
+                memory.start_again(&run, next, longest);
                 assert_eq!(restart_at(&run, &memory), Some(at), "it has had its pause");
                 now = next.as_second() - 1_000_000;
             }
             assert_eq!(pauses, expected, "{lasted:?}");
         };
+        let check = |lasted: &[i64], expected: &[i64]| check_within(LONGEST, lasted, expected);
         check(&[1; 8], &[0, 10, 20, 40, 80, 160, 300, 300]);
         check(&[1, 1, 1, 1, 700, 1, 1], &[0, 10, 20, 40, 0, 10, 20]);
         check(&[1, 1, 600, 1], &[0, 10, 20, 40]);
         check(&[9000, 1, 1], &[0, 10, 20]);
+        let seconds = SignedDuration::from_secs;
+        check_within(seconds(30), &[1; 6], &[0, 10, 20, 30, 30, 30]);
+        check_within(seconds(2), &[1; 4], &[0, 2, 2, 2]);
     }
 
     #[test]
@@ -142,7 +153,7 @@ mod tests {
         let mut memory = Memory::default();
         let run = |attempt| ran(attempt, State::Exited { since: time(0), at: time(1), code: 1 });
         for _ in 0..5 {
-            memory.start_again(&run(0), time(2));
+            memory.start_again(&run(0), time(2), LONGEST);
         }
         assert_eq!(restart_at(&run(1), &memory), Some(time(12)), "from when it began at the earliest");
     }

@@ -50,7 +50,9 @@ async fn attempt(node: &Node, pod: &Pod, seen: &Observed, resize: &Resize) -> Re
                 node.note_down(pod, |record| record.whole.memory = memory);
             }
             Step::Quota(cpu_quota) => {
-                limit(cgroups::quota_only(cpu_quota))?;
+                if node.settings.keeping.limits_cpu {
+                    limit(cgroups::quota_only(cpu_quota))?;
+                }
                 node.note_down(pod, |record| record.whole.cpu_quota = cpu_quota);
             }
             Step::Shares(cpu_shares) => {

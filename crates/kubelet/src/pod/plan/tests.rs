@@ -6,6 +6,7 @@ use super::*;
 use crate::allocation::Record;
 use crate::memory::{Failure, Health};
 use crate::observed::{MadeOf, Sandbox};
+use crate::pod::back_off::LONGEST;
 use crate::pod::resize::{Amounts, Whole};
 
 fn time(second: i64) -> Timestamp {
@@ -227,7 +228,7 @@ fn after(runs: u32, container: &str) -> Memory {
     let mut memory = Memory::default();
     for attempt in 0..runs {
         let ended = seen(&format!("{container}#{attempt} exit 1"));
-        memory.start_again(&ended.containers[0], time(0));
+        memory.start_again(&ended.containers[0], time(0), LONGEST);
     }
     memory
 }
@@ -351,7 +352,7 @@ proptest! {
             }
             for action in actions {
                 if let Action::Start { container, .. } = &action && let Some(run) = observed.latest(container) {
-                    memory.start_again(run, time(now));
+                    memory.start_again(run, time(now), LONGEST);
                 }
                 now = apply(&mut observed, action, now);
             }

@@ -5,6 +5,7 @@ use serde_json::json;
 use super::*;
 use crate::memory::{Failure, Health};
 use crate::observed::Sandbox;
+use crate::pod::back_off::LONGEST;
 
 fn time(second: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + second).expect("a time")
@@ -171,7 +172,7 @@ fn a_container_that_keeps_failing_and_one_that_waits_for_its_probe() {
     let crashed = seen(vec![run("main", 2, exited(1, 5)), run("main", 1, exited(1, 3))]);
     let mut memory = Memory::default();
     for attempt in 0..2 {
-        memory.start_again(&run("main", attempt, exited(1, 3)), time(4));
+        memory.start_again(&run("main", attempt, exited(1, 3)), time(4), LONGEST);
     }
     // What is told first is how it ended; that it has to wait is told when somebody looks again.
     check(
@@ -225,7 +226,7 @@ fn a_container_that_cannot_be_started() {
     let of = |policy: &str, attempt: u32, now: i64, expected: Expect| {
         let mut memory = Memory::default();
         for before in 0..attempt {
-            memory.start_again(&run("main", before, exited(128, 4)), time(4));
+            memory.start_again(&run("main", before, exited(128, 4)), time(4), LONGEST);
         }
         let message = "exec: \"nope\": executable file not found in $PATH".to_owned();
         memory.failures.insert("main".into(), Failure::again(None, "RunContainerError", message, time(5)));

@@ -1,16 +1,12 @@
 //! The hooks of a container that are run on its way, by the process that becomes it.
 
-use std::io::{Read as _, Write as _};
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use rustix::fs::Mode;
-use rustix::process::Signal;
-use sys::process::New;
 
 use super::Failure;
-use super::spawn::Surroundings;
+use super::spawn::{self, Surroundings};
 use crate::embedded::hooks::{self, State};
 use crate::embedded::spec::{Container, Hook, Stage};
 
@@ -63,8 +59,7 @@ impl Hooks<'_> {
         if !self.has(Stage::Prestart) && !self.has(Stage::CreateRuntime) {
             return Ok(());
         }
-        let (mut near, far) = UnixStream::pair().map_err(Failure::during("make a pair of sockets"))?;
-        let work = || -> Result<(), Failure> {
+        let work = || {
             for namespace in around.outside.iter().map(AsFd::as_fd).chain([around.host]) {
                 rustix::thread::move_into_link_name_space(namespace, None)
                     .map_err(Failure::during("go back to the host"))?;
@@ -72,24 +67,6 @@ impl Hooks<'_> {
             self.run(Stage::Prestart, self.bundle)?;
             self.run(Stage::CreateRuntime, self.bundle)
         };
-        let child = sys::process::fork(New::default(), || {
-            let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-            match work() {
-                Ok(()) => 0,
-                Err(Failure(message)) => {
-                    let _ = (&far).write_all(message.as_bytes());
-                    1
-                }
-            }
-        });
-        let child = child.map_err(Failure::during("make a process for hooks"))?;
-        drop(far);
-        let mut message = String::new();
-        let _ = near.read_to_string(&mut message);
-        match child.wait() {
-            Ok(ended) if ended.code() == 0 => Ok(()),
-            _ if message.is_empty() => Err(Failure("the process for hooks was ended".to_owned())),
-            _ => Err(Failure(message)),
-        }
+        spawn::apart(work)
     }
 }

@@ -235,6 +235,26 @@ fn spawn(
     Ok(Spawned { child: forked?, channel: near })
 }
 
+/// Does something in a process of its own, which may go where there is no way back from.
+pub fn apart(body: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+    let (mut near, far) = UnixStream::pair().map_err(Failure::during("make a pair of sockets"))?;
+    let child = sys::process::fork(New::default(), || {
+        let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+        let Err(Failure(message)) = body() else { return 0 };
+        let _ = (&far).write_all(message.as_bytes());
+        1
+    });
+    let child = child.map_err(Failure::during("make a process"))?;
+    drop(far);
+    let mut message = String::new();
+    let _ = near.read_to_string(&mut message);
+    match child.wait() {
+        Ok(ended) if ended.code() == 0 => Ok(()),
+        _ if message.is_empty() => Err(Failure("a process of the pod was ended".to_owned())),
+        _ => Err(Failure(message)),
+    }
+}
+
 fn streams(tty: bool, stdio: &Stdio<'_>, channel: &UnixStream) -> Result<(), Failure> {
     if tty {
         let near = launch::terminal()?;

@@ -14,6 +14,7 @@ use sys::process::New;
 
 use super::Failure;
 use super::launch::plain;
+use super::spawn;
 use crate::embedded::spec::{IdRange, UserMap};
 
 /// A pod's users.
@@ -88,20 +89,7 @@ impl Users {
 
     /// Does something as root of the pod, in a process of its own.
     pub fn within(&self, body: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
-        let (mut near, far) = UnixStream::pair().map_err(Failure::during("make a pair of sockets"))?;
-        let child = sys::process::fork(New::default(), || match self.enter().and_then(|()| body()) {
-            Ok(()) => 0,
-            Err(Failure(message)) => {
-                let _ = (&far).write_all(message.as_bytes());
-                1
-            }
-        });
-        let child = child.map_err(Failure::during("make a process in the pod"))?;
-        drop(far);
-        let mut message = String::new();
-        let _ = near.read_to_string(&mut message);
-        let _ = child.wait();
-        if message.is_empty() { Ok(()) } else { Err(Failure(message)) }
+        spawn::apart(|| self.enter().and_then(|()| body()))
     }
 
     /// Shows a tree that is not mounted yet with the owners it has inside.
