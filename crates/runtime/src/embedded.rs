@@ -15,6 +15,7 @@ mod labels;
 mod launch;
 mod network;
 mod news;
+mod places;
 mod pods;
 mod protocol;
 mod record;
@@ -101,6 +102,7 @@ impl Embedded {
         std::fs::create_dir_all(&pods_dir).map_err(failed("make the directory of pods"))?;
         let images = image::Store::open(&config.root.join("images")).map_err(failed("open the images"))?;
         images.clean();
+        places::make(&config.root).map_err(failed("make a layer of mount points"))?;
         let pool = Pool::open(&config.root.join("addresses")).map_err(failed("open the addresses"))?;
         let cgroups = Cgroups::of_host().map_err(failed("find cgroups"))?;
         let program = launch::program(&config.program).map_err(failed("open the supervisor's program"))?;

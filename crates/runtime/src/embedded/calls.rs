@@ -1,5 +1,6 @@
 //! CRI's questions about pods and containers.
 
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use super::pods::{Container as Known, Pod};
 use super::protocol::Request;
 use super::record::{self, ContainerRecord, PodRecord};
 use super::spec::{self, Stage};
-use super::{Embedded, caller, cdi, hooks, launch, link, not_found, now, refused, translate, view};
+use super::{Embedded, caller, cdi, hooks, launch, link, not_found, now, places, refused, translate, view};
 use crate::cri::*;
 use crate::{Code, Error, Result, Runtime};
 
@@ -69,7 +70,7 @@ impl Embedded {
         let dns = config.dns_config.clone().unwrap_or_default();
         let files = [
             ("spec.json", spec),
-            ("hostname", format!("{}\n", config.hostname).into_bytes()),
+            ("hostname", format!("{}\n", translate::hostname(config)).into_bytes()),
             ("resolv.conf", translate::resolv_conf(&dns).into_bytes()),
         ];
         for (name, content) in files {
@@ -362,7 +363,7 @@ impl Runtime for Embedded {
             id: &id,
             image: &image_config.config,
             layers_dir: self.inner.images.root().join("layers"),
-            layers: image.layers.clone(),
+            layers: iter::once(places::LAYER.to_owned()).chain(image.layers.iter().cloned()).collect(),
             directory: &pod.directory,
             seccomp_dir: &self.inner.config.seccomp_profiles,
             volumes: &volumes,
@@ -395,6 +396,11 @@ impl Runtime for Embedded {
         let directory = pod.directory.join(&id);
         let write = || -> std::io::Result<()> {
             std::fs::create_dir(&directory)?;
+            // Kubelets have one of their own for each pod.
+            let hosts = pod.directory.join("hosts");
+            if spec.mounts.iter().any(|mount| mount.source == hosts) && !hosts.exists() {
+                std::fs::write(&hosts, std::fs::read("/etc/hosts").unwrap_or_default())?;
+            }
             let written = serde_json::to_vec(&spec).expect("has only strings and numbers");
             std::fs::write(directory.join("spec.json"), written)?;
             if !spec.hooks.is_empty() {

@@ -148,13 +148,16 @@ fn arguments(config: &ContainerConfig, image: &Process) -> Result<Vec<String>, S
     if args.is_empty() { Err("no command specified".to_owned()) } else { Ok(args) }
 }
 
+/// What a pod is called; in the host's network, as the host is.
+pub fn hostname(pod: &PodSandboxConfig) -> String {
+    let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+    if pod.hostname.is_empty() { host() } else { pod.hostname.clone() }
+}
+
 fn environment(config: &ContainerConfig, pod: &PodSandboxConfig, image: &Process) -> Vec<String> {
     let mut env: Vec<String> = image.env.clone().unwrap_or_default();
     if !env.iter().any(|pair| pair.starts_with("HOSTNAME=")) {
-        // In the host's network it is the host's.
-        let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let name = if pod.hostname.is_empty() { host() } else { pod.hostname.clone() };
-        env.insert(0, format!("HOSTNAME={name}"));
+        env.insert(0, format!("HOSTNAME={}", hostname(pod)));
     }
     if !env.iter().any(|pair| pair.starts_with("PATH=")) {
         env.insert(0, PATH.to_owned());
@@ -271,10 +274,6 @@ fn plain_path(path: &str) -> String {
 
 /// The files of `/etc` that are the pod's.
 fn files(pod: &PodSandboxConfig, directory: &Path, read_only: bool) -> Vec<spec::Mount> {
-    let mut names = vec!["resolv.conf"];
-    if namespaces(pod).network() != NamespaceMode::Node && !pod.hostname.is_empty() {
-        names.push("hostname");
-    }
     let mount = |name: &str| spec::Mount {
         source: directory.join(name),
         target: format!("/etc/{name}"),
@@ -283,7 +282,7 @@ fn files(pod: &PodSandboxConfig, directory: &Path, read_only: bool) -> Vec<spec:
         is_labelled: true,
         ..spec::Mount::default()
     };
-    names.into_iter().map(mount).collect()
+    ["resolv.conf", "hostname", "hosts"].map(mount).into()
 }
 
 fn devices(config: &ContainerConfig) -> Vec<spec::Device> {

@@ -24,6 +24,11 @@ pub async fn a_pod_lives_and_dies(node: &Node) {
     let (_, seen, _) =
         pod.exec(&id, "hostname; cat /etc/hostname /etc/resolv.conf; echo $$; echo $HOME").await;
     assert_eq!(seen.lines().take(3).collect::<Vec<_>>(), ["one", "one", "nameserver 10.43.0.10"]);
+    let hosts = std::fs::read_to_string("/etc/hosts").unwrap();
+    assert_eq!(pod.exec(&id, "cat /etc/hosts").await.1, hosts, "nobody has given the pod one of its own");
+    // What every container has mounted needs no changes in any of them.
+    let upper = node.dir.path().join("runtime/pods").join(&pod.id).join(&id).join("upper");
+    assert_eq!(std::fs::read_dir(&upper).unwrap().count(), 0, "{}", upper.display());
     let stats = node.runtime.stats().await.unwrap();
     assert!(stats[0].memory.as_ref().unwrap().usage_bytes.as_ref().unwrap().value > 0, "{stats:?}");
     node.runtime.stop_container(&id, Duration::from_secs(30)).await.unwrap();

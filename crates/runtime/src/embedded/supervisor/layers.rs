@@ -21,7 +21,8 @@ pub fn root(spec: &Container, directory: &Path, users: Option<&Users>) -> Result
     fn failed<E: Into<io::Error>>(error: E) -> Failure {
         Failure::during("mount the container's root")(error)
     }
-    for name in ["upper", "work", "root", "none"] {
+    let none = spec.layers.is_empty().then_some("none");
+    for name in ["upper", "work", "root"].into_iter().chain(none) {
         make(&directory.join(name)).map_err(failed)?;
     }
     // The root of the stack is as its topmost layer is.

@@ -109,7 +109,9 @@ fn files_of_the_pod_give_way_to_mounts() {
     .unwrap();
     let mounts: Vec<_> =
         spec.mounts.iter().map(|mount| (mount.source.to_str().unwrap(), mount.target.as_str())).collect();
-    assert_eq!(mounts, [("/pod/hostname", "/etc/hostname"), ("/mine", "/etc/resolv.conf/")]);
+    let expected =
+        [("/pod/hostname", "/etc/hostname"), ("/pod/hosts", "/etc/hosts"), ("/mine", "/etc/resolv.conf/")];
+    assert_eq!(mounts, expected);
     assert_eq!((spec.cgroup.as_str(), spec.log), ("/skiff/pod1/c1", Some("/logs/c/0.log".into())));
 }
 
