@@ -3,12 +3,13 @@
 //! An image may lack these places. They would then be made among the changes of each of its containers, which costs more
 //! than what is mounted there: every file of an overlay is made aside and moved.
 
+use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 /// In the directory of the runtime.
-pub const DIRECTORY: &str = "places";
+const DIRECTORY: &str = "places";
 /// The same, as seen from the directory of all layers.
 pub const LAYER: &str = "../../places";
 
@@ -19,11 +20,34 @@ const FILES: [&str; 3] = ["etc/hostname", "etc/hosts", "etc/resolv.conf"];
 pub fn make(root: &Path) -> io::Result<()> {
     let here = root.join(DIRECTORY);
     for name in DIRECTORIES {
-        std::fs::DirBuilder::new().recursive(true).mode(0o755).create(here.join(name))?;
+        fs::create_dir_all(here.join(name))?;
     }
     for name in FILES {
-        let mut options = std::fs::File::options();
-        options.append(true).create(true).mode(0o644).open(here.join(name))?;
+        File::options().append(true).create(true).open(here.join(name))?;
+    }
+    // As containers see them, whatever this process leaves out of new files.
+    let modes = DIRECTORIES.map(|name| (name, 0o755)).into_iter().chain(FILES.map(|name| (name, 0o644)));
+    for (name, mode) in modes {
+        fs::set_permissions(here.join(name), Permissions::from_mode(mode))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_may_look_at_them() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("places/etc")).unwrap();
+        fs::set_permissions(dir.path().join("places/etc"), Permissions::from_mode(0o700)).unwrap();
+        for _ in 0..2 {
+            make(dir.path()).unwrap();
+            let mode =
+                |name: &str| fs::metadata(dir.path().join("places").join(name)).unwrap().permissions().mode();
+            assert_eq!(DIRECTORIES.map(|name| mode(name) & 0o777), [0o755; 5]);
+            assert_eq!(FILES.map(|name| mode(name) & 0o777), [0o644; 3]);
+        }
+    }
 }
