@@ -1,8 +1,8 @@
 //! The network of pods on one node: a bridge, and for every pod a pair of links with an address of the node's range.
 //!
 //! Nobody but the process that holds a pod's network sees into it, so the work is split: this node's side is
-//! [`Network`]'s, the pod's side is [`attach`]'s, called where the pod is. Addresses are given out by files
-//! ([`pool::Pool`]), so that a crash loses none. Knows nothing of pods beyond an id.
+//! [`Network`]'s, the pod's side is [`attach`]'s, called where the pod is. Addresses are given
+//! out by a [`pool::Pool`]. Knows nothing of pods beyond an id.
 
 mod bandwidth;
 mod cidr;

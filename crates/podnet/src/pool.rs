@@ -1,88 +1,64 @@
-//! Addresses given out, each a file named by it that says to whom. Making a file that is not there yet is the one thing
-//! that two can never both succeed in, and it outlives a crash.
+//! Addresses given out, and to whom. What is known of a pod has its addresses, so that a later skiff says them again
+//! ([`Pool::hold`]) and nothing else has to be written down.
 
-use std::collections::BTreeSet;
-use std::fs;
-use std::io::{self, Write as _};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{Cidr, Error, doing};
+use parking_lot::Mutex;
+
+use crate::{Cidr, Error};
+
+/// The first of a range that is a pod's: the one before it is this node's.
+const FIRST: u64 = 2;
 
 /// Addresses of this node's pods.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Pool {
-    directory: PathBuf,
+    given: Mutex<Given>,
+}
+
+#[derive(Debug, Default)]
+struct Given {
+    owners: BTreeMap<IpAddr, String>,
     /// Where to look next: an address that has just been given back is not given out at once.
-    next: AtomicU64,
+    next: u64,
 }
 
 impl Pool {
-    pub fn open(directory: &Path) -> Result<Pool, Error> {
-        fs::create_dir_all(directory).map_err(doing(format!("make {}", directory.display())))?;
-        Ok(Pool { directory: directory.to_owned(), next: AtomicU64::new(0) })
-    }
-
     /// One address of each range.
     pub fn take(&self, ranges: &[Cidr], owner: &str) -> Result<Vec<IpAddr>, Error> {
-        let mut taken = Vec::new();
-        for range in ranges {
-            match self.take_one(*range, owner) {
-                Ok(ip) => taken.push(ip),
-                Err(error) => {
-                    self.give_back(owner);
-                    return Err(error);
-                }
-            }
+        let mut given = self.given.lock();
+        let taken: Result<Vec<IpAddr>, Error> =
+            ranges.iter().map(|range| given.take(*range, owner)).collect();
+        if taken.is_err() {
+            given.give_back(owner);
         }
-        Ok(taken)
+        taken
     }
 
-    fn take_one(&self, range: Cidr, owner: &str) -> Result<IpAddr, Error> {
-        // The first is this node's.
-        const FIRST: u64 = 2;
-        let start = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut wrapped = false;
-        let mut n = FIRST + start;
-        loop {
-            let Some(ip) = range.nth(n) else {
-                if wrapped {
-                    return Err(Error::Exhausted { ranges: vec![range] });
-                }
-                wrapped = true;
-                self.next.store(0, Ordering::Relaxed);
-                n = FIRST;
-                continue;
-            };
-            let path = self.directory.join(ip.to_string());
-            match fs::File::create_new(&path).and_then(|mut file| file.write_all(owner.as_bytes())) {
-                Ok(()) => {
-                    self.next.store(n - FIRST + 1, Ordering::Relaxed);
-                    return Ok(ip);
-                }
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => n += 1,
-                Err(error) => return Err(doing(format!("write {}", path.display()))(error)),
-            }
-        }
+    /// An owner has this address already.
+    pub fn hold(&self, ip: IpAddr, owner: &str) {
+        self.given.lock().owners.insert(ip, owner.to_owned());
     }
 
     /// All addresses of an owner are free again.
     pub fn give_back(&self, owner: &str) {
-        self.keep(|known| known != owner);
+        self.given.lock().give_back(owner);
+    }
+}
+
+impl Given {
+    fn take(&mut self, range: Cidr, owner: &str) -> Result<IpAddr, Error> {
+        let all = |from: u64| (from..).map_while(move |n| Some((n, range.nth(n)?)));
+        let mut free =
+            all(FIRST + self.next).chain(all(FIRST)).filter(|(_, ip)| !self.owners.contains_key(ip));
+        let (n, ip) = free.next().ok_or_else(|| Error::Exhausted { ranges: vec![range] })?;
+        self.next = n - FIRST + 1;
+        self.owners.insert(ip, owner.to_owned());
+        Ok(ip)
     }
 
-    /// Frees the addresses of everybody else.
-    pub fn only(&self, owners: &BTreeSet<String>) {
-        self.keep(|known| owners.contains(known));
-    }
-
-    fn keep(&self, keep: impl Fn(&str) -> bool) {
-        for entry in fs::read_dir(&self.directory).into_iter().flatten().flatten() {
-            let owner = fs::read_to_string(entry.path()).unwrap_or_default();
-            if !keep(&owner) {
-                let _ = fs::remove_file(entry.path());
-            }
-        }
+    fn give_back(&mut self, owner: &str) {
+        self.owners.retain(|_, known| known != owner);
     }
 }

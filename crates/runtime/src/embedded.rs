@@ -103,12 +103,11 @@ impl Embedded {
         let images = image::Store::open(&config.root.join("images")).map_err(failed("open the images"))?;
         images.clean();
         places::make(&config.root).map_err(failed("make a layer of mount points"))?;
-        let pool = Pool::open(&config.root.join("addresses")).map_err(failed("open the addresses"))?;
         let cgroups = Cgroups::of_host().map_err(failed("find cgroups"))?;
         let program = launch::program(&config.program).map_err(failed("open the supervisor's program"))?;
         let streams = streams::Server::start().await.map_err(failed("serve streams"))?;
         let ranges = RwLock::new(config.ranges.clone());
-        let (pods, news) = (Pods::default(), News::default());
+        let (pods, pool, news) = (Pods::default(), Pool::default(), News::default());
         let owes_collection = AtomicBool::new(true);
         let inner =
             Inner { config, images, pods, pool, ranges, cgroups, program, streams, news, owes_collection };
@@ -127,6 +126,9 @@ impl Embedded {
                         // Skiff was killed before the pod had its network; another one will be made.
                         let _ = caller::tell(&pod.directory, &protocol::Request::Stop).await;
                     }
+                    for ip in pod.record.lock().ips.iter().filter_map(|ip| ip.parse().ok()) {
+                        self.inner.pool.hold(ip, &pod.id);
+                    }
                     known.insert(pod.id.clone());
                     self.inner.pods.add(pod.clone());
                     self.follow(&pod).await;
@@ -143,7 +145,6 @@ impl Embedded {
             }
         }
         self.inner.tell_ports();
-        self.inner.pool.only(&known);
         self.forget_by_cni(&known);
         let links: BTreeSet<String> = known.iter().map(|id| link(id)).collect();
         for link in podnet::links(LINKS).unwrap_or_default().iter().filter(|link| !links.contains(*link)) {

@@ -3,6 +3,7 @@
 use std::iter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -60,16 +61,13 @@ impl Embedded {
             created: now(),
             handler: handler.into(),
             ips: addresses.map(|address| address.ip.to_string()).collect(),
-            is_stopped: false,
             is_unfinished: matches!(chosen, Chosen::Cni(..)),
             // CNI's programs open them by themselves.
             opens_ports: by_others && matches!(chosen, Chosen::Own(..)),
         };
         let spec = translate::sandbox(config, chosen.attachment().cloned());
-        let spec = serde_json::to_vec(&spec).expect("has only strings and numbers");
         let dns = config.dns_config.clone().unwrap_or_default();
         let files = [
-            ("spec.json", spec),
             ("hostname", format!("{}\n", translate::hostname(config)).into_bytes()),
             ("resolv.conf", translate::resolv_conf(&dns).into_bytes()),
         ];
@@ -79,7 +77,8 @@ impl Embedded {
         record::write(directory, &record).map_err(io(CALL, "write the pod down"))?;
         let inner = self.inner.clone();
         let place = directory.to_owned();
-        let started = tokio::task::spawn_blocking(move || launch::supervisor(&inner.program, &place)).await;
+        let started =
+            tokio::task::spawn_blocking(move || launch::supervisor(&inner.program, &place, &spec)).await;
         started
             .map_err(|error| refused(CALL, error.to_string()))?
             .map_err(|message| refused(CALL, message))?;
@@ -126,7 +125,11 @@ impl Embedded {
         }
     }
 
+    /// Ends a pod, once: whoever removes it has told it to stop before.
     async fn end_pod(&self, pod: &Arc<Pod>) -> Result<()> {
+        if pod.is_ended.load(Ordering::Acquire) {
+            return Ok(());
+        }
         self.detach_by_cni(pod).await?;
         let told = caller::tell(&pod.directory, &Request::Stop).await;
         if *pod.is_ready.borrow() {
@@ -139,16 +142,8 @@ impl Embedded {
         }
         self.inner.bury(pod);
         self.inner.pool.give_back(&pod.id);
-        let changed = {
-            let mut record = pod.record.lock();
-            record.is_stopped = true;
-            record.clone()
-        };
-        match record::write(&pod.directory, &changed) {
-            // Somebody has taken the pod away already.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            other => other.map_err(io("StopPodSandbox", "write the pod down")),
-        }
+        pod.is_ended.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// Removes a cgroup as soon as nobody is in it.
@@ -359,11 +354,12 @@ impl Runtime for Embedded {
             image.await?.ok_or_else(|| not_found(CALL, format!("image {name:?} not found")))?;
         let volumes = self.volume_layers(config).await?;
         let id = fresh_id();
+        let targets = config.mounts.iter().map(|mount| mount.container_path.as_str());
         let parts = translate::Parts {
             id: &id,
             image: &image_config.config,
             layers_dir: self.inner.images.root().join("layers"),
-            layers: iter::once(places::LAYER.to_owned()).chain(image.layers.iter().cloned()).collect(),
+            layers: iter::once(places::layer(targets)).chain(image.layers.iter().cloned()).collect(),
             directory: &pod.directory,
             seccomp_dir: &self.inner.config.seccomp_profiles,
             volumes: &volumes,

@@ -57,7 +57,7 @@ pub fn config(spec: &Container, bundle: &Path, annotations: &BTreeMap<String, St
     json!({
         "ociVersion": VERSION,
         "process": {"args": spec.args, "env": spec.env, "cwd": cwd, "terminal": spec.tty},
-        "root": {"path": bundle.join("root"), "readonly": spec.read_only},
+        "root": {"path": bundle.join("upper"), "readonly": spec.read_only},
         "mounts": mounts.collect::<Vec<_>>(),
         "annotations": annotations,
         "linux": {"cgroupsPath": spec.cgroup},

@@ -1,7 +1,7 @@
 //! Starting the supervisor of a pod.
 
 use std::ffi::OsStr;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
@@ -9,6 +9,8 @@ use std::process::{Command, Stdio};
 
 use sys::allocator::SMALL;
 use sys::mounts::{self, Attributes};
+
+use super::spec::Sandbox;
 
 /// The program, on a mount of its own that is read-only: a container that gets hold of the file its first process came
 /// from cannot write to it, whatever it may do.
@@ -19,14 +21,23 @@ pub fn program(path: &Path) -> io::Result<OwnedFd> {
     Ok(mount)
 }
 
-/// Starts the supervisor of the pod in this directory and waits until it answers.
-pub fn supervisor(program: &OwnedFd, directory: &Path) -> Result<(), String> {
+/// Starts the supervisor of the pod in this directory, tells it what the pod is, and waits until it answers.
+pub fn supervisor(program: &OwnedFd, directory: &Path, spec: &Sandbox) -> Result<(), String> {
     let mut command = Command::new(format!("/proc/self/fd/{}", program.as_fd().as_raw_fd()));
     command.arg("supervise").arg(directory).env_clear();
     // There is one for every pod.
     command.env(OsStr::from_bytes(SMALL.to_bytes()), "1");
-    let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output();
-    match output {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut run = || {
+        let mut child = command.spawn()?;
+        if let Some(mut stdin) = child.stdin.take() {
+            let spec = serde_json::to_vec(spec).expect("has only strings and numbers");
+            // One that ends before it has read that has said why.
+            let _ = stdin.write_all(&spec);
+        }
+        child.wait_with_output()
+    };
+    match run() {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) if output.stdout.is_empty() => {
             Err(format!("the pod's supervisor ended with {}", output.status))

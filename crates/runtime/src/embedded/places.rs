@@ -1,4 +1,4 @@
-//! Where something is mounted in every container, as a layer below those of its image.
+//! Where something is mounted in nearly every container, as a layer below those of its image.
 //!
 //! An image may lack these places. They would then be made among the changes of each of its containers, which costs more
 //! than what is mounted there: every file of an overlay is made aside and moved.
@@ -8,27 +8,36 @@ use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-/// In the directory of the runtime.
-const DIRECTORY: &str = "places";
-/// The same, as seen from the directory of all layers.
-pub const LAYER: &str = "../../places";
+/// Where a pod's token is, unless it wants none.
+const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
+/// A layer, by its directory in that of the runtime, and whether there is a place for the token.
+const LAYERS: [(&str, bool); 2] = [("places", false), ("places-with-token", true)];
 const DIRECTORIES: [&str; 5] = ["", "dev", "etc", "proc", "sys"];
 const FILES: [&str; 3] = ["etc/hostname", "etc/hosts", "etc/resolv.conf"];
 
+/// The layer for a container with mounts at these places, as seen from the directory of all layers.
+pub fn layer<'a>(mut mounts: impl Iterator<Item = &'a str>) -> String {
+    let has_token = mounts.any(|target| target == TOKEN);
+    let (name, _) = LAYERS[usize::from(has_token)];
+    format!("../../{name}")
+}
+
 /// Makes what is not there yet.
 pub fn make(root: &Path) -> io::Result<()> {
-    let here = root.join(DIRECTORY);
-    for name in DIRECTORIES {
-        fs::create_dir_all(here.join(name))?;
-    }
-    for name in FILES {
-        File::options().append(true).create(true).open(here.join(name))?;
-    }
     // As containers see them, whatever this process leaves out of new files.
-    let modes = DIRECTORIES.map(|name| (name, 0o755)).into_iter().chain(FILES.map(|name| (name, 0o644)));
-    for (name, mode) in modes {
-        fs::set_permissions(here.join(name), Permissions::from_mode(mode))?;
+    let show = |path: &Path, mode: u32| fs::set_permissions(path, Permissions::from_mode(mode));
+    for (name, has_token) in LAYERS {
+        let here = root.join(name);
+        let to_token = TOKEN.match_indices('/').skip(1).map(|(at, _)| &TOKEN[1..at]).chain([&TOKEN[1..]]);
+        for name in DIRECTORIES.into_iter().chain(to_token.filter(|_| has_token)) {
+            fs::create_dir_all(here.join(name))?;
+            show(&here.join(name), 0o755)?;
+        }
+        for name in FILES {
+            File::options().append(true).create(true).open(here.join(name))?;
+            show(&here.join(name), 0o644)?;
+        }
     }
     Ok(())
 }
@@ -44,10 +53,26 @@ mod tests {
         fs::set_permissions(dir.path().join("places/etc"), Permissions::from_mode(0o700)).unwrap();
         for _ in 0..2 {
             make(dir.path()).unwrap();
-            let mode =
-                |name: &str| fs::metadata(dir.path().join("places").join(name)).unwrap().permissions().mode();
-            assert_eq!(DIRECTORIES.map(|name| mode(name) & 0o777), [0o755; 5]);
-            assert_eq!(FILES.map(|name| mode(name) & 0o777), [0o644; 3]);
+            let mode = |name: &str| {
+                fs::metadata(dir.path().join(name)).map(|found| found.permissions().mode() & 0o777)
+            };
+            for (layer, has_token) in LAYERS {
+                let modes = |names: &[&str]| -> Vec<u32> {
+                    names.iter().map(|name| mode(&format!("{layer}/{name}")).unwrap()).collect()
+                };
+                assert_eq!(modes(&DIRECTORIES), [0o755; 5]);
+                assert_eq!(modes(&FILES), [0o644; 3]);
+                for above in Path::new(TOKEN).ancestors().filter(|above| *above != Path::new("/")) {
+                    let place = format!("{layer}{}", above.display());
+                    assert_eq!(mode(&place).ok(), has_token.then_some(0o755), "{place}");
+                }
+            }
         }
+    }
+
+    #[test]
+    fn only_those_with_a_token_have_a_place_for_it() {
+        assert_eq!(layer([TOKEN, "/etc/hosts"].into_iter()), "../../places-with-token");
+        assert_eq!(layer(["/var/run", "/etc/hosts"].into_iter()), "../../places");
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -31,6 +32,8 @@ pub struct Pod {
     pub containers: Mutex<BTreeMap<String, Arc<Container>>>,
     /// Whether its supervisor runs.
     pub is_ready: watch::Sender<bool>,
+    /// Nothing of it is left but what is written down.
+    pub is_ended: AtomicBool,
     news: News,
 }
 
@@ -77,6 +80,7 @@ impl Pod {
             record: Mutex::new(record),
             containers: Mutex::default(),
             is_ready: watch::Sender::new(false),
+            is_ended: AtomicBool::new(false),
             news,
         }
     }
@@ -93,8 +97,7 @@ impl Pod {
                 Err(error) => return Err(error),
             };
             let id = entry.file_name().to_string_lossy().into_owned();
-            let status = std::fs::read(entry.path().join("status.json")).ok();
-            let status = status.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+            let status = record::last_status(&entry.path());
             pod.containers.lock().insert(id.clone(), Arc::new(Container::new(id, record, status)));
         }
         Ok(pod)

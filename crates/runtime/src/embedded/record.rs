@@ -1,13 +1,15 @@
 //! What is written down of pods and containers, so that a later skiff knows them. In the directory of a pod, and of each
-//! of its containers below, is a file `record` with one of these, as protobuf since its main part is CRI's.
+//! of its containers below, is a file `record` with one of these, as protobuf since its main part is CRI's. How a container
+//! is, which its supervisor writes, is beside it in `status.json`.
 
-use std::io;
+use std::io::{self, Write as _};
 use std::path::Path;
 
-use super::supervisor::write_file;
+use super::protocol::Status;
 use crate::cri::{ContainerConfig, LinuxContainerResources, PodSandboxConfig};
 
-const FILE: &str = "record";
+pub const FILE: &str = "record";
+const STATUS: &str = "status.json";
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PodRecord {
@@ -19,9 +21,6 @@ pub struct PodRecord {
     pub handler: String,
     #[prost(string, repeated, tag = 4)]
     pub ips: Vec<String>,
-    /// Its supervisor was told to end.
-    #[prost(bool, tag = 5)]
-    pub is_stopped: bool,
     /// It has no network yet.
     #[prost(bool, tag = 6)]
     pub is_unfinished: bool,
@@ -51,8 +50,11 @@ pub struct ContainerRecord {
     pub resources: Option<LinuxContainerResources>,
 }
 
+/// Writes one down, so that it is there as a whole or not at all.
 pub fn write(directory: &Path, record: &impl prost::Message) -> io::Result<()> {
-    write_file(&directory.join(FILE), &record.encode_to_vec())
+    let (path, aside) = (directory.join(FILE), directory.join("record.new"));
+    std::fs::write(&aside, record.encode_to_vec())?;
+    std::fs::rename(aside, path)
 }
 
 pub fn read<T: prost::Message + Default>(directory: &Path) -> io::Result<T> {
@@ -63,8 +65,44 @@ pub fn read<T: prost::Message + Default>(directory: &Path) -> io::Result<T> {
     T::decode(&bytes[..]).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
+/// Adds how a container is now, as a line of its own: less work than another file, and what was true before is not lost.
+pub fn add_status(directory: &Path, status: &Status) -> io::Result<()> {
+    let mut line = serde_json::to_vec(status).expect("a status has only numbers and strings");
+    line.push(b'\n');
+    let file = std::fs::File::options().append(true).create(true).open(directory.join(STATUS));
+    file?.write_all(&line)
+}
+
+/// How a container was last; `None` of one that was not started.
+pub fn last_status(directory: &Path) -> Option<Status> {
+    let text = std::fs::read(directory.join(STATUS)).ok()?;
+    // The power may have been cut in the middle of the last.
+    text.split(|byte| *byte == b'\n').rev().find_map(|line| serde_json::from_slice(line).ok())
+}
+
 /// Whether a failure to read one says that there is none.
 pub fn is_none(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidData, NotADirectory, NotFound};
     matches!(error.kind(), InvalidData | NotADirectory | NotFound)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_whole_status_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(last_status(dir.path()), None);
+        let begun = Status { pid: 7, started: 1, ..Status::default() };
+        let ended = Status { finished: 2, exit_code: 3, ..begun.clone() };
+        for status in [&begun, &ended] {
+            add_status(dir.path(), status).unwrap();
+            assert_eq!(last_status(dir.path()).as_ref(), Some(status));
+        }
+        let path = dir.path().join(STATUS);
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &whole[..whole.len() - 5]).unwrap();
+        assert_eq!(last_status(dir.path()), Some(begun));
+    }
 }

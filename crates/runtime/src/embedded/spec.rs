@@ -1,6 +1,7 @@
 //! What the supervisor of a pod is told: everything is decided before, it only carries out.
 //!
-//! Written as JSON files next to what they describe, so that any later skiff can read them.
+//! That of a pod comes on its standard input. Those of containers are JSON files in their directories, since whoever asks
+//! for one may be a later skiff.
 
 use std::path::PathBuf;
 

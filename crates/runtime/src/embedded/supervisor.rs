@@ -38,6 +38,7 @@ use sys::process::Child;
 use sys::removal::Removals;
 
 use super::protocol::{Answer, Request, Status, Streams};
+use super::record;
 use super::spec::Pids;
 use connection::Connection;
 use container::{Running, Starting, nanoseconds, patient};
@@ -48,7 +49,7 @@ use news::{News, Watched};
 use spawn::{Keeper, Outcome, Stdio, Surroundings};
 use users::Users;
 
-pub use setup::{supervise, write_file};
+pub use setup::supervise;
 
 /// How long a pod that ends waits for those who listen to it.
 const LAST_MOMENT: Duration = Duration::from_secs(2);
@@ -77,6 +78,8 @@ struct Supervisor {
     keeper: Option<Keeper>,
     /// The link to take away in the end, and where it is.
     network: Option<(sys::netlink::Netlink, String)>,
+    /// What its containers have as `/dev/shm`.
+    shm: PathBuf,
     listener: UnixListener,
     connections: Vec<Connection>,
     containers: BTreeMap<String, Running>,
@@ -278,9 +281,8 @@ impl Supervisor {
         let Some(running) = self.containers.get(id) else { return };
         let answer = told(id, &running.status);
         // Also where a skiff finds it that comes when this process is gone.
-        let written = serde_json::to_vec(&running.status).expect("a status has only numbers and strings");
         if !self.is_orphan {
-            let _ = setup::write_file(&self.directory.join(id).join("status.json"), &written);
+            let _ = record::add_status(&self.directory.join(id), &running.status);
         }
         for connection in self.connections.iter_mut().filter(|connection| connection.watches) {
             connection.say(&answer);
@@ -291,6 +293,7 @@ impl Supervisor {
         Surroundings {
             directory: &self.directory,
             cgroups: &self.cgroups,
+            shm: &self.shm,
             host: self.host.as_fd(),
             outside: &self.outside,
             users: self.users.as_ref(),

@@ -110,7 +110,6 @@ fn held(node: &Node) -> BTreeMap<&'static str, usize> {
     held.insert("links", links);
     held.extend([
         ("pods", files(runtime.join("pods"))),
-        ("addresses", files(runtime.join("addresses"))),
         ("cgroups", groups),
         ("processes", inside(&mark(node.dir.path()))),
     ]);

@@ -62,9 +62,9 @@ pub async fn all_stages_are_run(node: &Node) {
     let told = node.dir.path().join("told");
     let note =
         |name: &str| format!("cat >{0}/{name}; readlink /proc/self/ns/net >>{0}/{name}", told.display());
-    // As those of vendors do it: by way of the bundle, which is said to them.
+    // As those of vendors do it: by way of the bundle, which is said to them, and of what is said in it.
     let may = "grep -e CapEff: -e Seccomp:";
-    let root = r#"root=$(sed -n 's/.*"bundle":"\([^"]*\)".*/\1/p')/root"#;
+    let root = r#"bundle=$(sed -n 's/.*"bundle":"\([^"]*\)".*/\1/p'); root=$(sed -n 's/.*"root":{"path":"\([^"]*\)".*/\1/p' $bundle/config.json)"#;
     files.write(&serde_json::json!([
         device(
             "good",

@@ -22,7 +22,7 @@ pub fn root(spec: &Container, directory: &Path, users: Option<&Users>) -> Result
         Failure::during("mount the container's root")(error)
     }
     let none = spec.layers.is_empty().then_some("none");
-    for name in ["upper", "work", "root"].into_iter().chain(none) {
+    for name in ["upper", "work"].into_iter().chain(none) {
         make(&directory.join(name)).map_err(failed)?;
     }
     // The root of the stack is as its topmost layer is.
@@ -55,7 +55,8 @@ pub fn unchanged(
 }
 
 struct Stack<'a> {
-    /// Has `root`, where the stack is mounted, the empty `none`, and for one with changes `upper` and `work`.
+    /// Has the empty `none`, for a stack with changes `upper` and `work`, for one without `root`. What is mounted is on top
+    /// of the changes, or of `root`.
     directory: &'a Path,
     layers_dir: &'a Path,
     /// The lowest first.
@@ -96,7 +97,7 @@ impl Stack<'_> {
             options += &format!(",context=\"{context}\"");
         }
         let options = std::ffi::CString::new(options).map_err(failed)?;
-        let target = format!("{own_path}/root");
+        let target = format!("{own_path}/{}", if has_changes { "upper" } else { "root" });
         rustix::mount::mount("overlay", &target, "overlay", MountFlags::empty(), Some(options.as_c_str()))
             .map_err(|error| match self.users {
                 Some(_) if error == Errno::INVAL => Failure(

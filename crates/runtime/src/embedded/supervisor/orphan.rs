@@ -7,6 +7,7 @@ use std::path::Path;
 use rustix::event::Timespec;
 
 use super::Supervisor;
+use crate::embedded::record;
 
 /// How often a group is tried whose processes are on their way out.
 const TRIES: usize = 2000;
@@ -19,7 +20,7 @@ fn is_gone(path: &Path) -> bool {
 impl Supervisor {
     /// Whether the pod is still known, and its containers.
     pub(super) fn look_around(&mut self) {
-        if is_gone(&self.directory.join("spec.json")) {
+        if is_gone(&self.directory.join(record::FILE)) {
             self.is_orphan = true;
             self.stops = true;
             return;

@@ -58,10 +58,10 @@ pub struct Trees {
 }
 
 impl Trees {
-    /// `shm` is seen from here, everything else from the host's namespace, into which this process moves.
-    pub fn open(spec: &Container, shm: &Path, around: &Surroundings<'_>) -> Result<Trees, Failure> {
+    /// Shared memory is seen from here, everything else from the host's namespace, into which this process moves.
+    pub fn open(spec: &Container, around: &Surroundings<'_>) -> Result<Trees, Failure> {
         let cgroups = around.cgroups;
-        let shm = mounts::copy_one(shm).map_err(Failure::during("open the pod's /dev/shm"))?;
+        let shm = mounts::copy_one(around.shm).map_err(Failure::during("open the pod's /dev/shm"))?;
         rustix::thread::move_into_link_name_space(around.host, None)
             .map_err(Failure::during("see the host's mounts"))?;
         // Of places that are equally deep the image's own come first: links may make one of two.

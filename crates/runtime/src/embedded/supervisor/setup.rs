@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -18,7 +18,7 @@ use sys::process::New;
 use sys::removal::Removals;
 
 use super::users::Users;
-use super::{Failure, Supervisor, launch, spawn};
+use super::{Failure, Supervisor, launch, layers, spawn};
 use crate::embedded::protocol::SOCKET;
 use crate::embedded::spec::{self, Sandbox};
 
@@ -27,8 +27,9 @@ use crate::embedded::spec::{self, Sandbox};
 pub fn supervise(directory: &Path) -> ExitCode {
     sys::process::open_many_files();
     let begin = || -> io::Result<String> {
+        let spec: Sandbox = serde_json::from_reader(io::stdin().lock())?;
         let (mut reader, writer) = io::pipe()?;
-        let child = sys::process::fork(New::default(), || run(directory, writer))?;
+        let child = sys::process::fork(New::default(), || run(directory, &spec, writer))?;
         // The copy in the child is the only other one.
         let mut outcome = [0; 4096];
         let count = reader.read(&mut outcome)?;
@@ -56,11 +57,11 @@ fn is_unheard() -> bool {
     fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
-fn run(directory: &Path, mut ready: io::PipeWriter) -> i32 {
+fn run(directory: &Path, spec: &Sandbox, mut ready: io::PipeWriter) -> i32 {
     // As long as nobody can call it, it goes with those who wait for it.
     let follow = rustix::process::set_parent_process_death_signal;
     let _ = follow(Some(rustix::process::Signal::KILL));
-    match prepare(directory) {
+    match prepare(directory, spec) {
         Ok(mut supervisor) => {
             let _ = follow(None);
             let _ = ready.write_all(b"ready");
@@ -68,7 +69,7 @@ fn run(directory: &Path, mut ready: io::PipeWriter) -> i32 {
             match supervisor.serve() {
                 Ok(()) => 0,
                 Err(error) => {
-                    eprintln!("{error}");
+                    last_words(directory, &error);
                     1
                 }
             }
@@ -80,13 +81,15 @@ fn run(directory: &Path, mut ready: io::PipeWriter) -> i32 {
     }
 }
 
-fn prepare(directory: &Path) -> Result<Supervisor, Failure> {
+fn prepare(directory: &Path, spec: &Sandbox) -> Result<Supervisor, Failure> {
     let _ = rustix::process::setsid();
-    detach(directory).map_err(Failure::during("part from standard streams"))?;
+    let detach = || null().and_then(|null| launch::stdio(&null, &null, &null));
+    detach().map_err(Failure::during("part from standard streams"))?;
+    let place = directory.to_owned();
+    std::panic::set_hook(Box::new(move |panic| last_words(&place, panic)));
     // Nobody inside a container may look into a process of ours that is on its way to become one of theirs.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     let _ = std::fs::write("/proc/self/oom_score_adj", "-998");
-    let spec: Sandbox = read_json(&directory.join("spec.json"))?;
     let cgroups = Cgroups::of_host().map_err(Failure::during("find cgroups"))?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let host = rustix::fs::open("/proc/self/ns/mnt", flags, Mode::empty())
@@ -95,8 +98,8 @@ fn prepare(directory: &Path) -> Result<Supervisor, Failure> {
     let outside: Result<Vec<OwnedFd>, _> =
         outside.iter().map(|path| rustix::fs::open(path, flags, Mode::empty())).collect();
     let outside = outside.map_err(Failure::during("open the host's namespaces"))?;
-    let (users, network) = networked(&spec)?;
-    shared_memory(directory, &spec, users.as_ref())?;
+    let (users, network) = networked(spec)?;
+    let shm = shared_memory(directory, spec, users.as_ref())?;
     // Before there is anything a copy of this process should not hold on to.
     let keeper = if spec.shared_pids {
         Some(spawn::Keeper::start().map_err(Failure::during("keep processes together"))?)
@@ -122,6 +125,7 @@ fn prepare(directory: &Path) -> Result<Supervisor, Failure> {
         users,
         keeper,
         network,
+        shm,
         listener,
         connections,
         containers,
@@ -215,18 +219,19 @@ fn is_own(spec: &Sandbox, name: &str) -> bool {
     is_plain && (name.starts_with("net.") && !spec.host_network || of_ipc && !spec.host_ipc)
 }
 
-/// One `/dev/shm` for the whole pod. With the host's IPC it is the host's.
-fn shared_memory(directory: &Path, spec: &Sandbox, users: Option<&Users>) -> Result<(), Failure> {
+/// One `/dev/shm` for the whole pod, where it is seen from here. With the host's IPC it is the host's.
+fn shared_memory(directory: &Path, spec: &Sandbox, users: Option<&Users>) -> Result<PathBuf, Failure> {
     fn failed<E: Into<io::Error>>(error: E) -> Failure {
         Failure::during("make the pod's /dev/shm")(error)
     }
-    let place = directory.join("shm");
-    match std::fs::create_dir(&place) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
-        _ => {}
-    }
+    let mut place = PathBuf::from("/dev/shm");
     if spec.host_ipc {
-        return rustix::mount::mount_bind("/dev/shm", &place).map_err(failed);
+        return Ok(place);
+    }
+    // This process needs none of the host's, and would have to make a directory for any other place.
+    if !place.is_dir() {
+        place = directory.join("shm");
+        layers::make(&place).map_err(failed)?;
     }
     let owner = users.map(|users| {
         let (uid, gid) = users.root();
@@ -235,14 +240,14 @@ fn shared_memory(directory: &Path, spec: &Sandbox, users: Option<&Users>) -> Res
     let options = format!("mode=1777,size={}{}", spec.shm, owner.unwrap_or_default());
     let options = std::ffi::CString::new(options).map_err(failed)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    rustix::mount::mount("shm", &place, "tmpfs", flags, Some(options.as_c_str())).map_err(failed)
+    rustix::mount::mount("shm", &place, "tmpfs", flags, Some(options.as_c_str())).map_err(failed)?;
+    Ok(place)
 }
 
-/// Last words go to a file; nothing else of whoever started us is kept.
-fn detach(directory: &Path) -> io::Result<()> {
-    let null = null()?;
-    let log = File::options().append(true).create(true).open(directory.join("supervisor.log"))?;
-    launch::stdio(&null, &null, &log)
+/// Why this process ends that should not, for whoever looks into the pod's directory.
+fn last_words(directory: &Path, why: &dyn std::fmt::Display) {
+    let log = File::options().append(true).create(true).open(directory.join("supervisor.log"));
+    let _ = log.and_then(|mut log| writeln!(log, "{why}"));
 }
 
 /// Reads from it end at once, writes to it vanish.
@@ -261,11 +266,4 @@ fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, Failure> 
     let bytes = std::fs::read(path).map_err(Failure::during(format!("read {}", path.display())))?;
     serde_json::from_slice(&bytes)
         .map_err(|error| Failure(format!("cannot understand {}: {error}", path.display())))
-}
-
-/// Writes a file so that it is there as a whole or not at all.
-pub fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let aside = path.with_extension("new");
-    std::fs::write(&aside, bytes)?;
-    std::fs::rename(aside, path)
 }

@@ -28,6 +28,8 @@ pub struct Surroundings<'a> {
     /// The pod's directory.
     pub directory: &'a Path,
     pub cgroups: &'a Cgroups,
+    /// What its containers have as `/dev/shm`, as seen from where they are made.
+    pub shm: &'a Path,
     /// The mount namespace of the host.
     pub host: BorrowedFd<'a>,
     /// Its other namespaces, those that pods have of their own.
@@ -75,7 +77,6 @@ pub fn container(
     stdio: &Stdio<'_>,
 ) -> io::Result<Spawned> {
     let directory = around.directory.join(id);
-    let shm = around.directory.join("shm");
     let new = New { pid: spec.pids == Pids::Own, ..New::default() };
     spawn(new, pids, |channel| {
         let begin = || -> Result<_, Failure> {
@@ -85,7 +86,7 @@ pub fn container(
             score(spec.oom_score_adj);
             let filter = launch::filter(spec)?;
             let hooks = Hooks::new(id, spec, &directory)?;
-            let trees = Trees::open(spec, &shm, around)?;
+            let trees = Trees::open(spec, around)?;
             let mut apart = UnshareFlags::NEWNS;
             if !spec.privileged {
                 apart |= UnshareFlags::NEWCGROUP;
