@@ -5,13 +5,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use api::resources::{ResourceList, add, in_use, list, of_pod};
-use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, Taint};
+use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod, PodSpec, Taint};
 use reconcile::Object as _;
 use reconcile::placement::{selects, tolerates, untolerated};
 use schema::quantity::Quantity;
+use serde_json::{Value, json};
 
 use crate::abilities::Abilities;
 use crate::manifests::MIRROR;
+use crate::pod::needs;
 
 /// From this priority on a pod is one that the cluster cannot do without.
 const CRITICAL: i32 = 2_000_000_000;
@@ -116,7 +118,7 @@ fn too_much(pod: &Pod, node: &Node, others: &[Arc<Pod>]) -> Option<Refusal> {
     if count >= places {
         return Some(refusal("pods", 1, count, places));
     }
-    let wanted = requests(pod);
+    let wanted = requests(&needs(pod));
     let mut used = ResourceList::new();
     for other in others {
         add(&mut used, &taken(other));
@@ -138,17 +140,30 @@ fn too_much(pod: &Pod, node: &Node, others: &[Arc<Pod>]) -> Option<Refusal> {
     })
 }
 
-/// What a pod asks for.
-pub fn requests(pod: &Pod) -> ResourceList {
-    let spec = serde_json::to_value(&pod.spec).unwrap_or_default();
-    let mut sum = of_pod(&spec, "requests");
-    add(&mut sum, &list(&spec, "overhead"));
+/// What a pod with these needs asks for, with what running it takes.
+pub fn requests(needs: &Value) -> ResourceList {
+    let mut sum = of_pod(needs, "requests");
+    add(&mut sum, &list(needs, "overhead"));
     sum
 }
 
 /// What a pod has, or is about to have.
 fn taken(pod: &Pod) -> ResourceList {
-    let pod = serde_json::to_value(pod).unwrap_or_default();
+    let status = pod.status.as_ref();
+    let told = |list: Option<&Vec<ContainerStatus>>| -> Value {
+        let one = |told: &ContainerStatus| json!({"name": told.name, "resources": told.resources, "allocatedResources": told.allocated_resources});
+        list.into_iter().flatten().map(one).collect()
+    };
+    let pod = json!({
+        "spec": needs(pod),
+        "status": {
+            "conditions": status.map(|status| &status.conditions),
+            "containerStatuses": told(status.and_then(|status| status.container_statuses.as_ref())),
+            "initContainerStatuses": told(status.and_then(|status| status.init_container_statuses.as_ref())),
+            "resources": status.map(|status| &status.resources),
+            "allocatedResources": status.map(|status| &status.allocated_resources),
+        },
+    });
     let mut sum = in_use(&pod, "requests");
     add(&mut sum, &list(&pod["spec"], "overhead"));
     sum
@@ -187,8 +202,6 @@ fn ports(spec: &PodSpec) -> Vec<HostPort<'_>> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
-
     use super::*;
 
     fn pod(spec: Value) -> Pod {

@@ -14,19 +14,23 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
-use api::resources::{ResourceList, add, list, of_pod};
+use api::resources::{list, of_pod};
 use k8s_openapi::api::core::v1::Pod;
 use reconcile::Object as _;
 use rustix::process::{Pid, Signal, kill_process};
 use schema::quantity::Quantity;
-use serde_json::Value;
 use sys::cgroup::{Cgroups, Limits, Usage};
 
+use crate::admission::requests;
 use crate::config::resources;
+use crate::pod::needs;
 use crate::{Node, Settings};
 pub use whole::Reserved;
 
+/// Where it was found that they are, which nobody changes while anything runs.
+static HOST: OnceLock<Cgroups> = OnceLock::new();
 /// Where the kernel shows them: one hierarchy for all controllers, or one for each of them inside.
 const MOUNTED: &str = "/sys/fs/cgroup";
 /// All pods live under one cgroup of ours, so that all of it can be removed.
@@ -48,29 +52,25 @@ pub(crate) fn of_node(pods: &Path) -> String {
     }
 }
 
-/// The cgroup of a pod, by how much was promised to it.
-pub(crate) fn of(pod: &Pod, settings: &Settings) -> String {
-    of_below(Path::new(MOUNTED), &of_node(&settings.pods), pod)
+fn host() -> io::Result<&'static Cgroups> {
+    match HOST.get() {
+        Some(known) => Ok(known),
+        None => Cgroups::of_host().map(|found| HOST.get_or_init(|| found)),
+    }
 }
 
-fn of_below(root: &Path, node: &str, pod: &Pod) -> String {
-    let uid = pod.uid();
+/// The cgroup of a pod, by how much was promised to it.
+pub(crate) fn of(pod: &Pod, settings: &Settings) -> String {
+    of_below(&of_node(&settings.pods), pod)
+}
+
+fn of_below(node: &str, pod: &Pod) -> String {
     let level = match class(pod).as_ref() {
         "Burstable" => "burstable/",
         "BestEffort" => "besteffort/",
         _ => "",
     };
-    // Once there were no levels, and later no nodes. Pods that began then go on where they are.
-    let old = [format!("{ROOT}/pod{uid}"), format!("{ROOT}/{level}pod{uid}")];
-    let bases = bases(root);
-    let began = old.into_iter().find(|old| bases.iter().any(|base| base.join(old).is_dir()));
-    format!("/{}", began.unwrap_or_else(|| format!("{node}/{level}pod{uid}")))
-}
-
-/// Wherever the cgroup of a pod may be.
-fn names(node: &str, uid: &str) -> Vec<String> {
-    let places = ["/", "/burstable/", "/besteffort/"].map(|level| format!("{level}pod{uid}"));
-    places.iter().flat_map(|place| [ROOT, node].map(|around| format!("{around}{place}"))).collect()
+    format!("/{node}/{level}pod{}", pod.uid())
 }
 
 /// Its quality of service.
@@ -81,17 +81,10 @@ pub(crate) fn class(pod: &Pod) -> Cow<'_, str> {
     }
 }
 
-/// What a pod asks for, with what running it takes.
-fn asked(spec: &Value) -> ResourceList {
-    let mut asked = of_pod(spec, "requests");
-    add(&mut asked, &list(spec, "overhead"));
-    asked
-}
-
 /// What a pod may use as a whole; no more than `pids` processes where that is more than none.
 pub(crate) fn limits(pod: &Pod, pids: i64) -> Limits {
-    let spec = serde_json::to_value(&pod.spec).unwrap_or_default();
-    let (asked, most) = (asked(&spec), of_pod(&spec, "limits"));
+    let spec = needs(pod);
+    let (asked, most) = (requests(&spec), of_pod(&spec, "limits"));
     let overhead = list(&spec, "overhead");
     // What one container has no limit for, the pod has none for either, unless it says so itself.
     let is_bounded = |name: &str| {
@@ -132,17 +125,17 @@ pub(crate) fn quota_only(cpu_quota: i64) -> Limits {
 
 /// The memory that is in use in a group.
 pub(crate) fn memory_used(group: &str) -> u64 {
-    Cgroups::of_host().map_or(0, |cgroups| cgroups.usage(group).memory)
+    host().map_or(0, |cgroups| cgroups.usage(group).memory)
 }
 
 /// What all pods of a node use and may use.
 pub(crate) fn usage(settings: &Settings) -> Usage {
-    Cgroups::of_host().map(|cgroups| cgroups.usage(&of_node(&settings.pods))).unwrap_or_default()
+    host().map(|cgroups| cgroups.usage(&of_node(&settings.pods))).unwrap_or_default()
 }
 
 /// Makes a cgroup that has these limits.
 pub(crate) fn limit(group: &str, limits: &Limits) -> io::Result<()> {
-    let cgroups = Cgroups::of_host()?;
+    let cgroups = host()?;
     cgroups.create(group)?;
     cgroups.limit(group, limits)
 }
@@ -157,23 +150,24 @@ pub fn clear(pods: &Path, uid: &str) -> io::Result<()> {
 pub fn remove_levels(pods: &Path) {
     let node = of_node(pods);
     for base in bases(Path::new(MOUNTED)) {
-        for around in [node.as_str(), ROOT].map(|around| base.join(around)) {
-            let levels = LEVELS.map(|level| around.join(level));
-            levels.iter().chain([&around]).for_each(|place| drop(fs::remove_dir(place)));
-        }
+        let around = base.join(&node);
+        let levels = LEVELS.map(|level| around.join(level));
+        let root = base.join(ROOT);
+        levels.iter().chain([&around, &root]).for_each(|place| drop(fs::remove_dir(place)));
     }
 }
 
 /// The hierarchies, and what else is there.
 fn bases(root: &Path) -> Vec<PathBuf> {
-    let inner = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
-    inner.chain([root.to_owned()]).collect()
+    inside(root).into_iter().chain([root.to_owned()]).collect()
 }
 
 fn clear_below(root: &Path, node: &str, uid: &str) -> io::Result<()> {
-    let (names, bases) = (names(node, uid), bases(root));
+    // Whatever was promised to it.
+    let names = ["", "burstable/", "besteffort/"].map(|level| format!("{node}/{level}pod{uid}"));
+    let bases = bases(root);
     let places = bases.iter().flat_map(|base| names.iter().map(|name| base.join(name)));
-    let groups: BTreeSet<PathBuf> = places.filter(|group| group.is_dir()).collect();
+    let groups: Vec<PathBuf> = places.filter(|group| group.is_dir()).collect();
     for group in &groups {
         remove(group);
     }

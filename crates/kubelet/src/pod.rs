@@ -8,6 +8,7 @@ pub mod status;
 
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};
 use reconcile::Object as _;
+use serde_json::{Value, json};
 
 /// Every container of a pod: those that come first, the others, and those for having a look.
 pub fn containers(pod: &Pod) -> Vec<Container> {
@@ -32,6 +33,20 @@ pub fn whole_name(pod: &Pod) -> String {
 /// A container of a pod by its name.
 pub fn container(pod: &Pod, name: &str) -> Option<Container> {
     containers(pod).into_iter().find(|container| container.name == name)
+}
+
+/// What a pod's spec says of how much it needs, in the words of the API and without the rest of it.
+pub fn needs(pod: &Pod) -> Value {
+    let Some(spec) = &pod.spec else { return Value::Null };
+    let each = |containers: &[Container]| -> Value {
+        let needs = |one: &Container| json!({"name": one.name, "restartPolicy": one.restart_policy, "resources": one.resources});
+        containers.iter().map(needs).collect()
+    };
+    json!({
+        "initContainers": each(spec.init_containers.as_deref().unwrap_or_default()),
+        "containers": each(&spec.containers),
+        "resources": spec.resources, "overhead": spec.overhead,
+    })
 }
 
 /// One for having a look is started like any other, just never again.

@@ -4,6 +4,7 @@ mod resize;
 mod stop;
 
 use std::collections::BTreeSet;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,6 +38,8 @@ const UNGIVEN: Duration = Duration::from_secs(5);
 const UNTOLD: Duration = Duration::from_secs(5);
 /// How long the server may take to hear of a pod: containers are not to wait for one that keeps silent.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long what is about to pass is not told of.
+const PASSES: Duration = Duration::from_millis(100);
 /// How long volumes that could not be refreshed are left as they are.
 const STALE: SignedDuration = SignedDuration::from_secs(10);
 /// How often that is tried before it is said that something is wrong.
@@ -107,9 +110,25 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
         let work: Vec<Action> =
             actions.into_iter().filter(|action| !matches!(action, Action::Recheck(_))).collect();
         let clears = work.contains(&Action::Clear);
-        let acting = act_on(node, &pod, &seen, work);
-        // What is written takes the disk's time, which the pod need not wait for.
+        let passes = is_passing(&work, &seen);
+        let mut acting = pin!(act_on(node, &pod, &seen, work));
+        let mut acted = None;
+        if passes {
+            acted = tokio::time::timeout(PASSES, &mut acting).await.ok();
+            if acted == Some(true) {
+                // The next look tells of both.
+                untold = true;
+                continue;
+            }
+        }
         let telling = tokio::time::timeout(PATIENCE, tell(node, &pod, &seen));
+        // What is written takes the disk's time, which the pod need not wait for.
+        let acting = async {
+            match acted {
+                Some(acted) => acted,
+                None => acting.await,
+            }
+        };
         let (told, acted) = tokio::join!(telling, acting);
         if clears {
             return let_go(node, &pod, &seen).await;
@@ -133,6 +152,14 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
         node.queue.after(key.clone(), UNTOLD);
     }
     Ok(next)
+}
+
+/// Whether a pod is in a state that it leaves at once, by what is done now: it has a place for its first containers, or
+/// all that is left of it is the place they had.
+fn is_passing(work: &[Action], seen: &Observed) -> bool {
+    let starts = |action: &Action| matches!(action, Action::Start { .. });
+    let leaves = |action: &Action| matches!(action, Action::StopSandbox { .. });
+    !work.is_empty() && (work.iter().all(leaves) || seen.containers.is_empty() && work.iter().all(starts))
 }
 
 /// What the runtime has of a pod now.

@@ -10,6 +10,7 @@ use schema::quantity::Quantity;
 
 use super::Allocation;
 use crate::admission::{Refusal, requests};
+use crate::pod::needs;
 
 /// A pod of the node that has been let in.
 pub struct Present {
@@ -59,7 +60,7 @@ pub fn decide(
 /// Whose turn it is: those first who want no more than they have, which always works out; then by priority; those next who
 /// were promised all that they may use; and among equals whoever has been waiting longest.
 fn turn(one: &Present, has: &Pod) -> impl Ord + use<> {
-    let (wanted, before) = (requests(&one.pod), requests(has));
+    let (wanted, before) = (requests(&needs(&one.pod)), requests(&needs(has)));
     let grows = ["cpu", "memory"].iter().any(|name| {
         let amount = |list: &api::resources::ResourceList| list.get(*name).copied().unwrap_or(Quantity::ZERO);
         amount(&wanted) > amount(&before)

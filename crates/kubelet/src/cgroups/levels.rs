@@ -4,15 +4,19 @@
 //! Upstream's kubelet does so when it makes a pod, and every minute. Here it is done whenever a pod comes, changes or ends,
 //! and not otherwise.
 
+use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
+use reconcile::Object as _;
 use schema::quantity::Quantity;
 use sys::cgroup::{Cgroups, Limits};
 use tokio::sync::Notify;
 
-use super::{LEVELS, asked, class, of_node, weighed};
+use super::{LEVELS, class, host, of_node, weighed};
+use crate::admission::requests;
+use crate::pod::needs;
 use crate::{Node, huge_pages};
 
 /// More than any machine has.
@@ -36,12 +40,25 @@ pub async fn keep(node: &Node) {
     });
     pods.filled().await;
     let group = of_node(&node.settings.pods);
+    // By uid and generation.
+    let mut each: HashMap<(String, Option<i64>), i64> = HashMap::new();
+    let mut set_to = None;
     loop {
         // None of them is held on to while nothing changes: by then they may be long gone.
-        let here = pods.indexed("node", &node.settings.node_name).into_iter();
-        let promised =
-            here.filter(|pod| is_counted(pod)).fold(0, |sum: i64, pod| sum.saturating_add(promised(&pod)));
-        let done = Cgroups::of_host().and_then(|cgroups| set(&cgroups, &group, promised));
+        let here = pods.indexed("node", &node.settings.node_name).into_iter().filter(|pod| is_counted(pod));
+        each = here
+            .map(|pod| {
+                let key = (pod.uid().to_owned(), pod.metadata.generation);
+                let promised = each.get(&key).copied().unwrap_or_else(|| promised(&pod));
+                (key, promised)
+            })
+            .collect();
+        let promised = each.values().fold(0, |sum: i64, promised| sum.saturating_add(*promised));
+        let done = host().and_then(|cgroups| match set_to == Some(promised) && are_there(cgroups, &group) {
+            true => Ok(()),
+            false => set(cgroups, &group, promised),
+        });
+        set_to = done.is_ok().then_some(promised);
         if let Err(error) = done {
             tracing::warn!(%error, "cannot weigh pods by what they were promised");
         }
@@ -58,8 +75,12 @@ fn promised(pod: &Pod) -> i64 {
     if class(pod) != "Burstable" {
         return 0;
     }
-    let spec = serde_json::to_value(&pod.spec).unwrap_or_default();
-    asked(&spec).get("cpu").map_or(0, Quantity::milli)
+    requests(&needs(pod)).get("cpu").map_or(0, Quantity::milli)
+}
+
+fn are_there(cgroups: &Cgroups, around: &str) -> bool {
+    let place = |level: &str| cgroups.directory("cpu", &format!("{around}/{level}"));
+    LEVELS.into_iter().filter_map(place).all(|place| place.is_dir())
 }
 
 /// Makes the levels in a group, where the first was promised so many thousandths of a processor.

@@ -33,27 +33,20 @@ fn weights_are_upstreams() {
 
 #[test]
 fn pods_are_where_their_class_is() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let place = |uid: &str, status: Value, resources: Value| {
+    let place = |status: Value, resources: Value| {
         let spec = json!({"containers": [{"name": "c", "resources": resources}]});
-        let pod = json!({"metadata": {"uid": uid}, "spec": spec, "status": status});
-        of_below(dir.path(), "skiff/node-1", &serde_json::from_value(pod).expect("a pod"))
+        let pod = json!({"metadata": {"uid": "1"}, "spec": spec, "status": status});
+        of_below("skiff/node-1", &serde_json::from_value(pod).expect("a pod"))
     };
-    let told = |class: &str| place("1", json!({"qosClass": class}), json!({}));
+    let told = |class: &str| place(json!({"qosClass": class}), json!({}));
     let classes = ["Guaranteed", "Burstable", "BestEffort"];
     assert_eq!(
         classes.map(told),
         ["/skiff/node-1/pod1", "/skiff/node-1/burstable/pod1", "/skiff/node-1/besteffort/pod1"]
     );
     // Where nobody has said it yet.
-    assert_eq!(place("1", json!({}), json!({"requests": {"cpu": "1"}})), "/skiff/node-1/burstable/pod1");
-    assert_eq!(place("1", json!({}), json!({})), "/skiff/node-1/besteffort/pod1");
-    // One that began when there were no levels.
-    fs::create_dir_all(dir.path().join("memory/skiff/pod2")).expect("made");
-    assert_eq!(place("2", json!({"qosClass": "Burstable"}), json!({})), "/skiff/pod2");
-    // And one that began when nodes had none of their own.
-    fs::create_dir_all(dir.path().join("skiff/burstable/pod3")).expect("made");
-    assert_eq!(place("3", json!({"qosClass": "Burstable"}), json!({})), "/skiff/burstable/pod3");
+    assert_eq!(place(json!({}), json!({"requests": {"cpu": "1"}})), "/skiff/node-1/burstable/pod1");
+    assert_eq!(place(json!({}), json!({})), "/skiff/node-1/besteffort/pod1");
 }
 
 #[test]
@@ -68,21 +61,23 @@ fn nodes_are_told_apart() {
 fn what_is_empty_goes_and_what_runs_is_ended_first() {
     let dir = tempfile::tempdir().expect("a directory");
     let group = |name: &str| dir.path().join(name);
-    fs::create_dir_all(group("memory/skiff/burstable/pod1/a/b")).expect("made");
-    fs::create_dir_all(group("memory/skiff/besteffort/pod1/a")).expect("made");
+    fs::create_dir_all(group("memory/skiff/node-1/burstable/pod1/a/b")).expect("made");
+    fs::create_dir_all(group("memory/skiff/node-1/besteffort/pod1/a")).expect("made");
     fs::create_dir_all(group("skiff/node-1/pod1")).expect("made");
-    fs::create_dir_all(group("skiff/pod2/a")).expect("made");
+    fs::create_dir_all(group("skiff/node-1/pod2/a")).expect("made");
     let mut forgotten = std::process::Command::new("sleep").arg("1000").spawn().expect("a process");
     // In the place of what the kernel does not let go.
-    fs::write(group("skiff/pod2/a/cgroup.procs"), format!("{}\n", forgotten.id())).expect("written");
+    fs::write(group("skiff/node-1/pod2/a/cgroup.procs"), format!("{}\n", forgotten.id())).expect("written");
     clear_below(dir.path(), "skiff/node-1", "1").expect("empty");
-    for gone in ["memory/skiff/burstable/pod1", "memory/skiff/besteffort/pod1", "skiff/node-1/pod1"] {
+    for gone in
+        ["memory/skiff/node-1/burstable/pod1", "memory/skiff/node-1/besteffort/pod1", "skiff/node-1/pod1"]
+    {
         assert!(!group(gone).exists() && group(gone).parent().is_some_and(Path::exists), "{gone}");
     }
     let error = clear_below(dir.path(), "skiff/node-1", "2").expect_err("in use");
-    assert!(error.to_string().ends_with("skiff/pod2 is still in use"), "{error}");
+    assert!(error.to_string().ends_with("skiff/node-1/pod2 is still in use"), "{error}");
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&forgotten.wait().expect("ended")), Some(9));
-    fs::remove_file(group("skiff/pod2/a/cgroup.procs")).expect("removed");
+    fs::remove_file(group("skiff/node-1/pod2/a/cgroup.procs")).expect("removed");
     clear_below(dir.path(), "skiff/node-1", "2").expect("empty");
     clear_below(dir.path(), "skiff/node-1", "2").expect("gone already");
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use reconcile::{Key, Severity};
 use sys::cgroup::{Cgroups, Limits};
 
-use super::{ROOT, of_node, weighed};
+use super::{ROOT, host, of_node, weighed};
 use crate::{Node, stats};
 
 /// Pods may use more than they should be left with; this is how long their end is waited for.
@@ -114,8 +114,8 @@ impl Reserved {
                     "{cgroup} must be specified when {one:?} or {other:?} included in {flag}"
                 ));
             }
-            let exists = |groups: Cgroups| groups.directories(group).iter().any(|place| place.is_dir());
-            if !Cgroups::of_host().is_ok_and(exists) {
+            let exists = |groups: &Cgroups| groups.directories(group).iter().any(|place| place.is_dir());
+            if !host().is_ok_and(exists) {
                 return Err(format!("{cgroup}: there is no cgroup {group:?}"));
             }
         }
@@ -140,8 +140,7 @@ pub(super) async fn enforce(node: &Node) {
     for (at, (_, title, _)) in OTHERS.iter().enumerate() {
         let Some(only_time) = reserved.holds_other(at) else { continue };
         let group = &reserved.groups[at];
-        let done =
-            Cgroups::of_host().and_then(|cgroups| set(&cgroups, group, &reserved.amounts[at], only_time));
+        let done = host().and_then(|cgroups| set(cgroups, group, &reserved.amounts[at], only_time));
         let kind = if only_time { " Compressible" } else { "" };
         say(match done {
             Ok(()) => Ok(format!("Updated limits on {} cgroup {group}", title.to_lowercase())),
@@ -152,7 +151,7 @@ pub(super) async fn enforce(node: &Node) {
     let amounts = left(node);
     let group = of_node(&node.settings.pods);
     loop {
-        let done = Cgroups::of_host().and_then(|cgroups| set_whole(&cgroups, &group, &amounts));
+        let done = host().and_then(|cgroups| set_whole(cgroups, &group, &amounts));
         let again = done.is_err();
         say(match done {
             Ok(()) => Ok("Updated Node Allocatable limit across pods".to_owned()),

@@ -105,7 +105,12 @@ async fn a_pod_writes_to_its_volume_and_leaves_nothing() {
     .await;
     let uid = pod.metadata.uid.expect("a uid");
     let place = format!("/pods/{uid}/volumes/kubernetes.io~csi/pv-1/mount");
-    std::fs::write(format!("{}{place}/end", rig.root().display()), "").expect("written");
+    let volume = format!("{}{place}", rig.root().display());
+    until("it writes to the driver's volume", async || {
+        std::fs::read_to_string(format!("{volume}/file")).is_ok_and(|text| text == "hello\n").then_some(())
+    })
+    .await;
+    std::fs::write(format!("{volume}/end"), "").expect("written");
     let said = until("the pod has ended", async || {
         let status = rig.client.get::<Pod>(&key).await.ok()?.status?;
         let state = status.container_statuses?.into_iter().next()?.state?;
@@ -113,8 +118,6 @@ async fn a_pod_writes_to_its_volume_and_leaves_nothing() {
     })
     .await;
     assert_eq!(said, "2000\n2000\n");
-    let written = std::fs::read_to_string(format!("{}{place}/file", rig.root().display()));
-    assert_eq!(written.expect("it is in the driver's volume"), "hello\n");
     rig.client.delete::<Pod>(&key, &reconcile::Delete::uid(&uid)).await.expect("deleted");
     until("the pod is gone", async || rig.client.get::<Pod>(&key).await.is_err().then_some(())).await;
     // Its volume is unstaged once nobody on the node has it.

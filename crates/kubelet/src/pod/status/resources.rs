@@ -11,6 +11,7 @@ use schema::quantity::{Format, Quantity};
 use crate::config::resources::{LEAST_SHARES, PERIOD};
 use crate::memory::Memory;
 use crate::observed::Ran;
+use crate::pod::needs;
 use crate::pod::resize::{self, Amounts, Whole};
 
 type Amount = BTreeMap<String, Text>;
@@ -86,7 +87,7 @@ fn of_shares(shares: i64) -> i64 {
 
 /// What a pod as a whole has, and what was agreed to.
 pub fn of_pod(pod: &Pod, memory: &Memory, is_running: bool) -> (ResourceRequirements, Amount) {
-    let spec = serde_json::to_value(&pod.spec).unwrap_or_default();
+    let spec = needs(pod);
     let (mut requests, mut limits) = (sum(&spec, "requests"), sum(&spec, "limits"));
     let overhead = list(&spec, "overhead");
     add(&mut requests, &overhead);
