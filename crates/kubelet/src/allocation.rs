@@ -12,7 +12,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
 use reconcile::{Key, Object as _};
 use schema::quantity::Quantity;
@@ -91,16 +91,34 @@ impl Allocation {
     }
 
     /// The pod as it would be if it asked for what was agreed to.
-    pub fn put_into(&self, pod: &Pod) -> Pod {
+    pub fn put_into<'a>(&self, pod: &'a Pod) -> Cow<'a, Pod> {
+        let is_same = |spec: &PodSpec| {
+            let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+            let own = |one: &Container| {
+                self.containers.get(&one.name).is_none_or(|own| one.resources.as_ref() == Some(own))
+            };
+            spec.resources == self.pod && containers.all(own)
+        };
+        if pod.spec.as_ref().is_none_or(is_same) {
+            return Cow::Borrowed(pod);
+        }
         let mut pod = pod.clone();
-        let Some(spec) = &mut pod.spec else { return pod };
+        let Some(spec) = &mut pod.spec else { return Cow::Owned(pod) };
         spec.resources.clone_from(&self.pod);
         for container in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
             if let Some(own) = self.containers.get(&container.name) {
                 container.resources = Some(own.clone());
             }
         }
-        pod
+        Cow::Owned(pod)
+    }
+
+    /// The same, of a pod that others have too.
+    fn shared(&self, pod: &Arc<Pod>) -> Arc<Pod> {
+        match self.put_into(pod) {
+            Cow::Borrowed(_) => pod.clone(),
+            Cow::Owned(changed) => Arc::new(changed),
+        }
     }
 }
 
@@ -250,10 +268,10 @@ impl Node {
     }
 
     /// The pod as it would be if it asked for what was agreed to.
-    pub fn allocated(&self, pod: &Pod) -> Pod {
+    pub fn allocated<'a>(&self, pod: &'a Pod) -> Cow<'a, Pod> {
         self.remember(pod, |memory| match &memory.record {
             Some(record) => record.allocated.put_into(pod),
-            None => pod.clone(),
+            None => Cow::Borrowed(pod),
         })
     }
 
@@ -292,8 +310,8 @@ impl Node {
         let others: Vec<Arc<Pod>> = others
             .filter_map(|other| {
                 let memory = known(&memories, &self.settings, &other);
-                let allocated = || memory.record.as_ref().map(|record| record.allocated.put_into(&other));
-                is_in(&other, &memory).then(|| allocated().map_or_else(|| other.clone(), Arc::new))
+                let allocated = || memory.record.as_ref().map(|record| record.allocated.shared(&other));
+                is_in(&other, &memory).then(|| allocated().unwrap_or_else(|| other.clone()))
             })
             .collect();
         let refusal = admission::judge(pod, &host, &others, &self.abilities.lock());
@@ -303,7 +321,7 @@ impl Node {
 
     /// Sees to it that what the pod asks for is agreed to, as far as there is room; the pod as it would be if it asked for
     /// what was.
-    pub fn settle(&self, pod: &Pod) -> Pod {
+    pub fn settle<'a>(&self, pod: &'a Pod) -> Cow<'a, Pod> {
         self.remember(pod, |memory| {
             // Of one that goes nothing is to be left.
             if memory.record.is_none() && is_in(pod, memory) && !pod.is_deleting() {
@@ -339,7 +357,7 @@ impl Node {
                 memory.resizing.go_on(pod.metadata.generation, now);
                 return None;
             }
-            memory.resizing.end().map(|generation| (allocated, generation))
+            memory.resizing.end().map(|generation| (allocated.into_owned(), generation))
         });
         if let Some((allocated, generation)) = done {
             let told = summary("Pod resize completed", &allocated, generation, "");

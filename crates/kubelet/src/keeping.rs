@@ -196,7 +196,7 @@ async fn look(node: &Arc<Node>) {
     // By what they were promised: whoever wants more does not stay longer for it.
     let candidates = pods.iter().filter(|pod| pressure::may_be_evicted(pod)).map(|pod| {
         let usage = if first.is_disk() { disk(pod) } else { memory(pod) };
-        (Arc::new(node.allocated(pod)), usage)
+        (Arc::new(node.allocated(pod).into_owned()), usage)
     });
     if let Some((pod, usage)) = pressure::choose(first, candidates.collect()) {
         if let Some(grace) = grace {

@@ -100,6 +100,7 @@ impl Embedded {
     pub async fn open(config: Config) -> Result<Embedded> {
         let pods_dir = config.root.join("pods");
         std::fs::create_dir_all(&pods_dir).map_err(failed("make the directory of pods"))?;
+        sys::trees::spread(&pods_dir);
         let images = image::Store::open(&config.root.join("images")).map_err(failed("open the images"))?;
         images.clean();
         places::make(&config.root).map_err(failed("make a layer of mount points"))?;

@@ -267,6 +267,7 @@ pub fn config(
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o750).create(dir);
         made.with_context(|| format!("cannot make {}", dir.display()))?;
     }
+    [&config.settings.pods, dir].into_iter().for_each(|dir| sys::trees::spread(dir));
     Ok(config)
 }
 

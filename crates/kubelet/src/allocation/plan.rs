@@ -25,7 +25,7 @@ pub struct Present {
 impl Present {
     fn has(&self) -> Arc<Pod> {
         match &self.allocated {
-            Some(allocated) => Arc::new(allocated.put_into(&self.pod)),
+            Some(allocated) => allocated.shared(&self.pod),
             None => self.pod.clone(),
         }
     }

@@ -109,7 +109,8 @@ fn what_was_agreed_to_is_put_in_place_of_what_is_asked_for() {
     let check = |agreed: &Value, differs: bool| {
         let allocation = Allocation::of(&pod(agreed));
         assert_eq!(allocation.differs(&pod(&wanted)), differs, "{agreed}");
-        let put = allocation.put_into(&pod(&wanted));
+        let wanted = pod(&wanted);
+        let put = allocation.put_into(&wanted);
         assert!(!allocation.differs(&put));
         assert_eq!(put.spec.as_ref().expect("a spec").containers[1].resources, Some(Default::default()));
     };

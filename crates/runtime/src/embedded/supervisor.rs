@@ -51,6 +51,8 @@ use users::Users;
 
 pub use setup::supervise;
 
+/// How long nothing happens before it is taken for rest: what is needed for one thing is mostly needed for the next.
+const QUIET: Duration = Duration::from_millis(100);
 /// How long a pod that ends waits for those who listen to it.
 const LAST_MOMENT: Duration = Duration::from_secs(2);
 
@@ -106,12 +108,11 @@ struct Command {
 impl Supervisor {
     /// Answers until told to stop.
     fn serve(&mut self) -> io::Result<()> {
-        let mut rests = true;
+        let mut is_whole = true;
         while !self.stops {
-            let mut is_busy = false;
-            for news in self.wait(rests)? {
-                // Streams are not to wait for it, and may go on for long.
-                is_busy |= !matches!(
+            for news in self.wait(&mut is_whole)? {
+                // What streams need is little, and they may go on for long.
+                is_whole |= !matches!(
                     news,
                     News::Output(..) | News::Stdin(_) | News::ListenerIn(..) | News::ListenerOut(..)
                 );
@@ -119,16 +120,13 @@ impl Supervisor {
             }
             self.part();
             self.tidy();
-            // Also after the last word of whoever asked for something, which may touch more than what was asked for.
-            let is_at_rest = self.commands.is_empty() && !self.containers.values().any(Running::is_starting);
-            rests = is_busy && is_at_rest;
         }
         self.shut_down();
         Ok(())
     }
 
-    /// Waits for news; whoever rests until then lets go of its program.
-    fn wait(&self, rests: bool) -> io::Result<Vec<News>> {
+    /// Waits for news. Where there are none for a while, this process lets go of its program, if it has it as a whole.
+    fn wait(&self, is_whole: &mut bool) -> io::Result<Vec<News>> {
         let mut watched = Watched::default();
         watched.add(News::Caller, &self.listener, PollFlags::IN);
         if let Some(removals) = &self.removals {
@@ -148,7 +146,13 @@ impl Supervisor {
             watched.add(News::Command(command.connection), &command.child, PollFlags::IN);
         }
         let deadline = self.containers.values().filter_map(Running::deadline).min();
-        if rests {
+        let is_at_rest = self.commands.is_empty() && !self.containers.values().any(Running::is_starting);
+        if *is_whole && is_at_rest {
+            let quiet = Instant::now() + QUIET;
+            if deadline.is_some_and(|deadline| deadline <= quiet) || watched.come_by(quiet)? {
+                return watched.wait(deadline);
+            }
+            *is_whole = false;
             // Last of all: what is used after that comes back, and stays.
             self.program.let_go();
         }

@@ -15,14 +15,14 @@ pub fn has_labels(labels: &BTreeMap<String, String>, wanted: &[(&str, &str)]) ->
 
 pub fn sandbox(pod: &Pod) -> PodSandbox {
     let record = pod.record.lock();
-    let config = record.config.clone().unwrap_or_default();
+    let config = record.config.as_ref();
     PodSandbox {
         id: pod.id.clone(),
-        metadata: config.metadata,
+        metadata: config.and_then(|config| config.metadata.clone()),
         state: sandbox_state(pod).into(),
         created_at: record.created,
-        labels: config.labels,
-        annotations: config.annotations,
+        labels: config.map(|config| config.labels.clone()).unwrap_or_default(),
+        annotations: config.map(|config| config.annotations.clone()).unwrap_or_default(),
         runtime_handler: record.handler.clone(),
     }
 }
@@ -33,10 +33,11 @@ fn sandbox_state(pod: &Pod) -> PodSandboxState {
 
 pub fn sandbox_status(pod: &Pod) -> PodSandboxStatus {
     let shown = sandbox(pod);
-    let record = pod.record.lock().clone();
-    let options = || record.config?.linux?.security_context?.namespace_options;
+    let record = pod.record.lock();
+    let options =
+        || record.config.as_ref()?.linux.as_ref()?.security_context.as_ref()?.namespace_options.clone();
     let namespaces = Namespace { options: options() };
-    let ips = record.ips;
+    let ips = &record.ips;
     let more = ips.iter().skip(1).map(|ip| PodIp { ip: ip.clone() });
     let ip = ips.first().cloned().unwrap_or_default();
     PodSandboxStatus {
@@ -64,25 +65,25 @@ fn state(known: &Known) -> ContainerState {
 }
 
 pub fn container(pod: &Pod, known: &Known) -> Container {
-    let record = known.record.clone();
-    let config = record.config.unwrap_or_default();
+    let record = &known.record;
+    let config = record.config.as_ref();
     Container {
         id: known.id.clone(),
         pod_sandbox_id: pod.id.clone(),
-        metadata: config.metadata,
-        image: config.image,
-        image_ref: record.image_ref,
+        metadata: config.and_then(|config| config.metadata.clone()),
+        image: config.and_then(|config| config.image.clone()),
+        image_ref: record.image_ref.clone(),
         state: state(known).into(),
         created_at: record.created,
-        labels: config.labels,
-        annotations: config.annotations,
-        image_id: record.image,
+        labels: config.map(|config| config.labels.clone()).unwrap_or_default(),
+        annotations: config.map(|config| config.annotations.clone()).unwrap_or_default(),
+        image_id: record.image.clone(),
     }
 }
 
 pub fn container_status(pod: &Pod, known: &Known) -> ContainerStatus {
     let shown = container(pod, known);
-    let config = known.record.config.clone().unwrap_or_default();
+    let config = known.record.config.as_ref();
     let status = known.status().unwrap_or_default();
     let (exit_code, reason, message) = match (&status.failure, status.finished) {
         (Some(failure), _) => (START_ERROR, "StartError", failure.clone()),
@@ -91,7 +92,9 @@ pub fn container_status(pod: &Pod, known: &Known) -> ContainerStatus {
         (None, _) if status.exit_code == 0 => (0, "Completed", String::new()),
         (None, _) => (status.exit_code, "Error", String::new()),
     };
-    let directory = pod.record.lock().config.clone().unwrap_or_default().log_directory;
+    let record = pod.record.lock();
+    let directory = record.config.as_ref().map_or("", |config| &config.log_directory);
+    let log = config.map_or("", |config| &config.log_path);
     let user = status.user.map(|user| LinuxContainerUser {
         uid: user.uid.into(),
         gid: user.gid.into(),
@@ -112,8 +115,8 @@ pub fn container_status(pod: &Pod, known: &Known) -> ContainerStatus {
         message,
         labels: shown.labels,
         annotations: shown.annotations,
-        mounts: config.mounts,
-        log_path: format!("{directory}/{}", config.log_path),
+        mounts: config.map(|config| config.mounts.clone()).unwrap_or_default(),
+        log_path: format!("{directory}/{log}"),
         resources: Some(ContainerResources { linux: Some(resources) }),
         image_id: shown.image_id,
         user: user.map(|linux| ContainerUser { linux: Some(linux) }),

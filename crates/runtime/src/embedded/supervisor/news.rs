@@ -42,17 +42,25 @@ impl<'a> Watched<'a> {
         self.fds.is_empty()
     }
 
-    /// Waits until there are news, or for as long as that; then there may be none.
-    pub fn wait(mut self, deadline: Option<Instant>) -> io::Result<Vec<News>> {
+    /// Whether there are news before that time; they are still there for [`Watched::wait`].
+    pub fn come_by(&mut self, deadline: Instant) -> io::Result<bool> {
+        self.poll(Some(deadline)).map(|count| count > 0)
+    }
+
+    fn poll(&mut self, deadline: Option<Instant>) -> io::Result<usize> {
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let left = left.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
             match rustix::event::poll(&mut self.fds, left.as_ref()) {
-                Ok(_) => break,
                 Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
+                done => return Ok(done?),
             }
         }
+    }
+
+    /// Waits until there are news, or for as long as that; then there may be none.
+    pub fn wait(mut self, deadline: Option<Instant>) -> io::Result<Vec<News>> {
+        self.poll(deadline)?;
         let ready = self.news.into_iter().zip(&self.fds).filter(|(_, fd)| !fd.revents().is_empty());
         Ok(ready.map(|(news, _)| news).collect())
     }
