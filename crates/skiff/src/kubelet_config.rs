@@ -375,7 +375,9 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
         "containerLogMaxSize" => settings.keeping.log_size = bytes(&text()?)?,
         "cpuCFSQuota" => settings.keeping.limits_cpu = value.as_bool().context("this is true or false")?,
         "crashLoopBackOff" => {
-            if let Some(text) = value["maxContainerRestartPeriod"].as_str() {
+            let period = &value["maxContainerRestartPeriod"];
+            if !period.is_null() {
+                let text = period.as_str().context("maxContainerRestartPeriod is a text such as 300s")?;
                 let longest = duration(text)?;
                 ensure!(
                     (1_000..=300_000).contains(&longest.as_millis()),
@@ -696,6 +698,10 @@ mod tests {
         let period = |text: &str| serde_json::json!({"maxContainerRestartPeriod": text});
         check(Value::Object(Default::default()), Ok(300));
         check(period("1m"), Ok(60));
+        check(
+            serde_json::json!({"maxContainerRestartPeriod": 60}),
+            Err("maxContainerRestartPeriod is a text such as 300s"),
+        );
         check(
             period("0s"),
             Err("maxContainerRestartPeriod (got: 0 seconds) must be set between 1s and 300s"),
