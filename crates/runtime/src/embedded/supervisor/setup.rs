@@ -102,7 +102,8 @@ fn prepare(directory: &Path, spec: &Sandbox) -> Result<Supervisor, Failure> {
     let shm = shared_memory(directory, spec, users.as_ref())?;
     // Before there is anything a copy of this process should not hold on to.
     let keeper = if spec.shared_pids {
-        Some(spawn::Keeper::start().map_err(Failure::during("keep processes together"))?)
+        let failed = |Failure(why)| Failure(format!("keep the pod's processes together: {why}"));
+        Some(spawn::Keeper::start().map_err(failed)?)
     } else {
         None
     };

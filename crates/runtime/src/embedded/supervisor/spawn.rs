@@ -166,27 +166,39 @@ pub fn command(
 pub struct Keeper {
     pub child: Child,
     /// It goes when this does.
-    _alive: io::PipeWriter,
+    _alive: UnixStream,
 }
 
 impl Keeper {
-    pub fn start() -> io::Result<Keeper> {
-        let (mut reader, writer) = io::pipe()?;
-        let mut writer = Some(writer);
+    /// Starts one, and has waited until it has nothing that anybody could use: all containers of the pod see this process,
+    /// and some may look into it.
+    pub fn start() -> Result<Keeper, Failure> {
+        const READY: &[u8] = &[0];
+        let (near, far) = UnixStream::pair().map_err(Failure::during("make a pair of sockets"))?;
+        let mut near = Some(near);
         let child = sys::process::fork(New { pid: true, ..New::default() }, || {
             // The copy of the other end that came along would keep it waiting for itself.
-            drop(writer.take());
+            drop(near.take());
+            let mut far = far;
             sys::process::forget_children();
-            // All containers of the pod see this process, and some may look into it.
-            if let Err(Failure(message)) = confine(reader.as_fd()) {
-                eprintln!("the keeper of the pod's processes: {message}");
-                return 1;
+            let confined = confine(far.as_fd());
+            let said = confined.as_ref().map_or_else(|Failure(message)| message.as_bytes(), |()| READY);
+            if far.write_all(said).is_ok() && confined.is_ok() {
+                let _ = far.read(&mut [0]);
             }
-            let _ = reader.read(&mut [0]);
             0
-        })?;
-        let alive = writer.ok_or(io::ErrorKind::BrokenPipe)?;
-        Ok(Keeper { child, _alive: alive })
+        });
+        let child = child.map_err(Failure::during("make a process"))?;
+        let mut alive = near.ok_or_else(|| Failure("it has no socket".to_owned()))?;
+        let mut said = [0; 512];
+        let length = alive.read(&mut said).map_err(Failure::during("hear of it"))?;
+        match &said[..length] {
+            READY => Ok(Keeper { child, _alive: alive }),
+            message => {
+                let _ = child.wait();
+                Err(Failure(String::from_utf8_lossy(message).into_owned()))
+            }
+        }
     }
 }
 
