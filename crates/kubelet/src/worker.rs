@@ -110,7 +110,8 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
         let work: Vec<Action> =
             actions.into_iter().filter(|action| !matches!(action, Action::Recheck(_))).collect();
         let clears = work.contains(&Action::Clear);
-        let passes = is_passing(&work, &seen);
+        // Never two states in a row.
+        let passes = !untold && is_passing(&work);
         let mut acting = pin!(act_on(node, &pod, &seen, work));
         let mut acted = None;
         if passes {
@@ -154,12 +155,12 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
     Ok(next)
 }
 
-/// Whether a pod is in a state that it leaves at once, by what is done now: it has a place for its first containers, or
-/// all that is left of it is the place they had.
-fn is_passing(work: &[Action], seen: &Observed) -> bool {
-    let starts = |action: &Action| matches!(action, Action::Start { .. });
-    let leaves = |action: &Action| matches!(action, Action::StopSandbox { .. });
-    !work.is_empty() && (work.iter().all(leaves) || seen.containers.is_empty() && work.iter().all(starts))
+/// Whether a pod is in a state that it leaves at once, by what is done now: it is to have a place for its first containers,
+/// or all that is left of it is the place they had. Its address is told before anything runs that others could know by it.
+fn is_passing(work: &[Action]) -> bool {
+    let passes =
+        |action: &Action| matches!(action, Action::MakeSandbox { attempt: 0 } | Action::StopSandbox { .. });
+    !work.is_empty() && work.iter().all(passes)
 }
 
 /// What the runtime has of a pod now.

@@ -255,6 +255,9 @@ fn images(cluster: &Cluster) {
     assert_eq!(image(&["import", &archive]).ok(), format!("{IMAGE}\n"));
     cluster.server.run_pod("imported", "exit 0", "Never");
     cluster.server.wait_for_pod("imported", "jsonpath={.status.phase}=Succeeded");
+    // However short it was there, it is told where that was.
+    let told = cluster.server.kubectl(&["get", "pod", "imported", "-o", "jsonpath={.status.podIP}"]);
+    assert_ne!(told.ok(), "");
 }
 
 /// What a pod costs besides its own programs: there is one such process for each. Without the pages of files that only this
