@@ -101,6 +101,8 @@ impl Embedded {
         let pods_dir = config.root.join("pods");
         std::fs::create_dir_all(&pods_dir).map_err(failed("make the directory of pods"))?;
         sys::trees::spread(&pods_dir);
+        // Where they were once written down.
+        let _ = std::fs::remove_dir_all(config.root.join("addresses"));
         let images = image::Store::open(&config.root.join("images")).map_err(failed("open the images"))?;
         images.clean();
         places::make(&config.root).map_err(failed("make a layer of mount points"))?;
@@ -127,16 +129,19 @@ impl Embedded {
                         // Skiff was killed before the pod had its network; another one will be made.
                         let _ = caller::tell(&pod.directory, &protocol::Request::Stop).await;
                     }
-                    for ip in pod.record.lock().ips.iter().filter_map(|ip| ip.parse().ok()) {
-                        self.inner.pool.hold(ip, &pod.id);
-                    }
                     known.insert(pod.id.clone());
                     self.inner.pods.add(pod.clone());
                     self.follow(&pod).await;
+                    // One that has ended has no address any more, though it is written down; another may have it.
+                    if *pod.is_ready.borrow() {
+                        for ip in pod.record.lock().ips.iter().filter_map(|ip| ip.parse().ok()) {
+                            self.inner.pool.hold(ip, &pod.id);
+                        }
+                    }
                 }
                 // It was not yet a pod when skiff was killed, or the power was cut while it was written down.
                 Err(error) if record::is_none(&error) => drop(sys::trees::remove(&entry.path())),
-                // It may well be one that runs, and keeps what it has. It is to end: another one will be made, and they
+                // It may well be one that runs, and keeps its link. It is to end: another one will be made, and they
                 // must not both have its volumes.
                 Err(error) => {
                     tracing::warn!(%error, pod = %entry.path().display(), "cannot read a pod, ending it");

@@ -68,10 +68,17 @@ fn empty(
             }
         }
         if depth < DEEPEST {
-            let below = directory(here, name)?;
+            // Somebody else may be removing the same.
+            let below = match directory(here, name) {
+                Err(Errno::NOENT) => continue,
+                below => below?,
+            };
             empty(top, below.as_fd(), depth + 1, brought_up)?;
             drop(below);
-            rustix::fs::unlinkat(here, name, AtFlags::REMOVEDIR)?;
+            match rustix::fs::unlinkat(here, name, AtFlags::REMOVEDIR) {
+                Err(Errno::NOENT) => {}
+                done => done?,
+            }
         } else {
             bring_up(top, here, name, brought_up)?;
         }

@@ -159,8 +159,13 @@ impl Pod {
         for container in containers {
             let has_ended = container.status.send_if_modified(|status| match status {
                 Some(status) if status.finished == 0 => {
-                    status.finished = super::now();
-                    status.exit_code = UNKNOWN;
+                    // It may have been written down and not told any more.
+                    let written = record::last_status(&self.directory.join(&container.id));
+                    *status = written.filter(|written| written.finished != 0).unwrap_or_else(|| Status {
+                        finished: super::now(),
+                        exit_code: UNKNOWN,
+                        ..status.clone()
+                    });
                     true
                 }
                 _ => false,

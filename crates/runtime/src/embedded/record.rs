@@ -67,10 +67,11 @@ pub fn read<T: prost::Message + Default>(directory: &Path) -> io::Result<T> {
 
 /// Adds how a container is now, as a line of its own: less work than another file, and what was true before is not lost.
 pub fn add_status(directory: &Path, status: &Status) -> io::Result<()> {
-    let mut line = serde_json::to_vec(status).expect("a status has only numbers and strings");
-    line.push(b'\n');
+    let status = serde_json::to_string(status).expect("a status has only numbers and strings");
+    // Of the line before only a part may have found room on the disk.
+    let line = format!("\n{status}\n");
     let file = std::fs::File::options().append(true).create(true).open(directory.join(STATUS));
-    file?.write_all(&line)
+    file?.write_all(line.as_bytes())
 }
 
 /// How a container was last; `None` of one that was not started.
@@ -104,5 +105,7 @@ mod tests {
         let whole = std::fs::read(&path).unwrap();
         std::fs::write(&path, &whole[..whole.len() - 5]).unwrap();
         assert_eq!(last_status(dir.path()), Some(begun));
+        add_status(dir.path(), &ended).unwrap();
+        assert_eq!(last_status(dir.path()), Some(ended));
     }
 }

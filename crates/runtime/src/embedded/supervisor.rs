@@ -108,14 +108,17 @@ struct Command {
 impl Supervisor {
     /// Answers until told to stop.
     fn serve(&mut self) -> io::Result<()> {
-        let mut is_whole = true;
+        let mut whole_until = Some(Instant::now() + QUIET);
         while !self.stops {
-            for news in self.wait(&mut is_whole)? {
+            for news in self.wait(&mut whole_until)? {
                 // What streams need is little, and they may go on for long.
-                is_whole |= !matches!(
+                let is_of_streams = matches!(
                     news,
                     News::Output(..) | News::Stdin(_) | News::ListenerIn(..) | News::ListenerOut(..)
                 );
+                if !is_of_streams {
+                    whole_until = Some(Instant::now() + QUIET);
+                }
                 self.act(news);
             }
             self.part();
@@ -125,8 +128,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Waits for news. Where there are none for a while, this process lets go of its program, if it has it as a whole.
-    fn wait(&self, is_whole: &mut bool) -> io::Result<Vec<News>> {
+    /// Waits for news. When it is time for that, this process lets go of its program.
+    fn wait(&self, whole_until: &mut Option<Instant>) -> io::Result<Vec<News>> {
         let mut watched = Watched::default();
         watched.add(News::Caller, &self.listener, PollFlags::IN);
         if let Some(removals) = &self.removals {
@@ -147,12 +150,12 @@ impl Supervisor {
         }
         let deadline = self.containers.values().filter_map(Running::deadline).min();
         let is_at_rest = self.commands.is_empty() && !self.containers.values().any(Running::is_starting);
-        if *is_whole && is_at_rest {
-            let quiet = Instant::now() + QUIET;
-            if deadline.is_some_and(|deadline| deadline <= quiet) || watched.come_by(quiet)? {
+        if let Some(until) = whole_until.filter(|_| is_at_rest) {
+            let comes_first = deadline.is_some_and(|deadline| deadline <= until);
+            if Instant::now() < until && (comes_first || watched.come_by(until)?) {
                 return watched.wait(deadline);
             }
-            *is_whole = false;
+            *whole_until = None;
             // Last of all: what is used after that comes back, and stays.
             self.program.let_go();
         }

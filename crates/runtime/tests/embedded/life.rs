@@ -263,6 +263,18 @@ pub async fn a_later_skiff_finds_its_pods(node: &Node) {
     // It ended while nobody looked.
     let third = node.again().await;
     assert_eq!(third.container_status(&id).await.unwrap().exit_code, 4);
+    // Where one has ended its address is another's, also after a restart and when the first is removed.
+    third.stop_sandbox(&pod.id).await.unwrap();
+    let fourth = node.again().await;
+    let heir = fourth.run_sandbox(&node.pod_config("heir"), "").await.unwrap();
+    assert_eq!(fourth.sandbox_status(&heir).await.unwrap().network.unwrap().ip, "10.88.0.2");
+    let fifth = node.again().await;
+    fifth.remove_sandbox(&pod.id).await.unwrap();
+    let next = fifth.run_sandbox(&node.pod_config("next"), "").await.unwrap();
+    assert_eq!(fifth.sandbox_status(&next).await.unwrap().network.unwrap().ip, "10.88.0.3");
+    for one in [&heir, &next] {
+        fifth.remove_sandbox(one).await.unwrap();
+    }
 }
 
 /// An upgrade: the program's file is another one, and containers do not notice.
