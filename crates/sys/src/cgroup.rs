@@ -118,11 +118,14 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Puts this process into a group.
+    /// Puts this process, which has one thread, into a group.
     pub fn join(&self, group: &str) -> io::Result<()> {
+        // In the first version a thread may go by itself. It need not wait then until no other process of the whole machine
+        // is being made or ends, which takes milliseconds.
+        let file = if self.is_v2() { "cgroup.procs" } else { "tasks" };
         for directory in self.directories(group) {
             // Zero is whoever writes, whatever its number is in which namespace.
-            write(&directory.join("cgroup.procs"), "0")?;
+            write(&directory.join(file), "0")?;
         }
         Ok(())
     }
