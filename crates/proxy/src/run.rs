@@ -76,9 +76,10 @@ pub async fn run(ctx: Ctx, config: Config, firewall: Arc<dyn Firewall>) {
 pub async fn run_alone(config: Config, firewall: Arc<dyn Firewall>) {
     let mut table = Table::new(&config, firewall);
     let mut pause = FIRST_PAUSE;
+    let mut ports = config.ports.clone();
     loop {
-        if let Some(ports) = &config.ports {
-            table.rules.put(&OTHERS.into(), host_ports::lead_to(&ports.borrow()));
+        if let Some(ports) = &mut ports {
+            table.rules.put(&OTHERS.into(), host_ports::lead_to(&ports.borrow_and_update()));
         }
         if let Err(error) = table.tell().await {
             tracing::warn!(error = &error as &dyn std::error::Error, "trying again with all rules");
@@ -88,7 +89,7 @@ pub async fn run_alone(config: Config, firewall: Arc<dyn Firewall>) {
             continue;
         }
         pause = FIRST_PAUSE;
-        changed(&mut config.ports.clone()).await;
+        changed(&mut ports).await;
     }
 }
 
@@ -331,4 +332,56 @@ impl Proxy {
 
 fn owner(service: &Key) -> Name {
     format!("service/{service}").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Counts what it is asked for.
+    #[derive(Default)]
+    struct Counting(AtomicUsize);
+
+    impl Firewall for Counting {
+        fn apply(&self, _: &nft::Batch) -> Result<(), FirewallError> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn who_knows_the_ports_rests() {
+        let (ports, seen) = watch::channel(Vec::new());
+        let config = Config { ports: Some(seen), ..Config::default() };
+        let (firewall, polled) = (Arc::new(Counting::default()), Arc::new(AtomicUsize::new(0)));
+        let mut work = Box::pin(run_alone(config, firewall.clone()));
+        let count = polled.clone();
+        let counted = poll_fn(move |context| {
+            count.fetch_add(1, Ordering::Relaxed);
+            work.as_mut().poll(context)
+        });
+        tokio::spawn(counted);
+        let port = HostPort {
+            pod: "d/web".to_owned(),
+            address: "10.42.0.5".parse().unwrap(),
+            port: 80,
+            protocol: "TCP".to_owned(),
+            host_ip: String::new(),
+            host_port: 8080,
+        };
+        for (changes, ports_now) in [vec![port.clone()], Vec::new(), vec![port]].into_iter().enumerate() {
+            ports.send_replace(ports_now);
+            while firewall.0.load(Ordering::Relaxed) <= changes {
+                tokio::task::yield_now().await;
+            }
+        }
+        polled.store(0, Ordering::Relaxed);
+        for _ in 0..1000 {
+            tokio::task::yield_now().await;
+        }
+        assert!(polled.load(Ordering::Relaxed) < 20, "it looks at the same ports over and over");
+    }
 }
