@@ -2,9 +2,27 @@
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use reconcile::Object as _;
-use runtime::cri::{Image, ImageSpec};
+use runtime::cri::{Image, ImageSpec, LinuxContainerSecurityContext};
 
 use crate::Node;
+
+/// Names the image's user for a container that has only its group said: runtimes take no group without one.
+pub async fn complete(
+    node: &Node,
+    image: &ImageSpec,
+    security: &mut LinuxContainerSecurityContext,
+) -> Result<(), String> {
+    if security.run_as_group.is_none() || security.run_as_user.is_some() {
+        return Ok(());
+    }
+    let image = node.runtime.image(image).await.map_err(|error| error.message())?.unwrap_or_default();
+    if image.username.is_empty() {
+        security.run_as_user = Some(image.uid.unwrap_or_default());
+    } else {
+        security.run_as_username = image.username;
+    }
+    Ok(())
+}
 
 /// Refuses to run as root what must not be.
 pub async fn check(node: &Node, pod: &Pod, container: &Container, image: &ImageSpec) -> Result<(), String> {

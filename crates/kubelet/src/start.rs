@@ -108,6 +108,9 @@ async fn run(
     let mut sandbox_config =
         config::sandbox(pod, sandbox.attempt, crate::cgroups::of(pod, &node.settings), &node.settings);
     let mut config = config::container(pod, spec, attempt, &image, &env, mounts, &node.settings);
+    if let Some(security) = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut()) {
+        crate::identity::complete(node, &image, security).await.map_err(unusable)?;
+    }
     config.devices.extend(volumes::devices(spec, &places).map_err(|why| unusable(why.to_string()))?);
     config.cdi_devices = node.dra.devices(pod, spec).map_err(unusable)?;
     node.devices.hand_over(pod.uid(), &spec.name, &mut config).await.map_err(creating)?;

@@ -120,24 +120,15 @@ impl Embedded {
     }
 
     async fn find_pods(&self, directory: &Path) {
-        let mut known = BTreeSet::new();
+        let (mut known, mut found) = (BTreeSet::new(), Vec::new());
         for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
             match Pod::read(&entry.path(), &self.inner.news) {
                 Ok(pod) => {
                     let pod = Arc::new(pod);
-                    if pod.record.lock().is_unfinished {
-                        // Skiff was killed before the pod had its network; another one will be made.
-                        let _ = caller::tell(&pod.directory, &protocol::Request::Stop).await;
-                    }
                     known.insert(pod.id.clone());
                     self.inner.pods.add(pod.clone());
-                    self.follow(&pod).await;
-                    // One that has ended has no address any more, though it is written down; another may have it.
-                    if *pod.is_ready.borrow() {
-                        for ip in pod.record.lock().ips.iter().filter_map(|ip| ip.parse().ok()) {
-                            self.inner.pool.hold(ip, &pod.id);
-                        }
-                    }
+                    let own = self.clone();
+                    found.push(tokio::spawn(async move { own.take_over(pod).await }));
                 }
                 // It was not yet a pod when skiff was killed, or the power was cut while it was written down.
                 Err(error) if record::is_none(&error) => drop(sys::trees::remove(&entry.path())),
@@ -150,6 +141,10 @@ impl Embedded {
                 }
             }
         }
+        // One that does not answer must not keep the others waiting.
+        for task in found {
+            let _ = task.await;
+        }
         self.inner.tell_ports();
         self.forget_by_cni(&known);
         let links: BTreeSet<String> = known.iter().map(|id| link(id)).collect();
@@ -158,10 +153,23 @@ impl Embedded {
         }
     }
 
-    /// Listens to a pod's supervisor; what is left when it is gone goes too.
-    async fn follow(&self, pod: &Arc<Pod>) {
+    async fn take_over(&self, pod: Arc<Pod>) {
+        if pod.record.lock().is_unfinished {
+            // Skiff was killed before the pod had its network; another one will be made.
+            let _ = caller::tell(&pod.directory, &protocol::Request::Stop).await;
+        }
+        // One that has ended has no address any more, though it is written down; another may have it.
+        if self.follow(&pod).await {
+            for ip in pod.record.lock().ips.iter().filter_map(|ip| ip.parse().ok()) {
+                self.inner.pool.hold(ip, &pod.id);
+            }
+        }
+    }
+
+    /// Listens to a pod's supervisor; what is left when it is gone goes too. Answers whether there is one.
+    async fn follow(&self, pod: &Arc<Pod>) -> bool {
         let inner = self.inner.clone();
-        pod.follow(move |pod| inner.bury(&pod)).await;
+        pod.follow(move |pod| inner.bury(&pod)).await
     }
 
     /// The images of this node.

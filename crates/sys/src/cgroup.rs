@@ -9,6 +9,7 @@ mod usage;
 
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 pub use devices::{DeviceKind, DeviceRule, NotARule};
@@ -118,10 +119,25 @@ impl Cgroups {
         Ok(())
     }
 
+    /// By which a new process can be in a group from its beginning ([`New`](crate::process::New)); only in the second
+    /// version. To join one later it would have to wait until no other process of the whole machine is being made or ends,
+    /// which takes milliseconds.
+    pub fn door(&self, group: &str) -> Option<OwnedFd> {
+        use rustix::fs::{Mode, OFlags};
+        let Cgroups::V2 { root } = self else { return None };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        rustix::fs::open(root.join(group.trim_matches('/')), flags, Mode::empty()).ok()
+    }
+
+    /// The group that a process is in; only in the second version, where there is one.
+    pub fn of_process(&self, pid: i32) -> Option<String> {
+        let of_v2 = |line: String| line.strip_prefix("0::").map(str::to_owned);
+        crate::lines(&format!("/proc/{pid}/cgroup")).ok()?.find_map(of_v2).filter(|_| self.is_v2())
+    }
+
     /// Puts this process, which has one thread, into a group.
     pub fn join(&self, group: &str) -> io::Result<()> {
-        // In the first version a thread may go by itself. It need not wait then until no other process of the whole machine
-        // is being made or ends, which takes milliseconds.
+        // In the first version a thread may go by itself, and need not wait as at `door`.
         let file = if self.is_v2() { "cgroup.procs" } else { "tasks" };
         for directory in self.directories(group) {
             // Zero is whoever writes, whatever its number is in which namespace.

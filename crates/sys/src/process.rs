@@ -1,16 +1,21 @@
 //! Processes: a copy of this one in new namespaces, and a handle by which it is never mistaken for another.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
-/// The namespaces a new process gets for itself; those not named it shares.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct New {
+/// What a new process does not have from this one: the namespaces it gets for itself, and the cgroup it begins in.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct New<'a> {
     pub pid: bool,
     pub user: bool,
+    /// See [`Cgroups::door`](crate::cgroup::Cgroups::door).
+    pub cgroup: Option<BorrowedFd<'a>>,
 }
+
+/// libc's is of a type too narrow for it.
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
 /// A process started by [`fork`]. Dropping the handle leaves the process alone.
 #[derive(Debug)]
@@ -39,7 +44,7 @@ impl Ended {
 /// Runs `body` in a copy of this process, which ends with the number it returns.
 ///
 /// Refused in a process with more than one thread: the copy would have one of them, and the locks of all.
-pub fn fork(new: New, body: impl FnOnce() -> i32) -> io::Result<Child> {
+pub fn fork(new: New<'_>, body: impl FnOnce() -> i32) -> io::Result<Child> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::Error::other("a process with threads cannot be copied"));
     }
@@ -53,6 +58,10 @@ pub fn fork(new: New, body: impl FnOnce() -> i32) -> io::Result<Child> {
     }
     // SAFETY: all zeroes is a valid value of this structure of numbers.
     let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
+    if let Some(cgroup) = new.cgroup {
+        flags |= CLONE_INTO_CGROUP;
+        arguments.cgroup = u64::try_from(cgroup.as_raw_fd()).map_err(io::Error::other)?;
+    }
     arguments.flags = flags;
     arguments.pidfd = std::ptr::from_mut(&mut pidfd) as u64;
     arguments.exit_signal = libc::SIGCHLD as u64;
@@ -121,7 +130,6 @@ impl AsFd for Child {
 }
 
 fn signal_by(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
-    use std::os::fd::AsRawFd as _;
     // SAFETY: passes numbers and a null pointer; the descriptor is open for the time of the call. rustix knows no
     // real-time signals, which images may name.
     let sent = unsafe {
@@ -174,7 +182,6 @@ pub fn signal_number(name: &str) -> Option<i32> {
 /// Closes every descriptor but the three standard ones and this one, which closes when another program is executed. For a
 /// copy of a process that becomes another program or ends, and never touches again what it has copies of.
 pub fn close_the_rest(kept: BorrowedFd<'_>) -> io::Result<()> {
-    use std::os::fd::AsRawFd as _;
     let kept = u32::try_from(kept.as_raw_fd()).map_err(io::Error::other)?;
     for (first, last) in [(3, kept.saturating_sub(1)), (kept.max(2) + 1, u32::MAX)] {
         if first > last {

@@ -96,6 +96,12 @@ pub async fn supervisor(directory: &Path) -> io::Result<i32> {
     caller.stream.peer_cred()?.pid().ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
+/// Ends the supervisor of a pod, one that listens to nobody, and with it all that it has started.
+pub async fn kill(directory: &Path) -> io::Result<()> {
+    let pid = rustix::process::Pid::from_raw(supervisor(directory).await?).ok_or(io::ErrorKind::NotFound)?;
+    Ok(rustix::process::kill_process(pid, rustix::process::Signal::KILL)?)
+}
+
 /// Asks for something that is done or not.
 pub async fn tell(directory: &Path, request: &Request) -> Result<(), String> {
     match Caller::ask(directory, request, &[]).await {

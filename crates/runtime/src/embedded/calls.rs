@@ -33,6 +33,29 @@ fn has_user_namespaces() -> bool {
     Path::new("/proc/self/ns/user").exists() && most.trim() != "0"
 }
 
+/// Has a container that was not started begin with other limits.
+fn change_spec(directory: &Path, resources: &LinuxContainerResources) -> std::io::Result<()> {
+    let (path, aside) = (directory.join("spec.json"), directory.join("spec.json.new"));
+    let mut spec: spec::Container = serde_json::from_slice(&std::fs::read(&path)?)?;
+    spec.limits = translate::limits(resources);
+    spec.oom_score_adj = resources.oom_score_adj;
+    std::fs::write(&aside, serde_json::to_vec(&spec)?)?;
+    std::fs::rename(aside, path)
+}
+
+/// The group of a pod for which nobody has named one.
+fn own_group(id: &str) -> String {
+    format!("/skiff/sandbox-{id}")
+}
+
+/// Whom a pod asks for names; whom the host does, if nothing is said of that.
+fn resolv_conf(dns: &DnsConfig) -> Vec<u8> {
+    match translate::resolv_conf(dns) {
+        text if text.is_empty() => std::fs::read("/etc/resolv.conf").unwrap_or_default(),
+        text => text.into_bytes(),
+    }
+}
+
 /// As long as those of other runtimes are in half.
 fn fresh_id() -> String {
     uuid::Uuid::new_v4().simple().to_string()
@@ -52,6 +75,7 @@ impl Embedded {
         by_others: bool,
     ) -> Result<Arc<Pod>> {
         const CALL: &str = "RunPodSandbox";
+        translate::check(config).map_err(|message| refused(CALL, message))?;
         let failed =
             |why: String| refused(CALL, format!("failed to setup network for sandbox {id:?}: {why}"));
         let chosen = self.choose_network(id, config).map_err(failed)?;
@@ -69,7 +93,7 @@ impl Embedded {
         let dns = config.dns_config.clone().unwrap_or_default();
         let files = [
             ("hostname", format!("{}\n", translate::hostname(config)).into_bytes()),
-            ("resolv.conf", translate::resolv_conf(&dns).into_bytes()),
+            ("resolv.conf", resolv_conf(&dns)),
         ];
         for (name, content) in files {
             std::fs::write(directory.join(name), content).map_err(io(CALL, "write the pod's files"))?;
@@ -103,10 +127,27 @@ impl Embedded {
         if !handler.is_empty() {
             return Err(refused("RunPodSandbox", format!("no runtime for {handler:?} is configured")));
         }
+        const CALL: &str = "RunPodSandbox";
         let id = fresh_id();
+        let metadata = config.metadata.clone().unwrap_or_default();
+        let PodSandboxMetadata { name, uid, namespace, attempt } = &metadata;
+        let has_it = |pod: &Arc<Pod>| {
+            let record = pod.record.lock();
+            record.config.as_ref().is_some_and(|config| config.metadata.as_ref() == Some(&metadata))
+        };
+        let taken = || self.inner.pods.all().into_iter().find(has_it).map(|pod| pod.id.clone());
+        let reserved = self.inner.pods.reserve(format!("{name}_{namespace}_{uid}_{attempt}"), taken);
+        let _reserved =
+            reserved.map_err(|why| refused(CALL, format!("failed to reserve sandbox name: {why}")))?;
         let directory = self.inner.pods_dir().join(&id);
-        std::fs::create_dir(&directory).map_err(io("RunPodSandbox", "make the pod's directory"))?;
-        match self.make_pod(&id, &directory, config, handler, by_others).await {
+        std::fs::create_dir(&directory).map_err(io(CALL, "make the pod's directory"))?;
+        let mut config = config.clone();
+        // Nobody else counts such a pod as a whole.
+        let linux = config.linux.get_or_insert_default();
+        if linux.cgroup_parent.is_empty() {
+            linux.cgroup_parent = own_group(&id);
+        }
+        match self.make_pod(&id, &directory, &config, handler, by_others).await {
             Ok(pod) => {
                 self.inner.pods.add(pod.clone());
                 self.inner.tell_ports();
@@ -119,6 +160,7 @@ impl Embedded {
                 let _ = caller::tell(&directory, &Request::Stop).await;
                 let _ = podnet::detach(&link(&id));
                 self.inner.pool.give_back(&id);
+                let _ = self.inner.cgroups.remove(&own_group(&id));
                 let _ = remove_directory(directory).await;
                 Err(error)
             }
@@ -132,6 +174,9 @@ impl Embedded {
         }
         self.detach_by_cni(pod).await?;
         let told = caller::tell(&pod.directory, &Request::Stop).await;
+        if told.is_err() {
+            let _ = caller::kill(&pod.directory).await;
+        }
         if *pod.is_ready.borrow() {
             let mut ready = pod.is_ready.subscribe();
             let gone = tokio::time::timeout(GONE, ready.wait_for(|ready| !ready)).await;
@@ -308,6 +353,10 @@ impl Runtime for Embedded {
         for container in containers {
             self.delete_container(&pod, &container).await?;
         }
+        let config = pod.record.lock().config.clone().unwrap_or_default();
+        if config.linux.is_some_and(|linux| linux.cgroup_parent == own_group(id)) {
+            self.remove_cgroup(&own_group(id), "RemovePodSandbox").await?;
+        }
         remove_directory(pod.directory.clone())
             .await
             .map_err(io("RemovePodSandbox", "remove the pod's files"))?;
@@ -337,6 +386,20 @@ impl Runtime for Embedded {
     ) -> Result<String> {
         const CALL: &str = "CreateContainer";
         let pod = self.inner.pod(sandbox, CALL)?;
+        if !*pod.is_ready.borrow() {
+            return Err(refused(CALL, format!("sandbox container {sandbox:?} is not running")));
+        }
+        let ContainerMetadata { name, attempt } = config.metadata.clone().unwrap_or_default();
+        let taken = || {
+            let containers = pod.containers.lock();
+            let has_it = |known: &&Arc<Known>| {
+                known.record.config.as_ref().is_some_and(|known| known.metadata == config.metadata)
+            };
+            containers.values().find(has_it).map(|known| known.id.clone())
+        };
+        let reserved = self.inner.pods.reserve(format!("{name}_{sandbox}_{attempt}"), taken);
+        let _reserved =
+            reserved.map_err(|why| refused(CALL, format!("failed to reserve container name: {why}")))?;
         let pod_config = pod.record.lock().config.clone().unwrap_or_default();
         let name = config.image.clone().unwrap_or_default().image;
         let image = self.on_images(CALL, {
@@ -414,6 +477,13 @@ impl Runtime for Embedded {
     async fn start_container(&self, id: &str) -> Result<()> {
         const CALL: &str = "StartContainer";
         let (pod, known) = self.inner.container(id, CALL)?;
+        match view::state(&known) {
+            ContainerState::Created => {}
+            state => {
+                let state = format!("{state:?}").to_uppercase();
+                return Err(refused(CALL, format!("container is in CONTAINER_{state} state")));
+            }
+        }
         let told = caller::tell(&pod.directory, &Request::Start { container: id.to_owned() }).await;
         // The news come over another connection; whoever asks next must know them.
         let mut status = known.status.subscribe();
@@ -471,14 +541,18 @@ impl Runtime for Embedded {
         const CALL: &str = "UpdateContainerResources";
         let (pod, known) = self.inner.container(id, CALL)?;
         let config = pod.record.lock().config.clone().unwrap_or_default();
-        let limits = translate::limits(resources);
         // One change after the other, so that what is told is what came last.
         let mut present = known.resources.lock();
-        self.inner
-            .cgroups
-            .limit(&translate::cgroup(&config, id), &limits)
-            .map_err(io(CALL, "change limits"))?;
         let changed = translate::changed(&present, resources);
+        match view::state(&known) {
+            // It has no group yet.
+            ContainerState::Created => change_spec(&pod.directory.join(id), &changed),
+            _ => {
+                let group = translate::cgroup(&config, id);
+                self.inner.cgroups.limit(&group, &translate::limits(resources))
+            }
+        }
+        .map_err(io(CALL, "change limits"))?;
         let record = ContainerRecord { resources: Some(changed.clone()), ..known.record.clone() };
         record::write(&pod.directory.join(id), &record).map_err(io(CALL, "write the container down"))?;
         *present = changed;

@@ -1,9 +1,10 @@
 //! The pods of this node as skiff knows them, each with a task that listens to its supervisor.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -14,6 +15,9 @@ use super::protocol::{Answer, Request, Status};
 use super::record::{self, ContainerRecord, PodRecord};
 use crate::cri::{ContainerEventType, LinuxContainerResources};
 
+/// How long a skiff that begins waits for supervisors to tell what there is.
+const SILENCE: Duration = Duration::from_secs(20);
+
 /// How a container ended whose supervisor ended without telling.
 const UNKNOWN: i32 = 255;
 
@@ -21,6 +25,20 @@ const UNKNOWN: i32 = 255;
 #[derive(Debug, Default)]
 pub struct Pods {
     pods: Mutex<HashMap<String, Arc<Pod>>>,
+    /// Of pods and containers that are being made.
+    names: Mutex<HashSet<String>>,
+}
+
+/// A name that nobody else gets before this is dropped.
+pub struct Reserved<'a> {
+    pods: &'a Pods,
+    name: String,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.pods.names.lock().remove(&self.name);
+    }
 }
 
 /// One pod.
@@ -49,6 +67,21 @@ pub struct Container {
 }
 
 impl Pods {
+    /// Keeps a name for one that is being made; `taken` says who has it already. Whoever asks twice for the same, having
+    /// heard nothing of the first time, must not get two.
+    pub fn reserve(
+        &self,
+        name: String,
+        taken: impl FnOnce() -> Option<String>,
+    ) -> Result<Reserved<'_>, String> {
+        let who = if self.names.lock().insert(name.clone()) { None } else { Some("another one".to_owned()) };
+        let reserved = who.is_none().then(|| Reserved { pods: self, name: name.clone() });
+        match (who.or_else(taken), reserved) {
+            (None, Some(reserved)) => Ok(reserved),
+            (who, _) => Err(format!("name {name:?} is reserved for {:?}", who.unwrap_or_default())),
+        }
+    }
+
     pub fn add(&self, pod: Arc<Pod>) {
         self.pods.lock().insert(pod.id.clone(), pod);
     }
@@ -103,29 +136,26 @@ impl Pod {
         Ok(pod)
     }
 
-    /// Follows the supervisor for as long as it lives; answers once it has told all there is. Without a supervisor the
-    /// pod is over.
-    pub async fn follow(self: &Arc<Pod>, lost: impl FnOnce(Arc<Pod>) + Send + 'static) {
-        let known = match Caller::ask(&self.directory, &Request::Watch, &[]).await {
-            Ok(mut caller) => {
-                let known = self.hear_all(&mut caller).await;
-                known.then_some(caller)
-            }
-            Err(_) => None,
-        };
-        let Some(mut caller) = known else {
-            self.is_over();
-            return lost(self.clone());
-        };
-        self.is_ready.send_replace(true);
+    /// Follows the supervisor for as long as it lives; answers once it has told all there is, whether there is one. One that
+    /// keeps silent is there: its processes are, and have the pod's address. Without a supervisor the pod is over.
+    pub async fn follow(self: &Arc<Pod>, lost: impl FnOnce(Arc<Pod>) + Send + 'static) -> bool {
+        let (told, known) = tokio::sync::oneshot::channel();
         let pod = self.clone();
         tokio::spawn(async move {
-            while let Ok(Some(answer)) = caller.next().await {
-                pod.hear(answer);
+            let mut told = Some(told);
+            if let Ok(mut caller) = Caller::ask(&pod.directory, &Request::Watch, &[]).await
+                && pod.hear_all(&mut caller).await
+            {
+                pod.is_ready.send_replace(true);
+                let _ = told.take().map(|told| told.send(()));
+                while let Ok(Some(answer)) = caller.next().await {
+                    pod.hear(answer);
+                }
             }
             pod.is_over();
             lost(pod);
         });
+        !matches!(tokio::time::timeout(SILENCE, known).await, Ok(Err(_)))
     }
 
     async fn hear_all(&self, caller: &mut Caller) -> bool {

@@ -135,6 +135,9 @@ impl Supervisor {
         if let Some(removals) = &self.removals {
             watched.add(News::Removal, removals, PollFlags::IN);
         }
+        if let Some(keeper) = &self.keeper {
+            watched.add(News::Keeper, &keeper.child, PollFlags::IN);
+        }
         for connection in &self.connections {
             let flags = if connection.has_more() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
             watched.add(News::Connection(connection.id), &connection.stream, flags);
@@ -191,6 +194,8 @@ impl Supervisor {
             }
             News::Ended(id) => self.ended(&id),
             News::Command(connection) => self.command(connection),
+            // No container can be started among its processes any more: the pod has to be made anew.
+            News::Keeper => self.stops = true,
             News::Removal => {
                 self.removals.iter().for_each(Removals::heard);
                 self.look_around();
@@ -326,8 +331,7 @@ impl Supervisor {
         };
         let pids = self.pids(&spec.pids)?;
         let pids = pids.as_ref().map(|file| file.as_fd());
-        let spawned = spawn::container(&self.around(), id, &spec, pids, &stdio)
-            .map_err(Failure::during("make the container's first process"))?;
+        let spawned = spawn::container(&self.around(), id, &spec, pids, &stdio)?;
         let status = Status { pid: spawned.child.pid(), ..Status::default() };
         let (outcome, channel) = (Outcome::default(), spawned.channel);
         let tty = spec.tty;
@@ -435,8 +439,7 @@ impl Supervisor {
         let pids = Some(pids.as_fd()).filter(|_| running.spec.pids != Pids::Host);
         let identity = running.identity.as_ref();
         let what = spawn::Command { args: command, tty, identity, hooks: None };
-        let spawned = spawn::command(&self.around(), &running.spec, &what, first.as_fd(), pids, &stdio)
-            .map_err(Failure::during("make a process in the container"))?;
+        let spawned = spawn::command(&self.around(), &running.spec, &what, first, pids, &stdio)?;
         let (child, channel, outcome) = (spawned.child, Some(spawned.channel), Outcome::default());
         self.commands.push(Command { connection, child, channel, outcome });
         Ok(())
@@ -553,7 +556,12 @@ impl Supervisor {
             let _ = command.child.signal(9);
             let _ = command.child.wait();
         }
-        for id in self.containers.keys().cloned().collect::<Vec<_>>() {
+        // So are containers among another one's processes.
+        let is_guest = |running: &Running| matches!(running.spec.pids, Pids::Of(_));
+        let (mut order, hosts): (Vec<_>, Vec<_>) =
+            self.containers.iter().partition(|(_, running)| is_guest(running));
+        order.extend(hosts);
+        for id in order.into_iter().map(|(id, _)| id.clone()).collect::<Vec<_>>() {
             let ended = self.running(&id).and_then(|child| child.wait().ok());
             if let (Some(ended), Some(running)) = (ended, self.containers.get_mut(&id)) {
                 running.end(ended, false);

@@ -48,6 +48,17 @@ pub fn users(config: &PodSandboxConfig) -> Option<spec::UserMap> {
     (!uids.is_empty()).then_some(spec::UserMap { uids, gids })
 }
 
+/// Refuses what a pod cannot have.
+pub fn check(config: &PodSandboxConfig) -> Result<(), String> {
+    let Some(wanted) = namespaces(config).userns_options else { return Ok(()) };
+    match wanted.mode() {
+        NamespaceMode::Node => Ok(()),
+        NamespaceMode::Pod if !wanted.uids.is_empty() => Ok(()),
+        NamespaceMode::Pod => Err("can't set up a user namespace without a mapping of users".to_owned()),
+        mode => Err(format!("unsupported user namespace mode: {mode:?}")),
+    }
+}
+
 /// Which namespaces of the host a pod is in.
 pub fn namespaces(config: &PodSandboxConfig) -> NamespaceOption {
     let security = config.linux.clone().and_then(|linux| linux.security_context);
@@ -107,7 +118,7 @@ pub fn container(
         args: arguments(config, parts.image)?,
         env: environment(config, pod, parts.image),
         cwd: first([&config.working_dir, &parts.image.working_dir]),
-        user: user(&security, parts.image),
+        user: user(&security, parts.image)?,
         read_only: security.readonly_rootfs,
         privileged: security.privileged,
         pids: pids(&security),
@@ -173,21 +184,24 @@ fn environment(config: &ContainerConfig, pod: &PodSandboxConfig, image: &Process
     env
 }
 
-fn user(security: &LinuxContainerSecurityContext, image: &Process) -> spec::User {
+fn user(security: &LinuxContainerSecurityContext, image: &Process) -> Result<spec::User, String> {
     let number =
         |value: &Option<Int64Value>| value.as_ref().and_then(|value| u32::try_from(value.value).ok());
     let group = number(&security.run_as_group);
     let name = match (number(&security.run_as_user), security.run_as_username.as_str()) {
         (Some(uid), _) => uid.to_string(),
-        (None, "") => image.user.clone(),
+        (None, "") => match group {
+            Some(group) => return Err(format!("user group \"{group}\" is specified without user")),
+            None => image.user.clone(),
+        },
         (None, name) => name.to_owned(),
     };
-    spec::User {
+    Ok(spec::User {
         name,
         group,
         more_groups: security.supplemental_groups.iter().filter_map(|gid| u32::try_from(*gid).ok()).collect(),
         strict_groups: security.supplemental_groups_policy() == SupplementalGroupsPolicy::Strict,
-    }
+    })
 }
 
 fn pids(security: &LinuxContainerSecurityContext) -> spec::Pids {
@@ -228,6 +242,12 @@ fn mount(wanted: &Mount, volumes: &BTreeMap<String, Vec<String>>) -> Result<spec
         let sub_path = wanted.image_sub_path.clone();
         Ok::<_, String>(spec::ImageVolume { image: image.image.clone(), layers, sub_path })
     });
+    if wanted.recursive_read_only && !(wanted.readonly && wanted.propagation() == MountPropagation::Private) {
+        let target = &wanted.container_path;
+        return Err(format!(
+            "the mount {target:?} is recursively read-only, so it must be read-only and private"
+        ));
+    }
     Ok(spec::Mount {
         source: wanted.host_path.clone().into(),
         target: wanted.container_path.clone(),

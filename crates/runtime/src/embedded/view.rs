@@ -36,7 +36,7 @@ pub fn sandbox_status(pod: &Pod) -> PodSandboxStatus {
     let record = pod.record.lock();
     let options =
         || record.config.as_ref()?.linux.as_ref()?.security_context.as_ref()?.namespace_options.clone();
-    let namespaces = Namespace { options: options() };
+    let namespaces = Namespace { options: Some(options().unwrap_or_default()) };
     let ips = &record.ips;
     let more = ips.iter().skip(1).map(|ip| PodIp { ip: ip.clone() });
     let ip = ips.first().cloned().unwrap_or_default();
@@ -54,7 +54,7 @@ pub fn sandbox_status(pod: &Pod) -> PodSandboxStatus {
     }
 }
 
-fn state(known: &Known) -> ContainerState {
+pub fn state(known: &Known) -> ContainerState {
     match known.status() {
         None => ContainerState::Created,
         Some(status) if status.finished != 0 || status.failure.is_some() => ContainerState::Exited,

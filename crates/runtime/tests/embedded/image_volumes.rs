@@ -153,6 +153,7 @@ pub async fn links_stay_inside(node: &Node) {
         ::image::import(node.embedded.images(), std::io::Cursor::new(archive)).unwrap();
         let mut config = of_image("true");
         config.image = Some(ImageSpec { image: "odd:1".into(), ..ImageSpec::default() });
+        config.metadata.get_or_insert_default().name = path.to_owned();
         let error = match node.runtime.create_container(&pod.id, &config, &pod.config).await {
             Ok(id) => node.runtime.start_container(&id).await.unwrap_err(),
             Err(error) => error,

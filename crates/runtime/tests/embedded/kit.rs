@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -58,7 +59,12 @@ pub async fn run(only: Option<&str>, unified: bool) {
         life::containers_share_their_pod,
         life::what_cannot_start_says_why,
         life::streams_and_signals,
+        life::all_of_a_container_is_in_its_cgroup,
         life::commands_do_not_hold_a_pod,
+        life::those_who_look_into_others_do_not_hold_a_pod,
+        life::a_silent_supervisor_keeps_nobody_waiting,
+        life::commands_follow_into_groups_of_a_container,
+        life::a_pod_goes_with_its_keeper,
         life::limits_hold,
         life::a_later_skiff_finds_its_pods,
         life::another_program_takes_over,
@@ -115,6 +121,9 @@ pub async fn run(only: Option<&str>, unified: bool) {
         socket::what_only_other_clients_ask,
         socket::events_are_told,
         socket::bad_requests_are_refused,
+        socket::nothing_is_made_twice,
+        socket::what_does_not_go_together_is_refused,
+        socket::limits_can_be_changed_before_the_start,
     ];
     assert_eq!(failures, 0, "tests failed");
     println!("\ntest result: ok.");
@@ -319,7 +328,11 @@ pub fn with(security: LinuxContainerSecurityContext, text: &str) -> ContainerCon
 
 impl Pod<'_> {
     pub async fn create(&self, config: &ContainerConfig) -> String {
-        let made = self.node.runtime.create_container(&self.id, config, &self.config).await;
+        // No two of a pod may have the same name and number.
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let mut config = config.clone();
+        config.metadata.get_or_insert_default().attempt = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let made = self.node.runtime.create_container(&self.id, &config, &self.config).await;
         made.unwrap_or_else(|error| panic!("{error}"))
     }
 

@@ -1,7 +1,7 @@
 //! How pods and containers live and end.
 
 use std::os::unix::fs::MetadataExt as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use runtime::cri::*;
 use runtime::{Code, Error, Runtime as _};
@@ -164,6 +164,105 @@ pub async fn commands_do_not_hold_a_pod(node: &Node) {
             node.runtime.stop_sandbox(&pod.id).await.unwrap_or_else(|error| panic!("{error}"));
         };
         tokio::join!(ends, remove);
+    }
+}
+
+pub async fn all_of_a_container_is_in_its_cgroup(node: &Node) {
+    let pod = node.pod("counted").await;
+    let id = pod.start(&script("cat /proc/self/cgroup; exec sleep 1000")).await;
+    let (_, command, _) = pod.exec(&id, "cat /proc/self/cgroup").await;
+    // A container sees its own group as the root of all; those of no controller are not used in the first version.
+    let first = pod.said("main.log");
+    assert_eq!(command, first);
+    let is_v2 = sys::cgroup::Cgroups::of_host().unwrap().is_v2();
+    let used = if is_v2 { "0:" } else { "memory" };
+    let found: Vec<&str> = first.lines().filter(|line| line.contains(used)).collect();
+    assert!(matches!(found[..], [line] if line.ends_with(":/")), "{first}");
+}
+
+/// A container among the processes of another one has its end asked for by the supervisor alone, and the other one's first
+/// process waits for that.
+pub async fn those_who_look_into_others_do_not_hold_a_pod(node: &Node) {
+    // Which of the two comes first in the supervisor's order is left to chance.
+    for number in 0..6 {
+        let pod = node.pod(&format!("looked-into-{number}")).await;
+        let target_id = pod.start(&script("exec sleep 1000")).await;
+        let mut beside = security();
+        beside.namespace_options = Some(NamespaceOption {
+            pid: NamespaceMode::Target.into(),
+            target_id,
+            ..NamespaceOption::default()
+        });
+        pod.start(&with(beside, "exec sleep 1000")).await;
+        let stopped = tokio::time::timeout(Duration::from_secs(30), node.runtime.stop_sandbox(&pod.id)).await;
+        stopped.expect("it ends").unwrap();
+    }
+}
+
+pub async fn a_silent_supervisor_keeps_nobody_waiting(node: &Node) {
+    let (silent, other) = (node.pod("silent").await, node.pod("other").await);
+    let supervisor = *supervisors(&node.dir.path().join("runtime/pods").join(&silent.id)).first().unwrap();
+    rustix::process::kill_process(supervisor, rustix::process::Signal::STOP).unwrap();
+    let later = node.again().await;
+    let state = async |id: &str| later.sandbox_status(id).await.unwrap().state();
+    let (of_silent, of_other) = (state(&silent.id).await, state(&other.id).await);
+    rustix::process::kill_process(supervisor, rustix::process::Signal::CONT).unwrap();
+    assert_eq!((of_silent, of_other), (PodSandboxState::NotReady, PodSandboxState::Ready));
+    // It is listened to still.
+    let begun = Instant::now();
+    while state(&silent.id).await != PodSandboxState::Ready {
+        assert!(begun.elapsed() < Duration::from_secs(30), "nobody listens to it");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// In the second version of cgroups a group that hands something down to others has no processes of its own.
+pub async fn commands_follow_into_groups_of_a_container(node: &Node) {
+    let handed_down = match sys::cgroup::Cgroups::of_host().unwrap() {
+        sys::cgroup::Cgroups::V2 { root } => {
+            std::fs::read_to_string(root.join("cgroup.controllers")).unwrap()
+        }
+        sys::cgroup::Cgroups::V1 { .. } => String::new(),
+    };
+    let Some(controller) = handed_down.split_whitespace().next() else {
+        return println!("skipped: no controller of the second version");
+    };
+    let pod = node.pod("nested").await;
+    let mut security = security();
+    security.privileged = true;
+    let nest = format!(
+        "g=/sys/fs/cgroup$(sed -n 's/^0:://p' /proc/self/cgroup); mkdir $g/inner; echo 0 >$g/inner/cgroup.procs; \
+         echo +{controller} >$g/cgroup.subtree_control && echo nested; exec sleep 1000"
+    );
+    let id = pod.start(&with(security, &nest)).await;
+    let begun = Instant::now();
+    while pod.said("main.log") != "nested\n" {
+        assert!(begun.elapsed() < Duration::from_secs(30), "it has no groups: {}", pod.said("main.log"));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let (code, found, _) = pod.exec(&id, "cat /proc/self/cgroup").await;
+    assert!(code == 0 && found.trim_end().ends_with("/inner"), "{code} {found}");
+}
+
+pub async fn a_pod_goes_with_its_keeper(node: &Node) {
+    let mut config = node.pod_config("kept");
+    config.linux.as_mut().unwrap().security_context.as_mut().unwrap().namespace_options =
+        Some(NamespaceOption { pid: NamespaceMode::Pod.into(), ..NamespaceOption::default() });
+    let pod = node.pod_with(config).await;
+    let supervisor = *supervisors(&node.dir.path().join("runtime/pods").join(&pod.id)).first().unwrap();
+    let parent = format!("PPid:\t{}\n", supervisor.as_raw_nonzero());
+    let is_child = |pid: &rustix::process::Pid| {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero()));
+        status.is_ok_and(|status| status.contains(&parent))
+    };
+    let pids = std::fs::read_dir("/proc").unwrap().flatten();
+    let mut pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let keeper = pids.find_map(|pid| rustix::process::Pid::from_raw(pid).filter(is_child)).expect("a keeper");
+    rustix::process::kill_process(keeper, rustix::process::Signal::KILL).unwrap();
+    let begun = Instant::now();
+    while node.runtime.sandbox_status(&pod.id).await.unwrap().state() == PodSandboxState::Ready {
+        assert!(begun.elapsed() < Duration::from_secs(30), "the pod goes on without its keeper");
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 

@@ -223,3 +223,85 @@ pub async fn bad_requests_are_refused(node: &Node) {
     let refused = client.ask::<Empty>("RuntimeService/StopPodSandbox", wrong).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{refused}");
 }
+
+/// Somebody who heard nothing of the first time asks again.
+pub async fn nothing_is_made_twice(node: &Node) {
+    let pod = node.pod("one").await;
+    let refused = node.runtime.run_sandbox(&pod.config, "").await.unwrap_err().message();
+    let expected =
+        format!("failed to reserve sandbox name: name \"one_d_one_0\" is reserved for {:?}", pod.id);
+    assert!(refused.contains(&expected), "{refused}");
+    let config = script("sleep 1000");
+    let id = node.runtime.create_container(&pod.id, &config, &pod.config).await.unwrap();
+    let refused = node.runtime.create_container(&pod.id, &config, &pod.config).await.unwrap_err().message();
+    assert!(refused.contains(&format!("is reserved for {id:?}")), "{refused}");
+    node.runtime.start_container(&id).await.unwrap();
+    let refused = node.runtime.start_container(&id).await.unwrap_err().message();
+    assert!(refused.contains("container is in CONTAINER_RUNNING state"), "{refused}");
+    // What is removed can be made again; what has ended takes nothing new.
+    node.runtime.remove_container(&id).await.unwrap();
+    node.runtime.create_container(&pod.id, &config, &pod.config).await.unwrap();
+    node.runtime.stop_sandbox(&pod.id).await.unwrap();
+    let refused =
+        node.runtime.create_container(&pod.id, &script(""), &pod.config).await.unwrap_err().message();
+    assert!(refused.contains("is not running"), "{refused}");
+    node.runtime.remove_sandbox(&pod.id).await.unwrap();
+    node.runtime.run_sandbox(&pod.config, "").await.unwrap();
+}
+
+pub async fn what_does_not_go_together_is_refused(node: &Node) {
+    for mode in [NamespaceMode::Container, NamespaceMode::Target, NamespaceMode::Pod] {
+        let mut config = node.pod_config("users");
+        let userns_options = Some(UserNamespace { mode: mode.into(), ..UserNamespace::default() });
+        config.linux.as_mut().unwrap().security_context.as_mut().unwrap().namespace_options =
+            Some(NamespaceOption { userns_options, ..NamespaceOption::default() });
+        let refused = node.runtime.run_sandbox(&config, "").await.unwrap_err().message();
+        assert!(refused.contains("user namespace"), "{mode:?}: {refused}");
+    }
+    let pod = node.pod("mixed").await;
+    let create = async |config: &ContainerConfig| {
+        node.runtime.create_container(&pod.id, config, &pod.config).await.map(drop).unwrap_err().message()
+    };
+    for (readonly, propagation) in [
+        (false, MountPropagation::Private),
+        (true, MountPropagation::HostToContainer),
+        (true, MountPropagation::Bidirectional),
+    ] {
+        let mut config = script("");
+        config.mounts = vec![Mount {
+            container_path: "/mnt".into(),
+            host_path: node.dir.path().display().to_string(),
+            readonly,
+            propagation: propagation.into(),
+            recursive_read_only: true,
+            ..Mount::default()
+        }];
+        let refused = create(&config).await;
+        assert!(refused.contains("must be read-only and private"), "{refused}");
+    }
+    let mut security = crate::kit::security();
+    security.run_as_group = Some(Int64Value { value: 1002 });
+    let refused = create(&crate::kit::with(security, "")).await;
+    assert!(refused.contains("user group \"1002\" is specified without user"), "{refused}");
+}
+
+/// Of a pod that nobody has a cgroup for, too; it has one of its own then, and goes with it.
+pub async fn limits_can_be_changed_before_the_start(node: &Node) {
+    let mut config = node.pod_config("early");
+    config.linux.as_mut().unwrap().cgroup_parent = String::new();
+    config.dns_config = None;
+    let pod = node.pod_with(config).await;
+    let id = pod.create(&script("cat /etc/resolv.conf; exec sleep 1000")).await;
+    let resources = LinuxContainerResources { memory_limit_in_bytes: 48 << 20, ..Default::default() };
+    node.runtime.update_resources(&id, &resources).await.unwrap();
+    node.runtime.start_container(&id).await.unwrap();
+    let cgroups = sys::cgroup::Cgroups::of_host().unwrap();
+    let group = format!("/skiff/sandbox-{}", pod.id);
+    assert_eq!(cgroups.usage(&format!("{group}/{id}")).memory_limit, Some(48 << 20));
+    let told = node.runtime.container_status(&id).await.unwrap().resources.unwrap().linux.unwrap();
+    assert_eq!(told.memory_limit_in_bytes, 48 << 20);
+    let (_, said, _) = pod.exec(&id, "cat /etc/resolv.conf").await;
+    assert_eq!(said, std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default());
+    node.runtime.remove_sandbox(&pod.id).await.unwrap();
+    assert!(cgroups.directories(&group).iter().all(|directory| !directory.exists()), "its group stays");
+}

@@ -128,9 +128,10 @@ impl Session {
     async fn attach(&self, channels: Channels) -> Result<Option<Value>, Value> {
         let (pipes, far) = self.pipes().map_err(failed)?;
         let mut caller = self.ask(None, far).await?;
-        let (sizes, mut wanted) = mpsc::channel(1);
+        // Of several sizes the last one counts.
+        let (sizes, mut wanted) = watch::channel((0, 0));
         let resize = move |rows, columns| {
-            let _ = sizes.try_send((rows, columns));
+            sizes.send_replace((rows, columns));
         };
         let end = async {
             loop {
@@ -139,7 +140,8 @@ impl Session {
                         Ok(Some(Answer::Failed { message })) => internal(&message),
                         _ => success(),
                     },
-                    Some((rows, columns)) = wanted.recv() => {
+                    Ok(()) = wanted.changed() => {
+                        let (rows, columns) = *wanted.borrow_and_update();
                         let container = self.container.clone();
                         let _ = caller.send(&Request::Resize { container, rows, columns }, &[]).await;
                     }

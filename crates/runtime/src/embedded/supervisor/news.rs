@@ -21,6 +21,8 @@ pub enum News {
     ListenerOut(String, usize, Stream),
     Ended(String),
     Command(u64),
+    /// Of common processes; it has ended.
+    Keeper,
     /// Something in the pod's directory is gone.
     Removal,
 }

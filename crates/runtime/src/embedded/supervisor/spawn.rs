@@ -75,13 +75,14 @@ pub fn container(
     spec: &Container,
     pids: Option<BorrowedFd<'_>>,
     stdio: &Stdio<'_>,
-) -> io::Result<Spawned> {
+) -> Result<Spawned, Failure> {
     let directory = around.directory.join(id);
     let new = New { pid: spec.pids == Pids::Own, ..New::default() };
-    spawn(new, pids, |channel| {
+    let made = make_cgroup(around.cgroups, spec);
+    let group = Group { cgroups: around.cgroups, name: &spec.cgroup, below: None, made };
+    spawn(new, group, pids, |channel| {
         let begin = || -> Result<_, Failure> {
             rustix::process::umask(rustix::fs::Mode::empty());
-            join_cgroup(around.cgroups, spec)?;
             sys::process::leave_keys().map_err(Failure::during("leave the host's keys"))?;
             score(spec.oom_score_adj);
             let filter = launch::filter(spec)?;
@@ -132,13 +133,14 @@ pub fn command(
     around: &Surroundings<'_>,
     spec: &Container,
     what: &Command<'_>,
-    first: BorrowedFd<'_>,
+    first: &Child,
     pids: Option<BorrowedFd<'_>>,
     stdio: &Stdio<'_>,
-) -> io::Result<Spawned> {
-    spawn(New::default(), pids, |channel| {
+) -> Result<Spawned, Failure> {
+    let below = around.cgroups.of_process(first.pid());
+    let group = Group { cgroups: around.cgroups, name: &spec.cgroup, below, made: Ok(()) };
+    spawn(New::default(), group, pids, |channel| {
         let begin = || -> Result<_, Failure> {
-            around.cgroups.join(&spec.cgroup).map_err(Failure::during("join the container's cgroup"))?;
             sys::process::leave_keys().map_err(Failure::during("leave the host's keys"))?;
             score(spec.oom_score_adj);
             let filter = launch::filter(spec)?;
@@ -146,7 +148,7 @@ pub fn command(
             if !spec.privileged {
                 into |= ThreadNameSpaceType::CONTROL_GROUP;
             }
-            rustix::thread::move_into_thread_name_spaces(first, into)
+            rustix::thread::move_into_thread_name_spaces(first.as_fd(), into)
                 .map_err(Failure::during("enter the container"))?;
             if let Some(users) = around.users {
                 stdio.own(users);
@@ -221,31 +223,70 @@ fn confine(kept: BorrowedFd<'_>) -> Result<(), Failure> {
     sys::seccomp::load(&filter).map_err(Failure::during("load the seccomp filter"))
 }
 
+/// Where a new process is counted.
+struct Group<'a> {
+    cgroups: &'a Cgroups,
+    name: &'a str,
+    /// Where the container's first process is: one that has groups of its own, and hands something down to them, has no
+    /// processes beside them.
+    below: Option<String>,
+    /// What went wrong when it was made is for the new process to tell, as all else that does.
+    made: Result<(), Failure>,
+}
+
+impl Group<'_> {
+    fn join(self) -> Result<(), Failure> {
+        self.made?;
+        self.cgroups.join(self.name).map_err(Failure::during("join the container's cgroup"))
+    }
+}
+
+/// Starts a process in a container's cgroup.
 fn spawn(
-    new: New,
+    new: New<'_>,
+    group: Group<'_>,
     pids: Option<BorrowedFd<'_>>,
     body: impl FnOnce(&UnixStream) -> Failure,
-) -> io::Result<Spawned> {
-    let (near, far) = UnixStream::pair()?;
-    let own = std::fs::File::open("/proc/self/ns/pid")?;
-    // Where children begin; this process stays where it is.
-    let kind = Some(LinkNameSpaceType::ProcessID);
-    if let Some(pids) = pids {
-        rustix::thread::move_into_link_name_space(pids, kind)?;
-    }
-    let forked = sys::process::fork(new, || {
+) -> Result<Spawned, Failure> {
+    let (near, far) = UnixStream::pair().map_err(Failure::during("make a pair of sockets"))?;
+    near.set_nonblocking(true).map_err(Failure::during("make a pair of sockets"))?;
+    let names = [Some(group.name), group.below.as_deref()].into_iter().flatten();
+    let doors: Vec<OwnedFd> =
+        names.filter(|_| group.made.is_ok()).filter_map(|name| group.cgroups.door(name)).collect();
+    // The copy takes them; here they are left for another try.
+    let (mut group, mut body) = (Some(group), Some(body));
+    let mut run = |is_inside: bool| {
         // From the first moment on: a container whose supervisor is gone has nobody to report to.
         let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
         let _ = rustix::process::setsid();
-        let Failure(message) = body(&far);
+        let (Some(group), Some(body)) = (group.take(), body.take()) else { return 127 };
+        let joined = if is_inside { Ok(()) } else { group.join() };
+        let Failure(message) = joined.err().unwrap_or_else(|| body(&far));
         let _ = (&far).write_all(message.as_bytes());
         127
+    };
+    let child = with_pids(pids, || {
+        for door in &doors {
+            if let Ok(child) = sys::process::fork(New { cgroup: Some(door.as_fd()), ..new }, || run(true)) {
+                return Ok(child);
+            }
+        }
+        // A container that has all the processes it is allowed takes none at the door, but nobody is kept from joining.
+        sys::process::fork(new, || run(false))
     });
-    if pids.is_some() {
-        rustix::thread::move_into_link_name_space(own.as_fd(), kind)?;
-    }
-    near.set_nonblocking(true)?;
-    Ok(Spawned { child: forked?, channel: near })
+    let child = child.map_err(Failure::during("make a process in the container"))?;
+    Ok(Spawned { child, channel: near })
+}
+
+/// Makes a child that begins in another namespace of processes; this process stays where it is.
+fn with_pids(pids: Option<BorrowedFd<'_>>, fork: impl FnOnce() -> io::Result<Child>) -> io::Result<Child> {
+    let Some(pids) = pids else { return fork() };
+    let kind = Some(LinkNameSpaceType::ProcessID);
+    let own = std::fs::File::open("/proc/self/ns/pid")?;
+    rustix::thread::move_into_link_name_space(pids, kind)?;
+    let forked = fork();
+    rustix::thread::move_into_link_name_space(own.as_fd(), kind)?;
+    forked
 }
 
 /// Does something in a process of its own, which may go where there is no way back from.
@@ -277,14 +318,13 @@ fn streams(tty: bool, stdio: &Stdio<'_>, channel: &UnixStream) -> Result<(), Fai
     launch::stdio(stdio.stdin, stdio.stdout, stdio.stderr).map_err(Failure::during("set up standard streams"))
 }
 
-fn join_cgroup(cgroups: &Cgroups, spec: &Container) -> Result<(), Failure> {
+fn make_cgroup(cgroups: &Cgroups, spec: &Container) -> Result<(), Failure> {
     let group = &spec.cgroup;
     cgroups.create(group).map_err(Failure::during("make the container's cgroup"))?;
     cgroups.limit(group, &spec.limits).map_err(Failure::during("limit the container"))?;
     cgroups
         .allow_devices(group, &device_rules(spec))
-        .map_err(Failure::during("limit the container's devices"))?;
-    cgroups.join(group).map_err(Failure::during("join the container's cgroup"))
+        .map_err(Failure::during("limit the container's devices"))
 }
 
 fn device_rules(spec: &Container) -> Vec<DeviceRule> {
