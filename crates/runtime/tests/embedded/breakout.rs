@@ -169,7 +169,9 @@ pub async fn privileges_are_what_they_should_be(node: &Node) {
 
 /// An image whose directories are links to the host's.
 pub async fn images_cannot_mount_elsewhere(node: &Node) {
-    ::image::import(node.embedded.images(), std::io::Cursor::new(evil_image())).unwrap();
+    let links =
+        [("data", "/etc"), ("up", "../../../../../.."), ("elsewhere", "/proc/1/root"), ("process", "/proc")];
+    import_links(node, "evil:1", &links);
     let host = node.dir.path().join("mine");
     std::fs::create_dir_all(&host).unwrap();
     let pod = node.pod("links").await;
@@ -191,6 +193,71 @@ pub async fn images_cannot_mount_elsewhere(node: &Node) {
     let id = pod.create(&config).await;
     let error = node.runtime.start_container(&id).await.unwrap_err().message();
     assert!(error.ends_with("\"/process/sys\" cannot be mounted because it is inside /proc"), "{error}");
+}
+
+/// Links to nothing are good to mount on: what is missing is made where they lead, which is never on the host.
+pub async fn links_to_nothing_stay_inside(node: &Node) {
+    let (host, volume) = (node.dir.path().join("mine"), node.dir.path().join("volume"));
+    for place in [&host, &volume] {
+        std::fs::create_dir_all(place).unwrap();
+    }
+    std::fs::write(host.join("file"), "of the host\n").unwrap();
+    let outside = node.dir.path().join("outside");
+    let (out, up) = (outside.display().to_string(), format!("{}{}", "../".repeat(24), outside.display()));
+    std::os::unix::fs::symlink(&out, volume.join("out")).unwrap();
+    std::os::unix::fs::symlink(&up, volume.join("up")).unwrap();
+    let links = [
+        ("etc/resolv.conf", "../run/systemd/resolve/stub-resolv.conf"),
+        ("etc/localtime", "/usr/share/zoneinfo/UTC"),
+        ("var/run", "/run"),
+        ("deep/link", "../none/../first"),
+        ("first", "second"),
+        ("second", "./third"),
+        ("a", "b"),
+        ("b", "a"),
+        ("grows", "none/../grows"),
+        ("number", "/proc/self/fd/1000/x"),
+    ];
+    import_links(node, "dangling:1", &links);
+    let pod = node.pod("dangling").await;
+    let mount = |target: &str, source: &std::path::Path| Mount {
+        container_path: target.into(),
+        host_path: source.display().to_string(),
+        ..Mount::default()
+    };
+    let of_links = |text: &str, mounts: Vec<Mount>| {
+        let image = Some(ImageSpec { image: "dangling:1".into(), ..ImageSpec::default() });
+        ContainerConfig { image, mounts, ..script(text) }
+    };
+    let file = host.join("file");
+    let mounts = vec![
+        mount("/etc/localtime", &file),
+        mount("/var/run/service", &host),
+        mount("/deep/link", &host),
+        mount("/vol", &volume),
+        mount("/vol/out", &file),
+        mount("/vol/up/further", &file),
+    ];
+    let look = format!(
+        "cd /; busybox grep -c 10.43.0.10 run/systemd/resolve/stub-resolv.conf; \
+         busybox cat usr/share/zoneinfo/UTC run/service/file third/file .{out}; ls vol"
+    );
+    let of_host = "of the host\n";
+    // Both lead to one path, which is a file for one and a directory for the other.
+    let id = pod.create(&of_links("true", mounts.clone())).await;
+    let error = node.runtime.start_container(&id).await.unwrap_err().message();
+    assert!(error.contains("mount on \"/vol/up/further\""), "{error}");
+    let (_, said) = pod.finish(&of_links(&look, mounts[..5].to_vec())).await;
+    assert_eq!(said, format!("1\n{}out\nup\n", of_host.repeat(4)));
+    let mounts = vec![mount("/vol", &volume), mount("/vol/up/further", &file)];
+    let look = format!("busybox cat {out}/further");
+    assert_eq!(pod.finish(&of_links(&look, mounts)).await, (0, of_host.into()));
+    for target in ["/a", "/a/x", "/grows", "/number"] {
+        let id = pod.create(&of_links("true", vec![mount(target, &host)])).await;
+        let error = node.runtime.start_container(&id).await.unwrap_err().message();
+        assert!(error.contains(&format!("mount on {target:?}")), "{error}");
+    }
+    assert!(!outside.exists() && std::fs::read_dir(&host).unwrap().count() == 1);
 }
 
 /// A working directory by the number of a file that is open on the way in.
@@ -373,27 +440,23 @@ pub async fn volumes_cannot_lead_out(node: &Node) {
     assert!(inside > 0);
 }
 
-fn evil_image() -> Vec<u8> {
+/// Imports an image that has a shell and these links.
+fn import_links(node: &Node, name: &str, links: &[(&str, &str)]) {
     let mut layer = tar::Builder::new(Vec::new());
-    let mut link = |name: &str, target: &str| {
+    for (path, target) in [("bin/sh", "busybox"), ("bin/ls", "busybox")].iter().chain(links) {
         let mut header = tar::Header::new_gnu();
         header.set_entry_type(tar::EntryType::Symlink);
         header.set_size(0);
         header.set_mode(0o777);
-        layer.append_link(&mut header, name, target).unwrap();
-    };
-    link("data", "/etc");
-    link("up", "../../../../../..");
-    link("elsewhere", "/proc/1/root");
-    link("process", "/proc");
-    link("bin/sh", "busybox");
-    link("bin/ls", "busybox");
+        layer.append_link(&mut header, path, target).unwrap();
+    }
     let mut header = tar::Header::new_gnu();
     header.set_mode(0o755);
     let busybox = std::fs::read("/bin/busybox").unwrap();
     header.set_size(busybox.len() as u64);
     layer.append_data(&mut header, "bin/busybox", &busybox[..]).unwrap();
-    crate::image::archive("evil:1", &[layer.into_inner().unwrap()])
+    let archive = crate::image::archive(name, &[layer.into_inner().unwrap()]);
+    ::image::import(node.embedded.images(), std::io::Cursor::new(archive)).unwrap();
 }
 
 pub async fn seccomp_holds_for_commands_too(node: &Node) {

@@ -73,6 +73,7 @@ pub async fn run(only: Option<&str>, unified: bool) {
         breakout::devices_cannot_be_opened,
         breakout::privileges_are_what_they_should_be,
         breakout::images_cannot_mount_elsewhere,
+        breakout::links_to_nothing_stay_inside,
         breakout::no_directory_of_the_host_is_begun_in,
         breakout::no_open_file_leads_out,
         breakout::what_hides_cannot_be_exchanged,

@@ -4,12 +4,14 @@
 //! root, so that links of an image never lead to the host, and everything is put in place by descriptor, so that nothing
 //! can be exchanged in between.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid};
+use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, OpenTreeFlags, UnmountFlags,
 };
@@ -241,31 +243,41 @@ impl Root<'_> {
         crate::embedded::open_inside(&self.fd, path)
     }
 
-    /// A file or directory to mount on, made where there is none.
+    /// A file or directory to mount on, made where there is none: for a link to nothing, where it leads.
     fn place(&self, target: &str, is_directory: bool) -> io::Result<OwnedFd> {
+        // As many as the kernel follows.
+        const MOST_LINKS: usize = 40;
+        if Path::new(target).components().any(|part| part == Component::ParentDir) {
+            return Err(io::Error::other("the path has .."));
+        }
         let mut path = PathBuf::from("/");
         let mut current = self.open(&path)?;
-        let mut parts = Path::new(target).components().peekable();
-        while let Some(part) = parts.next() {
-            let name = match part {
-                Component::Normal(name) => name,
-                Component::ParentDir => return Err(io::Error::other("the path has ..")),
-                _ => continue,
-            };
-            path.push(name);
+        let mut links = 0;
+        // The rest of the way, what comes next at its end.
+        let mut rest = parts(Path::new(target));
+        while let Some(name) = rest.pop() {
+            path.push(&name);
             current = match self.open(&path) {
-                Ok(found) => found,
-                Err(rustix::io::Errno::NOENT) => {
-                    if parts.peek().is_none() && !is_directory {
-                        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-                        drop(rustix::fs::openat(&current, name, flags, Mode::from_raw_mode(0o644))?);
-                    } else {
-                        rustix::fs::mkdirat(&current, name, Mode::from_raw_mode(0o755))?;
+                Err(Errno::NOENT) => {
+                    if let Ok(link) = rustix::fs::readlinkat(&current, &name, Vec::new()) {
+                        links += 1;
+                        if links > MOST_LINKS {
+                            return Err(Errno::LOOP.into());
+                        }
+                        path.pop();
+                        rest.extend(parts(Path::new(OsStr::from_bytes(link.as_bytes()))));
+                        continue;
                     }
-                    self.own(&current, name)?;
+                    if rest.is_empty() && !is_directory {
+                        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+                        drop(rustix::fs::openat(&current, &name, flags, Mode::from_raw_mode(0o644))?);
+                    } else {
+                        rustix::fs::mkdirat(&current, &name, Mode::from_raw_mode(0o755))?;
+                    }
+                    self.own(&current, &name)?;
                     self.open(&path)?
                 }
-                Err(error) => return Err(error.into()),
+                found => found?,
             };
         }
         Ok(current)
@@ -401,7 +413,7 @@ impl Root<'_> {
             return Err(io::Error::other(format!("{} is not a device", source.display())));
         }
         match rustix::fs::mknodat(&parent, name, kind, mode, found.st_rdev) {
-            Err(rustix::io::Errno::EXIST) => return Ok(()),
+            Err(Errno::EXIST) => return Ok(()),
             other => other?,
         }
         // Some are for a group of users, which the container's may be in.
@@ -427,7 +439,7 @@ impl Root<'_> {
         let (parent, name) = device.target.rsplit_once('/').ok_or(io::ErrorKind::InvalidInput)?;
         let parent = self.place(parent, true)?;
         match rustix::fs::mknodat(&parent, name, kind, Mode::from_raw_mode(made.mode), number) {
-            Err(rustix::io::Errno::EXIST) => return Ok(()),
+            Err(Errno::EXIST) => return Ok(()),
             other => other?,
         }
         if (made.uid, made.gid) != (0, 0) {
@@ -451,7 +463,7 @@ impl Root<'_> {
             let failed = |error: io::Error| Failure::during(format!("hide {path}"))(error);
             let place = match self.open(Path::new(path)) {
                 Ok(place) => place,
-                Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => continue,
+                Err(Errno::NOENT | Errno::NOTDIR) => continue,
                 Err(error) => return Err(failed(error.into())),
             };
             let cover = match kind(&place).map_err(failed)? {
@@ -464,7 +476,7 @@ impl Root<'_> {
             let failed = |error: io::Error| Failure::during(format!("protect {path}"))(error);
             let place = match self.open(Path::new(path)) {
                 Ok(place) => place,
-                Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => continue,
+                Err(Errno::NOENT | Errno::NOTDIR) => continue,
                 Err(error) => return Err(failed(error.into())),
             };
             let copy = copy_of(&place).map_err(failed)?;
@@ -479,6 +491,11 @@ impl Root<'_> {
         }
         Ok(())
     }
+}
+
+/// The parts of a path, the first one last. The root is one, which a path begins anew with.
+fn parts(path: &Path) -> Vec<OsString> {
+    path.components().rev().map(|part| part.as_os_str().to_owned()).collect()
 }
 
 /// Another copy of what is mounted there already.
