@@ -167,6 +167,40 @@ pub async fn privileges_are_what_they_should_be(node: &Node) {
     assert!(said.contains("Seccomp:\t0\n") && said.contains("mounted\n"), "{said}");
 }
 
+/// One that sees the host's groups must not mount them anew: the options are those of all mounts of them.
+pub async fn groups_stay_as_the_host_has_them(node: &Node) {
+    let of_host = || {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+        let found = mounts.lines().map(|line| line.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        found.into_iter().find(|words| words[2] == "cgroup2")
+    };
+    let groups = sys::cgroup::Cgroups::of_host().unwrap();
+    let Some(before) = of_host().filter(|_| groups.is_v2()) else {
+        return println!("skipped: needs cgroups of the second version");
+    };
+    let pod = node.pod("groups").await;
+    let mut free = security();
+    free.privileged = true;
+    let look = "grep ' /sys/fs/cgroup cgroup2 ' /proc/mounts; cat /proc/self/cgroup; mkdir /sys/fs/cgroup/skiff-test-made \
+        && rmdir /sys/fs/cgroup/skiff-test-made && echo made";
+    let (_, said) = pod.finish(&with(free, look)).await;
+    assert_eq!(of_host(), Some(before.clone()));
+    if before[3] == "rw,relatime" {
+        println!("the host's cgroups have no options that could be lost");
+    }
+    // A copy of the host's mount has the name that this one was given.
+    let (mount, rest) = said.split_once('\n').unwrap();
+    assert!(
+        mount.starts_with(&format!("{} /sys/fs/cgroup cgroup2 rw,nosuid,nodev,noexec,", before[0])),
+        "{said}"
+    );
+    assert!(rest.contains("/skiff-test-") && rest.ends_with("\nmade\n"), "{said}");
+    // Everybody else has but their own, which they cannot write to.
+    let look = "grep ' /sys/fs/cgroup cgroup2 ' /proc/mounts; cat /proc/self/cgroup";
+    let (_, said) = pod.finish(&script(look)).await;
+    assert!(said.contains(" ro,nosuid,nodev,noexec,") && said.ends_with("0::/\n"), "{said}");
+}
+
 /// An image whose directories are links to the host's.
 pub async fn images_cannot_mount_elsewhere(node: &Node) {
     let links =

@@ -72,6 +72,7 @@ pub async fn run(only: Option<&str>, unified: bool) {
         breakout::nothing_can_be_mounted,
         breakout::devices_cannot_be_opened,
         breakout::privileges_are_what_they_should_be,
+        breakout::groups_stay_as_the_host_has_them,
         breakout::images_cannot_mount_elsewhere,
         breakout::links_to_nothing_stay_inside,
         breakout::no_directory_of_the_host_is_begun_in,

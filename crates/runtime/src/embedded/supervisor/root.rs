@@ -55,7 +55,8 @@ pub struct Trees {
     /// What is at each place, those inside of others behind them.
     mounts: Vec<(String, Volume)>,
     shm: OwnedFd,
-    /// The container's own groups, by the names their hierarchies have.
+    /// The container's own groups, by the names their hierarchies have; in the second version all of the host's, for one
+    /// that sees them.
     cgroups: Vec<(String, OwnedFd)>,
 }
 
@@ -97,6 +98,22 @@ impl Trees {
                 let tree =
                     mounts::copy_one(&directory).map_err(Failure::during("open the container's cgroup"))?;
                 own.push((name, tree));
+            }
+        } else if spec.privileged {
+            // It stays in the host's namespace of groups, and whoever mounts them anew in there changes the options that
+            // the host has mounted them with.
+            let attributes = Attributes {
+                no_suid: true,
+                no_dev: true,
+                no_exec: true,
+                recursive: true,
+                ..Attributes::default()
+            };
+            for directory in cgroups.directories("") {
+                let tree = mounts::copy_tree(&directory)
+                    .and_then(|tree| mounts::set(&tree, attributes).map(|()| tree))
+                    .map_err(Failure::during("open the host's cgroups"))?;
+                own.push((String::new(), tree));
             }
         }
         Ok(Trees { mounts: opened, shm, cgroups: own })
@@ -325,7 +342,8 @@ impl Root<'_> {
         self.mount("/dev/mqueue", fresh("mqueue", &[], safe))?;
         self.mount_plainly("/sys", fresh("sysfs", &[], sys))?;
         if is_v2 {
-            return self.mount("/sys/fs/cgroup", fresh("cgroup2", &[], sys));
+            let of_host = trees.cgroups.first().map(|(_, tree)| tree.try_clone());
+            return self.mount("/sys/fs/cgroup", of_host.unwrap_or_else(|| fresh("cgroup2", &[], sys)));
         }
         let groups = [("mode", "755")];
         self.mount("/sys/fs/cgroup", fresh("tmpfs", &groups, safe))?;
