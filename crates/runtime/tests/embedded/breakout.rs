@@ -220,13 +220,64 @@ pub async fn images_cannot_mount_elsewhere(node: &Node) {
     let (code, said) = pod.finish(&config).await;
     assert!(said.starts_with("inside\n"), "{code} {said}");
     assert!(!std::path::Path::new("/skiff-made-this").exists() && !std::path::Path::new("/etc/x").exists());
-    // A place inside /proc is none.
-    let mut config = script("true");
-    config.image = Some(ImageSpec { image: "evil:1".into(), ..ImageSpec::default() });
-    config.mounts = vec![target("/process/sys")];
-    let id = pod.create(&config).await;
-    let error = node.runtime.start_container(&id).await.unwrap_err().message();
-    assert!(error.ends_with("\"/process/sys\" cannot be mounted because it is inside /proc"), "{error}");
+    // A place inside /proc is none, nor is one that it has for this by way of a link.
+    for path in ["/process/sys", "/process/cpuinfo"] {
+        let mut config = script("true");
+        config.image = Some(ImageSpec { image: "evil:1".into(), ..ImageSpec::default() });
+        config.mounts = vec![target(path)];
+        let id = pod.create(&config).await;
+        let error = node.runtime.start_container(&id).await.unwrap_err().message();
+        assert!(
+            error.ends_with(&format!("{path:?} cannot be mounted because it is inside /proc")),
+            "{error}"
+        );
+    }
+}
+
+/// What `/proc` tells of the machine can be told otherwise, and nothing else of it.
+pub async fn only_the_machine_is_covered(node: &Node) {
+    let (file, directory) = (node.dir.path().join("told"), node.dir.path().join("directory"));
+    std::fs::write(&file, "told\n").unwrap();
+    std::fs::create_dir_all(&directory).unwrap();
+    let mount = |path: &str, source: &std::path::Path| Mount {
+        container_path: path.into(),
+        host_path: source.display().to_string(),
+        ..Mount::default()
+    };
+    let names = ["cpuinfo", "diskstats", "meminfo", "stat", "swaps", "uptime", "loadavg", "slabinfo"];
+    let names = names.into_iter().chain(["sys/kernel/ns_last_pid", "sys/crypto/fips_enabled"]);
+    // Not every kernel has all of them.
+    let paths = names.map(|name| format!("/proc/{name}")).filter(|path| std::fs::exists(path).unwrap());
+    let paths: Vec<String> = paths.collect();
+    let pod = node.pod("told").await;
+    let mut config = script(&format!("cat {}; grep -c ^MemTotal /proc/meminfo", paths.join(" ")));
+    config.mounts = paths.iter().map(|path| mount(path, &file)).collect();
+    let (_, said) = pod.finish(&config).await;
+    assert_eq!(said, "told\n".repeat(paths.len()) + "0\n");
+    // What is protected stays so, with what is in it.
+    let path = "/proc/sys/kernel/ns_last_pid";
+    if paths.iter().any(|known| known == path) {
+        let mut config = with(strong(), &format!("(echo x >{path}) 2>/dev/null || echo protected"));
+        config.mounts = vec![mount(path, &file)];
+        assert_eq!(pod.finish(&config).await, (0, "protected\n".into()));
+    }
+    for (path, source) in [
+        ("/proc", &directory),
+        ("/proc/sys", &directory),
+        ("/proc/self/attr", &directory),
+        ("/proc/1/cpuinfo", &file),
+        ("/proc/version", &file),
+        ("/proc/sys/kernel/core_pattern", &file),
+        ("/proc/sys/../cpuinfo", &file),
+        ("/proc/cpuinfo", &directory),
+        ("/proc/cpuinfo/x", &file),
+    ] {
+        let mut config = script("true");
+        config.mounts = vec![mount(path, source)];
+        let id = pod.create(&config).await;
+        let error = node.runtime.start_container(&id).await.unwrap_err().message();
+        assert!(error.contains(&format!("{path:?}")), "{error}");
+    }
 }
 
 /// Links to nothing are good to mount on: what is missing is made where they lead, which is never on the host.

@@ -74,6 +74,7 @@ pub async fn run(only: Option<&str>, unified: bool) {
         breakout::privileges_are_what_they_should_be,
         breakout::groups_stay_as_the_host_has_them,
         breakout::images_cannot_mount_elsewhere,
+        breakout::only_the_machine_is_covered,
         breakout::links_to_nothing_stay_inside,
         breakout::no_directory_of_the_host_is_begun_in,
         breakout::no_open_file_leads_out,

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, OpenTreeFlags, UnmountFlags,
@@ -44,6 +44,20 @@ const NOT_SHARED: [&str; 7] = ["pts", "shm", "fd", "mqueue", "console", "ptmx", 
 const TERMINALS: u32 = 5;
 /// `PROC_SUPER_MAGIC`
 const PROC: i64 = 0x9fa0;
+
+/// Of `/proc`, what is about the machine, and may be covered by what tells of the container instead, as LXCFS does.
+const OF_MACHINE: [&str; 10] = [
+    "cpuinfo",
+    "diskstats",
+    "meminfo",
+    "stat",
+    "swaps",
+    "uptime",
+    "loadavg",
+    "slabinfo",
+    "sys/kernel/ns_last_pid",
+    "sys/crypto/fips_enabled",
+];
 
 /// Whether something is the kernel's own file about processes.
 pub fn is_of_proc(file: impl AsFd) -> bool {
@@ -174,15 +188,22 @@ pub fn enter(
     }
     root.kernel_file_systems(spec, around.cgroups.is_v2(), &trees)?;
     root.devices(spec)?;
-    // Before anything of a volume can be in its place.
+    // Before anything of a volume can be in their place.
     let null = root.null().map_err(Failure::during("open /dev/null"))?;
+    let proc = root.open(Path::new("/proc")).map_err(Failure::during("open /proc"))?;
     for (tree, target) in &volumes {
         let failed = |error: io::Error| Failure::during(format!("mount on {target:?}"))(error);
         let is_directory = kind(tree).map_err(failed)?.is_dir();
-        let place = root.place(target, is_directory).map_err(failed)?;
-        if is_of_proc(&place) {
-            return Err(Failure(format!("{target:?} cannot be mounted because it is inside /proc")));
-        }
+        let place = match of_machine(target) {
+            Some(name) => open_plainly(&proc, name).map_err(failed)?,
+            None => {
+                let place = root.place(target, is_directory).map_err(failed)?;
+                if is_of_proc(&place) {
+                    return Err(Failure(format!("{target:?} cannot be mounted because it is inside /proc")));
+                }
+                place
+            }
+        };
         mounts::attach(tree, &place).map_err(failed)?;
     }
     if !spec.privileged {
@@ -203,6 +224,19 @@ pub fn enter(
             .map_err(Failure::during("make the root read-only"))?;
     }
     Ok(())
+}
+
+/// What a path is called in `/proc`, if it may be covered there.
+fn of_machine(target: &str) -> Option<&Path> {
+    let name = Path::new(target).strip_prefix("/proc").ok()?;
+    OF_MACHINE.iter().any(|known| Path::new(known) == name).then_some(name)
+}
+
+/// Opens what a directory itself has: not by a link, and nothing that is mounted in it.
+fn open_plainly(directory: &OwnedFd, name: &Path) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat2(directory, name, flags, Mode::empty(), resolve)?)
 }
 
 fn change_root(root: &OwnedFd) -> Result<(), Failure> {
