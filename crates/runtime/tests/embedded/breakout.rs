@@ -167,9 +167,45 @@ pub async fn privileges_are_what_they_should_be(node: &Node) {
     assert!(said.contains("Seccomp:\t0\n") && said.contains("mounted\n"), "{said}");
 }
 
+/// One that sees the host's groups must not mount them anew: the options are those of all mounts of them.
+pub async fn groups_stay_as_the_host_has_them(node: &Node) {
+    let of_host = || {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+        let found = mounts.lines().map(|line| line.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        found.into_iter().find(|words| words[2] == "cgroup2")
+    };
+    let groups = sys::cgroup::Cgroups::of_host().unwrap();
+    let Some(before) = of_host().filter(|_| groups.is_v2()) else {
+        return println!("skipped: needs cgroups of the second version");
+    };
+    let pod = node.pod("groups").await;
+    let mut free = security();
+    free.privileged = true;
+    let look = "grep ' /sys/fs/cgroup cgroup2 ' /proc/mounts; cat /proc/self/cgroup; mkdir /sys/fs/cgroup/skiff-test-made \
+        && rmdir /sys/fs/cgroup/skiff-test-made && echo made";
+    let (_, said) = pod.finish(&with(free, look)).await;
+    assert_eq!(of_host(), Some(before.clone()));
+    if before[3] == "rw,relatime" {
+        println!("the host's cgroups have no options that could be lost");
+    }
+    // A copy of the host's mount has the name that this one was given.
+    let (mount, rest) = said.split_once('\n').unwrap();
+    assert!(
+        mount.starts_with(&format!("{} /sys/fs/cgroup cgroup2 rw,nosuid,nodev,noexec,", before[0])),
+        "{said}"
+    );
+    assert!(rest.contains("/skiff-test-") && rest.ends_with("\nmade\n"), "{said}");
+    // Everybody else has but their own, which they cannot write to.
+    let look = "grep ' /sys/fs/cgroup cgroup2 ' /proc/mounts; cat /proc/self/cgroup";
+    let (_, said) = pod.finish(&script(look)).await;
+    assert!(said.contains(" ro,nosuid,nodev,noexec,") && said.ends_with("0::/\n"), "{said}");
+}
+
 /// An image whose directories are links to the host's.
 pub async fn images_cannot_mount_elsewhere(node: &Node) {
-    ::image::import(node.embedded.images(), std::io::Cursor::new(evil_image())).unwrap();
+    let links =
+        [("data", "/etc"), ("up", "../../../../../.."), ("elsewhere", "/proc/1/root"), ("process", "/proc")];
+    import_links(node, "evil:1", &links);
     let host = node.dir.path().join("mine");
     std::fs::create_dir_all(&host).unwrap();
     let pod = node.pod("links").await;
@@ -184,13 +220,129 @@ pub async fn images_cannot_mount_elsewhere(node: &Node) {
     let (code, said) = pod.finish(&config).await;
     assert!(said.starts_with("inside\n"), "{code} {said}");
     assert!(!std::path::Path::new("/skiff-made-this").exists() && !std::path::Path::new("/etc/x").exists());
-    // A place inside /proc is none.
-    let mut config = script("true");
-    config.image = Some(ImageSpec { image: "evil:1".into(), ..ImageSpec::default() });
-    config.mounts = vec![target("/process/sys")];
-    let id = pod.create(&config).await;
+    // A place inside /proc is none, nor is one that it has for this by way of a link.
+    for path in ["/process/sys", "/process/cpuinfo"] {
+        let mut config = script("true");
+        config.image = Some(ImageSpec { image: "evil:1".into(), ..ImageSpec::default() });
+        config.mounts = vec![target(path)];
+        let id = pod.create(&config).await;
+        let error = node.runtime.start_container(&id).await.unwrap_err().message();
+        assert!(
+            error.ends_with(&format!("{path:?} cannot be mounted because it is inside /proc")),
+            "{error}"
+        );
+    }
+}
+
+/// What `/proc` tells of the machine can be told otherwise, and nothing else of it.
+pub async fn only_the_machine_is_covered(node: &Node) {
+    let (file, directory) = (node.dir.path().join("told"), node.dir.path().join("directory"));
+    std::fs::write(&file, "told\n").unwrap();
+    std::fs::create_dir_all(&directory).unwrap();
+    let mount = |path: &str, source: &std::path::Path| Mount {
+        container_path: path.into(),
+        host_path: source.display().to_string(),
+        ..Mount::default()
+    };
+    let names = ["cpuinfo", "diskstats", "meminfo", "stat", "swaps", "uptime", "loadavg", "slabinfo"];
+    let names = names.into_iter().chain(["sys/kernel/ns_last_pid", "sys/crypto/fips_enabled"]);
+    // Not every kernel has all of them.
+    let paths = names.map(|name| format!("/proc/{name}")).filter(|path| std::fs::exists(path).unwrap());
+    let paths: Vec<String> = paths.collect();
+    let pod = node.pod("told").await;
+    let mut config = script(&format!("cat {}; grep -c ^MemTotal /proc/meminfo", paths.join(" ")));
+    config.mounts = paths.iter().map(|path| mount(path, &file)).collect();
+    let (_, said) = pod.finish(&config).await;
+    assert_eq!(said, "told\n".repeat(paths.len()) + "0\n");
+    // What is protected stays so, with what is in it.
+    let path = "/proc/sys/kernel/ns_last_pid";
+    if paths.iter().any(|known| known == path) {
+        let mut config = with(strong(), &format!("(echo x >{path}) 2>/dev/null || echo protected"));
+        config.mounts = vec![mount(path, &file)];
+        assert_eq!(pod.finish(&config).await, (0, "protected\n".into()));
+    }
+    for (path, source) in [
+        ("/proc", &directory),
+        ("/proc/sys", &directory),
+        ("/proc/self/attr", &directory),
+        ("/proc/1/cpuinfo", &file),
+        ("/proc/version", &file),
+        ("/proc/sys/kernel/core_pattern", &file),
+        ("/proc/sys/../cpuinfo", &file),
+        ("/proc/cpuinfo", &directory),
+        ("/proc/cpuinfo/x", &file),
+    ] {
+        let mut config = script("true");
+        config.mounts = vec![mount(path, source)];
+        let id = pod.create(&config).await;
+        let error = node.runtime.start_container(&id).await.unwrap_err().message();
+        assert!(error.contains(&format!("{path:?}")), "{error}");
+    }
+}
+
+/// Links to nothing are good to mount on: what is missing is made where they lead, which is never on the host.
+pub async fn links_to_nothing_stay_inside(node: &Node) {
+    let (host, volume) = (node.dir.path().join("mine"), node.dir.path().join("volume"));
+    for place in [&host, &volume] {
+        std::fs::create_dir_all(place).unwrap();
+    }
+    std::fs::write(host.join("file"), "of the host\n").unwrap();
+    let outside = node.dir.path().join("outside");
+    let (out, up) = (outside.display().to_string(), format!("{}{}", "../".repeat(24), outside.display()));
+    std::os::unix::fs::symlink(&out, volume.join("out")).unwrap();
+    std::os::unix::fs::symlink(&up, volume.join("up")).unwrap();
+    let links = [
+        ("etc/resolv.conf", "../run/systemd/resolve/stub-resolv.conf"),
+        ("etc/localtime", "/usr/share/zoneinfo/UTC"),
+        ("var/run", "/run"),
+        ("deep/link", "../none/../first"),
+        ("first", "second"),
+        ("second", "./third"),
+        ("a", "b"),
+        ("b", "a"),
+        ("grows", "none/../grows"),
+        ("number", "/proc/self/fd/1000/x"),
+    ];
+    import_links(node, "dangling:1", &links);
+    let pod = node.pod("dangling").await;
+    let mount = |target: &str, source: &std::path::Path| Mount {
+        container_path: target.into(),
+        host_path: source.display().to_string(),
+        ..Mount::default()
+    };
+    let of_links = |text: &str, mounts: Vec<Mount>| {
+        let image = Some(ImageSpec { image: "dangling:1".into(), ..ImageSpec::default() });
+        ContainerConfig { image, mounts, ..script(text) }
+    };
+    let file = host.join("file");
+    let mounts = vec![
+        mount("/etc/localtime", &file),
+        mount("/var/run/service", &host),
+        mount("/deep/link", &host),
+        mount("/vol", &volume),
+        mount("/vol/out", &file),
+        mount("/vol/up/further", &file),
+    ];
+    let look = format!(
+        "cd /; busybox grep -c 10.43.0.10 run/systemd/resolve/stub-resolv.conf; \
+         busybox cat usr/share/zoneinfo/UTC run/service/file third/file .{out}; ls vol"
+    );
+    let of_host = "of the host\n";
+    // Both lead to one path, which is a file for one and a directory for the other.
+    let id = pod.create(&of_links("true", mounts.clone())).await;
     let error = node.runtime.start_container(&id).await.unwrap_err().message();
-    assert!(error.ends_with("\"/process/sys\" cannot be mounted because it is inside /proc"), "{error}");
+    assert!(error.contains("mount on \"/vol/up/further\""), "{error}");
+    let (_, said) = pod.finish(&of_links(&look, mounts[..5].to_vec())).await;
+    assert_eq!(said, format!("1\n{}out\nup\n", of_host.repeat(4)));
+    let mounts = vec![mount("/vol", &volume), mount("/vol/up/further", &file)];
+    let look = format!("busybox cat {out}/further");
+    assert_eq!(pod.finish(&of_links(&look, mounts)).await, (0, of_host.into()));
+    for target in ["/a", "/a/x", "/grows", "/number"] {
+        let id = pod.create(&of_links("true", vec![mount(target, &host)])).await;
+        let error = node.runtime.start_container(&id).await.unwrap_err().message();
+        assert!(error.contains(&format!("mount on {target:?}")), "{error}");
+    }
+    assert!(!outside.exists() && std::fs::read_dir(&host).unwrap().count() == 1);
 }
 
 /// A working directory by the number of a file that is open on the way in.
@@ -373,27 +525,23 @@ pub async fn volumes_cannot_lead_out(node: &Node) {
     assert!(inside > 0);
 }
 
-fn evil_image() -> Vec<u8> {
+/// Imports an image that has a shell and these links.
+fn import_links(node: &Node, name: &str, links: &[(&str, &str)]) {
     let mut layer = tar::Builder::new(Vec::new());
-    let mut link = |name: &str, target: &str| {
+    for (path, target) in [("bin/sh", "busybox"), ("bin/ls", "busybox")].iter().chain(links) {
         let mut header = tar::Header::new_gnu();
         header.set_entry_type(tar::EntryType::Symlink);
         header.set_size(0);
         header.set_mode(0o777);
-        layer.append_link(&mut header, name, target).unwrap();
-    };
-    link("data", "/etc");
-    link("up", "../../../../../..");
-    link("elsewhere", "/proc/1/root");
-    link("process", "/proc");
-    link("bin/sh", "busybox");
-    link("bin/ls", "busybox");
+        layer.append_link(&mut header, path, target).unwrap();
+    }
     let mut header = tar::Header::new_gnu();
     header.set_mode(0o755);
     let busybox = std::fs::read("/bin/busybox").unwrap();
     header.set_size(busybox.len() as u64);
     layer.append_data(&mut header, "bin/busybox", &busybox[..]).unwrap();
-    crate::image::archive("evil:1", &[layer.into_inner().unwrap()])
+    let archive = crate::image::archive(name, &[layer.into_inner().unwrap()]);
+    ::image::import(node.embedded.images(), std::io::Cursor::new(archive)).unwrap();
 }
 
 pub async fn seccomp_holds_for_commands_too(node: &Node) {

@@ -4,12 +4,14 @@
 //! root, so that links of an image never lead to the host, and everything is put in place by descriptor, so that nothing
 //! can be exchanged in between.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, OpenTreeFlags, UnmountFlags,
 };
@@ -43,6 +45,20 @@ const TERMINALS: u32 = 5;
 /// `PROC_SUPER_MAGIC`
 const PROC: i64 = 0x9fa0;
 
+/// Of `/proc`, what is about the machine, and may be covered by what tells of the container instead, as LXCFS does.
+const OF_MACHINE: [&str; 10] = [
+    "cpuinfo",
+    "diskstats",
+    "meminfo",
+    "stat",
+    "swaps",
+    "uptime",
+    "loadavg",
+    "slabinfo",
+    "sys/kernel/ns_last_pid",
+    "sys/crypto/fips_enabled",
+];
+
 /// Whether something is the kernel's own file about processes.
 pub fn is_of_proc(file: impl AsFd) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|found| found.f_type == PROC)
@@ -53,7 +69,8 @@ pub struct Trees {
     /// What is at each place, those inside of others behind them.
     mounts: Vec<(String, Volume)>,
     shm: OwnedFd,
-    /// The container's own groups, by the names their hierarchies have.
+    /// The container's own groups, by the names their hierarchies have; in the second version all of the host's, for one
+    /// that sees them.
     cgroups: Vec<(String, OwnedFd)>,
 }
 
@@ -95,6 +112,22 @@ impl Trees {
                 let tree =
                     mounts::copy_one(&directory).map_err(Failure::during("open the container's cgroup"))?;
                 own.push((name, tree));
+            }
+        } else if spec.privileged {
+            // It stays in the host's namespace of groups, and whoever mounts them anew in there changes the options that
+            // the host has mounted them with.
+            let attributes = Attributes {
+                no_suid: true,
+                no_dev: true,
+                no_exec: true,
+                recursive: true,
+                ..Attributes::default()
+            };
+            for directory in cgroups.directories("") {
+                let tree = mounts::copy_tree(&directory)
+                    .and_then(|tree| mounts::set(&tree, attributes).map(|()| tree))
+                    .map_err(Failure::during("open the host's cgroups"))?;
+                own.push((String::new(), tree));
             }
         }
         Ok(Trees { mounts: opened, shm, cgroups: own })
@@ -155,15 +188,22 @@ pub fn enter(
     }
     root.kernel_file_systems(spec, around.cgroups.is_v2(), &trees)?;
     root.devices(spec)?;
-    // Before anything of a volume can be in its place.
+    // Before anything of a volume can be in their place.
     let null = root.null().map_err(Failure::during("open /dev/null"))?;
+    let proc = root.open(Path::new("/proc")).map_err(Failure::during("open /proc"))?;
     for (tree, target) in &volumes {
         let failed = |error: io::Error| Failure::during(format!("mount on {target:?}"))(error);
         let is_directory = kind(tree).map_err(failed)?.is_dir();
-        let place = root.place(target, is_directory).map_err(failed)?;
-        if is_of_proc(&place) {
-            return Err(Failure(format!("{target:?} cannot be mounted because it is inside /proc")));
-        }
+        let place = match of_machine(target) {
+            Some(name) => open_plainly(&proc, name).map_err(failed)?,
+            None => {
+                let place = root.place(target, is_directory).map_err(failed)?;
+                if is_of_proc(&place) {
+                    return Err(Failure(format!("{target:?} cannot be mounted because it is inside /proc")));
+                }
+                place
+            }
+        };
         mounts::attach(tree, &place).map_err(failed)?;
     }
     if !spec.privileged {
@@ -184,6 +224,19 @@ pub fn enter(
             .map_err(Failure::during("make the root read-only"))?;
     }
     Ok(())
+}
+
+/// What a path is called in `/proc`, if it may be covered there.
+fn of_machine(target: &str) -> Option<&Path> {
+    let name = Path::new(target).strip_prefix("/proc").ok()?;
+    OF_MACHINE.iter().any(|known| Path::new(known) == name).then_some(name)
+}
+
+/// Opens what a directory itself has: not by a link, and nothing that is mounted in it.
+fn open_plainly(directory: &OwnedFd, name: &Path) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat2(directory, name, flags, Mode::empty(), resolve)?)
 }
 
 fn change_root(root: &OwnedFd) -> Result<(), Failure> {
@@ -241,31 +294,41 @@ impl Root<'_> {
         crate::embedded::open_inside(&self.fd, path)
     }
 
-    /// A file or directory to mount on, made where there is none.
+    /// A file or directory to mount on, made where there is none: for a link to nothing, where it leads.
     fn place(&self, target: &str, is_directory: bool) -> io::Result<OwnedFd> {
+        // As many as the kernel follows.
+        const MOST_LINKS: usize = 40;
+        if Path::new(target).components().any(|part| part == Component::ParentDir) {
+            return Err(io::Error::other("the path has .."));
+        }
         let mut path = PathBuf::from("/");
         let mut current = self.open(&path)?;
-        let mut parts = Path::new(target).components().peekable();
-        while let Some(part) = parts.next() {
-            let name = match part {
-                Component::Normal(name) => name,
-                Component::ParentDir => return Err(io::Error::other("the path has ..")),
-                _ => continue,
-            };
-            path.push(name);
+        let mut links = 0;
+        // The rest of the way, what comes next at its end.
+        let mut rest = parts(Path::new(target));
+        while let Some(name) = rest.pop() {
+            path.push(&name);
             current = match self.open(&path) {
-                Ok(found) => found,
-                Err(rustix::io::Errno::NOENT) => {
-                    if parts.peek().is_none() && !is_directory {
-                        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-                        drop(rustix::fs::openat(&current, name, flags, Mode::from_raw_mode(0o644))?);
-                    } else {
-                        rustix::fs::mkdirat(&current, name, Mode::from_raw_mode(0o755))?;
+                Err(Errno::NOENT) => {
+                    if let Ok(link) = rustix::fs::readlinkat(&current, &name, Vec::new()) {
+                        links += 1;
+                        if links > MOST_LINKS {
+                            return Err(Errno::LOOP.into());
+                        }
+                        path.pop();
+                        rest.extend(parts(Path::new(OsStr::from_bytes(link.as_bytes()))));
+                        continue;
                     }
-                    self.own(&current, name)?;
+                    if rest.is_empty() && !is_directory {
+                        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+                        drop(rustix::fs::openat(&current, &name, flags, Mode::from_raw_mode(0o644))?);
+                    } else {
+                        rustix::fs::mkdirat(&current, &name, Mode::from_raw_mode(0o755))?;
+                    }
+                    self.own(&current, &name)?;
                     self.open(&path)?
                 }
-                Err(error) => return Err(error.into()),
+                found => found?,
             };
         }
         Ok(current)
@@ -313,7 +376,8 @@ impl Root<'_> {
         self.mount("/dev/mqueue", fresh("mqueue", &[], safe))?;
         self.mount_plainly("/sys", fresh("sysfs", &[], sys))?;
         if is_v2 {
-            return self.mount("/sys/fs/cgroup", fresh("cgroup2", &[], sys));
+            let of_host = trees.cgroups.first().map(|(_, tree)| tree.try_clone());
+            return self.mount("/sys/fs/cgroup", of_host.unwrap_or_else(|| fresh("cgroup2", &[], sys)));
         }
         let groups = [("mode", "755")];
         self.mount("/sys/fs/cgroup", fresh("tmpfs", &groups, safe))?;
@@ -401,7 +465,7 @@ impl Root<'_> {
             return Err(io::Error::other(format!("{} is not a device", source.display())));
         }
         match rustix::fs::mknodat(&parent, name, kind, mode, found.st_rdev) {
-            Err(rustix::io::Errno::EXIST) => return Ok(()),
+            Err(Errno::EXIST) => return Ok(()),
             other => other?,
         }
         // Some are for a group of users, which the container's may be in.
@@ -427,7 +491,7 @@ impl Root<'_> {
         let (parent, name) = device.target.rsplit_once('/').ok_or(io::ErrorKind::InvalidInput)?;
         let parent = self.place(parent, true)?;
         match rustix::fs::mknodat(&parent, name, kind, Mode::from_raw_mode(made.mode), number) {
-            Err(rustix::io::Errno::EXIST) => return Ok(()),
+            Err(Errno::EXIST) => return Ok(()),
             other => other?,
         }
         if (made.uid, made.gid) != (0, 0) {
@@ -451,7 +515,7 @@ impl Root<'_> {
             let failed = |error: io::Error| Failure::during(format!("hide {path}"))(error);
             let place = match self.open(Path::new(path)) {
                 Ok(place) => place,
-                Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => continue,
+                Err(Errno::NOENT | Errno::NOTDIR) => continue,
                 Err(error) => return Err(failed(error.into())),
             };
             let cover = match kind(&place).map_err(failed)? {
@@ -464,7 +528,7 @@ impl Root<'_> {
             let failed = |error: io::Error| Failure::during(format!("protect {path}"))(error);
             let place = match self.open(Path::new(path)) {
                 Ok(place) => place,
-                Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => continue,
+                Err(Errno::NOENT | Errno::NOTDIR) => continue,
                 Err(error) => return Err(failed(error.into())),
             };
             let copy = copy_of(&place).map_err(failed)?;
@@ -479,6 +543,11 @@ impl Root<'_> {
         }
         Ok(())
     }
+}
+
+/// The parts of a path, the first one last. The root is one, which a path begins anew with.
+fn parts(path: &Path) -> Vec<OsString> {
+    path.components().rev().map(|part| part.as_os_str().to_owned()).collect()
 }
 
 /// Another copy of what is mounted there already.
