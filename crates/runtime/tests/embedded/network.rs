@@ -155,6 +155,7 @@ pub async fn bandwidth_is_limited(node: &Node) {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
     assert!(begun.elapsed() > std::time::Duration::from_secs(1), "{:?}", begun.elapsed());
+    wanted.metadata.as_mut().unwrap().attempt += 1;
     wanted.annotations.insert("kubernetes.io/ingress-bandwidth".into(), "1".into());
     let error = node.runtime.run_sandbox(&wanted, "").await.unwrap_err().message();
     assert!(error.contains("resource is unreasonably small (< 1kbit)"), "{error}");
