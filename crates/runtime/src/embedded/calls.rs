@@ -116,6 +116,8 @@ impl Embedded {
                 Ok(id)
             }
             Err(error) => {
+                // What cannot be undone stays written down, for the next skiff.
+                let _ = self.detach_by_cni(&id, &directory, true).await;
                 let _ = caller::tell(&directory, &Request::Stop).await;
                 let _ = podnet::detach(&link(&id));
                 self.inner.pool.give_back(&id);
@@ -130,7 +132,8 @@ impl Embedded {
         if pod.is_ended.load(Ordering::Acquire) {
             return Ok(());
         }
-        self.detach_by_cni(pod).await?;
+        let is_alive = *pod.is_ready.borrow();
+        self.detach_by_cni(&pod.id, &pod.directory, is_alive).await?;
         let told = caller::tell(&pod.directory, &Request::Stop).await;
         if *pod.is_ready.borrow() {
             let mut ready = pod.is_ready.subscribe();
