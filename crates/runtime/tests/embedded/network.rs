@@ -134,6 +134,35 @@ fn alone(node: &Node, more: &str) -> PathBuf {
     bin.join("log")
 }
 
+/// What a pod wants to be set comes after its network, and counts more than what that sets.
+pub async fn settings_are_the_pods(node: &Node) {
+    let log = alone(node, "");
+    let want = |config: &mut PodSandboxConfig, sysctls: &[(&str, &str)]| {
+        let sysctls = sysctls.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        config.linux.as_mut().unwrap().sysctls = sysctls.collect();
+    };
+    let wanted = |name: &str, sysctls: &[(&str, &str)]| {
+        let mut config = node.pod_config(name);
+        want(&mut config, sysctls);
+        config
+    };
+    let plain = node.pod_with(wanted("plain", &[])).await;
+    let own = [("net.core.somaxconn", "444"), ("net.ipv4.conf.eth0.arp_announce", "2")];
+    let own = node.pod_with(wanted("own", &own)).await;
+    let users = [("net.ipv4.conf.eth0.arp_announce", "1"), ("kernel.shm_rmid_forced", "1")];
+    let users = crate::users::pod(node, "users", |config| want(config, &users)).await;
+    for (pod, expected) in [(plain, "333\n0\n"), (own, "444\n2\n"), (users, "333\n1\n")] {
+        let id = pod.start(&script("sleep 1000")).await;
+        let look = "cd /proc/sys/net && cat core/somaxconn ipv4/conf/eth0/arp_announce";
+        assert_eq!(pod.exec(&id, look).await.1, expected);
+    }
+    let error = node.runtime.run_sandbox(&wanted("bad", &[("kernel.core_pattern", "|/bin/sh")]), "").await;
+    let error = error.unwrap_err().message();
+    assert!(error.contains("\"kernel.core_pattern\" is not in a separate kernel namespace"), "{error}");
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(log.lines().last().unwrap().starts_with("DEL "), "{log}");
+}
+
 /// Nothing is left of a network that was made for a pod which then cannot be.
 pub async fn of_a_pod_that_cannot_be(node: &Node) {
     // The pod cannot be written down any more.
