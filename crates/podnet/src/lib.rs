@@ -79,7 +79,8 @@ pub struct Address {
 /// Makes the bridge with these ranges' first addresses and lets packets through it.
 pub fn prepare(bridge: &str, ranges: &[Cidr]) -> Result<(), Error> {
     let mut host = Netlink::open().map_err(doing("speak to the kernel about networks"))?;
-    let index = host.ensure_bridge(bridge, MTU).map_err(doing(format!("make the bridge {bridge}")))?;
+    let mac = mac(ranges.first().map(|range| range.gateway()));
+    let index = host.ensure_bridge(bridge, MTU, mac).map_err(doing(format!("make the bridge {bridge}")))?;
     refuse_advertisements(bridge)?;
     for range in ranges {
         let named = doing(format!("give {bridge} the address {}", range.gateway()));
@@ -120,7 +121,7 @@ fn attach_in(host: &mut Netlink, attachment: &Attachment, own: std::fs::File) ->
         name: &attachment.link,
         peer: INSIDE,
         namespace: own.as_fd(),
-        peer_mac: mac(attachment),
+        peer_mac: mac(attachment.addresses.first().map(|address| address.ip)),
         master: bridge.index,
         mtu: bridge.mtu,
     };
@@ -201,11 +202,11 @@ pub fn links(prefix: &str) -> Result<Vec<String>, Error> {
     Ok(links.into_iter().map(|link| link.name).filter(|name| name.starts_with(prefix)).collect())
 }
 
-/// A hardware address that follows from the pod's own, so that neighbours who remember an address are not misled when
-/// another pod gets it.
-fn mac(attachment: &Attachment) -> [u8; 6] {
+/// A hardware address that follows from a pod's own, or from the bridge's, so that neighbours who remember an address are
+/// not misled when another pod gets it.
+pub fn mac(address: Option<IpAddr>) -> [u8; 6] {
     let mut mac = [0x0a, 0x58, 0, 0, 0, 0];
-    match attachment.addresses.first().map(|address| address.ip) {
+    match address {
         Some(IpAddr::V4(ip)) => mac[2..].copy_from_slice(&ip.octets()),
         Some(IpAddr::V6(ip)) => mac[2..].copy_from_slice(&ip.octets()[12..]),
         None => {}

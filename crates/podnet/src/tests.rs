@@ -46,7 +46,10 @@ fn a_pod_reaches_its_node() {
             return eprintln!("skipped: needs root");
         }
         let range: Cidr = "10.9.0.0/24".parse().unwrap();
+        // One of an earlier skiff, which followed its ports.
+        Netlink::open().unwrap().ensure_bridge("skiff0", MTU, [2; 6]).unwrap();
         prepare("skiff0", &[range]).unwrap();
+        let bridge = |host: &mut Netlink| host.link("skiff0").unwrap().unwrap().mac;
         let accept_ra = |link: &str| format!("/proc/sys/net/ipv6/conf/{link}/accept_ra");
         let accepts = |link: &str| std::fs::read_to_string(accept_ra(link)).is_ok_and(|text| text != "0\n");
         assert!(!accepts("skiff0"));
@@ -71,6 +74,7 @@ fn a_pod_reaches_its_node() {
         let own = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
         attach_in(&mut host, &attachment, own).unwrap();
         let accepts_inside = accepts(INSIDE);
+        assert_eq!(bridge(&mut host), [0x0a, 0x58, 10, 9, 0, 1]);
         std::net::TcpStream::connect(("10.9.0.1", port)).unwrap();
         rustix::thread::move_into_link_name_space(node.as_fd(), None).unwrap();
         assert_eq!(links("sk").unwrap(), ["skiff0", "skpod1"]);
@@ -78,6 +82,7 @@ fn a_pod_reaches_its_node() {
         assert_eq!(accepts_inside, accepts("lo"), "what the pod itself believes is its own affair");
         detach("skpod1").unwrap();
         detach("skpod1").unwrap();
+        assert_eq!(bridge(&mut host), [0x0a, 0x58, 10, 9, 0, 1]);
         assert_eq!(links("skpod").unwrap(), [""; 0]);
     };
     std::thread::spawn(checks).join().unwrap();

@@ -56,6 +56,8 @@ pub struct Link {
     pub master: u32,
     /// Its largest packet.
     pub mtu: u32,
+    /// Its hardware address, zeroes for what has none of that length.
+    pub mac: [u8; 6],
 }
 
 /// A pair of links of which one is the pod's.
@@ -113,21 +115,30 @@ impl Netlink {
     }
 
     /// Makes a bridge, or finds the one there is; answers its number.
-    pub fn ensure_bridge(&mut self, name: &str, mtu: u32) -> io::Result<u32> {
-        if let Some(link) = self.link(name)? {
-            return Ok(link.index);
+    ///
+    /// Without an address that it was given a bridge has the lowest of its ports', another one whenever they change,
+    /// and whoever remembers it speaks to nobody.
+    pub fn ensure_bridge(&mut self, name: &str, mtu: u32, mac: [u8; 6]) -> io::Result<u32> {
+        if self.link(name)?.is_none() {
+            let mut message = Message::link(libc::RTM_NEWLINK, CREATE | EXCLUSIVE | ACK, 0, 0, 0);
+            message.attribute(libc::IFLA_IFNAME, &text(name));
+            message.attribute(libc::IFLA_MTU, &mtu.to_ne_bytes());
+            message.attribute(libc::IFLA_ADDRESS, &mac);
+            message.nested(libc::IFLA_LINKINFO, |info| {
+                info.attribute(libc::IFLA_INFO_KIND, b"bridge");
+            });
+            match self.ask(message) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => {}
+            }
         }
-        let mut message = Message::link(libc::RTM_NEWLINK, CREATE | EXCLUSIVE | ACK, 0, 0, 0);
-        message.attribute(libc::IFLA_IFNAME, &text(name));
-        message.attribute(libc::IFLA_MTU, &mtu.to_ne_bytes());
-        message.nested(libc::IFLA_LINKINFO, |info| {
-            info.attribute(libc::IFLA_INFO_KIND, b"bridge");
-        });
-        match self.ask(message) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
+        let link = self.link(name)?.ok_or(io::ErrorKind::NotFound)?;
+        if link.mac != mac {
+            let mut message = Message::link(libc::RTM_NEWLINK, ACK, link.index, 0, 0);
+            message.attribute(libc::IFLA_ADDRESS, &mac);
+            self.ask(message)?;
         }
-        self.link(name)?.map(|link| link.index).ok_or_else(|| io::ErrorKind::NotFound.into())
+        Ok(link.index)
     }
 
     /// Makes a pair of links, the far one in another namespace from the start. The near one is switched on.
@@ -369,6 +380,7 @@ fn parse_link(body: &[u8]) -> Option<Link> {
         is_up: flags & libc::IFF_UP as u32 != 0,
         master: 0,
         mtu: 0,
+        mac: [0; 6],
     };
     for (kind, value) in attributes(body.get(16..)?) {
         match kind {
@@ -377,6 +389,7 @@ fn parse_link(body: &[u8]) -> Option<Link> {
             }
             libc::IFLA_MASTER => link.master = number(value)?,
             libc::IFLA_MTU => link.mtu = number(value)?,
+            libc::IFLA_ADDRESS => link.mac = value.try_into().unwrap_or_default(),
             _ => {}
         }
     }
@@ -409,8 +422,9 @@ mod tests {
             let mut inside = Netlink::open().unwrap();
             crate::process::unshare(UnshareFlags::NEWNET).unwrap();
             let mut host = Netlink::open().unwrap();
-            let bridge = host.ensure_bridge("skiff0", 1500).unwrap();
-            assert_eq!(host.ensure_bridge("skiff0", 1500).unwrap(), bridge);
+            let mac = [0xfe, 0x58, 10, 1, 0, 1];
+            let bridge = host.ensure_bridge("skiff0", 1500, mac).unwrap();
+            assert_eq!(host.ensure_bridge("skiff0", 1500, mac).unwrap(), bridge);
             host.add_address(bridge, "10.1.0.1".parse().unwrap(), 24).unwrap();
             host.set_up(bridge).unwrap();
             let veth = Veth {
@@ -441,6 +455,11 @@ mod tests {
             assert!(take());
             let near = host.links().unwrap().into_iter().find(|link| link.name == "sk1").unwrap();
             assert_eq!(near.master, bridge);
+            // As it was made, though its port has a lower one; and as somebody wants it later.
+            assert_eq!(host.link("skiff0").unwrap().unwrap().mac, mac);
+            let later = [0xfe, 0x58, 10, 2, 0, 1];
+            assert_eq!(host.ensure_bridge("skiff0", 1500, later).unwrap(), bridge);
+            assert_eq!(host.link("skiff0").unwrap().unwrap().mac, later);
             let (net, gateway) = ("10.2.0.0".parse().unwrap(), "10.1.0.2".parse().unwrap());
             host.add_route(net, 16, gateway, 0x73).unwrap();
             host.add_route(net, 16, gateway, 0x73).unwrap();

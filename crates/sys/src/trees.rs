@@ -1,6 +1,7 @@
 //! Directories with all that is in them.
 
 mod copy;
+mod usage;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,6 +11,7 @@ use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags};
 use rustix::io::Errno;
 
 pub use copy::{copy, open};
+pub use usage::usage;
 
 /// How far down is gone at a time. What is deeper is brought up first.
 const DEEPEST: usize = 32;

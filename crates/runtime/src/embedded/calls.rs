@@ -89,7 +89,12 @@ impl Embedded {
             // CNI's programs open them by themselves.
             opens_ports: by_others && matches!(chosen, Chosen::Own(..)),
         };
-        let spec = translate::sandbox(config, chosen.attachment().cloned());
+        let mut spec = translate::sandbox(config, chosen.attachment().cloned());
+        let whole = spec.clone();
+        // CNI's programs come between: they make the link that there may be settings of, and have settings of their own.
+        if record.is_unfinished {
+            spec.sysctls.clear();
+        }
         let dns = config.dns_config.clone().unwrap_or_default();
         let files = [
             ("hostname", format!("{}\n", translate::hostname(config)).into_bytes()),
@@ -109,6 +114,10 @@ impl Embedded {
         let pod = Arc::new(Pod::new(id, directory.to_owned(), record, self.inner.news.clone()));
         if let Chosen::Cni(network, capabilities) = chosen {
             let ips = self.attach_by_cni(&pod, network, capabilities).await.map_err(failed)?;
+            if !whole.sysctls.is_empty() {
+                let set = caller::tell(directory, &Request::Set { pod: whole }).await;
+                set.map_err(|message| refused(CALL, message))?;
+            }
             let mut record = pod.record.lock();
             (record.ips, record.is_unfinished) = (ips, false);
             record::write(directory, &*record).map_err(io(CALL, "write the pod down"))?;
@@ -157,6 +166,8 @@ impl Embedded {
                 Ok(id)
             }
             Err(error) => {
+                // What cannot be undone stays written down, for the next skiff.
+                let _ = self.detach_by_cni(&id, &directory, true).await;
                 let _ = caller::tell(&directory, &Request::Stop).await;
                 let _ = podnet::detach(&link(&id));
                 self.inner.pool.give_back(&id);
@@ -172,7 +183,8 @@ impl Embedded {
         if pod.is_ended.load(Ordering::Acquire) {
             return Ok(());
         }
-        self.detach_by_cni(pod).await?;
+        let is_alive = *pod.is_ready.borrow();
+        self.detach_by_cni(&pod.id, &pod.directory, is_alive).await?;
         let told = caller::tell(&pod.directory, &Request::Stop).await;
         if told.is_err() {
             let _ = caller::kill(&pod.directory).await;

@@ -1,7 +1,7 @@
 //! How a pod comes to its network: over the bridge of our own, or as the administrator has set it up in CNI's words.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use podnet::cni::{self, Attached, Programs};
 use podnet::{Address, Attachment, Bandwidth};
@@ -138,22 +138,20 @@ impl Embedded {
     }
 
     /// Lets CNI's programs undo what they did for a pod, where they did anything.
-    pub(super) async fn detach_by_cni(&self, pod: &Pod) -> Result<()> {
-        let programs = self.programs();
-        if !programs.attached().contains(&pod.id) {
+    pub(super) async fn detach_by_cni(&self, id: &str, directory: &Path, is_alive: bool) -> Result<()> {
+        let (programs, owned) = (self.programs(), id.to_owned());
+        if !programs.attached().contains(&owned) {
             return Ok(());
         }
         // A pod that is over has no network any more, and its number may be somebody else's.
-        let is_alive = *pod.is_ready.borrow();
         let pid = match is_alive {
-            true => caller::supervisor(&pod.directory).await.ok(),
+            true => caller::supervisor(directory).await.ok(),
             false => None,
         };
         let namespace = pid.map(|pid| format!("/proc/{pid}/ns/net").into());
-        let id = pod.id.clone();
-        let deleted = tokio::task::spawn_blocking(move || programs.delete(&id, namespace)).await;
+        let deleted = tokio::task::spawn_blocking(move || programs.delete(&owned, namespace)).await;
         let failed = |why: String| {
-            refused("StopPodSandbox", format!("failed to destroy network for sandbox {:?}: {why}", pod.id))
+            refused("StopPodSandbox", format!("failed to destroy network for sandbox {id:?}: {why}"))
         };
         deleted.map_err(|error| failed(error.to_string()))?.map_err(|error| failed(chain(&error)))
     }

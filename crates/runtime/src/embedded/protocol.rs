@@ -3,6 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::spec::Sandbox;
+
 /// The name of the socket in the directory of a pod.
 pub const SOCKET: &str = "socket";
 const LARGEST: usize = 4 << 20;
@@ -50,6 +52,11 @@ pub enum Request {
     /// Nobody will ask for this container any more.
     Forget {
         container: String,
+    },
+    /// Sets what the pod wants set of the kernel, once CNI's programs have made its network: what they set by themselves
+    /// does not count then, and its link is there.
+    Set {
+        pod: Sandbox,
     },
     /// Ends everything.
     Stop,

@@ -152,10 +152,21 @@ pub fn from_profile(text: &[u8], capabilities: &[u8]) -> Result<Vec<Instruction>
             continue;
         }
         let action = action(&entry.action, entry.errno_ret)?;
+        // Such a rule says nothing, and must not keep others for the same call from being asked.
+        if action == default {
+            continue;
+        }
         let conditions: Vec<Condition> =
             entry.args.iter().flatten().map(condition).collect::<Result<_, _>>()?;
-        rules.extend(entry.names.iter().map(|name| Named::new(name, conditions.clone(), action)));
+        // As runc understands it: of several conditions on one argument any will do, and then any of the others.
+        let is_twice = conditions.iter().enumerate().any(|(at, one)| one.shares_argument(&conditions[..at]));
+        let each = if is_twice { conditions.chunks(1).collect() } else { vec![&conditions[..]] };
+        for name in &entry.names {
+            rules.extend(each.iter().map(|conditions| Named::new(name, conditions.to_vec(), action)));
+        }
     }
+    // What is said of a call whatever its arguments stands, wherever in the profile.
+    rules.sort_by_key(|rule| !rule.conditions.is_empty());
     Ok(assemble(&rules, &machines(&profile)?, default))
 }
 

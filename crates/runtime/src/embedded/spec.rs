@@ -21,7 +21,7 @@ pub struct Sandbox {
     pub shared_pids: bool,
     /// None for one in the host's network.
     pub network: Option<Attachment>,
-    /// Name and value, as in `net.core.somaxconn`.
+    /// Name and value, as in `net.core.somaxconn`; set later where CNI's programs make the network.
     pub sysctls: Vec<(String, String)>,
     /// Bytes of `/dev/shm`.
     pub shm: u64,

@@ -270,6 +270,7 @@ impl Supervisor {
                 }
                 is_over.then_some(()).ok_or_else(|| "the container still runs".to_owned())
             }
+            Request::Set { pod } => setup::set(&pod, self.users.as_ref()).map_err(|Failure(message)| message),
             Request::Stop => {
                 self.stops = true;
                 Ok(())

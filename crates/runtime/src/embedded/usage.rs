@@ -1,15 +1,11 @@
 //! What pods and containers use, looked up when somebody asks.
 
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::pods::{Container as Known, Pod};
 use super::{Embedded, now, translate, view};
 use crate::cri::*;
-
-/// A block as `stat` counts them, whatever the file system has.
-const BLOCK: u64 = 512;
 
 impl Embedded {
     /// What the running containers of these pods use.
@@ -81,7 +77,7 @@ impl Embedded {
 
 /// What a directory, others beside it and all in them take.
 pub fn files(directory: &Path, beside: &[&Path]) -> FilesystemUsage {
-    let each = beside.iter().copied().chain([directory]).map(count);
+    let each = beside.iter().copied().chain([directory]).map(sys::trees::usage);
     let (bytes, inodes) = each.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
     FilesystemUsage {
         timestamp: now(),
@@ -89,19 +85,6 @@ pub fn files(directory: &Path, beside: &[&Path]) -> FilesystemUsage {
         used_bytes: Some(Uint64Value { value: bytes }),
         inodes_used: Some(Uint64Value { value: inodes }),
     }
-}
-
-/// Bytes on the disk and files; what vanishes meanwhile does not count.
-fn count(path: &Path) -> (u64, u64) {
-    let Ok(found) = std::fs::symlink_metadata(path) else { return (0, 0) };
-    let mut all = (found.blocks() * BLOCK, 1);
-    if found.is_dir() {
-        for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
-            let (bytes, inodes) = count(&entry.path());
-            all = (all.0 + bytes, all.1 + inodes);
-        }
-    }
-    all
 }
 
 /// The table of `/proc/net/dev` without its head and the loopback.
@@ -136,18 +119,5 @@ mod tests {
         let numbers = [&one.rx_bytes, &one.rx_errors, &one.tx_bytes, &one.tx_errors];
         assert_eq!(one.name, "eth0");
         assert_eq!(numbers.map(|number| number.as_ref().unwrap().value), [1296, 2, 776, 3]);
-    }
-
-    #[test]
-    fn files_are_counted_by_what_they_take() {
-        let dir = tempfile::tempdir().unwrap();
-        let empty = count(dir.path());
-        std::fs::create_dir(dir.path().join("sub")).unwrap();
-        std::fs::write(dir.path().join("sub/file"), vec![1; 10_000]).unwrap();
-        std::os::unix::fs::symlink("/", dir.path().join("link")).unwrap();
-        let (bytes, inodes) = count(dir.path());
-        assert!(bytes >= empty.0 + 10_000, "{bytes}");
-        assert_eq!(inodes, 4);
-        assert_eq!(count(&dir.path().join("nothing")), (0, 0));
     }
 }

@@ -119,6 +119,8 @@ pub async fn run(only: Option<&str>, unified: bool) {
         life::volumes_and_propagation,
         image_volumes::an_image_has_volumes,
         network::of_the_administrator,
+        network::of_a_pod_that_cannot_be,
+        network::settings_are_the_pods,
         network::bandwidth_is_limited,
         network::both_families,
         socket::what_only_other_clients_ask,

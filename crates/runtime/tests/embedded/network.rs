@@ -1,7 +1,7 @@
 //! Networks that the administrator has set up, with CNI's real programs, and limits on what pods send.
 
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use runtime::cri::*;
 use serde_json::Value;
@@ -103,6 +103,75 @@ pub async fn of_the_administrator(node: &Node) {
     assert!(!network.status && network.message.contains("30-bad.conf"), "{network:?}");
     std::fs::remove_file(conf.join("30-bad.conf")).unwrap();
     let _ = podnet::detach("theirs0");
+}
+
+/// A program of CNI's that is all of a network, with settings of its own, and writes down how it was called. In the end it
+/// does what a file says.
+const ALONE: &str = r#"#!/bin/sh
+here=$(dirname "$0")
+printf '%s %s\n' "$CNI_COMMAND" "$CNI_CONTAINERID" >>"$here/log"
+case $CNI_COMMAND in
+ADD)
+    nsenter --net="$CNI_NETNS" sh -c '
+        ip link add eth0 type veth peer name far && ip addr add 10.97.0.2/24 dev eth0
+        echo 333 >/proc/sys/net/core/somaxconn'
+    . "$here/more"
+    echo '{"cniVersion": "1.0.0", "ips": [{"address": "10.97.0.2/24"}]}' ;;
+esac
+"#;
+
+/// Makes that program the network, with what it does in the end; where it writes down how it was called.
+fn alone(node: &Node, more: &str) -> PathBuf {
+    let (conf, bin) = (node.dir.path().join("net.d"), node.dir.path().join("bin"));
+    for place in [&conf, &bin] {
+        std::fs::create_dir_all(place).unwrap();
+    }
+    std::fs::write(bin.join("alone"), ALONE).unwrap();
+    std::fs::write(bin.join("more"), more).unwrap();
+    std::fs::set_permissions(bin.join("alone"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let config = r#"{"cniVersion": "1.0.0", "name": "alone", "type": "alone"}"#;
+    std::fs::write(conf.join("20-alone.conf"), config).unwrap();
+    bin.join("log")
+}
+
+/// What a pod wants to be set comes after its network, and counts more than what that sets.
+pub async fn settings_are_the_pods(node: &Node) {
+    let log = alone(node, "");
+    let want = |config: &mut PodSandboxConfig, sysctls: &[(&str, &str)]| {
+        let sysctls = sysctls.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        config.linux.as_mut().unwrap().sysctls = sysctls.collect();
+    };
+    let wanted = |name: &str, sysctls: &[(&str, &str)]| {
+        let mut config = node.pod_config(name);
+        want(&mut config, sysctls);
+        config
+    };
+    let plain = node.pod_with(wanted("plain", &[])).await;
+    let own = [("net.core.somaxconn", "444"), ("net.ipv4.conf.eth0.arp_announce", "2")];
+    let own = node.pod_with(wanted("own", &own)).await;
+    let users = [("net.ipv4.conf.eth0.arp_announce", "1"), ("kernel.shm_rmid_forced", "1")];
+    let users = crate::users::pod(node, "users", |config| want(config, &users)).await;
+    for (pod, expected) in [(plain, "333\n0\n"), (own, "444\n2\n"), (users, "333\n1\n")] {
+        let id = pod.start(&script("sleep 1000")).await;
+        let look = "cd /proc/sys/net && cat core/somaxconn ipv4/conf/eth0/arp_announce";
+        assert_eq!(pod.exec(&id, look).await.1, expected);
+    }
+    let error = node.runtime.run_sandbox(&wanted("bad", &[("kernel.core_pattern", "|/bin/sh")]), "").await;
+    let error = error.unwrap_err().message();
+    assert!(error.contains("\"kernel.core_pattern\" is not in a separate kernel namespace"), "{error}");
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(log.lines().last().unwrap().starts_with("DEL "), "{log}");
+}
+
+/// Nothing is left of a network that was made for a pod which then cannot be.
+pub async fn of_a_pod_that_cannot_be(node: &Node) {
+    // The pod cannot be written down any more.
+    let log = alone(node, r#"mkdir "$here/../runtime/pods/$CNI_CONTAINERID/record.new""#);
+    let error = node.runtime.run_sandbox(&node.pod_config("lost"), "").await.unwrap_err().message();
+    assert!(error.contains("cannot write the pod down"), "{error}");
+    let log = std::fs::read_to_string(log).unwrap();
+    let calls: Vec<_> = log.lines().filter_map(|line| line.split_once(' ')).collect();
+    assert!(matches!(calls[..], [("ADD", one), ("DEL", other)] if one == other), "{calls:?}");
 }
 
 pub async fn both_families(node: &Node) {

@@ -43,7 +43,9 @@ impl Networks {
         let mut netlink = Netlink::open().context("cannot speak to the kernel about networks")?;
         let is_there = netlink.link(BRIDGE)?.is_some();
         anyhow::ensure!(!is_there, "there is a link {BRIDGE} already: skiff dev --remove");
-        let index = netlink.ensure_bridge(BRIDGE, MTU).with_context(|| format!("cannot make {BRIDGE}"))?;
+        let mac = podnet::mac(Some(range.gateway()));
+        let index =
+            netlink.ensure_bridge(BRIDGE, MTU, mac).with_context(|| format!("cannot make {BRIDGE}"))?;
         netlink.add_address(index, range.gateway(), range.prefix())?;
         netlink.set_up(index)?;
         let networks = Networks { dir: dir.to_owned(), range: Some(range), routed };

@@ -70,6 +70,11 @@ impl Condition {
         Condition { is_negated: !condition.is_negated, ..condition }
     }
 
+    /// Whether any of these is about the same argument.
+    pub fn shares_argument(&self, others: &[Condition]) -> bool {
+        others.iter().any(|other| other.argument == self.argument)
+    }
+
     /// Instructions that go on behind their end where the condition holds, and jump `over` instructions further where
     /// it does not.
     fn emit(&self, over: usize) -> Vec<Instruction> {

@@ -203,3 +203,32 @@ fn profiles_from_files() {
         assert!(from_profile(bad.as_bytes(), &[]).is_err(), "{bad}");
     }
 }
+
+#[test]
+fn profiles_mean_what_they_mean_to_runc() {
+    let text = br#"{"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [
+        {"names": ["personality"], "action": "SCMP_ACT_ALLOW", "args": [
+            {"index": 0, "value": 0, "op": "SCMP_CMP_EQ"}, {"index": 0, "value": 8, "op": "SCMP_CMP_EQ"}]},
+        {"names": ["lseek"], "action": "SCMP_ACT_ALLOW", "args": [
+            {"index": 0, "value": 3, "op": "SCMP_CMP_EQ"}, {"index": 1, "value": 8, "op": "SCMP_CMP_EQ"}]},
+        {"names": ["socket"], "action": "SCMP_ACT_ERRNO"},
+        {"names": ["socket"], "action": "SCMP_ACT_ALLOW", "args": [{"index": 0, "value": 2, "op": "SCMP_CMP_EQ"}]},
+        {"names": ["sync"], "action": "SCMP_ACT_LOG", "args": [{"index": 0, "value": 2, "op": "SCMP_CMP_EQ"}]},
+        {"names": ["sync"], "action": "SCMP_ACT_ALLOW"}
+    ]}"#;
+    let program = from_profile(text, &[]).unwrap();
+    let check = |call, arguments: &[u64], expected| {
+        assert_eq!(judge(&program, call, arguments), expected, "{call} {arguments:?}");
+    };
+    // Any of those about one argument, all of those about several.
+    check("personality", &[0], ALLOW);
+    check("personality", &[8], ALLOW);
+    check("personality", &[9], DENY);
+    check("lseek", &[3, 8], ALLOW);
+    check("lseek", &[3, 9], DENY);
+    // What happens anyway is no rule.
+    check("socket", &[2], ALLOW);
+    check("socket", &[3], DENY);
+    // One without conditions replaces those with.
+    check("sync", &[2], ALLOW);
+}

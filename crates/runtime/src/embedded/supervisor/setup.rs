@@ -180,6 +180,12 @@ fn networked(spec: &Sandbox) -> Result<(Option<Users>, Option<Link>), Failure> {
             }
         }
     }
+    set(spec, users.as_ref())?;
+    Ok((users, link))
+}
+
+/// Sets what the pod wants set of the kernel.
+pub fn set(spec: &Sandbox, users: Option<&Users>) -> Result<(), Failure> {
     let set = || {
         for (name, value) in &spec.sysctls {
             if !is_own(spec, name) {
@@ -195,12 +201,11 @@ fn networked(spec: &Sandbox) -> Result<(Option<Users>, Option<Link>), Failure> {
         }
         Ok(())
     };
-    match &users {
+    match users {
         // Some may be set by the namespace's own root only.
-        Some(users) if !spec.sysctls.is_empty() => users.within(set)?,
-        _ => set()?,
+        Some(users) if !spec.sysctls.is_empty() => users.within(set),
+        _ => set(),
     }
-    Ok((users, link))
 }
 
 /// In a network of its own nobody need be root to have a port below 1024 or to send a ping. The pod's own settings come later.

@@ -1,0 +1,142 @@
+//! How much of a disk a tree takes.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Stat, statat};
+
+use super::{DEEPEST, directory};
+
+/// A block as `stat` counts them, whatever the file system has.
+const BLOCK: u64 = 512;
+
+/// Bytes on the disk and files, of a tree with what it begins at. What vanishes meanwhile does not count.
+///
+/// Whoever fills the tree may be at it, exchange a directory for a link that leads elsewhere, or go deeper than this
+/// process has files or stack: every directory is opened from the one above, and one that was closed by its `..`.
+pub fn usage(path: &Path) -> (u64, u64) {
+    let mut all = (0, 0);
+    let mut add = |found: &Stat| all = (all.0 + found.st_blocks.cast_unsigned() * BLOCK, all.1 + 1);
+    let Ok(top) = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW) else { return all };
+    add(&top);
+    let mut levels: Vec<Level> = directory(CWD, path).and_then(Level::new).into_iter().collect();
+    while let Some(mut level) = levels.pop() {
+        let Some(open) = &mut level.open else { continue };
+        let Some(Ok(entry)) = open.read() else {
+            if let Some(above) = levels.last_mut().filter(|above| above.open.is_none()) {
+                let _ = above.reopen(open);
+            }
+            continue;
+        };
+        level.at = entry.offset();
+        let name = entry.file_name();
+        let mut below = None;
+        if !matches!(name.to_bytes(), b"." | b"..")
+            && let Ok(here) = open.fd()
+            && let Ok(found) = statat(here, name, AtFlags::SYMLINK_NOFOLLOW)
+        {
+            add(&found);
+            if FileType::from_raw_mode(found.st_mode).is_dir() {
+                below = directory(here, name).and_then(Level::new).ok();
+            }
+        }
+        if below.is_some() && levels.len() >= DEEPEST {
+            level.open = None;
+        }
+        levels.push(level);
+        levels.extend(below);
+    }
+    all
+}
+
+/// A directory that is being read.
+struct Level {
+    /// None while what is below is read, from a depth on where so many cannot be open.
+    open: Option<Dir>,
+    stat: Stat,
+    /// How far it has been read.
+    at: i64,
+}
+
+impl Level {
+    fn new(opened: OwnedFd) -> rustix::io::Result<Level> {
+        let stat = rustix::fs::fstat(&opened)?;
+        Ok(Level { open: Some(Dir::new(opened)?), stat, at: 0 })
+    }
+
+    /// Comes back to it from below, unless that has been moved to elsewhere.
+    fn reopen(&mut self, below: &Dir) -> rustix::io::Result<()> {
+        let above = Level::new(directory(below.fd()?, c"..")?)?;
+        if (above.stat.st_dev, above.stat.st_ino) == (self.stat.st_dev, self.stat.st_ino) {
+            self.open = above.open;
+        }
+        self.open.as_mut().map_or(Ok(()), |open| open.seek(self.at))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use rustix::fs::{Mode, RenameFlags};
+
+    use super::*;
+
+    #[test]
+    fn files_are_counted_by_what_they_take() {
+        let dir = tempfile::tempdir().unwrap();
+        let empty = usage(dir.path());
+        std::fs::create_dir(dir.path().join("sub")).unwrap();
+        std::fs::write(dir.path().join("sub/file"), vec![1; 10_000]).unwrap();
+        std::os::unix::fs::symlink("/", dir.path().join("link")).unwrap();
+        let (bytes, files) = usage(dir.path());
+        assert!(bytes >= empty.0 + 10_000, "{bytes}");
+        assert_eq!(files, 4);
+        assert_eq!(usage(&dir.path().join("link")).1, 1);
+        assert_eq!(usage(&dir.path().join("nothing")), (0, 0));
+    }
+
+    /// As deep as nobody could name it, with more to see on the way back, in a thread with little stack.
+    #[test]
+    fn however_deep() {
+        const DEPTH: u64 = 2_000;
+        let dir = tempfile::tempdir().unwrap();
+        let mut here = directory(CWD, dir.path()).unwrap();
+        for _ in 0..DEPTH {
+            for name in ["a", "down", "z"] {
+                rustix::fs::mkdirat(&here, name, Mode::RWXU).unwrap();
+            }
+            here = directory(&here, "down").unwrap();
+        }
+        drop(here);
+        let top = dir.path().to_owned();
+        let thread = std::thread::Builder::new().stack_size(128 << 10).spawn(move || usage(&top)).unwrap();
+        assert_eq!(thread.join().unwrap().1, 1 + 3 * DEPTH);
+        super::super::remove(&dir.path().join("down")).unwrap();
+    }
+
+    /// A directory and a link change places all the time.
+    #[test]
+    fn links_lead_nowhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let (top, other) = (dir.path().join("top"), dir.path().join("other"));
+        std::fs::create_dir_all(top.join("a")).unwrap();
+        std::fs::create_dir(&other).unwrap();
+        for file in 0..100 {
+            std::fs::write(other.join(file.to_string()), "").unwrap();
+        }
+        std::os::unix::fs::symlink(&other, top.join("b")).unwrap();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (a, b) = (top.join("a"), top.join("b"));
+                while !is_over.load(Ordering::Relaxed) {
+                    rustix::fs::renameat_with(CWD, &a, CWD, &b, RenameFlags::EXCHANGE).unwrap();
+                }
+            });
+            let most = (0..20_000).map(|_| usage(&top).1).max();
+            is_over.store(true, Ordering::Relaxed);
+            assert!(most < Some(100), "{most:?}");
+        });
+    }
+}
