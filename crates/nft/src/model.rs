@@ -64,6 +64,8 @@ pub enum Field {
     DestinationPort,
     /// The family of the packet.
     Family,
+    /// The name of the link that the packet came in by.
+    Link,
 }
 
 /// One value, or several that lie together.
@@ -76,6 +78,8 @@ pub enum Atom {
     /// From and to, both included.
     Ports(u16, u16),
     Family(Ip),
+    /// Of 15 bytes at most.
+    Link(&'static str),
 }
 
 /// The type of a field of a set.

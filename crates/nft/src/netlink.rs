@@ -46,7 +46,10 @@ mod flag {
 const VERDICT_TYPE: u32 = 0xffff_ff00;
 /// What `nft list` knows types by; the kernel does not look at them.
 const INTEGER: u32 = 4;
-/// Tells `nft list` which end of the numbers in a set comes first.
+const LINK: u32 = 41;
+/// How many bytes the name of a link has.
+const LINK_NAME: usize = 16;
+/// Tells `nft list` which end of the numbers in a set, or of names, comes first.
 const AS_THE_MACHINE_HAS_THEM: [u8; 6] = [0, 4, 1, 0, 0, 0];
 
 /// The bytes of a batch for the table `inet <table>`, and the number of the message whose answer is the last one.
@@ -234,7 +237,7 @@ impl Encoder<'_> {
             }
             out.nested(9, |out| out.u32(1, count));
             out.u32(10, id);
-            if key.0 == INTEGER {
+            if matches!(key.0, INTEGER | LINK) {
                 out.attribute(13, &AS_THE_MACHINE_HAS_THEM);
             }
         });
@@ -335,6 +338,11 @@ fn atom_bytes(atom: &Atom) -> Vec<u8> {
         Atom::Port(port) | Atom::Ports(port, _) => port.to_be_bytes().to_vec(),
         Atom::Family(Ip::V4) => vec![2],
         Atom::Family(Ip::V6) => vec![10],
+        Atom::Link(name) => {
+            let mut bytes = name.as_bytes().to_vec();
+            bytes.resize(LINK_NAME, 0);
+            bytes
+        }
     }
 }
 

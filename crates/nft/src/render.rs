@@ -103,6 +103,7 @@ fn atom(atom: &Atom) -> String {
         Atom::Ports(from, to) => format!("{from}-{to}"),
         Atom::Family(Ip::V4) => "ipv4".to_owned(),
         Atom::Family(Ip::V6) => "ipv6".to_owned(),
+        Atom::Link(name) => format!("{name:?}"),
     }
 }
 
@@ -115,6 +116,7 @@ fn field(field: &Field) -> &'static str {
         Field::Proto => "meta l4proto",
         Field::DestinationPort => "th dport",
         Field::Family => "meta nfproto",
+        Field::Link => "iifname",
     }
 }
 

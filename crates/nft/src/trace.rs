@@ -241,6 +241,8 @@ impl Tracer<'_> {
             Field::Proto => Atom::Proto(way.packet.proto),
             Field::DestinationPort => Atom::Port(way.packet.to.port()),
             Field::Family => Atom::Family(Ip::of(way.packet.to.ip())),
+            // What is received comes by some link that no rule has a name for.
+            Field::Link => Atom::Link(if way.packet.own { "lo" } else { "" }),
         }
     }
 }

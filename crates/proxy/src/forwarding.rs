@@ -1,5 +1,6 @@
 //! What the kernel must be told once, so that packets of pods pass through the rules at all.
 
+use std::io;
 use std::path::Path;
 
 use nft::Net;
@@ -26,4 +27,14 @@ pub fn prepare(pods: &[Net]) {
             Err(_) => tracing::debug!(setting = name, "is not there"),
         }
     }
+}
+
+/// Lets packets with loopback addresses pass a link, or not. Fails where there is no such link.
+pub fn pass_loopback(link: &str, pass: bool) -> io::Result<()> {
+    let (path, wanted) =
+        (format!("/proc/sys/net/ipv4/conf/{link}/route_localnet"), if pass { "1" } else { "0" });
+    if std::fs::read_to_string(&path)?.trim() == wanted {
+        return Ok(());
+    }
+    std::fs::write(&path, wanted)
 }

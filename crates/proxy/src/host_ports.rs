@@ -11,7 +11,7 @@ use reconcile::{Caches, Key, Object as _};
 use crate::plan::protocol;
 use crate::policy::plan::{addresses, short};
 use crate::policy::{is_on, owner};
-use crate::skeleton::Sets;
+use crate::skeleton::{MASQUERADE, Sets, loopback_net, loopback_ports};
 
 /// Listens to the pods of a node that ask for such ports; `tell` gets those whose rules may be others now.
 pub fn listen(caches: &Arc<Caches>, node: &str, tell: impl Fn(Key) + Send + Sync + 'static) {
@@ -88,9 +88,21 @@ fn write(fragment: &mut Fragment, port: &HostPort) {
             fragment.element(&sets.services, key, verdict);
         }
         Some(Err(_)) => return,
-        _ => fragment.element(&sets.node_ports, vec![Atom::Proto(proto), Atom::Port(outer)], verdict),
+        _ => {
+            let key = vec![Atom::Proto(proto), Atom::Port(outer)];
+            if ip == Ip::V4 {
+                fragment.element(&loopback_ports(), key.clone(), verdict.clone());
+            }
+            fragment.element(&sets.node_ports, key, verdict);
+        }
     }
-    fragment.chain(&chain, vec![rule([is_proto, redirect])]);
+    let mut rules = vec![rule([is_proto, redirect])];
+    if ip == Ip::V4 {
+        // What a pod answers to a loopback address it answers to itself.
+        let from_loopback = Statement::is(Field::Source(ip), loopback_net(ip));
+        rules.insert(0, rule([from_loopback, Statement::Mark(MASQUERADE)]));
+    }
+    fragment.chain(&chain, rules);
     let itself = vec![Atom::Address(address), Atom::Address(address), Atom::Proto(proto), Atom::Port(inner)];
     fragment.element(&sets.hairpins, itself, None);
 }
@@ -103,7 +115,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::skeleton::skeleton;
+    use crate::skeleton::{loopback, skeleton};
 
     #[track_caller]
     fn check(ports: Value, packets: &[(&str, &str)], expected: Expect) {
@@ -114,8 +126,10 @@ mod tests {
         });
         let mut rules = Ruleset::default();
         rules.put(&"".into(), skeleton(&["10.42.0.0/16".parse().unwrap()], &[]));
+        rules.put(&"loopback".into(), loopback());
         rules.put(&"pod".into(), plan(&serde_json::from_value(pod).unwrap()));
-        let local = ["192.0.2.1", "192.0.2.9", "2001:db8::1"].map(|text| text.parse().unwrap());
+        let local = ["192.0.2.1", "192.0.2.9", "2001:db8::1", "127.0.0.1", "127.0.0.2", "::1"];
+        let local = local.map(|text| text.parse().unwrap());
         let machine = Machine { local: local.into(), ..Machine::default() };
         let lines = packets.iter().map(|(from, to)| {
             let (to, proto) = to.strip_suffix(" udp").map_or((*to, Proto::Tcp), |to| (to, Proto::Udp));
@@ -123,7 +137,7 @@ mod tests {
                 from: from.parse().unwrap(),
                 to: to.parse().unwrap(),
                 proto,
-                own: *from == "192.0.2.1",
+                own: ["192.0.2.1", "127.0.0.1", "::1"].contains(from),
             };
             let fates = trace(&rules, &machine, &packet);
             let fates: Vec<String> = fates.iter().map(ToString::to_string).collect();
@@ -161,6 +175,49 @@ mod tests {
             198.51.100.7 > 192.0.2.9:53 -> 10.42.0.5:53
             198.51.100.7 > 192.0.2.1:53 -> 192.0.2.1:53
             198.51.100.7 > 192.0.2.1:9000 -> 192.0.2.1:9000
+        "#]],
+        );
+    }
+
+    #[test]
+    fn ports_at_loopback_addresses() {
+        let ports = json!([
+            {"containerPort": 8080, "hostPort": 80, "protocol": "TCP"},
+            {"containerPort": 53, "hostPort": 53, "protocol": "UDP", "hostIP": "127.0.0.1"},
+            {"containerPort": 9000, "hostPort": 90, "hostIP": "192.0.2.9"},
+        ]);
+        let packets = [
+            ("127.0.0.1", "127.0.0.1:80"),
+            ("127.0.0.1", "127.0.0.2:80"),
+            ("192.0.2.1", "127.0.0.1:80"),
+            ("127.0.0.1", "192.0.2.1:80"),
+            ("127.0.0.1", "127.0.0.1:80 udp"),
+            ("127.0.0.1", "127.0.0.1:53 udp"),
+            ("127.0.0.1", "127.0.0.2:53 udp"),
+            ("127.0.0.1", "127.0.0.1:90"),
+            ("::1", "[::1]:80"),
+            ("10.42.0.9", "127.0.0.1:80"),
+            ("10.42.0.9", "127.0.0.1:22"),
+            ("198.51.100.7", "127.0.0.1:53 udp"),
+            ("127.0.0.5", "192.0.2.1:9000"),
+        ];
+        check(
+            ports,
+            &packets,
+            expect![[r#"
+            127.0.0.1 > 127.0.0.1:80 -> 10.42.0.5:8080 masqueraded
+            127.0.0.1 > 127.0.0.2:80 -> 10.42.0.5:8080 masqueraded
+            192.0.2.1 > 127.0.0.1:80 -> 10.42.0.5:8080
+            127.0.0.1 > 192.0.2.1:80 -> 10.42.0.5:8080 masqueraded
+            127.0.0.1 > 127.0.0.1:80 -> 127.0.0.1:80
+            127.0.0.1 > 127.0.0.1:53 -> 10.42.0.5:53 masqueraded
+            127.0.0.1 > 127.0.0.2:53 -> 127.0.0.2:53
+            127.0.0.1 > 127.0.0.1:90 -> 127.0.0.1:90
+            ::1 > [::1]:80 -> [::1]:80
+            10.42.0.9 > 127.0.0.1:80 -> dropped
+            10.42.0.9 > 127.0.0.1:22 -> dropped
+            198.51.100.7 > 127.0.0.1:53 -> dropped
+            127.0.0.5 > 192.0.2.1:9000 -> dropped
         "#]],
         );
     }

@@ -17,5 +17,5 @@ pub mod skeleton;
 mod socket;
 
 pub use firewall::{Firewall, FirewallError, Kernel, Nft, TABLE};
-pub use forwarding::prepare;
+pub use forwarding::{pass_loopback, prepare};
 pub use run::{Config, run, run_alone};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
-use nft::{Ip, Name, Net, Ruleset};
+use nft::{Fragment, Ip, Name, Net, Ruleset};
 use parking_lot::Mutex;
 use podnet::HostPort;
 use reconcile::{Changed, Ctx, Key, Object as _};
@@ -14,11 +14,12 @@ use tokio::time::Instant;
 
 use crate::conntrack;
 use crate::firewall::{Firewall, FirewallError};
+use crate::forwarding::pass_loopback;
 use crate::health::HealthPorts;
 use crate::host_ports;
 use crate::plan::{Flows, Place, Plan, plan};
 use crate::policy;
-use crate::skeleton::{skeleton, way_out};
+use crate::skeleton::{loopback, skeleton, way_out};
 
 const ZONE: &str = "topology.kubernetes.io/zone";
 /// Who asks for the ports of pods that no API server knows.
@@ -45,7 +46,10 @@ pub struct Config {
     pub policies: bool,
     /// Whether to open ports of this machine that pods ask for. Whoever says so keeps others from doing it, too.
     pub host_ports: bool,
-    /// The same for pods that no API server knows, as those are that somebody makes by the runtime's socket.
+    /// The link to pods, by which host ports can be reached from loopback addresses once it is there. Where it is not,
+    /// as with an administrator's CNI plugins, they cannot.
+    pub bridge: Option<&'static str>,
+    /// The same as `host_ports` for pods that no API server knows, as those are that somebody makes by the runtime's socket.
     pub ports: Option<watch::Receiver<Vec<HostPort>>>,
 }
 
@@ -204,6 +208,7 @@ struct Proxy {
 struct Table {
     firewall: Arc<dyn Firewall>,
     rules: Ruleset,
+    bridge: Option<&'static str>,
     /// The kernel may have anything, so it is told everything.
     lost: bool,
     told_at: Instant,
@@ -219,10 +224,19 @@ impl Table {
         if config.policies {
             rules.put(&"policies".into(), policy::plan::skeleton());
         }
-        Table { firewall, rules, lost: true, told_at: Instant::now() }
+        Table { firewall, rules, bridge: config.bridge, lost: true, told_at: Instant::now() }
     }
 
     async fn tell(&mut self) -> Result<(), FirewallError> {
+        self.tell_rules().await?;
+        // Pods must not pass to what listens here before the rules keep them from it, and nothing is led to pods that
+        // does not pass.
+        let passes = self.bridge.is_some_and(|bridge| pass_loopback(bridge, true).is_ok());
+        self.rules.put(&"loopback".into(), if passes { loopback() } else { Fragment::default() });
+        self.tell_rules().await
+    }
+
+    async fn tell_rules(&mut self) -> Result<(), FirewallError> {
         let batch = match self.lost {
             true => self.rules.everything(),
             false if self.told_at.elapsed() > GRACE => self.rules.changes_and_sweep(),

@@ -53,6 +53,11 @@ pub fn named(name: &str, ip: Ip) -> String {
     format!("{name}{}", if ip == Ip::V4 { 4 } else { 6 })
 }
 
+/// The host ports of pods as they are found at loopback addresses. Only IPv4 has a way from there to a pod.
+pub fn loopback_ports() -> Name {
+    "loopback-ports4".into()
+}
+
 /// The chain that rejects, for maps to lead to. (`nft` takes no chain called reject.)
 pub fn refuse() -> Name {
     "refuse".into()
@@ -81,6 +86,18 @@ pub fn way_out(pods: &[Net]) -> Fragment {
     fragment
 }
 
+/// What this machine sends to its own loopback addresses leads to host ports, too. (To node ports it does not, as
+/// upstream.) The kernel must let such packets pass the link to the pods.
+pub fn loopback() -> Fragment {
+    let fields = vec![Field::Proto, Field::DestinationPort];
+    let lookup = Statement::Lookup { fields, map: loopback_ports() };
+    let local = Statement::is(Field::Destination(Ip::V4), loopback_net(Ip::V4));
+    let base = Base { kind: Kind::Nat, hook: Hook::Output, priority: DNAT + 1 };
+    let mut fragment = Fragment::default();
+    fragment.base(&"nat-loopback".into(), base, vec![rule([local, Statement::DestinationIsLocal, lookup])]);
+    fragment
+}
+
 /// The parts that do not depend on any Service. `pods` are the networks of pods, `services` those of Services.
 pub fn skeleton(pods: &[Net], services: &[Net]) -> Fragment {
     let mut fragment = Fragment::default();
@@ -90,6 +107,7 @@ pub fn skeleton(pods: &[Net], services: &[Net]) -> Fragment {
         };
         family(&mut fragment, ip, &of(pods), &of(services));
     }
+    fragment.set(&loopback_ports(), Set::verdicts(&[Type::Proto, Type::Port]));
     fragment.chain(&refuse(), vec![rule([Statement::Reject])]);
     hooks(&mut fragment);
     fragment
@@ -110,6 +128,9 @@ fn hooks(fragment: &mut Fragment) {
     ];
     for (name, kind, hook, priority, chains) in rows {
         let mut rules = Vec::new();
+        if hook == Prerouting && kind == Filter {
+            rules.extend(only_own_loopback());
+        }
         for chain in chains {
             for ip in Ip::BOTH {
                 let mut statements = Vec::new();
@@ -199,12 +220,27 @@ fn in_cluster_ips(ip: Ip, sets: &Sets) -> Statement {
     Statement::In { fields: vec![Field::Destination(ip)], set: sets.cluster_ips.clone() }
 }
 
-/// Answers to redirected loopback traffic would be dropped, so it is left alone.
+/// Nobody else reaches what listens on loopback addresses only, or passes for one of them, whatever links the kernel lets
+/// such packets pass. Answers to this machine have the address they were masqueraded with here yet. By `loopback0` WSL
+/// hands on what Windows sends to its own loopback.
+fn only_own_loopback() -> impl Iterator<Item = Rule> {
+    [Field::Destination(Ip::V4), Field::Source(Ip::V4)].into_iter().map(|field| {
+        let any = ["lo", "loopback0"].map(Atom::Link).into();
+        let foreign = Statement::Is { field: Field::Link, not: true, any };
+        rule([Statement::is(field, loopback_net(Ip::V4)), foreign, Statement::drop()])
+    })
+}
+
+/// Node ports are for the node's other addresses.
 fn not_loopback(ip: Ip) -> Statement {
+    Statement::Is { field: Field::Destination(ip), not: true, any: vec![loopback_net(ip)] }
+}
+
+/// The addresses by which a machine speaks to itself.
+pub fn loopback_net(ip: Ip) -> Atom {
     let (address, bits) = match ip {
         Ip::V4 => (IpAddr::from([127, 0, 0, 0]), 8),
         Ip::V6 => (IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]), 128),
     };
-    let net = Net::new(address, bits).expect("the family has this many bits");
-    Statement::Is { field: Field::Destination(ip), not: true, any: vec![Atom::Net(net)] }
+    Atom::Net(Net::new(address, bits).expect("the family has this many bits"))
 }

@@ -15,7 +15,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use net::{Flow, ask, build, inside, serve, sh};
 use nft::{Net, Ruleset};
 use proxy::plan::{Place, plan};
-use proxy::skeleton::skeleton;
+use proxy::skeleton::{loopback, skeleton};
 use proxy::{Config, Firewall, Kernel, Nft};
 use reconcile::{Client, Clock, Ctx, Key, Patch};
 use serde_json::{Value, json};
@@ -33,6 +33,7 @@ fn config() -> Config {
         way_out: true,
         policies: true,
         host_ports: true,
+        bridge: Some("pods"),
         ports: None,
     }
 }
@@ -75,6 +76,7 @@ fn samples() -> Ruleset {
     };
     let mut rules = Ruleset::default();
     rules.put(&"".into(), skeleton(&config.pods, &config.services));
+    rules.put(&"loopback".into(), loopback());
     let ports = json!([
         {"port": 80, "nodePort": 30080, "protocol": "TCP", "name": "tcp"},
         {"port": 53, "nodePort": 30053, "protocol": "UDP", "name": "udp"},
@@ -227,13 +229,23 @@ impl World {
         made
     }
 
+    /// Whom pods act as.
+    async fn account(&self) {
+        let account = json!({"metadata": {"name": "default", "namespace": "default"}});
+        let account: k8s_openapi::api::core::v1::ServiceAccount = serde_json::from_value(account).unwrap();
+        self.client.create(&account).await.unwrap();
+    }
+
     /// A running pod of this node, with its port 8080 named.
     async fn pod(&self, name: &str, address: &str) {
         let port = if name == "a" { 8081 } else { 8082 };
         let pod = json!({
             "metadata": {"name": name, "namespace": "default", "labels": {"name": name}},
             "spec": {"nodeName": "here", "containers": [{
-                "name": "main", "image": "x", "ports": [{"name": "http", "containerPort": 8080, "hostPort": port}],
+                "name": "main", "image": "x", "ports": [
+                    {"name": "http", "containerPort": 8080, "hostPort": port},
+                    {"containerPort": 8080, "hostPort": port, "protocol": "UDP", "hostIP": "127.0.0.1"},
+                ],
             }]},
         });
         let mut made = self.client.create::<Pod>(&serde_json::from_value(pod).unwrap()).await.unwrap();
@@ -413,9 +425,7 @@ fn udp_flows_move_on() {
 #[test]
 fn policies_hold() {
     with_world("policies_hold", |world| async move {
-        let account = json!({"metadata": {"name": "default", "namespace": "default"}});
-        let account: k8s_openapi::api::core::v1::ServiceAccount = serde_json::from_value(account).unwrap();
-        world.client.create(&account).await.unwrap();
+        world.account().await;
         world.pod("a", "10.42.0.5").await;
         world.pod("b", "10.42.0.6").await;
         becomes(|| ask("b", "10.42.0.5:8080"), "a 10.42.0.6").await;
@@ -453,6 +463,40 @@ fn policies_hold() {
         world.client.delete::<NetworkPolicy>(&key, &Default::default()).await.unwrap();
         becomes(|| ask("out", "192.0.2.1:30080"), "a 10.42.0.1").await;
         assert_eq!(ask("b", "10.42.0.5:8080"), "a 10.42.0.6");
+    });
+}
+
+#[test]
+fn loopback_leads_to_host_ports() {
+    with_world("loopback_leads_to_host_ports", |world| async move {
+        world.account().await;
+        world.pod("a", "10.42.0.5").await;
+        becomes(|| ask("node", "127.0.0.1:8081"), "a 10.42.0.1").await;
+        assert_eq!(ask("node", "127.0.0.2:8081"), "a 10.42.0.1");
+        assert_eq!(Flow::new("node", "127.0.0.1:8081").ask(), "a 10.42.0.1");
+        assert_eq!(Flow::new("node", "192.0.2.1:8081").ask(), "refused", "not at that address");
+        assert_eq!(ask("node", "127.0.0.1:8080"), "node 127.0.0.1", "what is nobody else's is the node's");
+
+        // Neighbours who send packets for loopback addresses our way.
+        for (name, gateway) in [("b", "10.42.0.1"), ("out", "192.0.2.1")] {
+            sh(&format!(
+                "ip netns exec {name} sh -ec 'echo 1 > /proc/sys/net/ipv4/conf/all/route_localnet'
+                 ip -n {name} addr del 127.0.0.1/8 dev lo
+                 ip -n {name} route add 127.0.0.0/8 via {gateway}"
+            ));
+            assert_eq!(ask(name, "127.0.0.1:8080"), "nothing");
+            assert_eq!(Flow::new(name, "127.0.0.1:8081").ask(), "nothing");
+        }
+        // It is the rules that keep them away.
+        sh("nft insert rule inet skiff filter-prerouting ip daddr 127.0.0.0/8 accept");
+        assert_eq!(ask("b", "127.0.0.1:8080"), "node 10.42.0.6");
+        assert_eq!(Flow::new("out", "127.0.0.1:8081").ask(), "a 192.0.2.2");
+
+        // Where pods are behind something else, nothing leads there.
+        sh("ip link set pods down; ip link set pods name others; ip link set others up");
+        world.pod("b", "10.42.0.6").await;
+        becomes(|| ask("node", "127.0.0.1:8081"), "refused").await;
+        becomes(|| ask("node", "192.0.2.1:8082"), "b 192.0.2.1").await;
     });
 }
 

@@ -55,7 +55,9 @@ pub fn route(
 ) -> anyhow::Result<()> {
     let config = proxy_config(node::name(flags), &facts.cluster_cidr, &facts.service_cidr)?;
     let policies = !flags.disable_network_policy;
-    let config = proxy::Config { way_out: true, policies, host_ports: true, ports: Some(ports), ..config };
+    let bridge = Some(kubelet::network::BRIDGE);
+    let config =
+        proxy::Config { way_out: true, policies, host_ports: true, bridge, ports: Some(ports), ..config };
     let ctx = Ctx { client: client.acting_as("system:kube-proxy"), ..ctx.clone() };
     proxy::prepare(&config.pods);
     tokio::spawn(proxy::routes::run(ctx.clone(), config.node.clone()));
@@ -65,6 +67,13 @@ pub fn route(
 
 /// Removes the table, whether there is one or not.
 pub fn remove_rules() -> anyhow::Result<()> {
+    // Without the rules, pods would reach what listens on loopback addresses.
+    match proxy::pass_loopback(kubelet::network::BRIDGE, false) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).context("cannot close the way to loopback addresses");
+        }
+        _ => {}
+    }
     proxy::Kernel::default().apply(&nft::Batch::remove()).context("cannot remove the rules")
 }
 

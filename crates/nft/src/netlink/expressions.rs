@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::{
-    Encoder, INTEGER, Unnamed, VERDICT_TYPE, atom_bytes, boundary, key_bytes, message, verdict_data,
+    Encoder, INTEGER, LINK, Unnamed, VERDICT_TYPE, atom_bytes, boundary, key_bytes, message, verdict_data,
 };
 use crate::wire::{CREATE, Writer};
 use crate::{Atom, Field, Ip, Name, Statement, Verdict};
@@ -16,6 +16,7 @@ const DIFFERENT: u32 = 1;
 
 /// Things that can be asked of a packet besides its bytes.
 const META_MARK: u32 = 3;
+const META_LINK: u32 = 6;
 const META_FAMILY: u32 = 15;
 const META_PROTO: u32 = 16;
 const CT_STATE: u32 = 0;
@@ -173,6 +174,7 @@ impl Expressions<'_, '_> {
                 Field::DestinationPort => self.payload(register, (2, 2, 2)),
                 Field::Proto => self.meta(META_PROTO, register),
                 Field::Family => self.meta(META_FAMILY, register),
+                Field::Link => 3 + self.meta(META_LINK, register),
             };
             register += used;
         }
@@ -340,6 +342,7 @@ fn type_of(field: Field) -> u32 {
         Field::Proto => 12,
         Field::DestinationPort => 13,
         Field::Family => 2,
+        Field::Link => LINK,
     }
 }
 
