@@ -69,7 +69,8 @@ impl<'a> Archive<'a> {
         let directory =
             tempfile::TempDir::new_in(store.temporary()).map_err(on("write in", store.temporary()))?;
         let mut files: HashMap<PathBuf, PathBuf> = HashMap::new();
-        let mut archive = tar::Archive::new(unpack::decompressed(content).map_err(Error::Archive)?);
+        let content = unpack::decompressed(content).map_err(Error::Archive)?;
+        let mut archive = tar::Archive::new(unpack::Escaping::new(content));
         for (number, entry) in archive.entries().map_err(Error::Archive)?.enumerate() {
             let mut entry = entry.map_err(Error::Archive)?;
             let named = plain(&entry.path().map_err(Error::Archive)?);
@@ -105,16 +106,13 @@ impl<'a> Archive<'a> {
     }
 
     fn json<T: serde::de::DeserializeOwned>(&self, name: &str) -> Result<T, Error> {
-        let mut bytes = Vec::new();
-        self.open(name)?.read_to_end(&mut bytes).map_err(Error::Archive)?;
-        manifest::parse(name, &bytes)
+        manifest::parse(name, &manifest::read(name, self.open(name)?)?)
     }
 
     /// The manifest a descriptor leads to, for this machine where it has a choice.
     fn manifest(&self, entry: &Descriptor, depth: usize) -> Result<(Digest, Manifest), Error> {
         let name = blob_name(&entry.digest);
-        let mut bytes = Vec::new();
-        self.open(&name)?.read_to_end(&mut bytes).map_err(Error::Archive)?;
+        let bytes = manifest::read(&name, self.open(&name)?)?;
         match Document::parse(&name, &bytes)? {
             Document::Manifest(manifest) => Ok((entry.digest.clone(), manifest)),
             Document::Index(index) if depth > 0 => self.manifest(index.choose(&name)?, depth - 1),

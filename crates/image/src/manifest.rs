@@ -1,15 +1,19 @@
 //! The documents an image is described by, of the OCI and of docker, which differ in names of types only.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read as _;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Digest, Error};
+use crate::{Digest, Error, on};
 
 pub const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 pub const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 pub const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 pub const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+/// A document that is larger is none.
+pub const LARGEST: u64 = 8 << 20;
 /// The name an archive's image is to have.
 pub const FULL_NAME: &str = "io.containerd.image.name";
 pub const REF_NAME: &str = "org.opencontainers.image.ref.name";
@@ -123,6 +127,17 @@ impl Index {
         let only = || self.manifests.iter().find(|entry| entry.platform.is_none());
         found.or_else(only).ok_or_else(|| Error::NoPlatform { what: what.to_owned() })
     }
+}
+
+/// A document as it is, unless it is none.
+pub fn read(what: &str, file: File) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    file.take(LARGEST + 1).read_to_end(&mut bytes).map_err(on("read", what))?;
+    if bytes.len() as u64 > LARGEST {
+        let why = format!("it is larger than {LARGEST} bytes");
+        return Err(Error::Unusable { what: what.to_owned(), why });
+    }
+    Ok(bytes)
 }
 
 pub fn parse<T: serde::de::DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T, Error> {

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 use tokio::task::JoinSet;
 
-use crate::manifest::{Descriptor, Document, Manifest};
+use crate::manifest::{Descriptor, Document, LARGEST, Manifest};
 use crate::{Digest, Error, Image, Reference, Store, on};
 
 pub use credentials::Credentials;
@@ -33,8 +33,6 @@ const TRIES: u32 = 5;
 const FEW_TRIES: u32 = 2;
 /// A registry that wants more time than this is asked earlier.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// A manifest that is larger is none.
-const LARGEST_MANIFEST: usize = 8 << 20;
 /// Indexes may name indexes, but not for ever.
 const DEEPEST: usize = 4;
 
@@ -142,6 +140,11 @@ impl Puller {
             (None, None) => "latest".to_owned(),
         };
         let Found { named, digest, manifest } = self.manifest(&registry, name, wanted).await?;
+        let Descriptor { digest: id, size, .. } = &manifest.config;
+        if !(1..=LARGEST).contains(size) {
+            let why = format!("its configuration {id} is said to have {size} bytes");
+            return Err(Error::Unusable { what: name.to_string(), why }.into());
+        }
         let mut pieces: Vec<Descriptor> = vec![manifest.config.clone()];
         pieces.extend(manifest.layers.iter().cloned());
         pieces.sort_by(|a, b| a.digest.cmp(&b.digest));
@@ -211,7 +214,7 @@ impl Puller {
 async fn fetch_small(registry: &Registry, ask: &Ask) -> Result<Bytes, PullError> {
     let mut tries = 0;
     loop {
-        let error = match registry.small(ask, LARGEST_MANIFEST).await {
+        let error = match registry.small(ask, LARGEST as usize).await {
             Err(error) if error.may_pass() => error,
             other => return other,
         };

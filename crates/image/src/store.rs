@@ -152,7 +152,8 @@ impl Store {
 
     pub(crate) fn read_blob(&self, digest: &Digest) -> Result<Vec<u8>, Error> {
         let path = self.blob(digest);
-        fs::read(&path).map_err(on("read", path))
+        let file = File::open(&path).map_err(on("read", path))?;
+        manifest::read(&digest.to_string(), file)
     }
 
     /// Keeps a piece, once it is certain that it is what it is called.

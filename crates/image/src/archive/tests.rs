@@ -83,6 +83,26 @@ fn a_wrong_archive_changes_nothing() {
 }
 
 #[test]
+fn documents_that_would_fill_the_memory_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    let large = vec![b' '; manifest::LARGEST as usize + 1];
+    let list = br#"[{"Config": "c.json", "RepoTags": [], "Layers": []}]"#;
+    for (files, expected) in [
+        (vec![("index.json", &large[..])], "index.json"),
+        (vec![("manifest.json", &large)], "manifest.json"),
+        (vec![("manifest.json", list), ("c.json", &large)], &Digest::of(&large).to_string()),
+    ] {
+        let mut builder = tar::Builder::new(Vec::new());
+        for (name, bytes) in files {
+            append(&mut builder, name, bytes.len() as u64, &mut &bytes[..]).unwrap();
+        }
+        let error = import(&store, io::Cursor::new(builder.into_inner().unwrap())).unwrap_err();
+        assert_eq!(error.to_string(), format!("{expected} cannot be used: it is larger than 8388608 bytes"));
+    }
+}
+
+#[test]
 fn a_name_belongs_to_one_image() {
     if !rustix::process::geteuid().is_root() {
         return eprintln!("skipped: needs root");

@@ -323,6 +323,25 @@ async fn who_may_is_asked_for() {
     assert_eq!(pulled.unwrap_err().to_string(), expected);
 }
 
+/// Nobody asks for a configuration that cannot be held.
+#[tokio::test]
+async fn a_configuration_of_no_sensible_size_is_refused() {
+    for size in [0, LARGEST + 1] {
+        let digest = Digest::of(b"config");
+        let config = format!(r#"{{"digest": "{digest}", "size": {size}}}"#);
+        let manifest = format!(r#"{{"schemaVersion": 2, "config": {config}, "layers": []}}"#);
+        let blobs = vec![("manifests/v1".to_owned(), manifest.into_bytes())];
+        let fake = Fake::start(Behaviour { blobs, ..Behaviour::default() }).await;
+        let (_directory, pulled) = pull(&fake, "app:v1", None).await;
+        let said = pulled.unwrap_err().to_string();
+        assert!(
+            said.ends_with(&format!("its configuration {digest} is said to have {size} bytes")),
+            "{said}"
+        );
+        assert_eq!(fake.asked().len(), 1);
+    }
+}
+
 #[tokio::test]
 async fn lies_and_absence_are_noticed() {
     let fake = Fake::start(Behaviour { blobs: image(true), ..Behaviour::default() }).await;
