@@ -29,7 +29,12 @@ pub fn import(store: &Store, content: impl Read + 'static) -> Result<Vec<Image>,
     if !archive.has("index.json") {
         return archive.import_docker();
     }
-    let index: Index = archive.json("index.json")?;
+    let mut index: Index = archive.json("index.json")?;
+    // What is for other machines, or for none, as attestations are.
+    index.manifests.retain(|entry| entry.platform.as_ref().is_none_or(|platform| platform.suits().is_some()));
+    if index.manifests.is_empty() {
+        return Err(Error::NoPlatform { what: "index.json".to_owned() });
+    }
     // Several names of one image are several entries.
     let mut found: Vec<(Digest, Manifest, Vec<Named>)> = Vec::new();
     for entry in &index.manifests {

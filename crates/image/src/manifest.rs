@@ -39,6 +39,8 @@ pub struct Platform {
     pub os: String,
     #[serde(default)]
     pub architecture: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub variant: String,
 }
 
 /// One image.
@@ -122,10 +124,30 @@ impl Document {
 impl Index {
     /// The one for this machine; the only one, where none says what it is for.
     pub fn choose(&self, what: &str) -> Result<&Descriptor, Error> {
-        let ours = |platform: &Platform| platform.os == "linux" && platform.architecture == architecture();
-        let found = self.manifests.iter().find(|entry| entry.platform.as_ref().is_some_and(ours));
+        let suits = |entry: &Descriptor| entry.platform.as_ref().and_then(Platform::suits);
+        let found = self.manifests.iter().filter(|entry| suits(entry).is_some());
+        let found = found.min_by_key(|entry| std::cmp::Reverse(suits(entry)));
         let only = || self.manifests.iter().find(|entry| entry.platform.is_none());
         found.or_else(only).ok_or_else(|| Error::NoPlatform { what: what.to_owned() })
+    }
+}
+
+impl Platform {
+    /// How well it suits this machine, if it does at all.
+    pub fn suits(&self) -> Option<u8> {
+        let is_ours = self.os == "linux" && self.architecture == architecture();
+        is_ours.then(|| suits(&self.architecture, &self.variant)).flatten()
+    }
+}
+
+/// As containerd has it: what is for newer processors than all of a kind are may not run.
+fn suits(architecture: &str, variant: &str) -> Option<u8> {
+    match (architecture, variant) {
+        ("amd64", "" | "v1") | ("arm64", "" | "v8") | ("arm", "" | "v7") => Some(7),
+        ("arm", "v6") => Some(6),
+        ("arm", "v5") => Some(5),
+        ("amd64" | "arm64" | "arm", _) => None,
+        _ => Some(0),
     }
 }
 
@@ -152,5 +174,35 @@ pub fn architecture() -> &'static str {
         "powerpc64" => "ppc64le",
         "riscv64" => "riscv64",
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_that_runs_here_is_chosen() {
+        let entry = |(os, architecture, variant): (&str, &str, &str)| {
+            let platform = serde_json::json!({"os": os, "architecture": architecture, "variant": variant});
+            serde_json::json!({"digest": Digest::of(variant.as_bytes()), "platform": platform})
+        };
+        let choose = |platforms: &[(&str, &str, &str)]| {
+            let entries: Vec<_> = platforms.iter().copied().map(entry).collect();
+            let index = serde_json::json!({"schemaVersion": 2, "manifests": entries});
+            let index: Index = serde_json::from_value(index).unwrap();
+            index.choose("x").ok().and_then(|entry| entry.platform.clone()).map(|platform| platform.variant)
+        };
+        let ours = architecture();
+        let odd = ("linux", ours, "v99");
+        assert_eq!(choose(&[("windows", ours, "w"), odd, ("linux", ours, "")]).as_deref(), Some(""));
+        if ["amd64", "arm64", "arm"].contains(&ours) {
+            assert_eq!(choose(&[odd, ("unknown", "unknown", "")]), None);
+        }
+        let best = ["v8", "v5", "v6", "v7"].map(|variant| suits("arm", variant));
+        assert_eq!(best, [None, Some(5), Some(6), Some(7)]);
+        assert_eq!(["", "v1", "v2"].map(|variant| suits("amd64", variant).is_some()), [true, true, false]);
+        assert_eq!(["", "v8", "v9"].map(|variant| suits("arm64", variant).is_some()), [true, true, false]);
+        assert!(suits("riscv64", "rva22u64").is_some());
     }
 }

@@ -82,6 +82,54 @@ fn a_wrong_archive_changes_nothing() {
     assert_eq!(std::fs::read_dir(directory.path().join("layers")).unwrap().count(), 0);
 }
 
+/// The same archive with another list of what is in it.
+fn with_index(archive: &[u8], change: impl Fn(&mut Vec<serde_json::Value>)) -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    for entry in tar::Archive::new(archive).entries().unwrap() {
+        let mut entry = entry.unwrap();
+        let name = entry.path().unwrap().display().to_string();
+        let mut bytes = Vec::new();
+        entry.read_to_end(&mut bytes).unwrap();
+        if name == "index.json" {
+            let mut index: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+            change(index["manifests"].as_array_mut().unwrap());
+            bytes = index.to_string().into_bytes();
+        }
+        append(&mut builder, &name, bytes.len() as u64, &mut &bytes[..]).unwrap();
+    }
+    builder.into_inner().unwrap()
+}
+
+#[test]
+fn what_is_for_other_machines_is_left_out() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: needs root");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    let (name, archive) = small("app");
+    let image = import(&store, io::Cursor::new(archive)).unwrap().remove(0);
+    let mut archive = Vec::new();
+    export(&store, &[name], &mut archive).unwrap();
+    let others = |entries: &mut Vec<serde_json::Value>| {
+        for (os, architecture) in [("linux", "z80"), ("unknown", "unknown")] {
+            // Its pieces are not even there.
+            let mut other = entries[0].clone();
+            other["digest"] = Digest::of(os.as_bytes()).to_string().into();
+            other["platform"] = serde_json::json!({"os": os, "architecture": architecture});
+            entries.push(other);
+        }
+    };
+    let with_others = with_index(&archive, others);
+    assert_eq!(import(&store, io::Cursor::new(with_others)).unwrap(), [image]);
+    let only_others = with_index(&archive, |entries| {
+        others(entries);
+        entries.remove(0);
+    });
+    let error = import(&store, io::Cursor::new(only_others)).unwrap_err();
+    assert!(matches!(error, Error::NoPlatform { .. }), "{error}");
+}
+
 #[test]
 fn documents_that_would_fill_the_memory_are_refused() {
     let directory = tempfile::tempdir().unwrap();
