@@ -13,6 +13,9 @@ use crate::{Digest, Error, Image, Reference, Store, on, unpack};
 /// Indexes may name indexes, but not for ever.
 const DEEPEST: usize = 4;
 
+/// As the kernel allows.
+const MOST_LINKS: usize = 40;
+
 /// The files of an archive that is being read.
 struct Archive<'a> {
     store: &'a Store,
@@ -74,28 +77,40 @@ impl<'a> Archive<'a> {
         let directory =
             tempfile::TempDir::new_in(store.temporary()).map_err(on("write in", store.temporary()))?;
         let mut files: HashMap<PathBuf, PathBuf> = HashMap::new();
+        let mut links: HashMap<PathBuf, PathBuf> = HashMap::new();
         let content = unpack::decompressed(content).map_err(Error::Archive)?;
         let mut archive = tar::Archive::new(unpack::Escaping::new(content));
         for (number, entry) in archive.entries().map_err(Error::Archive)?.enumerate() {
             let mut entry = entry.map_err(Error::Archive)?;
             let named = plain(&entry.path().map_err(Error::Archive)?);
             match entry.header().entry_type() {
-                // Old archives name a layer that several images share once, and link to it.
-                tar::EntryType::Symlink | tar::EntryType::Link => {
-                    let target = entry.link_name().map_err(Error::Archive)?.unwrap_or_default().into_owned();
-                    let target = named.parent().map(|parent| plain(&parent.join(target))).unwrap_or_default();
-                    if let Some(file) = files.get(&target).cloned() {
-                        files.insert(named, file);
-                    }
+                // Old archives have a layer that several images share once, and link to it, also before it comes.
+                kind if kind.is_symlink() || kind.is_hard_link() => {
+                    let target = entry.link_name().map_err(Error::Archive)?.unwrap_or_default();
+                    // Only a hard one has all of its target's path.
+                    let from = named.parent().filter(|_| kind.is_symlink()).unwrap_or(Path::new(""));
+                    let target = plain(&from.join(target));
+                    files.remove(&named);
+                    links.insert(named, target);
                 }
                 kind if kind.is_file() => {
                     let path = directory.path().join(number.to_string());
                     let written =
                         File::create_new(&path).and_then(|mut file| io::copy(&mut entry, &mut file));
                     written.map_err(on("write", path.clone()))?;
+                    links.remove(&named);
                     files.insert(named, path);
                 }
                 _ => {}
+            }
+        }
+        for (named, target) in &links {
+            let mut target = target;
+            for _ in 0..MOST_LINKS {
+                target = links.get(target).unwrap_or(target);
+            }
+            if let Some(file) = files.get(target).cloned() {
+                files.insert(named.clone(), file);
             }
         }
         Ok(Archive { store, _directory: directory, files })

@@ -130,6 +130,42 @@ fn what_is_for_other_machines_is_left_out() {
     assert!(matches!(error, Error::NoPlatform { .. }), "{error}");
 }
 
+/// As `docker save` wrote it before its version 25, in any order.
+#[test]
+fn layers_may_be_links_to_what_comes_later() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: needs root");
+    }
+    let layer = layer();
+    let diffs = vec![Digest::of(&layer).to_string(); 3];
+    let config = serde_json::json!({"rootfs": {"diff_ids": diffs}}).to_string();
+    let layers = ["aaa/layer.tar", "ccc/layer.tar", "ddd/layer.tar"];
+    let list = serde_json::json!([{"Config": "c.json", "RepoTags": [], "Layers": layers}]).to_string();
+    let archive = |target: &str| {
+        let mut builder = tar::Builder::new(Vec::new());
+        let mut link = |kind, name: &str, target: &str| {
+            let mut header = tar::Header::new_ustar();
+            header.set_entry_type(kind);
+            header.set_size(0);
+            builder.append_link(&mut header, name, target).unwrap();
+        };
+        link(tar::EntryType::Symlink, "aaa/layer.tar", "../ccc/layer.tar");
+        link(tar::EntryType::Symlink, "ccc/layer.tar", target);
+        link(tar::EntryType::Link, "ddd/layer.tar", "bbb/layer.tar");
+        for (name, bytes) in
+            [("c.json", config.as_bytes()), ("bbb/layer.tar", &layer), ("manifest.json", list.as_bytes())]
+        {
+            append(&mut builder, name, bytes.len() as u64, &mut &bytes[..]).unwrap();
+        }
+        io::Cursor::new(builder.into_inner().unwrap())
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    assert_eq!(import(&store, archive("../bbb/layer.tar")).unwrap()[0].layers.len(), 3);
+    let error = import(&store, archive("../aaa/layer.tar")).unwrap_err();
+    assert_eq!(error.to_string(), "the archive lacks aaa/layer.tar");
+}
+
 #[test]
 fn documents_that_would_fill_the_memory_are_refused() {
     let directory = tempfile::tempdir().unwrap();
