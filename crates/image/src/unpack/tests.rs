@@ -120,6 +120,50 @@ fn what_a_layer_takes_away() {
     );
 }
 
+/// Whiteouts are about the layers below, wherever they stand in their own.
+#[test]
+fn what_a_layer_takes_away_and_has_itself() {
+    let below = ["f a/x 1", "f b 2"];
+    for lines in
+        [&["f .wh.a", "d a", "f a/y 3"][..], &["d a", "f a/y 3", "f .wh.a"], &["f a 1", "d a", "f a/y 3"]]
+    {
+        check(&[&below, lines], "a/ 7:8 644 opaque\na/y 7:8 644 \"3\"\n");
+    }
+    check(&[&below, &["f .wh.a", "f a/y 3"]], "a/ 0:0 755 opaque\na/y 7:8 644 \"3\"\n");
+    check(&[&below, &["f b 3", "f .wh.b"]], "b 7:8 644 \"3\"\n");
+    check(&[&below, &["f .wh.b", "f b 3"]], "b 7:8 644 \"3\"\n");
+    // Nobody can link to what is hidden.
+    for (lines, target) in [
+        (&["f .wh.b", "h c -> b"][..], "b"),
+        (&["f .wh.a", "h c -> a/x"], "a/x"),
+        (&["f a/.wh.x", "h c -> a/x"], "a/x"),
+        (&["f a/.wh..wh..opq", "h c -> a/x"], "a/x"),
+    ] {
+        check(&[&below, lines], &format!("{target}\n"));
+    }
+    // What was hidden leads nowhere any more.
+    check(
+        &[&["d b", "l a/b -> /b"], &["f a/.wh..wh..opq", "f a/b/x 1"]],
+        "a/ 0:0 755 opaque\na/b/ 0:0 755\na/b/x 7:8 644 \"1\"\n",
+    );
+}
+
+#[test]
+fn names_are_bytes() {
+    if !is_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().join("root");
+    let mut layer = layer(&["f .wh.a#"]);
+    let mut header = tar::Header::from_byte_slice(&layer[..512]).clone();
+    header.as_gnu_mut().unwrap().name[5] = 0xff;
+    header.set_cksum();
+    layer[..512].copy_from_slice(header.as_bytes());
+    unpack(&layer[..], &root, &[]).unwrap();
+    assert!(fs::symlink_metadata(root.join(OsStr::from_bytes(b"a\xff"))).is_ok());
+}
+
 #[test]
 fn the_root_is_a_directory_like_others() {
     if !is_root() {
