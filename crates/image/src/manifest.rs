@@ -22,12 +22,12 @@ pub const REF_NAME: &str = "org.opencontainers.image.ref.name";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub media_type: String,
     pub digest: Digest,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub size: u64,
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<Platform>,
@@ -35,11 +35,11 @@ pub struct Descriptor {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Platform {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub os: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub architecture: String,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "String::is_empty")]
     pub variant: String,
 }
 
@@ -48,9 +48,10 @@ pub struct Platform {
 #[serde(rename_all = "camelCase")]
 pub struct Manifest {
     pub schema_version: u32,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub media_type: String,
     pub config: Descriptor,
+    #[serde(default, deserialize_with = "null_is_default")]
     pub layers: Vec<Descriptor>,
 }
 
@@ -59,34 +60,40 @@ pub struct Manifest {
 #[serde(rename_all = "camelCase")]
 pub struct Index {
     pub schema_version: u32,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub media_type: String,
+    #[serde(default, deserialize_with = "null_is_default")]
     pub manifests: Vec<Descriptor>,
 }
 
 /// What an image says of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct ImageConfig {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub config: Process,
+    #[serde(default, deserialize_with = "null_is_default")]
     pub rootfs: RootFs,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct RootFs {
     /// The layers as they are unpacked, lowest first.
+    #[serde(default, deserialize_with = "null_is_default")]
     pub diff_ids: Vec<Digest>,
 }
 
-/// How it wants to be run. Lists may be written as null.
+/// How it wants to be run. Anything may be written as null.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct Process {
+    #[serde(deserialize_with = "null_is_default")]
     pub user: String,
     pub env: Option<Vec<String>>,
     pub entrypoint: Option<Vec<String>>,
     pub cmd: Option<Vec<String>>,
+    #[serde(deserialize_with = "null_is_default")]
     pub working_dir: String,
+    #[serde(deserialize_with = "null_is_default")]
     pub stop_signal: String,
     pub volumes: Option<BTreeMap<String, serde_json::Value>>,
 }
@@ -96,7 +103,7 @@ pub struct Process {
 #[serde(rename_all = "PascalCase")]
 pub struct DockerManifest {
     pub config: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub repo_tags: Option<Vec<String>>,
     pub layers: Vec<String>,
 }
@@ -110,10 +117,16 @@ pub enum Document {
 impl Document {
     pub fn parse(what: &str, bytes: &[u8]) -> Result<Document, Error> {
         #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
         struct Shape {
+            schema_version: Option<u32>,
             manifests: Option<serde::de::IgnoredAny>,
         }
         let shape: Shape = parse(what, bytes)?;
+        if shape.schema_version == Some(1) {
+            let why = "its manifest is of schema 1, which is no longer supported: it has to be built or pushed anew";
+            return Err(Error::Unusable { what: what.to_owned(), why: why.to_owned() });
+        }
         Ok(match shape.manifests {
             Some(_) => Document::Index(parse(what, bytes)?),
             None => Document::Manifest(parse(what, bytes)?),
@@ -151,6 +164,15 @@ fn suits(architecture: &str, variant: &str) -> Option<u8> {
     }
 }
 
+/// Programs written in Go make no difference between nothing and null, and write either.
+fn null_is_default<'de, D, T>(from: D) -> Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Ok(Option::deserialize(from)?.unwrap_or_default())
+}
+
 /// A document as it is, unless it is none.
 pub fn read(what: &str, file: File) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
@@ -180,6 +202,33 @@ pub fn architecture() -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn null_is_as_good_as_nothing() {
+        let config: ImageConfig = parse("", br#"{"config": null, "rootfs": null}"#).unwrap();
+        assert_eq!(config, ImageConfig::default());
+        let process =
+            r#"{"User": null, "Env": null, "WorkingDir": null, "StopSignal": null, "Volumes": null}"#;
+        for rootfs in ["{}", r#"{"diff_ids": null}"#] {
+            let text = format!(r#"{{"config": {process}, "rootfs": {rootfs}}}"#);
+            assert_eq!(parse::<ImageConfig>("", text.as_bytes()).unwrap(), config);
+        }
+        let digest = Digest::of(b"");
+        let manifest = format!(
+            r#"{{"schemaVersion": 2, "mediaType": null, "layers": null,
+                "config": {{"digest": "{digest}", "size": null, "annotations": null, "platform": null}}}}"#
+        );
+        let Ok(Document::Manifest(manifest)) = Document::parse("", manifest.as_bytes()) else { panic!() };
+        assert!(manifest.layers.is_empty() && manifest.config.digest == digest);
+    }
+
+    #[test]
+    fn the_first_schema_is_named() {
+        let error = Document::parse("a:v1", br#"{"schemaVersion": 1, "fsLayers": []}"#).err().unwrap();
+        let expected = "a:v1 cannot be used: its manifest is of schema 1, which is no longer supported: \
+            it has to be built or pushed anew";
+        assert_eq!(error.to_string(), expected);
+    }
 
     #[test]
     fn the_best_that_runs_here_is_chosen() {
