@@ -52,6 +52,10 @@ fn own(flags: &ImageFlags) -> anyhow::Result<()> {
             for path in files {
                 let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
                 let images = image::import(&store, file);
+                if images.is_err() {
+                    // What came with it is no part of any image. If this fails too, it goes another time.
+                    let _ = collect(&store, &root, |_, _| false);
+                }
                 for image in images.with_context(|| format!("cannot import {}", path.display()))? {
                     let names = if image.tags.is_empty() { &image.digests } else { &image.tags };
                     names.iter().for_each(|name| println!("{name}"));
