@@ -101,6 +101,8 @@ struct Found {
     named: Digest,
     digest: Digest,
     manifest: Manifest,
+    /// The manifest as it came.
+    bytes: Bytes,
 }
 
 impl Puller {
@@ -129,17 +131,12 @@ impl Puller {
     }
 
     async fn pull_from(&self, registry: Arc<Registry>, name: &Reference) -> Result<Image, PullError> {
-        // What is being fetched is nobody's yet, and must not be tidied away.
-        let store = self.store.clone();
-        // Whoever removes layers is waited for, and not by a thread that others need.
-        let busy = tokio::task::spawn_blocking(move || store.busy()).await.map_err(io::Error::other);
-        let busy = busy.map_err(on("lock", self.store.root().join("busy")))??;
         let wanted = match (&name.digest, &name.tag) {
             (Some(digest), _) => digest.to_string(),
             (None, Some(tag)) => tag.clone(),
             (None, None) => "latest".to_owned(),
         };
-        let Found { named, digest, manifest } = self.manifest(&registry, name, wanted).await?;
+        let Found { named, digest, manifest, bytes } = self.manifest(&registry, name, wanted).await?;
         let Descriptor { digest: id, size, .. } = &manifest.config;
         if !(1..=LARGEST).contains(size) {
             let why = format!("its configuration {id} is said to have {size} bytes");
@@ -147,6 +144,18 @@ impl Puller {
         }
         let mut pieces: Vec<Descriptor> = vec![manifest.config.clone()];
         pieces.extend(manifest.layers.iter().cloned());
+        // What is being fetched is nobody's yet, and must not be tidied away.
+        let needed: Vec<Digest> =
+            pieces.iter().map(|piece| piece.digest.clone()).chain([digest.clone()]).collect();
+        let needed = self.off_thread({
+            let digest = digest.clone();
+            move |store| {
+                let needed = store.need(&needed.iter().map(Digest::hex).collect::<Vec<_>>())?;
+                store.add_blob(&digest, &bytes[..])?;
+                Ok(needed)
+            }
+        });
+        let needed = needed.await?;
         pieces.sort_by(|a, b| a.digest.cmp(&b.digest));
         pieces.dedup_by(|a, b| a.digest == b.digest);
         pieces.retain(|piece| !self.store.has(&piece.digest, piece.digest == manifest.config.digest));
@@ -170,17 +179,26 @@ impl Puller {
                 return Err(error);
             }
         }
-        let (store, names) = (self.store.clone(), [(name.clone(), named)]);
+        let names = [(name.clone(), named)];
         // This goes on also where nobody waits for it any more.
-        let add = move || {
-            let _busy = busy;
+        let add = move |store: &Store| {
+            let _needed = needed;
             store.add_image(&digest, &manifest, &names)
         };
-        let added = tokio::task::spawn_blocking(add).await;
-        Ok(added.map_err(|_| Error::Missing("the image whose unpacking failed".to_owned()))??)
+        Ok(self.off_thread(add).await?)
     }
 
-    /// The manifest for this machine, kept.
+    /// Does what takes a while where nobody else waits for the thread.
+    async fn off_thread<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Store) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let store = self.store.clone();
+        let done = tokio::task::spawn_blocking(move || work(&store)).await;
+        done.map_err(io::Error::other).map_err(on("work in", self.store.root()))?
+    }
+
+    /// The manifest for this machine.
     async fn manifest(
         &self,
         registry: &Registry,
@@ -198,10 +216,7 @@ impl Puller {
             }
             let named = named.get_or_insert_with(|| digest.clone()).clone();
             match Document::parse(&name.to_string(), &bytes)? {
-                Document::Manifest(manifest) => {
-                    self.store.add_blob(&digest, &bytes[..])?;
-                    return Ok(Found { named, digest, manifest });
-                }
+                Document::Manifest(manifest) => return Ok(Found { named, digest, manifest, bytes }),
                 Document::Index(index) => wanted = index.choose(&name.to_string())?.digest.to_string(),
             }
         }

@@ -241,6 +241,32 @@ fn nothing_goes_while_somebody_is_on_the_way() {
     assert!(!store.layer(&image.layers[0]).exists());
 }
 
+#[test]
+fn what_somebody_needs_stays_while_the_rest_goes() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: needs root");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    let add = |content: &str| import(&store, io::Cursor::new(small(content).1)).unwrap().remove(0);
+    let (wanted, other) = (add("wanted"), add("other"));
+    let is_there = |image: &Image| (store.blob(&image.id).exists(), store.layer(&image.layers[0]).exists());
+    let needed = store.need(&[wanted.id.hex(), &wanted.layers[0]]).unwrap();
+    let collect = || store.collect(nobody, |_, _| true).unwrap();
+    assert!(collect() > Some(0));
+    assert_eq!((is_there(&wanted), is_there(&other)), ((true, true), (false, false)));
+    // Whoever starts anew does not take away what another process needs.
+    store.clean();
+    assert_eq!(collect(), Some(0));
+    drop(needed);
+    // As left by a process that was killed.
+    std::fs::write(store.temporary().join("needed-x"), wanted.id.hex()).unwrap();
+    assert!(collect() > Some(0));
+    assert_eq!(is_there(&wanted), (false, false));
+    store.clean();
+    assert_eq!(std::fs::read_dir(store.temporary()).unwrap().count(), 0);
+}
+
 /// An image of one layer with a file of this content, by a name of its own.
 fn small(content: &str) -> (String, Vec<u8>) {
     let mut layer = tar::Builder::new(Vec::new());

@@ -271,6 +271,34 @@ async fn silence_is_no_answer() {
     }
 }
 
+/// Room is made also while something is being pulled, and not by what that needs.
+#[tokio::test]
+async fn a_pull_keeps_only_what_it_needs() {
+    if !can_unpack() {
+        return eprintln!("skipped: needs root");
+    }
+    let pieces = image(false);
+    let [config, layer] = [2, 3].map(|at| Digest::parse(&pieces[at].0).unwrap());
+    let fake =
+        Fake::start(Behaviour { blobs: pieces, stalls: (layer.to_string(), 1), ..Behaviour::default() })
+            .await;
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    let reference = Reference::parse(&format!("{}/app:v1", fake.host)).unwrap();
+    let puller = impatient(store.clone());
+    let pulling = tokio::spawn(async move { puller.pull(&reference, None).await });
+    while !store.has(&config, true) || !fake.asked().iter().any(|path| path.ends_with(layer.hex())) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let nobodys = Digest::of(b"nobody's");
+    store.add_blob(&nobodys, &b"nobody's"[..]).unwrap();
+    assert!(store.collect(|| Ok(Default::default()), |_, _| false).unwrap() > Some(0));
+    assert!(!store.has(&nobodys, false) && store.has(&config, true));
+    let pulled = pulling.await.unwrap().unwrap();
+    assert!(store.layer(&pulled.layers[0]).exists() && store.manifest(&pulled).is_ok());
+    assert_eq!(fake.asked().iter().filter(|path| path.ends_with(config.hex())).count(), 1);
+}
+
 /// What was pulled is found by all that it could have been asked for.
 #[tokio::test]
 async fn an_image_is_known_by_its_index() {
