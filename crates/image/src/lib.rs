@@ -11,6 +11,7 @@ mod manifest;
 pub mod pull;
 mod reference;
 mod store;
+mod turns;
 pub mod unpack;
 
 pub use archive::{export, import};

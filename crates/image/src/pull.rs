@@ -158,7 +158,6 @@ impl Puller {
         let needed = needed.await?;
         pieces.sort_by(|a, b| a.digest.cmp(&b.digest));
         pieces.dedup_by(|a, b| a.digest == b.digest);
-        pieces.retain(|piece| !self.store.has(&piece.digest, piece.digest == manifest.config.digest));
         let mut waiting = pieces.into_iter();
         let mut fetching = JoinSet::new();
         loop {
@@ -166,7 +165,16 @@ impl Puller {
                 && let Some(piece) = waiting.next()
             {
                 let (store, registry) = (self.store.clone(), registry.clone());
-                fetching.spawn(async move { fetch(&store, &registry, &piece).await });
+                let is_document = piece.digest == manifest.config.digest;
+                fetching.spawn(async move {
+                    let turn = store.fetching.at(piece.digest.hex());
+                    let _turn = turn.lock().await;
+                    // Another pull may have brought it meanwhile.
+                    if store.has(&piece.digest, is_document) {
+                        return Ok(());
+                    }
+                    fetch(&store, &registry, &piece).await
+                });
             }
             let done = match fetching.join_next().await {
                 None => break,

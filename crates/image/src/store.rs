@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Hashing;
 use crate::manifest::{self, ImageConfig, Manifest};
+use crate::turns::Turns;
 use crate::{Digest, Error, Reference, on, unpack};
 
 /// How much of an id stands for all of it, as lists show it. Less could be a name that somebody means to pull.
@@ -31,6 +32,9 @@ pub struct Store {
     root: PathBuf,
     /// Bytes and files of each unpacked layer.
     layers: Arc<Mutex<BTreeMap<OsString, (u64, u64)>>>,
+    /// Whose turn it is to fetch a piece, and to unpack a layer.
+    pub(crate) fetching: Arc<Turns<tokio::sync::Mutex<()>>>,
+    unpacking: Arc<Turns<Mutex<()>>>,
 }
 
 /// An image that is there as a whole.
@@ -95,7 +99,8 @@ impl Store {
         use std::os::unix::fs::PermissionsExt as _;
         // Files of images may be set-user-id; nobody but root is to reach them here.
         fs::set_permissions(root, fs::Permissions::from_mode(0o700)).map_err(on("protect", root))?;
-        Ok(Store { root: root.to_owned(), layers: Arc::default() })
+        let (layers, fetching, unpacking) = Default::default();
+        Ok(Store { root: root.to_owned(), layers, fetching, unpacking })
     }
 
     /// Removes what was left behind when this program was last killed. Only for the one process that owns the store.
@@ -248,6 +253,8 @@ impl Store {
         }
         let _needed = self.need(&layers.iter().map(String::as_str).collect::<Vec<_>>())?;
         for (at, (blob, diff)) in manifest.layers.iter().zip(&config.rootfs.diff_ids).enumerate() {
+            let turn = self.unpacking.at(&layers[at]);
+            let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
             if !self.layer(&layers[at]).exists() {
                 self.unpack(&blob.digest, diff, &layers[..at], &layers[at])?;
             }

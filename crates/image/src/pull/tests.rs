@@ -299,6 +299,42 @@ async fn a_pull_keeps_only_what_it_needs() {
     assert_eq!(fake.asked().iter().filter(|path| path.ends_with(config.hex())).count(), 1);
 }
 
+/// Pods that begin together have one image to fetch.
+#[tokio::test]
+async fn pulls_of_one_image_fetch_it_once() {
+    if !can_unpack() {
+        return eprintln!("skipped: needs root");
+    }
+    let pieces = image(false);
+    let layer = pieces[3].0.clone();
+    // The first falls silent over the layer, and whoever gives up on it lets another fetch it.
+    for is_given_up in [false, true] {
+        let stalls = (layer.clone(), if is_given_up { 1 } else { 0 });
+        let fake = Fake::start(Behaviour { blobs: pieces.clone(), stalls, ..Behaviour::default() }).await;
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(directory.path()).unwrap();
+        let begin = || {
+            let (puller, reference) = (brisk(store.clone()), format!("{}/app:v1", fake.host));
+            let reference = Reference::parse(&reference).unwrap();
+            tokio::spawn(async move { puller.pull(&reference, None).await })
+        };
+        let fetched = || fake.asked().iter().filter(|path| path.ends_with(&layer)).count();
+        let first = begin();
+        while is_given_up && fetched() == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let others: Vec<_> = (0..5).map(|_| begin()).collect();
+        if is_given_up {
+            first.abort();
+        }
+        for other in others {
+            other.await.unwrap().unwrap();
+        }
+        assert!(first.await.is_ok_and(|pulled| pulled.is_ok()) || is_given_up);
+        assert_eq!(fetched(), if is_given_up { 2 } else { 1 });
+    }
+}
+
 /// What was pulled is found by all that it could have been asked for.
 #[tokio::test]
 async fn an_image_is_known_by_its_index() {
