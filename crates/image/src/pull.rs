@@ -27,6 +27,8 @@ use registry::{Ask, Patience, Registry, next};
 
 /// Pieces fetched at once for one image.
 const AT_ONCE: usize = 3;
+/// Bytes of a piece that are written at a time.
+const AT_A_TIME: usize = 256 << 10;
 /// How often a broken connection is taken up again.
 const TRIES: u32 = 5;
 /// How often something small is asked for whose connection breaks: it hardly does again.
@@ -147,7 +149,7 @@ impl Puller {
         // What is being fetched is nobody's yet, and must not be tidied away.
         let needed: Vec<Digest> =
             pieces.iter().map(|piece| piece.digest.clone()).chain([digest.clone()]).collect();
-        let needed = self.off_thread({
+        let needed = off_thread(&self.store, {
             let digest = digest.clone();
             move |store| {
                 let needed = store.need(&needed.iter().map(Digest::hex).collect::<Vec<_>>())?;
@@ -193,17 +195,7 @@ impl Puller {
             let _needed = needed;
             store.add_image(&digest, &manifest, &names)
         };
-        Ok(self.off_thread(add).await?)
-    }
-
-    /// Does what takes a while where nobody else waits for the thread.
-    async fn off_thread<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Store) -> Result<T, Error> + Send + 'static,
-    ) -> Result<T, Error> {
-        let store = self.store.clone();
-        let done = tokio::task::spawn_blocking(move || work(&store)).await;
-        done.map_err(io::Error::other).map_err(on("work in", self.store.root()))?
+        Ok(off_thread(&self.store, add).await?)
     }
 
     /// The manifest for this machine.
@@ -250,20 +242,52 @@ async fn fetch_small(registry: &Registry, ask: &Ask) -> Result<Bytes, PullError>
     }
 }
 
+/// Does what takes a while where nobody else waits for the thread.
+async fn off_thread<T: Send + 'static>(
+    store: &Store,
+    work: impl FnOnce(&Store) -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    let own = store.clone();
+    let done = tokio::task::spawn_blocking(move || work(&own)).await;
+    done.map_err(io::Error::other).map_err(on("work in", store.root()))?
+}
+
+/// As much of a piece as has come.
+struct Part {
+    file: tempfile::NamedTempFile,
+    hash: Sha256,
+    got: u64,
+}
+
+impl Part {
+    /// A disk may take its time, as hashing does.
+    async fn write(mut self, store: &Store, waiting: Vec<Bytes>) -> Result<Part, Error> {
+        let write = move |_: &Store| {
+            for bytes in &waiting {
+                self.hash.update(bytes);
+                self.file.write_all(bytes).map_err(on("write", self.file.path()))?;
+            }
+            Ok(self)
+        };
+        off_thread(store, write).await
+    }
+}
+
 /// Fetches a piece, as often as it takes.
 async fn fetch(store: &Store, registry: &Registry, piece: &Descriptor) -> Result<(), PullError> {
-    let mut file =
+    let file =
         tempfile::NamedTempFile::new_in(store.temporary()).map_err(on("write in", store.temporary()))?;
-    let mut hash = Sha256::new();
-    let mut got = 0;
+    let mut part = Part { file, hash: Sha256::new(), got: 0 };
     let mut tries = 0;
     loop {
-        let before = got;
-        match fetch_some(registry, piece, &mut file, &mut hash, &mut got).await {
+        let before = part.got;
+        let ended;
+        (part, ended) = fetch_some(store, registry, piece, part).await?;
+        match ended {
             Ok(()) => break,
             Err(error) if error.may_pass() => {
                 // One that gets on is given time.
-                tries = if got > before { 1 } else { tries + 1 };
+                tries = if part.got > before { 1 } else { tries + 1 };
                 if tries >= TRIES {
                     return Err(error);
                 }
@@ -272,44 +296,58 @@ async fn fetch(store: &Store, registry: &Registry, piece: &Descriptor) -> Result
             Err(error) => return Err(error),
         }
     }
-    let actual = Digest::from_hash(hash);
+    let actual = Digest::from_hash(part.hash);
     if actual != piece.digest {
         return Err(Error::WrongDigest { what: piece.digest.clone(), actual }.into());
     }
-    Ok(store.keep(file, &piece.digest)?)
+    Ok(off_thread(store, move |store| store.keep(part.file, &actual)).await?)
 }
 
 /// Fetches what is missing of a piece, or as much of it as comes.
 async fn fetch_some(
+    store: &Store,
     registry: &Registry,
     piece: &Descriptor,
-    file: &mut tempfile::NamedTempFile,
-    hash: &mut Sha256,
-    got: &mut u64,
-) -> Result<(), PullError> {
-    let (url, response) = registry.get(&Ask::blob(&piece.digest, *got)).await?;
+    mut part: Part,
+) -> Result<(Part, Result<(), PullError>), Error> {
+    let (url, response) = match registry.get(&Ask::blob(&piece.digest, part.got)).await {
+        Ok(found) => found,
+        Err(error) => return Ok((part, Err(error))),
+    };
     let is_part = response.status() == http::StatusCode::PARTIAL_CONTENT;
-    if *got > 0 && !is_part {
+    if part.got > 0 && !is_part {
         // A registry that does not know parts begins again.
-        *got = 0;
-        *hash = Sha256::new();
-        file.as_file().set_len(0).map_err(on("write", file.path()))?;
-        std::io::Seek::rewind(file.as_file_mut()).map_err(on("write", file.path()))?;
+        part.got = 0;
+        part.hash = Sha256::new();
+        part.file.as_file().set_len(0).map_err(on("write", part.file.path()))?;
+        std::io::Seek::rewind(part.file.as_file_mut()).map_err(on("write", part.file.path()))?;
     }
     let mut body = response.into_body();
-    while let Some(bytes) = next(&url, &mut body, registry.patience).await? {
-        *got += bytes.len() as u64;
-        if piece.size > 0 && *got > piece.size {
-            let why = format!("{got} bytes where {} were promised", piece.size);
-            return Err(Error::Unusable { what: piece.digest.to_string(), why }.into());
+    let (mut waiting, mut size) = (Vec::new(), 0);
+    let ended = loop {
+        let bytes = match next(&url, &mut body, registry.patience).await {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) => break Ok(()),
+            Err(error) => break Err(error),
+        };
+        part.got += bytes.len() as u64;
+        if piece.size > 0 && part.got > piece.size {
+            let why = format!("{} bytes where {} were promised", part.got, piece.size);
+            return Err(Error::Unusable { what: piece.digest.to_string(), why });
         }
-        hash.update(&bytes);
-        file.write_all(&bytes).map_err(on("write", file.path()))?;
-    }
-    if piece.size > 0 && *got < piece.size {
-        return Err(PullError::Cut { url, got: *got, expected: piece.size });
-    }
-    Ok(())
+        size += bytes.len();
+        waiting.push(bytes);
+        if size >= AT_A_TIME {
+            part = part.write(store, std::mem::take(&mut waiting)).await?;
+            size = 0;
+        }
+    };
+    part = part.write(store, waiting).await?;
+    let ended = match ended {
+        Ok(()) if part.got < piece.size => Err(PullError::Cut { url, got: part.got, expected: piece.size }),
+        other => other,
+    };
+    Ok((part, ended))
 }
 
 #[cfg(test)]
