@@ -157,9 +157,10 @@ impl Registry {
                 status if status.is_success() => return Ok((url, response)),
                 // Only the registry itself may ask who we are, not somebody it has sent us to.
                 StatusCode::UNAUTHORIZED if is_first && authority(&end) == authority(&url) => {
-                    let challenge = response.headers().get(header::WWW_AUTHENTICATE);
-                    let challenge =
-                        challenge.and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+                    let all = response.headers().get_all(header::WWW_AUTHENTICATE).iter();
+                    let best =
+                        all.filter_map(|value| value.to_str().ok()).max_by_key(|said| preference(said));
+                    let challenge = best.unwrap_or_default().to_owned();
                     key = self.answer(&challenge).await?;
                     self.key.lock().await.clone_from(&key);
                 }
@@ -355,6 +356,16 @@ fn sensitive(text: &str) -> Result<header::HeaderValue, PullError> {
     })?;
     value.set_sensitive(true);
     Ok(value)
+}
+
+/// Which of the ways to show who we are is rather taken.
+fn preference(challenge: &str) -> u8 {
+    let kind = challenge.split(' ').next().unwrap_or_default();
+    match kind.to_ascii_lowercase().as_str() {
+        "bearer" => 2,
+        "basic" => 1,
+        _ => 0,
+    }
 }
 
 /// One of the words behind a challenge: `realm="https://…",service="…"`.

@@ -136,7 +136,11 @@ fn answer(request: &str, behaviour: &Mutex<Behaviour>, host: &str) -> (Vec<u8>, 
         );
     }
     if behaviour.wants_password && header("authorization").is_none_or(|key| key != "bearer let-me-in") {
-        let more = format!("www-authenticate: Bearer realm=\"http://{host}/token?a=b\",service=\"fake\"\r\n");
+        let more = format!(
+            "www-authenticate: Negotiate\r\n\
+             www-authenticate: Bearer realm=\"http://{host}/token?a=b\",service=\"fake\"\r\n\
+             www-authenticate: Basic realm=\"fake\"\r\n"
+        );
         return (reply("401 Unauthorized", &more, b""), End::Proper);
     }
     if let Some(elsewhere) = behaviour.sends_to.clone().filter(|_| path.contains("/blobs/")) {
