@@ -251,12 +251,8 @@ impl Registry {
         let (url, response);
         if identity.is_empty() {
             let joint = if realm.contains('?') { '&' } else { '?' };
-            url = format!("{realm}{joint}{asked}");
-            let mut request = Request::get(&url).header(header::USER_AGENT, "skiff");
-            if let Some(basic) = &basic {
-                request = request.header(header::AUTHORIZATION, sensitive(basic)?);
-            }
-            response = self.send(&url, request, Bytes::new()).await?;
+            let ask = Ask { path: String::new(), from: 0, is_manifest: false };
+            (url, response) = self.follow(&format!("{realm}{joint}{asked}"), &ask, basic).await?;
         } else {
             url = realm;
             let form = "application/x-www-form-urlencoded";

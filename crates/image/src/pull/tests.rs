@@ -20,6 +20,8 @@ struct Behaviour {
     busy: (&'static str, u32, &'static str),
     /// Where pieces really are.
     sends_to: Option<String>,
+    /// Where tokens really are.
+    tokens_at: Option<String>,
     /// What every request has shown of who we are.
     shown: Vec<(String, Option<String>)>,
     asked: Vec<String>,
@@ -125,7 +127,11 @@ fn answer(request: &str, behaviour: &Mutex<Behaviour>, host: &str) -> (Vec<u8>, 
     if times <= most as usize {
         return (reply(status, &format!("retry-after: {seconds}\r\n"), b""), End::Proper);
     }
-    if path.starts_with("/token") {
+    if let Some(elsewhere) = behaviour.tokens_at.clone().filter(|_| path.starts_with("/token")) {
+        let more = format!("location: {elsewhere}/moved{path}\r\n");
+        return (reply("307 Temporary Redirect", &more, b""), End::Proper);
+    }
+    if path.starts_with("/token") || path.starts_with("/moved/token") {
         // me:secret
         let is_known = header("authorization").is_some_and(|key| key == "basic bwu6c2vjcmv0")
             || (request.starts_with("post ") && request.ends_with("&refresh_token=who-i-am"));
@@ -541,6 +547,26 @@ async fn what_lets_us_in_is_shown_to_nobody_else() {
         let asked_for = |start: &str| shown.iter().filter(|(path, _)| path.starts_with(start)).count();
         assert_eq!(asked_for("/token?a=b&scope=repository:app:pull&service=fake"), 1, "{shown:?}");
     }
+}
+
+/// So it is with whoever gives out tokens, who may also be elsewhere on the same host.
+#[tokio::test]
+async fn tokens_are_followed_without_the_password() {
+    if !can_unpack() {
+        return eprintln!("skipped: needs root");
+    }
+    let other = Fake::start(Behaviour::default()).await;
+    for (tokens_at, is_good) in [(String::new(), true), (format!("http://{}", other.host), false)] {
+        let tokens_at = Some(tokens_at);
+        let behaviour =
+            Behaviour { blobs: image(false), wants_password: true, tokens_at, ..Behaviour::default() };
+        let fake = Fake::start(behaviour).await;
+        let (_directory, pulled) = pull(&fake, "app:v1", Credentials::from_auth("bWU6c2VjcmV0")).await;
+        assert_eq!(pulled.is_ok(), is_good, "{pulled:?}");
+    }
+    let shown = other.behaviour.lock().unwrap().shown.clone();
+    assert!(shown.iter().all(|(path, key)| path.starts_with("/moved/token") && key.is_none()), "{shown:?}");
+    assert_eq!(shown.len(), 1);
 }
 
 /// A proxy that plays the registry as well. Behind a tunnel it speaks TLS.
