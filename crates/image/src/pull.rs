@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::StatusCode;
 use sha2::{Digest as _, Sha256};
 use tokio::task::JoinSet;
 
@@ -49,11 +50,13 @@ pub enum PullError {
     Denied { name: String, why: String },
     #[error("failed to do request: {method} {url:?}: {why}")]
     Unreachable { method: &'static str, url: String, why: String },
-    #[error("unexpected status from {method} request to {url}: {status}")]
+    #[error("unexpected status from {method} request to {url}: {status}{said}")]
     Status {
         method: &'static str,
         url: String,
-        status: u16,
+        status: StatusCode,
+        /// What the registry says of why, each reason in a line.
+        said: String,
         /// How long the registry wants to be left alone.
         after: Option<Duration>,
     },
@@ -68,14 +71,15 @@ impl PullError {
     fn may_pass(&self) -> bool {
         match self {
             PullError::Unreachable { .. } | PullError::Cut { .. } => true,
-            PullError::Status { status: 500.., .. } => true,
+            PullError::Status { status, .. } if status.is_server_error() => true,
             other => other.asks_to_wait(),
         }
     }
 
     /// Whether the registry has too much to do.
     fn asks_to_wait(&self) -> bool {
-        matches!(self, PullError::Status { status: 408 | 429, .. })
+        use StatusCode as Code;
+        matches!(self, PullError::Status { status: Code::REQUEST_TIMEOUT | Code::TOO_MANY_REQUESTS, .. })
     }
 
     /// How long to wait after so many tries: as long as the registry says, but neither for ever nor in haste.
@@ -314,7 +318,7 @@ async fn fetch_some(
         Ok(found) => found,
         Err(error) => return Ok((part, Err(error))),
     };
-    let is_part = response.status() == http::StatusCode::PARTIAL_CONTENT;
+    let is_part = response.status() == StatusCode::PARTIAL_CONTENT;
     if part.got > 0 && !is_part {
         // A registry that does not know parts begins again.
         part.got = 0;

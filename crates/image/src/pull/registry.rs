@@ -23,6 +23,9 @@ use crate::{Digest, Error, Reference, on};
 
 const MOST_REDIRECTIONS: usize = 5;
 const LARGEST_TOKEN: usize = 1 << 20;
+/// Why a registry does not want to is good to know, but not worth much waiting.
+const LARGEST_REASONS: usize = 8 << 10;
+const FOR_REASONS: Duration = Duration::from_secs(5);
 /// Where systems keep the authorities they trust.
 const TRUSTED: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
@@ -169,7 +172,7 @@ impl Registry {
                     return Err(PullError::Denied { name: self.name.to_string(), why });
                 }
                 StatusCode::NOT_FOUND => return Err(PullError::NotFound { name: self.name.to_string() }),
-                _ => return Err(refusal("GET", url, &response)),
+                _ => return Err(self.refusal(url, response).await),
             }
         }
         Err(PullError::Denied { name: self.name.to_string(), why: "authorization failed".to_owned() })
@@ -229,6 +232,18 @@ impl Registry {
         }
     }
 
+    /// An answer that is none, and when the registry wants to be asked again.
+    async fn refusal(&self, url: String, response: Response<Incoming>) -> PullError {
+        let status = response.status();
+        let after = response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok());
+        // It may be a date as well, which nobody sends.
+        let after = after.and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
+        let patience = Patience { more: FOR_REASONS, ..self.patience };
+        let said = read(url.clone(), response, LARGEST_REASONS, patience).await;
+        let said = said.map(|body| reasons(&body)).unwrap_or_default();
+        PullError::Status { method: "GET", url, status, said, after }
+    }
+
     /// What lets us in, by what the registry asks for.
     async fn answer(&self, challenge: &str) -> Result<Option<String>, PullError> {
         let denied = |why: &str| PullError::Denied { name: self.name.to_string(), why: why.to_owned() };
@@ -266,9 +281,9 @@ impl Registry {
             status if status.is_success() => {}
             // Says nothing about who we are.
             StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
-                return Err(refusal("GET", url, &response));
+                return Err(self.refusal(url, response).await);
             }
-            status if status.is_server_error() => return Err(refusal("GET", url, &response)),
+            status if status.is_server_error() => return Err(self.refusal(url, response).await),
             _ => return Err(denied("authorization failed")),
         }
         #[derive(Deserialize)]
@@ -336,12 +351,14 @@ where
     }
 }
 
-/// An answer that is none, and when the registry wants to be asked again.
-fn refusal(method: &'static str, url: String, response: &Response<Incoming>) -> PullError {
-    let after = response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok());
-    // It may be a date as well, which nobody sends.
-    let after = after.and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
-    PullError::Status { method, url, status: response.status().as_u16(), after }
+/// Why a registry does not want to, worded as containerd words it.
+fn reasons(body: &[u8]) -> String {
+    let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+    let text = |error: &serde_json::Value, name: &str| error[name].as_str().unwrap_or_default().to_owned();
+    let reason = |error| {
+        format!("\n{}: {}", text(error, "code").to_lowercase().replace('_', " "), text(error, "message"))
+    };
+    body["errors"].as_array().into_iter().flatten().map(reason).collect()
 }
 
 fn sensitive(text: &str) -> Result<header::HeaderValue, PullError> {

@@ -125,7 +125,8 @@ fn answer(request: &str, behaviour: &Mutex<Behaviour>, host: &str) -> (Vec<u8>, 
     let times = behaviour.asked.iter().filter(|asked| **asked == path).count();
     let (status, most, seconds) = behaviour.busy;
     if times <= most as usize {
-        return (reply(status, &format!("retry-after: {seconds}\r\n"), b""), End::Proper);
+        let why = br#"{"errors": [{"code": "TOO_MANY", "message": "Not now"}, {"code": "X"}]}"#;
+        return (reply(status, &format!("retry-after: {seconds}\r\n"), why), End::Proper);
     }
     if let Some(elsewhere) = behaviour.tokens_at.clone().filter(|_| path.starts_with("/token")) {
         let more = format!("location: {elsewhere}/moved{path}\r\n");
@@ -508,7 +509,8 @@ async fn a_registry_that_has_too_much_to_do_is_asked_again() {
         if let Err(error) = pulled {
             let said = error.to_string();
             let start = "unexpected status from GET request to http://";
-            assert!(said.starts_with(start) && said.ends_with(&busy.0[..3]), "{said}");
+            let end = format!("/v2/app/manifests/v1: {}\ntoo many: Not now\nx: ", busy.0);
+            assert!(said.starts_with(start) && said.ends_with(&end), "{said}");
         }
     }
 }
@@ -520,7 +522,8 @@ fn how_long_a_registry_is_left_alone() {
         [(None, 0, 250), (None, 3, 2_000), (Some(7), 0, 7_000), (Some(0), 1, 500), (Some(86_400), 1, 60_000)]
     {
         let after = after.map(Duration::from_secs);
-        let error = PullError::Status { method: "GET", url: String::new(), status: 429, after };
+        let (url, said, status) = (String::new(), String::new(), StatusCode::TOO_MANY_REQUESTS);
+        let error = PullError::Status { method: "GET", url, status, said, after };
         assert_eq!(error.pause(patience, tries), Duration::from_millis(expected), "{after:?}");
     }
 }
