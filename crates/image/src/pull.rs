@@ -142,6 +142,9 @@ impl Puller {
             (None, Some(tag)) => tag.clone(),
             (None, None) => "latest".to_owned(),
         };
+        if let Some(image) = self.unchanged(&registry, name, &wanted).await? {
+            return Ok(image);
+        }
         let Found { named, digest, manifest, bytes } = self.manifest(&registry, name, wanted).await?;
         let Descriptor { digest: id, size, .. } = &manifest.config;
         if !(1..=LARGEST).contains(size) {
@@ -200,6 +203,29 @@ impl Puller {
             store.add_image(&digest, &manifest, &names)
         };
         Ok(off_thread(&self.store, add).await?)
+    }
+
+    /// The image that a name led to before, if it still does. That is asked for in a way that registries do not count.
+    async fn unchanged(
+        &self,
+        registry: &Registry,
+        name: &Reference,
+        wanted: &str,
+    ) -> Result<Option<Image>, PullError> {
+        if !self.store.knows_place(name)? {
+            return Ok(None);
+        }
+        // Whatever is wrong comes up again.
+        let head = registry.get(&Ask::head(wanted)).await.ok();
+        let told = head.as_ref().and_then(|(_, head)| head.headers().get("docker-content-digest"));
+        let Some(digest) = told.and_then(|value| Digest::parse(value.to_str().ok()?)) else {
+            return Ok(None);
+        };
+        if name.digest.as_ref().is_some_and(|asked| *asked != digest) {
+            return Ok(None);
+        }
+        let named = (name.clone(), digest);
+        Ok(off_thread(&self.store, move |store| store.name_again(&named)).await?)
     }
 
     /// The manifest for this machine.

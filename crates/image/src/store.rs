@@ -323,6 +323,38 @@ impl Store {
         })
     }
 
+    /// Whether anything of this place is here.
+    pub(crate) fn knows_place(&self, name: &Reference) -> Result<bool, Error> {
+        let place = format!("{}@", name.place());
+        let index = self.read()?;
+        Ok(index.images.values().flat_map(|image| &image.digests).any(|known| known.starts_with(&place)))
+    }
+
+    /// The image that came from a place by a digest, with a further name of that place; none unless all of it is here.
+    pub(crate) fn name_again(&self, (name, digest): &Named) -> Result<Option<Image>, Error> {
+        let at = name.at(digest);
+        let came_so = |image: &&Image| image.digests.contains(&at);
+        let Some(mut image) = self.read()?.images.into_values().find(|image| came_so(&image)) else {
+            return Ok(None);
+        };
+        let manifest = self.manifest(&image).ok().filter(|_| self.has(&image.manifest, true));
+        let is_whole = self.has(&image.id, true)
+            && image.layers.iter().all(|layer| self.layer(layer).exists())
+            && manifest
+                .is_some_and(|manifest| manifest.layers.iter().all(|layer| self.has(&layer.digest, false)));
+        if !is_whole {
+            return Ok(None);
+        }
+        // Who names a digest does not say that the tag beside it still leads there.
+        if name.tag.is_none() || name.digest.is_some() || image.tags.contains(&name.to_string()) {
+            return Ok(Some(image));
+        }
+        self.tag(&image.id, name)?;
+        image.tags.insert(name.to_string());
+        // It may have been removed meanwhile.
+        self.find(&at).map(|found| found.filter(|found| *found == image))
+    }
+
     /// Gives an image one more name.
     pub fn tag(&self, image: &Digest, name: &Reference) -> Result<(), Error> {
         let name = name.to_string();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, Uri, header};
+use http::{Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Body, Incoming};
 use hyper_rustls::HttpsConnector;
@@ -61,15 +61,21 @@ pub struct Ask {
     /// From this byte on.
     from: u64,
     is_manifest: bool,
+    method: Method,
 }
 
 impl Ask {
     pub fn manifest(which: &str) -> Ask {
-        Ask { path: format!("manifests/{which}"), from: 0, is_manifest: true }
+        Ask { path: format!("manifests/{which}"), from: 0, is_manifest: true, method: Method::GET }
+    }
+
+    /// Only what is said of a manifest.
+    pub fn head(which: &str) -> Ask {
+        Ask { method: Method::HEAD, ..Ask::manifest(which) }
     }
 
     pub fn blob(digest: &Digest, from: u64) -> Ask {
-        Ask { path: format!("blobs/{digest}"), from, is_manifest: false }
+        Ask { path: format!("blobs/{digest}"), from, is_manifest: false, method: Method::GET }
     }
 }
 
@@ -188,7 +194,8 @@ impl Registry {
         let mut url = url.to_owned();
         let mut key = key;
         for _ in 0..MOST_REDIRECTIONS {
-            let mut request = Request::get(&url).header(header::USER_AGENT, "skiff");
+            let request = Request::builder().method(ask.method.clone()).uri(&url);
+            let mut request = request.header(header::USER_AGENT, "skiff");
             if ask.is_manifest {
                 request = request.header(header::ACCEPT, MANIFESTS);
             }
@@ -266,7 +273,7 @@ impl Registry {
         let (url, response);
         if identity.is_empty() {
             let joint = if realm.contains('?') { '&' } else { '?' };
-            let ask = Ask { path: String::new(), from: 0, is_manifest: false };
+            let ask = Ask { path: String::new(), from: 0, is_manifest: false, method: Method::GET };
             (url, response) = self.follow(&format!("{realm}{joint}{asked}"), &ask, basic).await?;
         } else {
             url = realm;

@@ -20,6 +20,8 @@ struct Behaviour {
     busy: (&'static str, u32, &'static str),
     /// Where pieces really are.
     sends_to: Option<String>,
+    /// Says which manifest it is that somebody asks about.
+    tells_digests: bool,
     /// Where tokens really are.
     tokens_at: Option<String>,
     /// What every request has shown of who we are.
@@ -111,7 +113,12 @@ fn answer(request: &str, behaviour: &Mutex<Behaviour>, host: &str) -> (Vec<u8>, 
     let from: usize = header("range")
         .and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok())
         .unwrap_or(0);
-    behaviour.asked.push(if from > 0 { format!("{path} from {from}") } else { path.clone() });
+    let is_head = request.starts_with("head ");
+    behaviour.asked.push(match from {
+        0 if is_head => format!("HEAD {path}"),
+        0 => path.clone(),
+        _ => format!("{path} from {from}"),
+    });
     let shown = header("authorization");
     behaviour.shown.push((path.clone(), shown));
     let reply = |status: &str, more: &str, body: &[u8]| {
@@ -122,7 +129,7 @@ fn answer(request: &str, behaviour: &Mutex<Behaviour>, host: &str) -> (Vec<u8>, 
     if path.starts_with("http://") && header("proxy-authorization").is_none() {
         return (reply("407 Proxy Authentication Required", "", b""), End::Proper);
     }
-    let times = behaviour.asked.iter().filter(|asked| **asked == path).count();
+    let times = behaviour.asked.iter().filter(|asked| asked.trim_start_matches("HEAD ") == path).count();
     let (status, most, seconds) = behaviour.busy;
     if times <= most as usize {
         let why = br#"{"errors": [{"code": "TOO_MANY", "message": "Not now"}, {"code": "X"}]}"#;
@@ -159,6 +166,10 @@ fn answer(request: &str, behaviour: &Mutex<Behaviour>, host: &str) -> (Vec<u8>, 
     else {
         return (reply("404 Not Found", "", b"{}"), End::Proper);
     };
+    if is_head {
+        let digest = format!("docker-content-digest: {}\r\n", Digest::of(&body));
+        return (reply("200 OK", if behaviour.tells_digests { &digest } else { "" }, b""), End::Proper);
+    }
     let is_cut = path.contains("/blobs/") && body.len() - from > 1000 && behaviour.cuts > 0;
     behaviour.cuts -= u32::from(is_cut);
     let is_stalled = path.ends_with(&behaviour.stalls.0) && behaviour.stalls.1 > 0 && !is_cut;
@@ -375,6 +386,47 @@ async fn writing_is_for_other_threads() {
     let (part, read) = tokio::join!(written, read);
     assert_eq!(Digest::from_hash(part.unwrap().hash), Digest::of(&content));
     assert!(read.unwrap().unwrap() == content);
+}
+
+/// Registries count who fetches manifests, and not who asks whether they are others by now.
+#[tokio::test]
+async fn what_is_here_already_is_not_fetched_again() {
+    if !can_unpack() {
+        return eprintln!("skipped: needs root");
+    }
+    let mut pieces = image(false);
+    pieces.push(("manifests/v2".to_owned(), pieces[0].1.clone()));
+    let other = Digest::of(b"other");
+    pieces.push((other.to_string(), pieces[0].1.clone()));
+    let fake = Fake::start(Behaviour { blobs: pieces, tells_digests: true, ..Behaviour::default() }).await;
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    let pull = async |tag: &str| {
+        let reference = Reference::parse(&format!("{}/app:{tag}", fake.host)).unwrap();
+        let before = fake.asked().len();
+        let image = brisk(store.clone()).pull(&reference, None).await.unwrap();
+        (image, fake.asked().split_off(before))
+    };
+    let (first, asked) = pull("v1").await;
+    assert_eq!(asked.len(), 4);
+    assert_eq!(pull("v1").await, (first.clone(), vec!["HEAD /v2/app/manifests/v1".to_owned()]));
+    let (second, asked) = pull("v2").await;
+    assert_eq!(asked, ["HEAD /v2/app/manifests/v2"]);
+    assert_eq!((second.id, second.tags.len()), (first.id.clone(), 2));
+    assert_eq!(store.images().unwrap()[0].tags, second.tags);
+    // What is not whole is mended.
+    for broken in [store.blob(&first.id), store.blob(&first.manifest)] {
+        std::fs::write(broken, "").unwrap();
+        assert!(pull("v1").await.1.len() > 2);
+    }
+    std::fs::remove_dir_all(store.layer(&first.layers[0])).unwrap();
+    assert!(pull("v1").await.1.len() > 2 && store.layer(&first.layers[0]).exists());
+    // Who names a digest gets that or nothing.
+    let reference = Reference::parse(&format!("{}/app@{other}", fake.host)).unwrap();
+    let pulled = brisk(store.clone()).pull(&reference, None).await;
+    assert!(matches!(pulled, Err(PullError::Store(Error::WrongDigest { .. }))), "{pulled:?}");
+    fake.behaviour.lock().unwrap().tells_digests = false;
+    assert_eq!(pull("v1").await.1.len(), 3);
 }
 
 /// What was pulled is found by all that it could have been asked for.
