@@ -236,7 +236,7 @@ pub fn export(store: &Store, names: &[String], output: impl Write) -> Result<(),
             if written.insert(digest.clone()) {
                 let path = store.blob(digest);
                 let mut file = File::open(&path).map_err(on("read", path))?;
-                let length = file.metadata().map_err(Error::Archive)?.len();
+                let length = file.metadata().map_err(Error::Export)?.len();
                 append(&mut archive, &blob_name(digest), length, &mut file)?;
             }
         }
@@ -264,7 +264,8 @@ pub fn export(store: &Store, names: &[String], output: impl Write) -> Result<(),
     for (name, bytes) in files {
         append(&mut archive, name, bytes.len() as u64, &mut &bytes[..])?;
     }
-    archive.finish().map_err(Error::Archive)
+    // What is left in a buffer may be what does not fit on the disk.
+    archive.into_inner().and_then(|mut output| output.flush()).map_err(Error::Export)
 }
 
 fn append(
@@ -276,7 +277,7 @@ fn append(
     let mut header = tar::Header::new_ustar();
     header.set_size(size);
     header.set_mode(0o644);
-    archive.append_data(&mut header, name, content).map_err(Error::Archive)
+    archive.append_data(&mut header, name, content).map_err(Error::Export)
 }
 
 #[cfg(test)]

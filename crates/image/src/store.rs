@@ -76,6 +76,13 @@ impl Index {
 }
 
 impl Image {
+    /// What people know it by: its tags, or what it can be pulled by where it has none. An image from an archive may have
+    /// neither.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let names = if self.tags.is_empty() { &self.digests } else { &self.tags };
+        names.iter().map(String::as_str)
+    }
+
     fn is_called(&self, name: &Reference) -> bool {
         let text = name.to_string();
         if self.tags.contains(&text) || self.digests.contains(&text) {
@@ -540,6 +547,20 @@ fn usage(path: &Path) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_image_has_names_of_one_kind_or_none() {
+        let names = |tags: &[&str], digests: &[&str]| {
+            let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+            let (id, layers) = (Digest::of(b""), Vec::new());
+            let image =
+                Image { manifest: id.clone(), id, tags: set(tags), digests: set(digests), size: 0, layers };
+            image.names().collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(names(&["a:1", "a:2"], &["a@x"]), "a:1 a:2");
+        assert_eq!(names(&[], &["a@x"]), "a@x");
+        assert_eq!(names(&[], &[]), "");
+    }
 
     #[test]
     fn the_beginning_of_an_id_stands_for_it_if_no_other_begins_so() {

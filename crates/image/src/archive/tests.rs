@@ -167,6 +167,15 @@ fn layers_may_be_links_to_what_comes_later() {
 }
 
 #[test]
+fn an_archive_that_does_not_fit_is_noticed() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    // All of it is small enough to stay in the buffer until the end.
+    let full = io::BufWriter::with_capacity(1 << 20, File::options().write(true).open("/dev/full").unwrap());
+    assert_eq!(export(&store, &[], full).unwrap_err().to_string(), "cannot write the archive");
+}
+
+#[test]
 fn documents_that_would_fill_the_memory_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::open(directory.path()).unwrap();
