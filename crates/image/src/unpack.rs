@@ -5,6 +5,7 @@
 //! overlayfs wants it.
 
 mod pax;
+mod sparse;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -19,6 +20,7 @@ use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use tar::EntryType;
 
 pub(crate) use pax::Escaping;
+use sparse::Sparse;
 
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
@@ -117,7 +119,9 @@ pub fn unpack(content: impl Read, root: &Path, below: &[PathBuf]) -> Result<(), 
     let mut archive = tar::Archive::new(pax::Escaping::new(content));
     for entry in archive.entries()? {
         let mut entry = entry?;
-        let named = match said(&mut entry, "path")? {
+        let mut sparse = Sparse::of(pax::records(&mut entry)?)?;
+        let inside = sparse.as_mut().and_then(|sparse| sparse.name.take());
+        let named = match inside.map_or_else(|| said(&mut entry, "path"), |name| Ok(Some(name)))? {
             Some(path) => path,
             None => entry.path()?.into_owned(),
         };
@@ -141,7 +145,7 @@ pub fn unpack(content: impl Read, root: &Path, below: &[PathBuf]) -> Result<(), 
             }
             continue;
         }
-        if make(&layer, &mut entry, &place)? {
+        if make(&layer, &mut entry, &place, sparse)? {
             dress(&mut entry, &place).map_err(failed)?;
             let mtime = entry.header().mtime().unwrap_or_default();
             match entry.header().entry_type() {
@@ -158,7 +162,12 @@ pub fn unpack(content: impl Read, root: &Path, below: &[PathBuf]) -> Result<(), 
 }
 
 /// Makes what an entry is; answers whether it is anything that has properties of its own.
-fn make(layer: &Layer<'_>, entry: &mut tar::Entry<'_, impl Read>, place: &Path) -> Result<bool, Error> {
+fn make(
+    layer: &Layer<'_>,
+    entry: &mut tar::Entry<'_, impl Read>,
+    place: &Path,
+    sparse: Option<Sparse>,
+) -> Result<bool, Error> {
     let failed = |source: io::Error| Error::Entry { path: place.to_owned(), source };
     let kind = entry.header().entry_type();
     let node = match kind {
@@ -200,7 +209,10 @@ fn make(layer: &Layer<'_>, entry: &mut tar::Entry<'_, impl Read>, place: &Path) 
         _ => {
             clear(place).map_err(failed)?;
             let mut file = File::create_new(place).map_err(failed)?;
-            io::copy(entry, &mut file).map_err(failed)?;
+            match sparse {
+                Some(sparse) => sparse.write(entry, &mut file).map_err(failed)?,
+                None => drop(io::copy(entry, &mut file).map_err(failed)?),
+            }
             return Ok(true);
         }
     };

@@ -305,6 +305,55 @@ fn values_with_newlines_keep_what_is_behind_them() {
     assert_eq!(attribute(&above.join("pong")).unwrap(), CAPABILITIES);
 }
 
+/// A file with holes, as GNU tar writes it in one of its forms.
+#[track_caller]
+fn check_sparse(said: &[(&str, &[u8])], content: &[u8], expected: Result<&[u8], ()>) {
+    if !is_root() {
+        return;
+    }
+    let mut builder = tar::Builder::new(Vec::new());
+    builder.append_pax_extensions(said.iter().copied()).unwrap();
+    let mut header = tar::Header::new_ustar();
+    header.set_size(content.len() as u64);
+    header.set_mode(0o644);
+    builder.append_data(&mut header, "GNUSparseFile.1/file", content).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().join("root");
+    let unpacked = unpack(&builder.into_inner().unwrap()[..], &root, &[]);
+    let read = unpacked.map(|()| fs::read(root.join("a")).unwrap()).map_err(drop);
+    assert!(read.as_deref() == expected.as_ref().copied(), "{said:?} {read:?}");
+}
+
+#[test]
+fn files_with_holes() {
+    let expected = [&b"one"[..], &[0; 997], b"two", &[0; 97]].concat();
+    let name: (&str, &[u8]) = ("GNU.sparse.name", b"a");
+    let size: (&str, &[u8]) = ("GNU.sparse.size", b"1100");
+    let part = |from: &'static str, length: &'static str| -> [(&str, &[u8]); 2] {
+        [("GNU.sparse.offset", from.as_bytes()), ("GNU.sparse.numbytes", length.as_bytes())]
+    };
+    let oldest = [&[name, size][..], &part("0", "3"), &part("1000", "3")].concat();
+    check_sparse(&oldest, b"onetwo", Ok(&expected));
+    check_sparse(&oldest[..5], b"onetwo", Err(()));
+    check_sparse(&[name, size, ("GNU.sparse.map", b"0,3,1000,3")], b"onetwo", Ok(&expected));
+    check_sparse(&[name, size, ("GNU.sparse.map", b"0,3,1000,3")], b"one", Err(()));
+    check_sparse(&[name, size, ("GNU.sparse.map", b"0,3,1098,3")], b"onetwo", Err(()));
+    let newest: [(&str, &[u8]); 4] =
+        [("GNU.sparse.major", b"1"), ("GNU.sparse.minor", b"0"), name, ("GNU.sparse.realsize", b"1100")];
+    let inside = |list: &[u8]| {
+        let mut content = list.to_vec();
+        content.resize(list.len().next_multiple_of(512), 0);
+        [&content[..], b"onetwo"].concat()
+    };
+    check_sparse(&newest, &inside(b"2\n0\n3\n1000\n3\n"), Ok(&expected));
+    // More than one block.
+    let long = [&b"202\n0\n3\n"[..], &b"5\n0\n".repeat(200), b"1000\n3\n"].concat();
+    check_sparse(&newest, &inside(&long), Ok(&expected));
+    for list in [&b"3\n0\n3\n1000\n3\n"[..], b"x\n", b"99999999999999999999\n", b"18446744073709551615\n"] {
+        check_sparse(&newest, &inside(list), Err(()));
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
