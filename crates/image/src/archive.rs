@@ -13,6 +13,9 @@ use crate::{Digest, Error, Image, Reference, Store, on, unpack};
 /// Indexes may name indexes, but not for ever.
 const DEEPEST: usize = 4;
 
+/// As the kernel allows.
+const MOST_LINKS: usize = 40;
+
 /// The files of an archive that is being read.
 struct Archive<'a> {
     store: &'a Store,
@@ -29,7 +32,12 @@ pub fn import(store: &Store, content: impl Read + 'static) -> Result<Vec<Image>,
     if !archive.has("index.json") {
         return archive.import_docker();
     }
-    let index: Index = archive.json("index.json")?;
+    let mut index: Index = archive.json("index.json")?;
+    // What is for other machines, or for none, as attestations are.
+    index.manifests.retain(|entry| entry.platform.as_ref().is_none_or(|platform| platform.suits().is_some()));
+    if index.manifests.is_empty() {
+        return Err(Error::NoPlatform { what: "index.json".to_owned() });
+    }
     // Several names of one image are several entries.
     let mut found: Vec<(Digest, Manifest, Vec<Named>)> = Vec::new();
     for entry in &index.manifests {
@@ -69,27 +77,40 @@ impl<'a> Archive<'a> {
         let directory =
             tempfile::TempDir::new_in(store.temporary()).map_err(on("write in", store.temporary()))?;
         let mut files: HashMap<PathBuf, PathBuf> = HashMap::new();
-        let mut archive = tar::Archive::new(unpack::decompressed(content).map_err(Error::Archive)?);
+        let mut links: HashMap<PathBuf, PathBuf> = HashMap::new();
+        let content = unpack::decompressed(content).map_err(Error::Archive)?;
+        let mut archive = tar::Archive::new(unpack::Escaping::new(content));
         for (number, entry) in archive.entries().map_err(Error::Archive)?.enumerate() {
             let mut entry = entry.map_err(Error::Archive)?;
             let named = plain(&entry.path().map_err(Error::Archive)?);
             match entry.header().entry_type() {
-                // Old archives name a layer that several images share once, and link to it.
-                tar::EntryType::Symlink | tar::EntryType::Link => {
-                    let target = entry.link_name().map_err(Error::Archive)?.unwrap_or_default().into_owned();
-                    let target = named.parent().map(|parent| plain(&parent.join(target))).unwrap_or_default();
-                    if let Some(file) = files.get(&target).cloned() {
-                        files.insert(named, file);
-                    }
+                // Old archives have a layer that several images share once, and link to it, also before it comes.
+                kind if kind.is_symlink() || kind.is_hard_link() => {
+                    let target = entry.link_name().map_err(Error::Archive)?.unwrap_or_default();
+                    // Only a hard one has all of its target's path.
+                    let from = named.parent().filter(|_| kind.is_symlink()).unwrap_or(Path::new(""));
+                    let target = plain(&from.join(target));
+                    files.remove(&named);
+                    links.insert(named, target);
                 }
                 kind if kind.is_file() => {
                     let path = directory.path().join(number.to_string());
                     let written =
                         File::create_new(&path).and_then(|mut file| io::copy(&mut entry, &mut file));
                     written.map_err(on("write", path.clone()))?;
+                    links.remove(&named);
                     files.insert(named, path);
                 }
                 _ => {}
+            }
+        }
+        for (named, target) in &links {
+            let mut target = target;
+            for _ in 0..MOST_LINKS {
+                target = links.get(target).unwrap_or(target);
+            }
+            if let Some(file) = files.get(target).cloned() {
+                files.insert(named.clone(), file);
             }
         }
         Ok(Archive { store, _directory: directory, files })
@@ -105,16 +126,13 @@ impl<'a> Archive<'a> {
     }
 
     fn json<T: serde::de::DeserializeOwned>(&self, name: &str) -> Result<T, Error> {
-        let mut bytes = Vec::new();
-        self.open(name)?.read_to_end(&mut bytes).map_err(Error::Archive)?;
-        manifest::parse(name, &bytes)
+        manifest::parse(name, &manifest::read(name, self.open(name)?)?)
     }
 
     /// The manifest a descriptor leads to, for this machine where it has a choice.
     fn manifest(&self, entry: &Descriptor, depth: usize) -> Result<(Digest, Manifest), Error> {
         let name = blob_name(&entry.digest);
-        let mut bytes = Vec::new();
-        self.open(&name)?.read_to_end(&mut bytes).map_err(Error::Archive)?;
+        let bytes = manifest::read(&name, self.open(&name)?)?;
         match Document::parse(&name, &bytes)? {
             Document::Manifest(manifest) => Ok((entry.digest.clone(), manifest)),
             Document::Index(index) if depth > 0 => self.manifest(index.choose(&name)?, depth - 1),
@@ -218,7 +236,7 @@ pub fn export(store: &Store, names: &[String], output: impl Write) -> Result<(),
             if written.insert(digest.clone()) {
                 let path = store.blob(digest);
                 let mut file = File::open(&path).map_err(on("read", path))?;
-                let length = file.metadata().map_err(Error::Archive)?.len();
+                let length = file.metadata().map_err(Error::Export)?.len();
                 append(&mut archive, &blob_name(digest), length, &mut file)?;
             }
         }
@@ -246,7 +264,8 @@ pub fn export(store: &Store, names: &[String], output: impl Write) -> Result<(),
     for (name, bytes) in files {
         append(&mut archive, name, bytes.len() as u64, &mut &bytes[..])?;
     }
-    archive.finish().map_err(Error::Archive)
+    // What is left in a buffer may be what does not fit on the disk.
+    archive.into_inner().and_then(|mut output| output.flush()).map_err(Error::Export)
 }
 
 fn append(
@@ -258,7 +277,7 @@ fn append(
     let mut header = tar::Header::new_ustar();
     header.set_size(size);
     header.set_mode(0o644);
-    archive.append_data(&mut header, name, content).map_err(Error::Archive)
+    archive.append_data(&mut header, name, content).map_err(Error::Export)
 }
 
 #[cfg(test)]

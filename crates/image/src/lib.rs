@@ -11,6 +11,7 @@ mod manifest;
 pub mod pull;
 mod reference;
 mod store;
+mod turns;
 pub mod unpack;
 
 pub use archive::{export, import};
@@ -30,6 +31,8 @@ pub enum Error {
     WrongDigest { what: Digest, actual: Digest },
     #[error("cannot read the archive")]
     Archive(#[source] std::io::Error),
+    #[error("cannot write the archive")]
+    Export(#[source] std::io::Error),
     #[error("the archive has no image: it needs an index.json or a manifest.json")]
     NoImage,
     #[error("the archive lacks {0}")]

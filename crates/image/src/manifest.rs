@@ -1,15 +1,19 @@
 //! The documents an image is described by, of the OCI and of docker, which differ in names of types only.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read as _;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Digest, Error};
+use crate::{Digest, Error, on};
 
 pub const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 pub const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 pub const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 pub const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+/// A document that is larger is none.
+pub const LARGEST: u64 = 8 << 20;
 /// The name an archive's image is to have.
 pub const FULL_NAME: &str = "io.containerd.image.name";
 pub const REF_NAME: &str = "org.opencontainers.image.ref.name";
@@ -18,12 +22,12 @@ pub const REF_NAME: &str = "org.opencontainers.image.ref.name";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub media_type: String,
     pub digest: Digest,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub size: u64,
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<Platform>,
@@ -31,10 +35,12 @@ pub struct Descriptor {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Platform {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub os: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub architecture: String,
+    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "String::is_empty")]
+    pub variant: String,
 }
 
 /// One image.
@@ -42,9 +48,10 @@ pub struct Platform {
 #[serde(rename_all = "camelCase")]
 pub struct Manifest {
     pub schema_version: u32,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub media_type: String,
     pub config: Descriptor,
+    #[serde(default, deserialize_with = "null_is_default")]
     pub layers: Vec<Descriptor>,
 }
 
@@ -53,34 +60,40 @@ pub struct Manifest {
 #[serde(rename_all = "camelCase")]
 pub struct Index {
     pub schema_version: u32,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub media_type: String,
+    #[serde(default, deserialize_with = "null_is_default")]
     pub manifests: Vec<Descriptor>,
 }
 
 /// What an image says of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct ImageConfig {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub config: Process,
+    #[serde(default, deserialize_with = "null_is_default")]
     pub rootfs: RootFs,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct RootFs {
     /// The layers as they are unpacked, lowest first.
+    #[serde(default, deserialize_with = "null_is_default")]
     pub diff_ids: Vec<Digest>,
 }
 
-/// How it wants to be run. Lists may be written as null.
+/// How it wants to be run. Anything may be written as null.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct Process {
+    #[serde(deserialize_with = "null_is_default")]
     pub user: String,
     pub env: Option<Vec<String>>,
     pub entrypoint: Option<Vec<String>>,
     pub cmd: Option<Vec<String>>,
+    #[serde(deserialize_with = "null_is_default")]
     pub working_dir: String,
+    #[serde(deserialize_with = "null_is_default")]
     pub stop_signal: String,
     pub volumes: Option<BTreeMap<String, serde_json::Value>>,
 }
@@ -90,7 +103,7 @@ pub struct Process {
 #[serde(rename_all = "PascalCase")]
 pub struct DockerManifest {
     pub config: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub repo_tags: Option<Vec<String>>,
     pub layers: Vec<String>,
 }
@@ -104,10 +117,16 @@ pub enum Document {
 impl Document {
     pub fn parse(what: &str, bytes: &[u8]) -> Result<Document, Error> {
         #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
         struct Shape {
+            schema_version: Option<u32>,
             manifests: Option<serde::de::IgnoredAny>,
         }
         let shape: Shape = parse(what, bytes)?;
+        if shape.schema_version == Some(1) {
+            let why = "its manifest is of schema 1, which is no longer supported: it has to be built or pushed anew";
+            return Err(Error::Unusable { what: what.to_owned(), why: why.to_owned() });
+        }
         Ok(match shape.manifests {
             Some(_) => Document::Index(parse(what, bytes)?),
             None => Document::Manifest(parse(what, bytes)?),
@@ -118,11 +137,51 @@ impl Document {
 impl Index {
     /// The one for this machine; the only one, where none says what it is for.
     pub fn choose(&self, what: &str) -> Result<&Descriptor, Error> {
-        let ours = |platform: &Platform| platform.os == "linux" && platform.architecture == architecture();
-        let found = self.manifests.iter().find(|entry| entry.platform.as_ref().is_some_and(ours));
+        let suits = |entry: &Descriptor| entry.platform.as_ref().and_then(Platform::suits);
+        let found = self.manifests.iter().filter(|entry| suits(entry).is_some());
+        let found = found.min_by_key(|entry| std::cmp::Reverse(suits(entry)));
         let only = || self.manifests.iter().find(|entry| entry.platform.is_none());
         found.or_else(only).ok_or_else(|| Error::NoPlatform { what: what.to_owned() })
     }
+}
+
+impl Platform {
+    /// How well it suits this machine, if it does at all.
+    pub fn suits(&self) -> Option<u8> {
+        let is_ours = self.os == "linux" && self.architecture == architecture();
+        is_ours.then(|| suits(&self.architecture, &self.variant)).flatten()
+    }
+}
+
+/// As containerd has it: what is for newer processors than all of a kind are may not run.
+fn suits(architecture: &str, variant: &str) -> Option<u8> {
+    match (architecture, variant) {
+        ("amd64", "" | "v1") | ("arm64", "" | "v8") | ("arm", "" | "v7") => Some(7),
+        ("arm", "v6") => Some(6),
+        ("arm", "v5") => Some(5),
+        ("amd64" | "arm64" | "arm", _) => None,
+        _ => Some(0),
+    }
+}
+
+/// Programs written in Go make no difference between nothing and null, and write either.
+fn null_is_default<'de, D, T>(from: D) -> Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Ok(Option::deserialize(from)?.unwrap_or_default())
+}
+
+/// A document as it is, unless it is none.
+pub fn read(what: &str, file: File) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    file.take(LARGEST + 1).read_to_end(&mut bytes).map_err(on("read", what))?;
+    if bytes.len() as u64 > LARGEST {
+        let why = format!("it is larger than {LARGEST} bytes");
+        return Err(Error::Unusable { what: what.to_owned(), why });
+    }
+    Ok(bytes)
 }
 
 pub fn parse<T: serde::de::DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T, Error> {
@@ -137,5 +196,62 @@ pub fn architecture() -> &'static str {
         "powerpc64" => "ppc64le",
         "riscv64" => "riscv64",
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn null_is_as_good_as_nothing() {
+        let config: ImageConfig = parse("", br#"{"config": null, "rootfs": null}"#).unwrap();
+        assert_eq!(config, ImageConfig::default());
+        let process =
+            r#"{"User": null, "Env": null, "WorkingDir": null, "StopSignal": null, "Volumes": null}"#;
+        for rootfs in ["{}", r#"{"diff_ids": null}"#] {
+            let text = format!(r#"{{"config": {process}, "rootfs": {rootfs}}}"#);
+            assert_eq!(parse::<ImageConfig>("", text.as_bytes()).unwrap(), config);
+        }
+        let digest = Digest::of(b"");
+        let manifest = format!(
+            r#"{{"schemaVersion": 2, "mediaType": null, "layers": null,
+                "config": {{"digest": "{digest}", "size": null, "annotations": null, "platform": null}}}}"#
+        );
+        let Ok(Document::Manifest(manifest)) = Document::parse("", manifest.as_bytes()) else { panic!() };
+        assert!(manifest.layers.is_empty() && manifest.config.digest == digest);
+    }
+
+    #[test]
+    fn the_first_schema_is_named() {
+        let error = Document::parse("a:v1", br#"{"schemaVersion": 1, "fsLayers": []}"#).err().unwrap();
+        let expected = "a:v1 cannot be used: its manifest is of schema 1, which is no longer supported: \
+            it has to be built or pushed anew";
+        assert_eq!(error.to_string(), expected);
+    }
+
+    #[test]
+    fn the_best_that_runs_here_is_chosen() {
+        let entry = |(os, architecture, variant): (&str, &str, &str)| {
+            let platform = serde_json::json!({"os": os, "architecture": architecture, "variant": variant});
+            serde_json::json!({"digest": Digest::of(variant.as_bytes()), "platform": platform})
+        };
+        let choose = |platforms: &[(&str, &str, &str)]| {
+            let entries: Vec<_> = platforms.iter().copied().map(entry).collect();
+            let index = serde_json::json!({"schemaVersion": 2, "manifests": entries});
+            let index: Index = serde_json::from_value(index).unwrap();
+            index.choose("x").ok().and_then(|entry| entry.platform.clone()).map(|platform| platform.variant)
+        };
+        let ours = architecture();
+        let odd = ("linux", ours, "v99");
+        assert_eq!(choose(&[("windows", ours, "w"), odd, ("linux", ours, "")]).as_deref(), Some(""));
+        if ["amd64", "arm64", "arm"].contains(&ours) {
+            assert_eq!(choose(&[odd, ("unknown", "unknown", "")]), None);
+        }
+        let best = ["v8", "v5", "v6", "v7"].map(|variant| suits("arm", variant));
+        assert_eq!(best, [None, Some(5), Some(6), Some(7)]);
+        assert_eq!(["", "v1", "v2"].map(|variant| suits("amd64", variant).is_some()), [true, true, false]);
+        assert_eq!(["", "v8", "v9"].map(|variant| suits("arm64", variant).is_some()), [true, true, false]);
+        assert!(suits("riscv64", "rva22u64").is_some());
     }
 }

@@ -13,10 +13,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::StatusCode;
 use sha2::{Digest as _, Sha256};
 use tokio::task::JoinSet;
 
-use crate::manifest::{Descriptor, Document, Manifest};
+use crate::manifest::{Descriptor, Document, LARGEST, Manifest};
 use crate::{Digest, Error, Image, Reference, Store, on};
 
 pub use credentials::Credentials;
@@ -27,14 +28,14 @@ use registry::{Ask, Patience, Registry, next};
 
 /// Pieces fetched at once for one image.
 const AT_ONCE: usize = 3;
+/// Bytes of a piece that are written at a time.
+const AT_A_TIME: usize = 256 << 10;
 /// How often a broken connection is taken up again.
 const TRIES: u32 = 5;
 /// How often something small is asked for whose connection breaks: it hardly does again.
 const FEW_TRIES: u32 = 2;
 /// A registry that wants more time than this is asked earlier.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// A manifest that is larger is none.
-const LARGEST_MANIFEST: usize = 8 << 20;
 /// Indexes may name indexes, but not for ever.
 const DEEPEST: usize = 4;
 
@@ -49,11 +50,13 @@ pub enum PullError {
     Denied { name: String, why: String },
     #[error("failed to do request: {method} {url:?}: {why}")]
     Unreachable { method: &'static str, url: String, why: String },
-    #[error("unexpected status from {method} request to {url}: {status}")]
+    #[error("unexpected status from {method} request to {url}: {status}{said}")]
     Status {
         method: &'static str,
         url: String,
-        status: u16,
+        status: StatusCode,
+        /// What the registry says of why, each reason in a line.
+        said: String,
         /// How long the registry wants to be left alone.
         after: Option<Duration>,
     },
@@ -68,14 +71,15 @@ impl PullError {
     fn may_pass(&self) -> bool {
         match self {
             PullError::Unreachable { .. } | PullError::Cut { .. } => true,
-            PullError::Status { status: 500.., .. } => true,
+            PullError::Status { status, .. } if status.is_server_error() => true,
             other => other.asks_to_wait(),
         }
     }
 
     /// Whether the registry has too much to do.
     fn asks_to_wait(&self) -> bool {
-        matches!(self, PullError::Status { status: 408 | 429, .. })
+        use StatusCode as Code;
+        matches!(self, PullError::Status { status: Code::REQUEST_TIMEOUT | Code::TOO_MANY_REQUESTS, .. })
     }
 
     /// How long to wait after so many tries: as long as the registry says, but neither for ever nor in haste.
@@ -103,6 +107,8 @@ struct Found {
     named: Digest,
     digest: Digest,
     manifest: Manifest,
+    /// The manifest as it came.
+    bytes: Bytes,
 }
 
 impl Puller {
@@ -131,22 +137,36 @@ impl Puller {
     }
 
     async fn pull_from(&self, registry: Arc<Registry>, name: &Reference) -> Result<Image, PullError> {
-        // What is being fetched is nobody's yet, and must not be tidied away.
-        let store = self.store.clone();
-        // Whoever removes layers is waited for, and not by a thread that others need.
-        let busy = tokio::task::spawn_blocking(move || store.busy()).await.map_err(io::Error::other);
-        let busy = busy.map_err(on("lock", self.store.root().join("busy")))??;
         let wanted = match (&name.digest, &name.tag) {
             (Some(digest), _) => digest.to_string(),
             (None, Some(tag)) => tag.clone(),
             (None, None) => "latest".to_owned(),
         };
-        let Found { named, digest, manifest } = self.manifest(&registry, name, wanted).await?;
+        if let Some(image) = self.unchanged(&registry, name, &wanted).await? {
+            return Ok(image);
+        }
+        let Found { named, digest, manifest, bytes } = self.manifest(&registry, name, wanted).await?;
+        let Descriptor { digest: id, size, .. } = &manifest.config;
+        if !(1..=LARGEST).contains(size) {
+            let why = format!("its configuration {id} is said to have {size} bytes");
+            return Err(Error::Unusable { what: name.to_string(), why }.into());
+        }
         let mut pieces: Vec<Descriptor> = vec![manifest.config.clone()];
         pieces.extend(manifest.layers.iter().cloned());
+        // What is being fetched is nobody's yet, and must not be tidied away.
+        let needed: Vec<Digest> =
+            pieces.iter().map(|piece| piece.digest.clone()).chain([digest.clone()]).collect();
+        let needed = off_thread(&self.store, {
+            let digest = digest.clone();
+            move |store| {
+                let needed = store.need(&needed.iter().map(Digest::hex).collect::<Vec<_>>())?;
+                store.add_blob(&digest, &bytes[..])?;
+                Ok(needed)
+            }
+        });
+        let needed = needed.await?;
         pieces.sort_by(|a, b| a.digest.cmp(&b.digest));
         pieces.dedup_by(|a, b| a.digest == b.digest);
-        pieces.retain(|piece| !self.store.has(&piece.digest, piece.digest == manifest.config.digest));
         let mut waiting = pieces.into_iter();
         let mut fetching = JoinSet::new();
         loop {
@@ -154,7 +174,16 @@ impl Puller {
                 && let Some(piece) = waiting.next()
             {
                 let (store, registry) = (self.store.clone(), registry.clone());
-                fetching.spawn(async move { fetch(&store, &registry, &piece).await });
+                let is_document = piece.digest == manifest.config.digest;
+                fetching.spawn(async move {
+                    let turn = store.fetching.at(piece.digest.hex());
+                    let _turn = turn.lock().await;
+                    // Another pull may have brought it meanwhile.
+                    if store.has(&piece.digest, is_document) {
+                        return Ok(());
+                    }
+                    fetch(&store, &registry, &piece).await
+                });
             }
             let done = match fetching.join_next().await {
                 None => break,
@@ -167,17 +196,39 @@ impl Puller {
                 return Err(error);
             }
         }
-        let (store, names) = (self.store.clone(), [(name.clone(), named)]);
+        let names = [(name.clone(), named)];
         // This goes on also where nobody waits for it any more.
-        let add = move || {
-            let _busy = busy;
+        let add = move |store: &Store| {
+            let _needed = needed;
             store.add_image(&digest, &manifest, &names)
         };
-        let added = tokio::task::spawn_blocking(add).await;
-        Ok(added.map_err(|_| Error::Missing("the image whose unpacking failed".to_owned()))??)
+        Ok(off_thread(&self.store, add).await?)
     }
 
-    /// The manifest for this machine, kept.
+    /// The image that a name led to before, if it still does. That is asked for in a way that registries do not count.
+    async fn unchanged(
+        &self,
+        registry: &Registry,
+        name: &Reference,
+        wanted: &str,
+    ) -> Result<Option<Image>, PullError> {
+        if !self.store.knows_place(name)? {
+            return Ok(None);
+        }
+        // Whatever is wrong comes up again.
+        let head = registry.get(&Ask::head(wanted)).await.ok();
+        let told = head.as_ref().and_then(|(_, head)| head.headers().get("docker-content-digest"));
+        let Some(digest) = told.and_then(|value| Digest::parse(value.to_str().ok()?)) else {
+            return Ok(None);
+        };
+        if name.digest.as_ref().is_some_and(|asked| *asked != digest) {
+            return Ok(None);
+        }
+        let named = (name.clone(), digest);
+        Ok(off_thread(&self.store, move |store| store.name_again(&named)).await?)
+    }
+
+    /// The manifest for this machine.
     async fn manifest(
         &self,
         registry: &Registry,
@@ -195,10 +246,7 @@ impl Puller {
             }
             let named = named.get_or_insert_with(|| digest.clone()).clone();
             match Document::parse(&name.to_string(), &bytes)? {
-                Document::Manifest(manifest) => {
-                    self.store.add_blob(&digest, &bytes[..])?;
-                    return Ok(Found { named, digest, manifest });
-                }
+                Document::Manifest(manifest) => return Ok(Found { named, digest, manifest, bytes }),
                 Document::Index(index) => wanted = index.choose(&name.to_string())?.digest.to_string(),
             }
         }
@@ -211,7 +259,7 @@ impl Puller {
 async fn fetch_small(registry: &Registry, ask: &Ask) -> Result<Bytes, PullError> {
     let mut tries = 0;
     loop {
-        let error = match registry.small(ask, LARGEST_MANIFEST).await {
+        let error = match registry.small(ask, LARGEST as usize).await {
             Err(error) if error.may_pass() => error,
             other => return other,
         };
@@ -224,20 +272,52 @@ async fn fetch_small(registry: &Registry, ask: &Ask) -> Result<Bytes, PullError>
     }
 }
 
+/// Does what takes a while where nobody else waits for the thread.
+async fn off_thread<T: Send + 'static>(
+    store: &Store,
+    work: impl FnOnce(&Store) -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    let own = store.clone();
+    let done = tokio::task::spawn_blocking(move || work(&own)).await;
+    done.map_err(io::Error::other).map_err(on("work in", store.root()))?
+}
+
+/// As much of a piece as has come.
+struct Part {
+    file: tempfile::NamedTempFile,
+    hash: Sha256,
+    got: u64,
+}
+
+impl Part {
+    /// A disk may take its time, as hashing does.
+    async fn write(mut self, store: &Store, waiting: Vec<Bytes>) -> Result<Part, Error> {
+        let write = move |_: &Store| {
+            for bytes in &waiting {
+                self.hash.update(bytes);
+                self.file.write_all(bytes).map_err(on("write", self.file.path()))?;
+            }
+            Ok(self)
+        };
+        off_thread(store, write).await
+    }
+}
+
 /// Fetches a piece, as often as it takes.
 async fn fetch(store: &Store, registry: &Registry, piece: &Descriptor) -> Result<(), PullError> {
-    let mut file =
+    let file =
         tempfile::NamedTempFile::new_in(store.temporary()).map_err(on("write in", store.temporary()))?;
-    let mut hash = Sha256::new();
-    let mut got = 0;
+    let mut part = Part { file, hash: Sha256::new(), got: 0 };
     let mut tries = 0;
     loop {
-        let before = got;
-        match fetch_some(registry, piece, &mut file, &mut hash, &mut got).await {
+        let before = part.got;
+        let ended;
+        (part, ended) = fetch_some(store, registry, piece, part).await?;
+        match ended {
             Ok(()) => break,
             Err(error) if error.may_pass() => {
                 // One that gets on is given time.
-                tries = if got > before { 1 } else { tries + 1 };
+                tries = if part.got > before { 1 } else { tries + 1 };
                 if tries >= TRIES {
                     return Err(error);
                 }
@@ -246,44 +326,58 @@ async fn fetch(store: &Store, registry: &Registry, piece: &Descriptor) -> Result
             Err(error) => return Err(error),
         }
     }
-    let actual = Digest::from_hash(hash);
+    let actual = Digest::from_hash(part.hash);
     if actual != piece.digest {
         return Err(Error::WrongDigest { what: piece.digest.clone(), actual }.into());
     }
-    Ok(store.keep(file, &piece.digest)?)
+    Ok(off_thread(store, move |store| store.keep(part.file, &actual)).await?)
 }
 
 /// Fetches what is missing of a piece, or as much of it as comes.
 async fn fetch_some(
+    store: &Store,
     registry: &Registry,
     piece: &Descriptor,
-    file: &mut tempfile::NamedTempFile,
-    hash: &mut Sha256,
-    got: &mut u64,
-) -> Result<(), PullError> {
-    let (url, response) = registry.get(&Ask::blob(&piece.digest, *got)).await?;
-    let is_part = response.status() == http::StatusCode::PARTIAL_CONTENT;
-    if *got > 0 && !is_part {
+    mut part: Part,
+) -> Result<(Part, Result<(), PullError>), Error> {
+    let (url, response) = match registry.get(&Ask::blob(&piece.digest, part.got)).await {
+        Ok(found) => found,
+        Err(error) => return Ok((part, Err(error))),
+    };
+    let is_part = response.status() == StatusCode::PARTIAL_CONTENT;
+    if part.got > 0 && !is_part {
         // A registry that does not know parts begins again.
-        *got = 0;
-        *hash = Sha256::new();
-        file.as_file().set_len(0).map_err(on("write", file.path()))?;
-        std::io::Seek::rewind(file.as_file_mut()).map_err(on("write", file.path()))?;
+        part.got = 0;
+        part.hash = Sha256::new();
+        part.file.as_file().set_len(0).map_err(on("write", part.file.path()))?;
+        std::io::Seek::rewind(part.file.as_file_mut()).map_err(on("write", part.file.path()))?;
     }
     let mut body = response.into_body();
-    while let Some(bytes) = next(&url, &mut body, registry.patience).await? {
-        *got += bytes.len() as u64;
-        if piece.size > 0 && *got > piece.size {
-            let why = format!("{got} bytes where {} were promised", piece.size);
-            return Err(Error::Unusable { what: piece.digest.to_string(), why }.into());
+    let (mut waiting, mut size) = (Vec::new(), 0);
+    let ended = loop {
+        let bytes = match next(&url, &mut body, registry.patience).await {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) => break Ok(()),
+            Err(error) => break Err(error),
+        };
+        part.got += bytes.len() as u64;
+        if piece.size > 0 && part.got > piece.size {
+            let why = format!("{} bytes where {} were promised", part.got, piece.size);
+            return Err(Error::Unusable { what: piece.digest.to_string(), why });
         }
-        hash.update(&bytes);
-        file.write_all(&bytes).map_err(on("write", file.path()))?;
-    }
-    if piece.size > 0 && *got < piece.size {
-        return Err(PullError::Cut { url, got: *got, expected: piece.size });
-    }
-    Ok(())
+        size += bytes.len();
+        waiting.push(bytes);
+        if size >= AT_A_TIME {
+            part = part.write(store, std::mem::take(&mut waiting)).await?;
+            size = 0;
+        }
+    };
+    part = part.write(store, waiting).await?;
+    let ended = match ended {
+        Ok(()) if part.got < piece.size => Err(PullError::Cut { url, got: part.got, expected: piece.size }),
+        other => other,
+    };
+    Ok((part, ended))
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
 //! Where images are kept: `index.json` says which there are, `blobs/` has their pieces as they came, `layers/` the
 //! unpacked ones, `tmp/` what is not ready.
 //!
-//! Several processes may use a store at once; whoever changes the index holds `lock`.
+//! Several processes may use a store at once; whoever changes the index holds `lock`. Pieces that are in their places and
+//! not in the index yet are named in files in `tmp/` that are locked by who needs them; such files are written while
+//! `busy` is held, and whoever removes pieces holds that alone until all that goes is out of its place.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -15,10 +17,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Hashing;
 use crate::manifest::{self, ImageConfig, Manifest};
+use crate::turns::Turns;
 use crate::{Digest, Error, Reference, on, unpack};
 
 /// How much of an id stands for all of it, as lists show it. Less could be a name that somebody means to pull.
 const SHORTEST_ID: usize = 12;
+
+/// How the names of files begin that say what is needed.
+const NEEDED: &str = "needed-";
 
 /// Images in a directory.
 #[derive(Clone, Debug)]
@@ -26,6 +32,9 @@ pub struct Store {
     root: PathBuf,
     /// Bytes and files of each unpacked layer.
     layers: Arc<Mutex<BTreeMap<OsString, (u64, u64)>>>,
+    /// Whose turn it is to fetch a piece, and to unpack a layer.
+    pub(crate) fetching: Arc<Turns<tokio::sync::Mutex<()>>>,
+    unpacking: Arc<Turns<Mutex<()>>>,
 }
 
 /// An image that is there as a whole.
@@ -45,6 +54,10 @@ pub struct Image {
     pub layers: Vec<String>,
 }
 
+/// Says which pieces somebody needs, for as long as it is there and locked: a process that is killed needs nothing.
+#[derive(Debug)]
+pub(crate) struct Needed(#[expect(dead_code, reason = "it is there to be dropped")] tempfile::NamedTempFile);
+
 /// A name, and the digest of what it stands for: a manifest, or an index that leads to it.
 pub(crate) type Named = (Reference, Digest);
 
@@ -63,6 +76,13 @@ impl Index {
 }
 
 impl Image {
+    /// What people know it by: its tags, or what it can be pulled by where it has none. An image from an archive may have
+    /// neither.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let names = if self.tags.is_empty() { &self.digests } else { &self.tags };
+        names.iter().map(String::as_str)
+    }
+
     fn is_called(&self, name: &Reference) -> bool {
         let text = name.to_string();
         if self.tags.contains(&text) || self.digests.contains(&text) {
@@ -86,12 +106,16 @@ impl Store {
         use std::os::unix::fs::PermissionsExt as _;
         // Files of images may be set-user-id; nobody but root is to reach them here.
         fs::set_permissions(root, fs::Permissions::from_mode(0o700)).map_err(on("protect", root))?;
-        Ok(Store { root: root.to_owned(), layers: Arc::default() })
+        let (layers, fetching, unpacking) = Default::default();
+        Ok(Store { root: root.to_owned(), layers, fetching, unpacking })
     }
 
     /// Removes what was left behind when this program was last killed. Only for the one process that owns the store.
     pub fn clean(&self) {
         for entry in fs::read_dir(self.temporary()).into_iter().flatten().flatten() {
+            if is_locked(&entry.path()) {
+                continue;
+            }
             let _ = fs::remove_dir_all(entry.path()).or_else(|_| fs::remove_file(entry.path()));
         }
     }
@@ -113,8 +137,8 @@ impl Store {
         self.root.join("layers").join(name)
     }
 
-    /// Keeps pieces that nobody is known to need yet from being removed, for as long as it is held: those of an image on
-    /// its way, and the layers of a container that is not written down.
+    /// Keeps pieces that nobody is known to need yet from being removed, for as long as it is held, which should not be
+    /// long: those of an archive, and the layers of a container that is not written down.
     pub fn busy(&self) -> Result<File, Error> {
         let path = self.root.join("busy");
         let locked = File::create(&path).and_then(|file| {
@@ -122,6 +146,38 @@ impl Store {
             Ok(file)
         });
         locked.map_err(on("lock", path))
+    }
+
+    /// Keeps pieces of these names from being removed, whether they are there already or are still to come. Waits for
+    /// whoever removes some.
+    pub(crate) fn need(&self, names: &[&str]) -> Result<Needed, Error> {
+        let _busy = self.busy()?;
+        let file = tempfile::Builder::new().prefix(NEEDED).tempfile_in(self.temporary());
+        let written = file.and_then(|mut file| {
+            rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
+            file.write_all(names.join("\n").as_bytes())?;
+            Ok(Needed(file))
+        });
+        written.map_err(on("write in", self.temporary()))
+    }
+
+    /// What anybody needs that is on its way.
+    fn needed(&self) -> Result<BTreeSet<String>, Error> {
+        let mut needed = BTreeSet::new();
+        let path = self.temporary();
+        for entry in fs::read_dir(&path).map_err(on("read", path))?.flatten() {
+            let path = entry.path();
+            if !entry.file_name().to_string_lossy().starts_with(NEEDED) || !is_locked(&path) {
+                continue;
+            }
+            match fs::read_to_string(&path) {
+                Ok(names) => needed.extend(names.lines().map(str::to_owned)),
+                // It is there by now, or was given up.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(on("read", path)(error)),
+            }
+        }
+        Ok(needed)
     }
 
     /// All images.
@@ -152,7 +208,8 @@ impl Store {
 
     pub(crate) fn read_blob(&self, digest: &Digest) -> Result<Vec<u8>, Error> {
         let path = self.blob(digest);
-        fs::read(&path).map_err(on("read", path))
+        let file = File::open(&path).map_err(on("read", path))?;
+        manifest::read(&digest.to_string(), file)
     }
 
     /// Keeps a piece, once it is certain that it is what it is called.
@@ -195,15 +252,19 @@ impl Store {
         }
         let mut layers: Vec<String> = Vec::new();
         let mut chain: Option<Digest> = None;
-        for (blob, diff) in manifest.layers.iter().zip(&config.rootfs.diff_ids) {
+        for diff in &config.rootfs.diff_ids {
             let name = Digest::chain(chain.as_ref(), diff);
             // Half of the digest is plenty to tell layers apart, and many of them must fit into a mount's options.
-            let directory = name.hex()[..32].to_owned();
-            if !self.layer(&directory).exists() {
-                self.unpack(&blob.digest, diff, &layers, &directory)?;
-            }
-            layers.push(directory);
+            layers.push(name.hex()[..32].to_owned());
             chain = Some(name);
+        }
+        let _needed = self.need(&layers.iter().map(String::as_str).collect::<Vec<_>>())?;
+        for (at, (blob, diff)) in manifest.layers.iter().zip(&config.rootfs.diff_ids).enumerate() {
+            let turn = self.unpacking.at(&layers[at]);
+            let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+            if !self.layer(&layers[at]).exists() {
+                self.unpack(&blob.digest, diff, &layers[..at], &layers[at])?;
+            }
         }
         let sizes = manifest.layers.iter().map(|layer| layer.size);
         let size = sizes.fold(manifest.config.size, u64::saturating_add);
@@ -269,6 +330,38 @@ impl Store {
         })
     }
 
+    /// Whether anything of this place is here.
+    pub(crate) fn knows_place(&self, name: &Reference) -> Result<bool, Error> {
+        let place = format!("{}@", name.place());
+        let index = self.read()?;
+        Ok(index.images.values().flat_map(|image| &image.digests).any(|known| known.starts_with(&place)))
+    }
+
+    /// The image that came from a place by a digest, with a further name of that place; none unless all of it is here.
+    pub(crate) fn name_again(&self, (name, digest): &Named) -> Result<Option<Image>, Error> {
+        let at = name.at(digest);
+        let came_so = |image: &&Image| image.digests.contains(&at);
+        let Some(mut image) = self.read()?.images.into_values().find(|image| came_so(&image)) else {
+            return Ok(None);
+        };
+        let manifest = self.manifest(&image).ok().filter(|_| self.has(&image.manifest, true));
+        let is_whole = self.has(&image.id, true)
+            && image.layers.iter().all(|layer| self.layer(layer).exists())
+            && manifest
+                .is_some_and(|manifest| manifest.layers.iter().all(|layer| self.has(&layer.digest, false)));
+        if !is_whole {
+            return Ok(None);
+        }
+        // Who names a digest does not say that the tag beside it still leads there.
+        if name.tag.is_none() || name.digest.is_some() || image.tags.contains(&name.to_string()) {
+            return Ok(Some(image));
+        }
+        self.tag(&image.id, name)?;
+        image.tags.insert(name.to_string());
+        // It may have been removed meanwhile.
+        self.find(&at).map(|found| found.filter(|found| *found == image))
+    }
+
     /// Gives an image one more name.
     pub fn tag(&self, image: &Digest, name: &Reference) -> Result<(), Error> {
         let name = name.to_string();
@@ -307,11 +400,13 @@ impl Store {
         let path = self.root.join("busy");
         let alone = File::create(&path).map_err(on("lock", path))?;
         if rustix::fs::flock(&alone, FlockOperation::NonBlockingLockExclusive).is_err() {
-            // An image or a container is on its way, and its pieces are nobody's yet: they go another time.
+            // An archive or a container is on its way, and its pieces are nobody's yet: they go another time.
             return Ok(None);
         }
         // Only now: what was read earlier would not know who has come since.
         let mut layers = in_use().map_err(on("find out who uses", self.root.join("layers")))?;
+        // Before the index: who is not here any more is there.
+        let needed = self.needed()?;
         let kept = self.change(|index| {
             index.images.retain(|_, image| !unused(image, &layers) && !self.is_lost(image, &layers));
             index.images.values().cloned().collect::<Vec<_>>()
@@ -331,21 +426,26 @@ impl Store {
                 }
             }
         }
-        let mut freed = 0;
-        for (directory, needed) in [("blobs", &blobs), ("layers", &layers)] {
+        // Out of its place first: half of a layer must never look like a layer.
+        let aside = tempfile::TempDir::new_in(self.temporary()).map_err(on("write in", self.temporary()))?;
+        let mut gone = Vec::new();
+        for (directory, others) in [("blobs", &blobs), ("layers", &layers)] {
             let path = self.root.join(directory);
             for entry in fs::read_dir(&path).map_err(on("read", path))?.flatten() {
-                if needed.contains(entry.file_name().to_string_lossy().as_ref()) {
-                    continue;
+                let name = entry.file_name();
+                let is_in = |names: &BTreeSet<String>| names.contains(name.to_string_lossy().as_ref());
+                if !is_in(others) && !is_in(&needed) {
+                    let path = aside.path().join(&name);
+                    fs::rename(entry.path(), &path).map_err(on("remove", entry.path()))?;
+                    gone.push(path);
                 }
-                freed += usage(&entry.path()).0;
-                // Out of its place first: half of a layer must never look like a layer.
-                let aside = self.temporary().join(entry.file_name());
-                fs::rename(entry.path(), &aside).map_err(on("remove", entry.path()))?;
-                let gone = if aside.is_dir() { fs::remove_dir_all(&aside) } else { fs::remove_file(&aside) };
-                gone.map_err(on("remove", aside))?;
             }
         }
+        // Nobody has to wait until all of it is gone.
+        drop(alone);
+        let freed = gone.iter().map(|path| usage(path).0).sum();
+        let path = aside.path().to_owned();
+        aside.close().map_err(on("remove", path))?;
         Ok(Some(freed))
     }
 
@@ -426,6 +526,11 @@ impl Store {
     }
 }
 
+fn is_locked(path: &Path) -> bool {
+    let file = File::open(path);
+    file.is_ok_and(|file| rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).is_err())
+}
+
 /// Bytes and files of what is at and below a path.
 fn usage(path: &Path) -> (u64, u64) {
     let Ok(found) = fs::symlink_metadata(path) else { return (0, 0) };
@@ -442,6 +547,20 @@ fn usage(path: &Path) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_image_has_names_of_one_kind_or_none() {
+        let names = |tags: &[&str], digests: &[&str]| {
+            let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+            let (id, layers) = (Digest::of(b""), Vec::new());
+            let image =
+                Image { manifest: id.clone(), id, tags: set(tags), digests: set(digests), size: 0, layers };
+            image.names().collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(names(&["a:1", "a:2"], &["a@x"]), "a:1 a:2");
+        assert_eq!(names(&[], &["a@x"]), "a@x");
+        assert_eq!(names(&[], &[]), "");
+    }
 
     #[test]
     fn the_beginning_of_an_id_stands_for_it_if_no_other_begins_so() {

@@ -5,11 +5,12 @@
 //! overlayfs wants it.
 
 mod pax;
+mod sparse;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
-use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Component, Path, PathBuf};
 
@@ -18,8 +19,11 @@ use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use tar::EntryType;
 
-const WHITEOUT: &str = ".wh.";
-const OPAQUE: &str = ".wh..wh..opq";
+pub(crate) use pax::Escaping;
+use sparse::Sparse;
+
+const WHITEOUT: &[u8] = b".wh.";
+const OPAQUE: &[u8] = b".wh..wh..opq";
 /// As the kernel allows.
 const MOST_LINKS: usize = 40;
 
@@ -108,14 +112,16 @@ impl<R: BufRead> Read for Zstd<R> {
 /// Unpacks a layer into `root`, which is made. `below` are the layers it stands on, the nearest first.
 pub fn unpack(content: impl Read, root: &Path, below: &[PathBuf]) -> Result<(), Error> {
     fs::create_dir(root)?;
-    let layer = Layer { root, below };
-    layer.like_below(Path::new(""), root)?;
+    let layer = Layer { root, all: [&[root.to_owned()], below].concat() };
+    like(layer.find_below(Path::new("")), root)?;
     // Writing into a directory changes its time, so times of directories come last.
     let mut times = Vec::new();
     let mut archive = tar::Archive::new(pax::Escaping::new(content));
     for entry in archive.entries()? {
         let mut entry = entry?;
-        let named = match said(&mut entry, "path")? {
+        let mut sparse = Sparse::of(pax::records(&mut entry)?)?;
+        let inside = sparse.as_mut().and_then(|sparse| sparse.name.take());
+        let named = match inside.map_or_else(|| said(&mut entry, "path"), |name| Ok(Some(name)))? {
             Some(path) => path,
             None => entry.path()?.into_owned(),
         };
@@ -126,25 +132,20 @@ pub fn unpack(content: impl Read, root: &Path, below: &[PathBuf]) -> Result<(), 
             }
             continue;
         };
-        let name = place.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let parent = place.parent().unwrap_or(root).to_owned();
+        let name = place.file_name().unwrap_or_default().as_bytes();
+        let parent = place.parent().unwrap_or(root);
         if name == OPAQUE {
-            rustix::fs::lsetxattr(&parent, c"trusted.overlay.opaque", b"y", XattrFlags::empty())
-                .map_err(|error| failed(error.into()))?;
+            set_opaque(parent).map_err(failed)?;
             continue;
         }
         if let Some(hidden) = name.strip_prefix(WHITEOUT) {
             // `.wh..wh.` is for the programs that make layers.
-            if hidden.starts_with(WHITEOUT) || hidden.is_empty() || hidden == "." || hidden == ".." {
-                continue;
+            if !(hidden.starts_with(WHITEOUT) || matches!(hidden, b"" | b"." | b"..")) {
+                layer.hide(&parent.join(OsStr::from_bytes(hidden))).map_err(failed)?;
             }
-            let hidden = parent.join(hidden);
-            clear(&hidden).map_err(failed)?;
-            rustix::fs::mknodat(CWD, &hidden, FileType::CharacterDevice, Mode::empty(), 0)
-                .map_err(|error| failed(error.into()))?;
             continue;
         }
-        if make(&layer, &mut entry, &place)? {
+        if make(&layer, &mut entry, &place, sparse)? {
             dress(&mut entry, &place).map_err(failed)?;
             let mtime = entry.header().mtime().unwrap_or_default();
             match entry.header().entry_type() {
@@ -161,16 +162,21 @@ pub fn unpack(content: impl Read, root: &Path, below: &[PathBuf]) -> Result<(), 
 }
 
 /// Makes what an entry is; answers whether it is anything that has properties of its own.
-fn make(layer: &Layer<'_>, entry: &mut tar::Entry<'_, impl Read>, place: &Path) -> Result<bool, Error> {
+fn make(
+    layer: &Layer<'_>,
+    entry: &mut tar::Entry<'_, impl Read>,
+    place: &Path,
+    sparse: Option<Sparse>,
+) -> Result<bool, Error> {
     let failed = |source: io::Error| Error::Entry { path: place.to_owned(), source };
     let kind = entry.header().entry_type();
     let node = match kind {
         EntryType::Directory => {
-            if fs::symlink_metadata(place).is_ok_and(|found| found.is_dir()) {
-                return Ok(true);
+            match fs::symlink_metadata(place) {
+                Ok(found) if found.is_dir() => {}
+                Ok(_) => layer.replace_by_directory(place).map_err(failed)?,
+                Err(_) => fs::create_dir(place).map_err(failed)?,
             }
-            clear(place).map_err(failed)?;
-            fs::create_dir(place).map_err(failed)?;
             return Ok(true);
         }
         EntryType::XGlobalHeader | EntryType::XHeader | EntryType::GNULongName | EntryType::GNULongLink => {
@@ -203,7 +209,10 @@ fn make(layer: &Layer<'_>, entry: &mut tar::Entry<'_, impl Read>, place: &Path) 
         _ => {
             clear(place).map_err(failed)?;
             let mut file = File::create_new(place).map_err(failed)?;
-            io::copy(entry, &mut file).map_err(failed)?;
+            match sparse {
+                Some(sparse) => sparse.write(entry, &mut file).map_err(failed)?,
+                None => drop(io::copy(entry, &mut file).map_err(failed)?),
+            }
             return Ok(true);
         }
     };
@@ -315,10 +324,28 @@ fn copy(source: &Path, place: &Path) -> io::Result<()> {
     set_time(place, u64::try_from(found.mtime()).unwrap_or_default())
 }
 
+fn set_opaque(directory: &Path) -> io::Result<()> {
+    Ok(rustix::fs::lsetxattr(directory, c"trusted.overlay.opaque", b"y", XattrFlags::empty())?)
+}
+
+/// A directory that a layer only passes through is as it was.
+fn like(found: Option<PathBuf>, made: &Path) -> io::Result<()> {
+    let found = found.and_then(|path| Some((fs::symlink_metadata(&path).ok()?, path)));
+    match found.filter(|(found, _)| found.is_dir()) {
+        Some((found, path)) => {
+            std::os::unix::fs::chown(made, Some(found.uid()), Some(found.gid()))?;
+            fs::set_permissions(made, found.permissions())?;
+            copy_attributes(&path, made)
+        }
+        None => fs::set_permissions(made, fs::Permissions::from_mode(0o755)),
+    }
+}
+
 /// A layer being unpacked and what is under it.
 struct Layer<'a> {
     root: &'a Path,
-    below: &'a [PathBuf],
+    /// Itself, and those below, the nearest first.
+    all: Vec<PathBuf>,
 }
 
 impl Layer<'_> {
@@ -347,15 +374,14 @@ impl Layer<'_> {
                 Ok(found) if found.is_symlink() => Some(fs::read_link(&here)?),
                 // A file on the way gives way to a directory.
                 Ok(_) => {
-                    clear(&here)?;
-                    fs::create_dir(&here)?;
+                    self.replace_by_directory(&here)?;
                     None
                 }
-                Err(_) => match self.find_below(&next) {
+                Err(_) => match find(&self.all, &next) {
                     Some(below) if below.is_symlink() => Some(fs::read_link(below)?),
-                    _ => {
+                    found => {
                         fs::create_dir(&here)?;
-                        self.like_below(&next, &here)?;
+                        like(found, &here)?;
                         None
                     }
                 },
@@ -385,55 +411,64 @@ impl Layer<'_> {
     /// A file of this layer or of one below.
     fn existing(&self, named: &Path) -> Result<PathBuf, Error> {
         let place = self.place(named)?.ok_or_else(|| Error::Outside { path: named.to_owned() })?;
-        if fs::symlink_metadata(&place).is_ok() {
-            return Ok(place);
-        }
         let relative = place.strip_prefix(self.root).unwrap_or(&place);
         let missing = || Error::Entry { path: named.to_owned(), source: io::ErrorKind::NotFound.into() };
-        self.find_below(relative).ok_or_else(missing)
+        find(&self.all, relative).ok_or_else(missing)
     }
 
-    /// What the layers below show at a path without links. Never looks through a link of one of them: it would lead to
-    /// the host's files.
     fn find_below(&self, relative: &Path) -> Option<PathBuf> {
-        for layer in self.below {
-            let mut path = layer.clone();
-            let mut parts = relative.components().peekable();
-            let mut hides_the_rest = false;
-            loop {
-                let Some(part) = parts.next() else { return Some(path) };
-                path.push(part);
-                let Ok(found) = fs::symlink_metadata(&path) else { break };
-                if parts.peek().is_none() {
-                    let is_whiteout = found.mode() & 0o170_000 == 0o020_000 && found.rdev() == 0;
-                    return (!is_whiteout).then_some(path);
-                }
-                if !found.is_dir() {
-                    return None;
-                }
-                let opaque = rustix::fs::lgetxattr(&path, c"trusted.overlay.opaque", &mut [0u8; 1][..]);
-                hides_the_rest |= opaque.is_ok();
+        find(&self.all[1..], relative)
+    }
+
+    /// Hides what the layers below have at a place. What this one has there stays, whichever was named first.
+    fn hide(&self, place: &Path) -> io::Result<()> {
+        match fs::symlink_metadata(place) {
+            Ok(found) if found.is_dir() => self.hide_inside(place),
+            Ok(_) => Ok(()),
+            Err(_) => Ok(rustix::fs::mknodat(CWD, place, FileType::CharacterDevice, Mode::empty(), 0)?),
+        }
+    }
+
+    /// Hides what the layers below have in a directory.
+    fn hide_inside(&self, place: &Path) -> io::Result<()> {
+        let relative = place.strip_prefix(self.root).unwrap_or(place);
+        if self.find_below(relative).is_some() { set_opaque(place) } else { Ok(()) }
+    }
+
+    /// What was there had hidden all that the layers below have there, and so does the directory.
+    fn replace_by_directory(&self, place: &Path) -> io::Result<()> {
+        clear(place)?;
+        fs::create_dir(place)?;
+        self.hide_inside(place)
+    }
+}
+
+/// What layers show at a path without links, the nearest first. Never looks through a link of one of them: it would lead
+/// to the host's files.
+fn find(layers: &[PathBuf], relative: &Path) -> Option<PathBuf> {
+    for layer in layers {
+        let mut path = layer.clone();
+        let mut parts = relative.components().peekable();
+        let mut hides_the_rest = false;
+        loop {
+            let Some(part) = parts.next() else { return Some(path) };
+            path.push(part);
+            let Ok(found) = fs::symlink_metadata(&path) else { break };
+            if parts.peek().is_none() {
+                let is_whiteout = found.mode() & 0o170_000 == 0o020_000 && found.rdev() == 0;
+                return (!is_whiteout).then_some(path);
             }
-            if hides_the_rest {
+            if !found.is_dir() {
                 return None;
             }
+            let opaque = rustix::fs::lgetxattr(&path, c"trusted.overlay.opaque", &mut [0u8; 1][..]);
+            hides_the_rest |= opaque.is_ok();
         }
-        None
-    }
-
-    /// A directory that a layer only passes through is as it was.
-    fn like_below(&self, relative: &Path, made: &Path) -> io::Result<()> {
-        let found =
-            self.find_below(relative).and_then(|path| Some((fs::symlink_metadata(&path).ok()?, path)));
-        match found.filter(|(found, _)| found.is_dir()) {
-            Some((found, path)) => {
-                std::os::unix::fs::chown(made, Some(found.uid()), Some(found.gid()))?;
-                fs::set_permissions(made, found.permissions())?;
-                copy_attributes(&path, made)
-            }
-            None => fs::set_permissions(made, fs::Permissions::from_mode(0o755)),
+        if hides_the_rest {
+            return None;
         }
     }
+    None
 }
 
 /// The parts of a path inside a layer.

@@ -102,7 +102,9 @@ pub fn entries(form: &str, text: &[u8]) -> Option<Vec<(String, AuthConfig)>> {
 fn key(entry: &Value) -> AuthConfig {
     let text = |name: &str| entry[name].as_str().unwrap_or_default().to_owned();
     let (mut username, mut password) = (text("username"), text("password"));
-    let both = base64::engine::general_purpose::STANDARD.decode(text("auth")).ok();
+    // Kubernetes takes it with and without what fills it up, in any lines.
+    let auth: String = text("auth").split_whitespace().collect();
+    let both = base64::engine::general_purpose::STANDARD_NO_PAD.decode(auth.trim_end_matches('=')).ok();
     if let Some((name, word)) = both
         .as_deref()
         .and_then(|bytes| std::str::from_utf8(bytes).ok())
@@ -241,8 +243,9 @@ mod tests {
 
     #[test]
     fn credentials_come_in_two_forms() {
-        let auth = serde_json::json!({"auth": "bWU6c2VzYW1l"});
-        let read = key(&auth);
-        assert_eq!((read.username.as_str(), read.password.as_str()), ("me", "sesame"));
+        for auth in ["bWU6c2VzYW1lcw==", "bWU6c2VzYW1lcw", "bWU6c2Vz\nYW1lcw==\n"] {
+            let read = key(&serde_json::json!({"auth": auth}));
+            assert_eq!((read.username.as_str(), read.password.as_str()), ("me", "sesames"), "{auth:?}");
+        }
     }
 }

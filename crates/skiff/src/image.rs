@@ -52,15 +52,22 @@ fn own(flags: &ImageFlags) -> anyhow::Result<()> {
             for path in files {
                 let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
                 let images = image::import(&store, file);
+                if images.is_err() {
+                    // What came with it is no part of any image. If this fails too, it goes another time.
+                    let _ = collect(&store, &root, |_, _| false);
+                }
                 for image in images.with_context(|| format!("cannot import {}", path.display()))? {
-                    let names = if image.tags.is_empty() { &image.digests } else { &image.tags };
-                    names.iter().for_each(|name| println!("{name}"));
+                    if image.names().next().is_none() {
+                        println!("{}", image.id);
+                    }
+                    image.names().for_each(|name| println!("{name}"));
                 }
             }
         }
         ImageAction::Export { file, names } => {
             let output = File::create(file).with_context(|| format!("cannot write {}", file.display()))?;
-            image::export(&store, names, std::io::BufWriter::new(output))?;
+            let written = image::export(&store, names, std::io::BufWriter::new(output));
+            written.with_context(|| format!("cannot export to {}", file.display()))?;
         }
         ImageAction::Pull { registries, names } => {
             let settings = image::pull::Settings::read(&registries.file(&flags.data_dir));
@@ -87,9 +94,10 @@ fn own(flags: &ImageFlags) -> anyhow::Result<()> {
         }
         ImageAction::Ls => {
             let row = |image: image::Image| {
-                let id = image.id.hex()[..12].to_owned();
-                let names = if image.tags.is_empty() { image.digests } else { image.tags };
-                names.into_iter().map(move |name| (name, id.clone(), image.size)).collect::<Vec<Row>>()
+                let id = &image.id.hex()[..12];
+                let nothing = image.names().next().is_none().then_some("<none>");
+                let row = |name: &str| (name.to_owned(), id.to_owned(), image.size);
+                image.names().chain(nothing).map(row).collect::<Vec<Row>>()
             };
             print(store.images()?.into_iter().flat_map(row).collect());
         }

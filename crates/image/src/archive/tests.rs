@@ -82,6 +82,119 @@ fn a_wrong_archive_changes_nothing() {
     assert_eq!(std::fs::read_dir(directory.path().join("layers")).unwrap().count(), 0);
 }
 
+/// The same archive with another list of what is in it.
+fn with_index(archive: &[u8], change: impl Fn(&mut Vec<serde_json::Value>)) -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    for entry in tar::Archive::new(archive).entries().unwrap() {
+        let mut entry = entry.unwrap();
+        let name = entry.path().unwrap().display().to_string();
+        let mut bytes = Vec::new();
+        entry.read_to_end(&mut bytes).unwrap();
+        if name == "index.json" {
+            let mut index: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+            change(index["manifests"].as_array_mut().unwrap());
+            bytes = index.to_string().into_bytes();
+        }
+        append(&mut builder, &name, bytes.len() as u64, &mut &bytes[..]).unwrap();
+    }
+    builder.into_inner().unwrap()
+}
+
+#[test]
+fn what_is_for_other_machines_is_left_out() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: needs root");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    let (name, archive) = small("app");
+    let image = import(&store, io::Cursor::new(archive)).unwrap().remove(0);
+    let mut archive = Vec::new();
+    export(&store, &[name], &mut archive).unwrap();
+    let others = |entries: &mut Vec<serde_json::Value>| {
+        for (os, architecture) in [("linux", "z80"), ("unknown", "unknown")] {
+            // Its pieces are not even there.
+            let mut other = entries[0].clone();
+            other["digest"] = Digest::of(os.as_bytes()).to_string().into();
+            other["platform"] = serde_json::json!({"os": os, "architecture": architecture});
+            entries.push(other);
+        }
+    };
+    let with_others = with_index(&archive, others);
+    assert_eq!(import(&store, io::Cursor::new(with_others)).unwrap(), [image]);
+    let only_others = with_index(&archive, |entries| {
+        others(entries);
+        entries.remove(0);
+    });
+    let error = import(&store, io::Cursor::new(only_others)).unwrap_err();
+    assert!(matches!(error, Error::NoPlatform { .. }), "{error}");
+}
+
+/// As `docker save` wrote it before its version 25, in any order.
+#[test]
+fn layers_may_be_links_to_what_comes_later() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: needs root");
+    }
+    let layer = layer();
+    let diffs = vec![Digest::of(&layer).to_string(); 3];
+    let config = serde_json::json!({"rootfs": {"diff_ids": diffs}}).to_string();
+    let layers = ["aaa/layer.tar", "ccc/layer.tar", "ddd/layer.tar"];
+    let list = serde_json::json!([{"Config": "c.json", "RepoTags": [], "Layers": layers}]).to_string();
+    let archive = |target: &str| {
+        let mut builder = tar::Builder::new(Vec::new());
+        let mut link = |kind, name: &str, target: &str| {
+            let mut header = tar::Header::new_ustar();
+            header.set_entry_type(kind);
+            header.set_size(0);
+            builder.append_link(&mut header, name, target).unwrap();
+        };
+        link(tar::EntryType::Symlink, "aaa/layer.tar", "../ccc/layer.tar");
+        link(tar::EntryType::Symlink, "ccc/layer.tar", target);
+        link(tar::EntryType::Link, "ddd/layer.tar", "bbb/layer.tar");
+        for (name, bytes) in
+            [("c.json", config.as_bytes()), ("bbb/layer.tar", &layer), ("manifest.json", list.as_bytes())]
+        {
+            append(&mut builder, name, bytes.len() as u64, &mut &bytes[..]).unwrap();
+        }
+        io::Cursor::new(builder.into_inner().unwrap())
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    assert_eq!(import(&store, archive("../bbb/layer.tar")).unwrap()[0].layers.len(), 3);
+    let error = import(&store, archive("../aaa/layer.tar")).unwrap_err();
+    assert_eq!(error.to_string(), "the archive lacks aaa/layer.tar");
+}
+
+#[test]
+fn an_archive_that_does_not_fit_is_noticed() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    // All of it is small enough to stay in the buffer until the end.
+    let full = io::BufWriter::with_capacity(1 << 20, File::options().write(true).open("/dev/full").unwrap());
+    assert_eq!(export(&store, &[], full).unwrap_err().to_string(), "cannot write the archive");
+}
+
+#[test]
+fn documents_that_would_fill_the_memory_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    let large = vec![b' '; manifest::LARGEST as usize + 1];
+    let list = br#"[{"Config": "c.json", "RepoTags": [], "Layers": []}]"#;
+    for (files, expected) in [
+        (vec![("index.json", &large[..])], "index.json"),
+        (vec![("manifest.json", &large)], "manifest.json"),
+        (vec![("manifest.json", list), ("c.json", &large)], &Digest::of(&large).to_string()),
+    ] {
+        let mut builder = tar::Builder::new(Vec::new());
+        for (name, bytes) in files {
+            append(&mut builder, name, bytes.len() as u64, &mut &bytes[..]).unwrap();
+        }
+        let error = import(&store, io::Cursor::new(builder.into_inner().unwrap())).unwrap_err();
+        assert_eq!(error.to_string(), format!("{expected} cannot be used: it is larger than 8388608 bytes"));
+    }
+}
+
 #[test]
 fn a_name_belongs_to_one_image() {
     if !rustix::process::geteuid().is_root() {
@@ -135,6 +248,32 @@ fn nothing_goes_while_somebody_is_on_the_way() {
     drop(held);
     assert!(store.collect(nobody, |_, _| false).unwrap() > Some(0));
     assert!(!store.layer(&image.layers[0]).exists());
+}
+
+#[test]
+fn what_somebody_needs_stays_while_the_rest_goes() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: needs root");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    let add = |content: &str| import(&store, io::Cursor::new(small(content).1)).unwrap().remove(0);
+    let (wanted, other) = (add("wanted"), add("other"));
+    let is_there = |image: &Image| (store.blob(&image.id).exists(), store.layer(&image.layers[0]).exists());
+    let needed = store.need(&[wanted.id.hex(), &wanted.layers[0]]).unwrap();
+    let collect = || store.collect(nobody, |_, _| true).unwrap();
+    assert!(collect() > Some(0));
+    assert_eq!((is_there(&wanted), is_there(&other)), ((true, true), (false, false)));
+    // Whoever starts anew does not take away what another process needs.
+    store.clean();
+    assert_eq!(collect(), Some(0));
+    drop(needed);
+    // As left by a process that was killed.
+    std::fs::write(store.temporary().join("needed-x"), wanted.id.hex()).unwrap();
+    assert!(collect() > Some(0));
+    assert_eq!(is_there(&wanted), (false, false));
+    store.clean();
+    assert_eq!(std::fs::read_dir(store.temporary()).unwrap().count(), 0);
 }
 
 /// An image of one layer with a file of this content, by a name of its own.

@@ -14,9 +14,11 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// As docker's configuration has them: `user:password` in base64.
+    /// As docker's configuration has them: `user:password` in base64, with or without what fills it up, in any lines.
     pub fn from_auth(auth: &str) -> Option<Credentials> {
-        let bytes = base64::engine::general_purpose::STANDARD.decode(auth.trim()).ok()?;
+        let auth: String = auth.split_whitespace().collect();
+        let bytes =
+            base64::engine::general_purpose::STANDARD_NO_PAD.decode(auth.trim_end_matches('=')).ok()?;
         let text = String::from_utf8(bytes).ok()?;
         let (username, password) = text.split_once(':')?;
         let password = password.trim_end_matches('\0').to_owned();
@@ -33,5 +35,19 @@ impl Credentials {
 impl std::fmt::Debug for Credentials {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Credentials(…)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_comes_in_several_forms() {
+        for auth in ["bWU6c2VjcmV0cw==", "bWU6c2VjcmV0cw", "bWU6c2Vj\r\ncmV0cw==\n", " bWU6c2VjcmV0cw=\n"] {
+            let known = Credentials::from_auth(auth).unwrap();
+            assert_eq!((known.username.as_str(), known.password.as_str()), ("me", "secrets"), "{auth:?}");
+        }
+        assert!(Credentials::from_auth("bWU6c2*j").is_none() && Credentials::from_auth("bWU").is_none());
     }
 }

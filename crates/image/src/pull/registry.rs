@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, Uri, header};
+use http::{Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Body, Incoming};
 use hyper_rustls::HttpsConnector;
@@ -23,6 +23,9 @@ use crate::{Digest, Error, Reference, on};
 
 const MOST_REDIRECTIONS: usize = 5;
 const LARGEST_TOKEN: usize = 1 << 20;
+/// Why a registry does not want to is good to know, but not worth much waiting.
+const LARGEST_REASONS: usize = 8 << 10;
+const FOR_REASONS: Duration = Duration::from_secs(5);
 /// Where systems keep the authorities they trust.
 const TRUSTED: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
@@ -58,15 +61,21 @@ pub struct Ask {
     /// From this byte on.
     from: u64,
     is_manifest: bool,
+    method: Method,
 }
 
 impl Ask {
     pub fn manifest(which: &str) -> Ask {
-        Ask { path: format!("manifests/{which}"), from: 0, is_manifest: true }
+        Ask { path: format!("manifests/{which}"), from: 0, is_manifest: true, method: Method::GET }
+    }
+
+    /// Only what is said of a manifest.
+    pub fn head(which: &str) -> Ask {
+        Ask { method: Method::HEAD, ..Ask::manifest(which) }
     }
 
     pub fn blob(digest: &Digest, from: u64) -> Ask {
-        Ask { path: format!("blobs/{digest}"), from, is_manifest: false }
+        Ask { path: format!("blobs/{digest}"), from, is_manifest: false, method: Method::GET }
     }
 }
 
@@ -157,9 +166,10 @@ impl Registry {
                 status if status.is_success() => return Ok((url, response)),
                 // Only the registry itself may ask who we are, not somebody it has sent us to.
                 StatusCode::UNAUTHORIZED if is_first && authority(&end) == authority(&url) => {
-                    let challenge = response.headers().get(header::WWW_AUTHENTICATE);
-                    let challenge =
-                        challenge.and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+                    let all = response.headers().get_all(header::WWW_AUTHENTICATE).iter();
+                    let best =
+                        all.filter_map(|value| value.to_str().ok()).max_by_key(|said| preference(said));
+                    let challenge = best.unwrap_or_default().to_owned();
                     key = self.answer(&challenge).await?;
                     self.key.lock().await.clone_from(&key);
                 }
@@ -168,7 +178,7 @@ impl Registry {
                     return Err(PullError::Denied { name: self.name.to_string(), why });
                 }
                 StatusCode::NOT_FOUND => return Err(PullError::NotFound { name: self.name.to_string() }),
-                _ => return Err(refusal("GET", url, &response)),
+                _ => return Err(self.refusal(url, response).await),
             }
         }
         Err(PullError::Denied { name: self.name.to_string(), why: "authorization failed".to_owned() })
@@ -184,7 +194,8 @@ impl Registry {
         let mut url = url.to_owned();
         let mut key = key;
         for _ in 0..MOST_REDIRECTIONS {
-            let mut request = Request::get(&url).header(header::USER_AGENT, "skiff");
+            let request = Request::builder().method(ask.method.clone()).uri(&url);
+            let mut request = request.header(header::USER_AGENT, "skiff");
             if ask.is_manifest {
                 request = request.header(header::ACCEPT, MANIFESTS);
             }
@@ -228,6 +239,18 @@ impl Registry {
         }
     }
 
+    /// An answer that is none, and when the registry wants to be asked again.
+    async fn refusal(&self, url: String, response: Response<Incoming>) -> PullError {
+        let status = response.status();
+        let after = response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok());
+        // It may be a date as well, which nobody sends.
+        let after = after.and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
+        let patience = Patience { more: FOR_REASONS, ..self.patience };
+        let said = read(url.clone(), response, LARGEST_REASONS, patience).await;
+        let said = said.map(|body| reasons(&body)).unwrap_or_default();
+        PullError::Status { method: "GET", url, status, said, after }
+    }
+
     /// What lets us in, by what the registry asks for.
     async fn answer(&self, challenge: &str) -> Result<Option<String>, PullError> {
         let denied = |why: &str| PullError::Denied { name: self.name.to_string(), why: why.to_owned() };
@@ -250,12 +273,8 @@ impl Registry {
         let (url, response);
         if identity.is_empty() {
             let joint = if realm.contains('?') { '&' } else { '?' };
-            url = format!("{realm}{joint}{asked}");
-            let mut request = Request::get(&url).header(header::USER_AGENT, "skiff");
-            if let Some(basic) = &basic {
-                request = request.header(header::AUTHORIZATION, sensitive(basic)?);
-            }
-            response = self.send(&url, request, Bytes::new()).await?;
+            let ask = Ask { path: String::new(), from: 0, is_manifest: false, method: Method::GET };
+            (url, response) = self.follow(&format!("{realm}{joint}{asked}"), &ask, basic).await?;
         } else {
             url = realm;
             let form = "application/x-www-form-urlencoded";
@@ -269,9 +288,9 @@ impl Registry {
             status if status.is_success() => {}
             // Says nothing about who we are.
             StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
-                return Err(refusal("GET", url, &response));
+                return Err(self.refusal(url, response).await);
             }
-            status if status.is_server_error() => return Err(refusal("GET", url, &response)),
+            status if status.is_server_error() => return Err(self.refusal(url, response).await),
             _ => return Err(denied("authorization failed")),
         }
         #[derive(Deserialize)]
@@ -339,12 +358,14 @@ where
     }
 }
 
-/// An answer that is none, and when the registry wants to be asked again.
-fn refusal(method: &'static str, url: String, response: &Response<Incoming>) -> PullError {
-    let after = response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok());
-    // It may be a date as well, which nobody sends.
-    let after = after.and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
-    PullError::Status { method, url, status: response.status().as_u16(), after }
+/// Why a registry does not want to, worded as containerd words it.
+fn reasons(body: &[u8]) -> String {
+    let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+    let text = |error: &serde_json::Value, name: &str| error[name].as_str().unwrap_or_default().to_owned();
+    let reason = |error| {
+        format!("\n{}: {}", text(error, "code").to_lowercase().replace('_', " "), text(error, "message"))
+    };
+    body["errors"].as_array().into_iter().flatten().map(reason).collect()
 }
 
 fn sensitive(text: &str) -> Result<header::HeaderValue, PullError> {
@@ -355,6 +376,16 @@ fn sensitive(text: &str) -> Result<header::HeaderValue, PullError> {
     })?;
     value.set_sensitive(true);
     Ok(value)
+}
+
+/// Which of the ways to show who we are is rather taken.
+fn preference(challenge: &str) -> u8 {
+    let kind = challenge.split(' ').next().unwrap_or_default();
+    match kind.to_ascii_lowercase().as_str() {
+        "bearer" => 2,
+        "basic" => 1,
+        _ => 0,
+    }
 }
 
 /// One of the words behind a challenge: `realm="https://…",service="…"`.

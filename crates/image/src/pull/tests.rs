@@ -20,6 +20,10 @@ struct Behaviour {
     busy: (&'static str, u32, &'static str),
     /// Where pieces really are.
     sends_to: Option<String>,
+    /// Says which manifest it is that somebody asks about.
+    tells_digests: bool,
+    /// Where tokens really are.
+    tokens_at: Option<String>,
     /// What every request has shown of who we are.
     shown: Vec<(String, Option<String>)>,
     asked: Vec<String>,
@@ -109,7 +113,12 @@ fn answer(request: &str, behaviour: &Mutex<Behaviour>, host: &str) -> (Vec<u8>, 
     let from: usize = header("range")
         .and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok())
         .unwrap_or(0);
-    behaviour.asked.push(if from > 0 { format!("{path} from {from}") } else { path.clone() });
+    let is_head = request.starts_with("head ");
+    behaviour.asked.push(match from {
+        0 if is_head => format!("HEAD {path}"),
+        0 => path.clone(),
+        _ => format!("{path} from {from}"),
+    });
     let shown = header("authorization");
     behaviour.shown.push((path.clone(), shown));
     let reply = |status: &str, more: &str, body: &[u8]| {
@@ -120,12 +129,17 @@ fn answer(request: &str, behaviour: &Mutex<Behaviour>, host: &str) -> (Vec<u8>, 
     if path.starts_with("http://") && header("proxy-authorization").is_none() {
         return (reply("407 Proxy Authentication Required", "", b""), End::Proper);
     }
-    let times = behaviour.asked.iter().filter(|asked| **asked == path).count();
+    let times = behaviour.asked.iter().filter(|asked| asked.trim_start_matches("HEAD ") == path).count();
     let (status, most, seconds) = behaviour.busy;
     if times <= most as usize {
-        return (reply(status, &format!("retry-after: {seconds}\r\n"), b""), End::Proper);
+        let why = br#"{"errors": [{"code": "TOO_MANY", "message": "Not now"}, {"code": "X"}]}"#;
+        return (reply(status, &format!("retry-after: {seconds}\r\n"), why), End::Proper);
     }
-    if path.starts_with("/token") {
+    if let Some(elsewhere) = behaviour.tokens_at.clone().filter(|_| path.starts_with("/token")) {
+        let more = format!("location: {elsewhere}/moved{path}\r\n");
+        return (reply("307 Temporary Redirect", &more, b""), End::Proper);
+    }
+    if path.starts_with("/token") || path.starts_with("/moved/token") {
         // me:secret
         let is_known = header("authorization").is_some_and(|key| key == "basic bwu6c2vjcmv0")
             || (request.starts_with("post ") && request.ends_with("&refresh_token=who-i-am"));
@@ -136,7 +150,11 @@ fn answer(request: &str, behaviour: &Mutex<Behaviour>, host: &str) -> (Vec<u8>, 
         );
     }
     if behaviour.wants_password && header("authorization").is_none_or(|key| key != "bearer let-me-in") {
-        let more = format!("www-authenticate: Bearer realm=\"http://{host}/token?a=b\",service=\"fake\"\r\n");
+        let more = format!(
+            "www-authenticate: Negotiate\r\n\
+             www-authenticate: Bearer realm=\"http://{host}/token?a=b\",service=\"fake\"\r\n\
+             www-authenticate: Basic realm=\"fake\"\r\n"
+        );
         return (reply("401 Unauthorized", &more, b""), End::Proper);
     }
     if let Some(elsewhere) = behaviour.sends_to.clone().filter(|_| path.contains("/blobs/")) {
@@ -148,6 +166,10 @@ fn answer(request: &str, behaviour: &Mutex<Behaviour>, host: &str) -> (Vec<u8>, 
     else {
         return (reply("404 Not Found", "", b"{}"), End::Proper);
     };
+    if is_head {
+        let digest = format!("docker-content-digest: {}\r\n", Digest::of(&body));
+        return (reply("200 OK", if behaviour.tells_digests { &digest } else { "" }, b""), End::Proper);
+    }
     let is_cut = path.contains("/blobs/") && body.len() - from > 1000 && behaviour.cuts > 0;
     behaviour.cuts -= u32::from(is_cut);
     let is_stalled = path.ends_with(&behaviour.stalls.0) && behaviour.stalls.1 > 0 && !is_cut;
@@ -211,7 +233,12 @@ async fn pull_by(
     let pulled = puller(store.clone()).pull(&reference, credentials.as_ref()).await;
     if pulled.is_err() {
         assert_eq!(store.images().unwrap(), []);
-        assert_eq!(std::fs::read_dir(directory.path().join("tmp")).unwrap().count(), 0);
+        // What was being written elsewhere goes as soon as it is.
+        let begun = std::time::Instant::now();
+        while std::fs::read_dir(directory.path().join("tmp")).unwrap().count() > 0 {
+            assert!(begun.elapsed() < Duration::from_secs(10), "something is left");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
     (directory, pulled)
 }
@@ -271,6 +298,137 @@ async fn silence_is_no_answer() {
     }
 }
 
+/// Room is made also while something is being pulled, and not by what that needs.
+#[tokio::test]
+async fn a_pull_keeps_only_what_it_needs() {
+    if !can_unpack() {
+        return eprintln!("skipped: needs root");
+    }
+    let pieces = image(false);
+    let [config, layer] = [2, 3].map(|at| Digest::parse(&pieces[at].0).unwrap());
+    let fake =
+        Fake::start(Behaviour { blobs: pieces, stalls: (layer.to_string(), 1), ..Behaviour::default() })
+            .await;
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    let reference = Reference::parse(&format!("{}/app:v1", fake.host)).unwrap();
+    let puller = impatient(store.clone());
+    let pulling = tokio::spawn(async move { puller.pull(&reference, None).await });
+    while !store.has(&config, true) || !fake.asked().iter().any(|path| path.ends_with(layer.hex())) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let nobodys = Digest::of(b"nobody's");
+    store.add_blob(&nobodys, &b"nobody's"[..]).unwrap();
+    assert!(store.collect(|| Ok(Default::default()), |_, _| false).unwrap() > Some(0));
+    assert!(!store.has(&nobodys, false) && store.has(&config, true));
+    let pulled = pulling.await.unwrap().unwrap();
+    assert!(store.layer(&pulled.layers[0]).exists() && store.manifest(&pulled).is_ok());
+    assert_eq!(fake.asked().iter().filter(|path| path.ends_with(config.hex())).count(), 1);
+}
+
+/// Pods that begin together have one image to fetch.
+#[tokio::test]
+async fn pulls_of_one_image_fetch_it_once() {
+    if !can_unpack() {
+        return eprintln!("skipped: needs root");
+    }
+    let pieces = image(false);
+    let layer = pieces[3].0.clone();
+    // The first falls silent over the layer, and whoever gives up on it lets another fetch it.
+    for is_given_up in [false, true] {
+        let stalls = (layer.clone(), if is_given_up { 1 } else { 0 });
+        let fake = Fake::start(Behaviour { blobs: pieces.clone(), stalls, ..Behaviour::default() }).await;
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(directory.path()).unwrap();
+        let begin = || {
+            let (puller, reference) = (brisk(store.clone()), format!("{}/app:v1", fake.host));
+            let reference = Reference::parse(&reference).unwrap();
+            tokio::spawn(async move { puller.pull(&reference, None).await })
+        };
+        let fetched = || fake.asked().iter().filter(|path| path.ends_with(&layer)).count();
+        let first = begin();
+        while is_given_up && fetched() == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let others: Vec<_> = (0..5).map(|_| begin()).collect();
+        if is_given_up {
+            first.abort();
+        }
+        for other in others {
+            other.await.unwrap().unwrap();
+        }
+        assert!(first.await.is_ok_and(|pulled| pulled.is_ok()) || is_given_up);
+        assert_eq!(fetched(), if is_given_up { 2 } else { 1 });
+    }
+}
+
+/// A disk that takes its time keeps nobody else waiting, and each of these threads has many to serve.
+#[tokio::test]
+async fn writing_is_for_other_threads() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    let pipe = directory.path().join("slow");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
+        .unwrap();
+    // Takes nothing before somebody reads, once it is full.
+    let opened = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
+    let mut reader = opened.try_clone().unwrap();
+    let path = tempfile::TempPath::try_from_path(&pipe).unwrap();
+    let file = tempfile::NamedTempFile::from_parts(opened, path);
+    let part = Part { file, hash: Sha256::new(), got: 0 };
+    let content = Bytes::from(vec![1; 1 << 20]);
+    let written = part.write(&store, vec![content.clone()]);
+    let read = async move {
+        let mut bytes = vec![0; 1 << 20];
+        tokio::task::spawn_blocking(move || io::Read::read_exact(&mut reader, &mut bytes).map(|()| bytes))
+            .await
+    };
+    let (part, read) = tokio::join!(written, read);
+    assert_eq!(Digest::from_hash(part.unwrap().hash), Digest::of(&content));
+    assert!(read.unwrap().unwrap() == content);
+}
+
+/// Registries count who fetches manifests, and not who asks whether they are others by now.
+#[tokio::test]
+async fn what_is_here_already_is_not_fetched_again() {
+    if !can_unpack() {
+        return eprintln!("skipped: needs root");
+    }
+    let mut pieces = image(false);
+    pieces.push(("manifests/v2".to_owned(), pieces[0].1.clone()));
+    let other = Digest::of(b"other");
+    pieces.push((other.to_string(), pieces[0].1.clone()));
+    let fake = Fake::start(Behaviour { blobs: pieces, tells_digests: true, ..Behaviour::default() }).await;
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    let pull = async |tag: &str| {
+        let reference = Reference::parse(&format!("{}/app:{tag}", fake.host)).unwrap();
+        let before = fake.asked().len();
+        let image = brisk(store.clone()).pull(&reference, None).await.unwrap();
+        (image, fake.asked().split_off(before))
+    };
+    let (first, asked) = pull("v1").await;
+    assert_eq!(asked.len(), 4);
+    assert_eq!(pull("v1").await, (first.clone(), vec!["HEAD /v2/app/manifests/v1".to_owned()]));
+    let (second, asked) = pull("v2").await;
+    assert_eq!(asked, ["HEAD /v2/app/manifests/v2"]);
+    assert_eq!((second.id, second.tags.len()), (first.id.clone(), 2));
+    assert_eq!(store.images().unwrap()[0].tags, second.tags);
+    // What is not whole is mended.
+    for broken in [store.blob(&first.id), store.blob(&first.manifest)] {
+        std::fs::write(broken, "").unwrap();
+        assert!(pull("v1").await.1.len() > 2);
+    }
+    std::fs::remove_dir_all(store.layer(&first.layers[0])).unwrap();
+    assert!(pull("v1").await.1.len() > 2 && store.layer(&first.layers[0]).exists());
+    // Who names a digest gets that or nothing.
+    let reference = Reference::parse(&format!("{}/app@{other}", fake.host)).unwrap();
+    let pulled = brisk(store.clone()).pull(&reference, None).await;
+    assert!(matches!(pulled, Err(PullError::Store(Error::WrongDigest { .. }))), "{pulled:?}");
+    fake.behaviour.lock().unwrap().tells_digests = false;
+    assert_eq!(pull("v1").await.1.len(), 3);
+}
+
 /// What was pulled is found by all that it could have been asked for.
 #[tokio::test]
 async fn an_image_is_known_by_its_index() {
@@ -321,6 +479,25 @@ async fn who_may_is_asked_for() {
         "failed to resolve reference {name:?}: pull access denied, repository does not exist or may require authorization: authorization failed"
     );
     assert_eq!(pulled.unwrap_err().to_string(), expected);
+}
+
+/// Nobody asks for a configuration that cannot be held.
+#[tokio::test]
+async fn a_configuration_of_no_sensible_size_is_refused() {
+    for size in [0, LARGEST + 1] {
+        let digest = Digest::of(b"config");
+        let config = format!(r#"{{"digest": "{digest}", "size": {size}}}"#);
+        let manifest = format!(r#"{{"schemaVersion": 2, "config": {config}, "layers": []}}"#);
+        let blobs = vec![("manifests/v1".to_owned(), manifest.into_bytes())];
+        let fake = Fake::start(Behaviour { blobs, ..Behaviour::default() }).await;
+        let (_directory, pulled) = pull(&fake, "app:v1", None).await;
+        let said = pulled.unwrap_err().to_string();
+        assert!(
+            said.ends_with(&format!("its configuration {digest} is said to have {size} bytes")),
+            "{said}"
+        );
+        assert_eq!(fake.asked().len(), 1);
+    }
 }
 
 #[tokio::test]
@@ -384,7 +561,8 @@ async fn a_registry_that_has_too_much_to_do_is_asked_again() {
         if let Err(error) = pulled {
             let said = error.to_string();
             let start = "unexpected status from GET request to http://";
-            assert!(said.starts_with(start) && said.ends_with(&busy.0[..3]), "{said}");
+            let end = format!("/v2/app/manifests/v1: {}\ntoo many: Not now\nx: ", busy.0);
+            assert!(said.starts_with(start) && said.ends_with(&end), "{said}");
         }
     }
 }
@@ -396,7 +574,8 @@ fn how_long_a_registry_is_left_alone() {
         [(None, 0, 250), (None, 3, 2_000), (Some(7), 0, 7_000), (Some(0), 1, 500), (Some(86_400), 1, 60_000)]
     {
         let after = after.map(Duration::from_secs);
-        let error = PullError::Status { method: "GET", url: String::new(), status: 429, after };
+        let (url, said, status) = (String::new(), String::new(), StatusCode::TOO_MANY_REQUESTS);
+        let error = PullError::Status { method: "GET", url, status, said, after };
         assert_eq!(error.pause(patience, tries), Duration::from_millis(expected), "{after:?}");
     }
 }
@@ -423,6 +602,26 @@ async fn what_lets_us_in_is_shown_to_nobody_else() {
         let asked_for = |start: &str| shown.iter().filter(|(path, _)| path.starts_with(start)).count();
         assert_eq!(asked_for("/token?a=b&scope=repository:app:pull&service=fake"), 1, "{shown:?}");
     }
+}
+
+/// So it is with whoever gives out tokens, who may also be elsewhere on the same host.
+#[tokio::test]
+async fn tokens_are_followed_without_the_password() {
+    if !can_unpack() {
+        return eprintln!("skipped: needs root");
+    }
+    let other = Fake::start(Behaviour::default()).await;
+    for (tokens_at, is_good) in [(String::new(), true), (format!("http://{}", other.host), false)] {
+        let tokens_at = Some(tokens_at);
+        let behaviour =
+            Behaviour { blobs: image(false), wants_password: true, tokens_at, ..Behaviour::default() };
+        let fake = Fake::start(behaviour).await;
+        let (_directory, pulled) = pull(&fake, "app:v1", Credentials::from_auth("bWU6c2VjcmV0")).await;
+        assert_eq!(pulled.is_ok(), is_good, "{pulled:?}");
+    }
+    let shown = other.behaviour.lock().unwrap().shown.clone();
+    assert!(shown.iter().all(|(path, key)| path.starts_with("/moved/token") && key.is_none()), "{shown:?}");
+    assert_eq!(shown.len(), 1);
 }
 
 /// A proxy that plays the registry as well. Behind a tunnel it speaks TLS.

@@ -9,8 +9,10 @@ use std::io::{self, Cursor, Read};
 use tar::Header;
 
 const BLOCK: u64 = 512;
-/// A header that is larger is left as it is.
-const LARGEST: u64 = 16 << 20;
+/// Headers for the next file are held in memory, and nobody needs larger ones.
+const LARGEST: u64 = 1 << 20;
+/// Where a block of what is in a sparse file says that there is another.
+const SPARSE_GOES_ON: usize = 504;
 /// Before the names of values in hexadecimal.
 const ESCAPED: &str = "SKIFF.hex.";
 
@@ -37,8 +39,13 @@ impl<R: Read> Escaping<R> {
             let mut header = Header::from_byte_slice(&block).clone();
             let kind = header.entry_type();
             let is_known = header.as_gnu().is_some() || header.as_ustar().is_some();
+            let is_of_next = kind.is_gnu_longname()
+                || kind.is_gnu_longlink()
+                || kind.is_pax_local_extensions()
+                || kind.is_pax_global_extensions();
             match header.entry_size() {
-                Ok(size) if is_known && kind.is_pax_local_extensions() && size <= LARGEST => {
+                Ok(size) if is_of_next && size > LARGEST => return Err(too_large()),
+                Ok(size) if is_known && kind.is_pax_local_extensions() => {
                     let data = self.read_up_to(size.next_multiple_of(BLOCK))?;
                     let known = data.get(..size as usize).unwrap_or(&data);
                     let escaped = escaped(known);
@@ -53,14 +60,22 @@ impl<R: Read> Escaping<R> {
                         }
                     };
                 }
-                Ok(size) if !kind.is_gnu_sparse() => {
-                    let is_of_next =
-                        kind.is_gnu_longname() || kind.is_gnu_longlink() || kind.is_pax_global_extensions();
+                Ok(size) => {
+                    let gnu = header.as_gnu().filter(|_| kind.is_gnu_sparse());
+                    let mut goes_on = gnu.is_some_and(tar::GnuHeader::is_extended);
+                    while goes_on {
+                        let more = self.read_up_to(BLOCK)?;
+                        goes_on = more.get(SPARSE_GOES_ON) == Some(&1);
+                        block.extend(more);
+                        if block.len() as u64 > LARGEST {
+                            return Err(too_large());
+                        }
+                    }
                     let size = if is_of_next { size } else { self.size.take().unwrap_or(size) };
                     self.left = size.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX);
                 }
                 // What cannot be followed is left to who reads it.
-                _ => self.left = u64::MAX,
+                Err(_) => self.left = u64::MAX,
             }
         }
         let is_any = !block.is_empty();
@@ -93,6 +108,10 @@ impl<R: Read> Read for Escaping<R> {
             }
         }
     }
+}
+
+fn too_large() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("a header in it is larger than {LARGEST} bytes"))
 }
 
 /// What the PAX header of an entry says, by name; whatever cannot be understood is left out.
@@ -189,6 +208,39 @@ mod tests {
         }
         assert_eq!(from_hex(b"620a64"), Some(b"b\nd".to_vec()));
         assert_eq!(from_hex(b"xy"), None);
+    }
+
+    /// The header of an entry, and none of what is in it.
+    fn header(kind: u8, size: u64) -> Header {
+        let mut header = Header::new_gnu();
+        header.set_entry_type(tar::EntryType::new(kind));
+        header.set_size(size);
+        header.set_cksum();
+        header
+    }
+
+    #[test]
+    fn headers_that_would_fill_the_memory_are_refused() {
+        let read = |archive: Vec<u8>| {
+            let source = archive.chain(io::repeat(b'x').take(4 << 20));
+            let mut archive = tar::Archive::new(Escaping::new(source));
+            archive.entries()?.try_for_each(|entry| entry.map(drop))
+        };
+        let mut sparse = header(b'S', 0);
+        let gnu = sparse.as_gnu_mut().unwrap();
+        (gnu.isextended, gnu.realsize) = ([1], *b"00000000000\0");
+        sparse.set_cksum();
+        let sparse = [&sparse.as_bytes()[..], &[0; 512]].concat();
+        for kind in [b'L', b'K', b'x', b'g'] {
+            let large = header(kind, LARGEST + 1).as_bytes().to_vec();
+            for archive in [large.clone(), [&sparse[..], &large].concat()] {
+                let said = read(archive).unwrap_err().to_string();
+                assert_eq!(said, "a header in it is larger than 1048576 bytes", "{}", char::from(kind));
+            }
+        }
+        let mut endless = [1; 512].repeat(3000);
+        endless.splice(..512, sparse[..512].iter().copied());
+        assert_eq!(read(endless).unwrap_err().to_string(), "a header in it is larger than 1048576 bytes");
     }
 
     #[test]

@@ -120,6 +120,50 @@ fn what_a_layer_takes_away() {
     );
 }
 
+/// Whiteouts are about the layers below, wherever they stand in their own.
+#[test]
+fn what_a_layer_takes_away_and_has_itself() {
+    let below = ["f a/x 1", "f b 2"];
+    for lines in
+        [&["f .wh.a", "d a", "f a/y 3"][..], &["d a", "f a/y 3", "f .wh.a"], &["f a 1", "d a", "f a/y 3"]]
+    {
+        check(&[&below, lines], "a/ 7:8 644 opaque\na/y 7:8 644 \"3\"\n");
+    }
+    check(&[&below, &["f .wh.a", "f a/y 3"]], "a/ 0:0 755 opaque\na/y 7:8 644 \"3\"\n");
+    check(&[&below, &["f b 3", "f .wh.b"]], "b 7:8 644 \"3\"\n");
+    check(&[&below, &["f .wh.b", "f b 3"]], "b 7:8 644 \"3\"\n");
+    // Nobody can link to what is hidden.
+    for (lines, target) in [
+        (&["f .wh.b", "h c -> b"][..], "b"),
+        (&["f .wh.a", "h c -> a/x"], "a/x"),
+        (&["f a/.wh.x", "h c -> a/x"], "a/x"),
+        (&["f a/.wh..wh..opq", "h c -> a/x"], "a/x"),
+    ] {
+        check(&[&below, lines], &format!("{target}\n"));
+    }
+    // What was hidden leads nowhere any more.
+    check(
+        &[&["d b", "l a/b -> /b"], &["f a/.wh..wh..opq", "f a/b/x 1"]],
+        "a/ 0:0 755 opaque\na/b/ 0:0 755\na/b/x 7:8 644 \"1\"\n",
+    );
+}
+
+#[test]
+fn names_are_bytes() {
+    if !is_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().join("root");
+    let mut layer = layer(&["f .wh.a#"]);
+    let mut header = tar::Header::from_byte_slice(&layer[..512]).clone();
+    header.as_gnu_mut().unwrap().name[5] = 0xff;
+    header.set_cksum();
+    layer[..512].copy_from_slice(header.as_bytes());
+    unpack(&layer[..], &root, &[]).unwrap();
+    assert!(fs::symlink_metadata(root.join(OsStr::from_bytes(b"a\xff"))).is_ok());
+}
+
 #[test]
 fn the_root_is_a_directory_like_others() {
     if !is_root() {
@@ -259,6 +303,55 @@ fn values_with_newlines_keep_what_is_behind_them() {
     let pong = fs::metadata(above.join("pong")).unwrap();
     assert_eq!((pong.uid(), pong.len(), pong.mtime()), (3_000_000, 700, ping.mtime()));
     assert_eq!(attribute(&above.join("pong")).unwrap(), CAPABILITIES);
+}
+
+/// A file with holes, as GNU tar writes it in one of its forms.
+#[track_caller]
+fn check_sparse(said: &[(&str, &[u8])], content: &[u8], expected: Result<&[u8], ()>) {
+    if !is_root() {
+        return;
+    }
+    let mut builder = tar::Builder::new(Vec::new());
+    builder.append_pax_extensions(said.iter().copied()).unwrap();
+    let mut header = tar::Header::new_ustar();
+    header.set_size(content.len() as u64);
+    header.set_mode(0o644);
+    builder.append_data(&mut header, "GNUSparseFile.1/file", content).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().join("root");
+    let unpacked = unpack(&builder.into_inner().unwrap()[..], &root, &[]);
+    let read = unpacked.map(|()| fs::read(root.join("a")).unwrap()).map_err(drop);
+    assert!(read.as_deref() == expected.as_ref().copied(), "{said:?} {read:?}");
+}
+
+#[test]
+fn files_with_holes() {
+    let expected = [&b"one"[..], &[0; 997], b"two", &[0; 97]].concat();
+    let name: (&str, &[u8]) = ("GNU.sparse.name", b"a");
+    let size: (&str, &[u8]) = ("GNU.sparse.size", b"1100");
+    let part = |from: &'static str, length: &'static str| -> [(&str, &[u8]); 2] {
+        [("GNU.sparse.offset", from.as_bytes()), ("GNU.sparse.numbytes", length.as_bytes())]
+    };
+    let oldest = [&[name, size][..], &part("0", "3"), &part("1000", "3")].concat();
+    check_sparse(&oldest, b"onetwo", Ok(&expected));
+    check_sparse(&oldest[..5], b"onetwo", Err(()));
+    check_sparse(&[name, size, ("GNU.sparse.map", b"0,3,1000,3")], b"onetwo", Ok(&expected));
+    check_sparse(&[name, size, ("GNU.sparse.map", b"0,3,1000,3")], b"one", Err(()));
+    check_sparse(&[name, size, ("GNU.sparse.map", b"0,3,1098,3")], b"onetwo", Err(()));
+    let newest: [(&str, &[u8]); 4] =
+        [("GNU.sparse.major", b"1"), ("GNU.sparse.minor", b"0"), name, ("GNU.sparse.realsize", b"1100")];
+    let inside = |list: &[u8]| {
+        let mut content = list.to_vec();
+        content.resize(list.len().next_multiple_of(512), 0);
+        [&content[..], b"onetwo"].concat()
+    };
+    check_sparse(&newest, &inside(b"2\n0\n3\n1000\n3\n"), Ok(&expected));
+    // More than one block.
+    let long = [&b"202\n0\n3\n"[..], &b"5\n0\n".repeat(200), b"1000\n3\n"].concat();
+    check_sparse(&newest, &inside(&long), Ok(&expected));
+    for list in [&b"3\n0\n3\n1000\n3\n"[..], b"x\n", b"99999999999999999999\n", b"18446744073709551615\n"] {
+        check_sparse(&newest, &inside(list), Err(()));
+    }
 }
 
 proptest! {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::spec::ImageVolume;
@@ -140,9 +141,22 @@ impl Embedded {
         let settings = image::pull::Settings::read(registries).map_err(failed)?;
         let settings = settings.mirrors_only(*mirrors_only);
         let puller = image::pull::Puller::new(self.inner.images.clone(), settings);
+        let unfinished = Unfinished(&self.inner.owes_collection);
         let pulled = puller.pull(&reference, auth.and_then(credentials).as_ref()).await;
+        let image = pulled.map_err(|error| failed(chain(&error)))?;
+        std::mem::forget(unfinished);
         self.collect_if_owed();
-        pulled.map(|image| image.id.to_string()).map_err(|error| failed(chain(&error)))
+        Ok(image.id.to_string())
+    }
+}
+
+/// A pull that fails or is given up leaves pieces that no image needs. They do not go at once: whoever tries again has
+/// less to fetch.
+struct Unfinished<'a>(&'a AtomicBool);
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
     }
 }
 
@@ -188,4 +202,25 @@ fn credentials(auth: &AuthConfig) -> Option<image::pull::Credentials> {
     }
     let (username, password) = (auth.username.clone(), auth.password.clone());
     Some(image::pull::Credentials { username, password, ..Default::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn pulls_that_come_to_nothing_are_tidied_up_after() {
+        let owes = AtomicBool::new(false);
+        let pull = async |comes_to_something: bool| {
+            let unfinished = Unfinished(&owes);
+            if !comes_to_something {
+                std::future::pending::<()>().await;
+            }
+            std::mem::forget(unfinished);
+        };
+        pull(true).await;
+        assert!(!owes.load(Relaxed));
+        let _ = tokio::time::timeout(std::time::Duration::ZERO, pull(false)).await;
+        assert!(owes.load(Relaxed));
+    }
 }
