@@ -443,7 +443,7 @@ impl Store {
         }
         // Nobody has to wait until all of it is gone.
         drop(alone);
-        let freed = gone.iter().map(|path| usage(path).0).sum();
+        let freed = gone.iter().map(|path| sys::trees::usage(path).0).sum();
         let path = aside.path().to_owned();
         aside.close().map_err(on("remove", path))?;
         Ok(Some(freed))
@@ -484,11 +484,11 @@ impl Store {
         let before = std::mem::take(&mut *known);
         for entry in fs::read_dir(&place).into_iter().flatten().flatten() {
             let name = entry.file_name();
-            let counted = before.get(&name).copied().unwrap_or_else(|| usage(&entry.path()));
+            let counted = before.get(&name).copied().unwrap_or_else(|| sys::trees::usage(&entry.path()));
             known.insert(name, counted);
         }
         let others = fs::read_dir(&self.root).into_iter().flatten().flatten().map(|entry| entry.path());
-        let others = others.filter(|path| *path != place).map(|path| usage(&path));
+        let others = others.filter(|path| *path != place).map(|path| sys::trees::usage(&path));
         let sum = |one: (u64, u64), other: (u64, u64)| (one.0 + other.0, one.1 + other.1);
         // The directories of all and of layers count too.
         others.chain(known.values().copied()).fold((0, 2), sum)
@@ -529,19 +529,6 @@ impl Store {
 fn is_locked(path: &Path) -> bool {
     let file = File::open(path);
     file.is_ok_and(|file| rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).is_err())
-}
-
-/// Bytes and files of what is at and below a path.
-fn usage(path: &Path) -> (u64, u64) {
-    let Ok(found) = fs::symlink_metadata(path) else { return (0, 0) };
-    let mut sum = (std::os::unix::fs::MetadataExt::blocks(&found) * 512, 1);
-    if found.is_dir() {
-        for entry in fs::read_dir(path).into_iter().flatten().flatten() {
-            let below = usage(&entry.path());
-            sum = (sum.0 + below.0, sum.1 + below.1);
-        }
-    }
-    sum
 }
 
 #[cfg(test)]

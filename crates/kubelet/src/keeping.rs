@@ -187,7 +187,7 @@ async fn look(node: &Arc<Node>) {
         let containers = used.iter().filter(|used| used.uid == pod.uid()).flat_map(|used| &used.containers);
         let written = containers.filter_map(|one| if counts_inodes { one.layer_inodes } else { one.layer });
         let kept = [node.settings.pod_dir(pod), node.settings.log_dir(&pod.key(), pod.uid())];
-        let kept = kept.iter().filter(|_| files).map(|dir| stats::size_of(dir));
+        let kept = kept.iter().filter(|_| files).map(|dir| sys::trees::usage(dir));
         let kept = kept.map(|(bytes, inodes)| if counts_inodes { inodes } else { bytes });
         written.filter(|_| layers).chain(kept).sum::<u64>()
     };
@@ -241,10 +241,10 @@ async fn over_their_limits(node: &Arc<Node>) {
             .flat_map(|used| &used.containers)
             .map(|container| (container.name.as_str(), container.layer.unwrap_or(0)))
             .collect();
-        let logs = |name: &str| stats::size_of(&node.settings.log_dir(&pod.key(), pod.uid()).join(name)).0;
+        let logs = |name: &str| sys::trees::usage(&node.settings.log_dir(&pod.key(), pod.uid()).join(name)).0;
         let volume = |name: &str| {
             let dir = node.settings.pod_dir(pod).join("volumes/kubernetes.io~empty-dir").join(name);
-            stats::size_of(&dir).0
+            sys::trees::usage(&dir).0
         };
         let container = |name: &str| layers.get(name).copied().unwrap_or(0) + logs(name);
         if let Some(message) = pressure::over_limits(pod, &container, &volume) {

@@ -191,7 +191,7 @@ pub async fn summary(node: &Node, only_cpu_and_memory: bool) -> runtime::Result<
                 one["rootfs"] = rootfs;
                 let dir = node.settings.log_dir(&pod.key, &pod.uid).join(&container.name);
                 let mut logs = disk(&node.settings.logs.dir, now);
-                let (bytes, files) = size_of(&dir);
+                let (bytes, files) = sys::trees::usage(&dir);
                 logs["usedBytes"] = json!(bytes);
                 logs["inodesUsed"] = json!(files);
                 one["logs"] = logs;
@@ -207,7 +207,7 @@ pub async fn summary(node: &Node, only_cpu_and_memory: bool) -> runtime::Result<
         put_usage(node, &mut one, &pod.uid, &pod.usage(), None);
         ids.insert(pod.uid.clone(), ());
         if !only_cpu_and_memory {
-            let (bytes, files) = size_of(&node.settings.pods.join(&pod.uid));
+            let (bytes, files) = sys::trees::usage(&node.settings.pods.join(&pod.uid));
             let layers: u64 = pod.containers.iter().filter_map(|container| container.layer).sum();
             let mut ephemeral = disk(&node.settings.pods, now);
             ephemeral["usedBytes"] = json!(bytes + layers);
@@ -279,28 +279,6 @@ fn disk(path: &Path, now: Timestamp) -> Value {
         "inodes": stat.f_files,
         "inodesUsed": stat.f_files - stat.f_ffree,
     })
-}
-
-/// Bytes on disk and files under a directory, other file systems not counted.
-pub fn size_of(path: &Path) -> (u64, u64) {
-    use std::os::unix::fs::MetadataExt as _;
-    let Ok(top) = path.symlink_metadata() else { return (0, 0) };
-    let (mut bytes, mut files) = (top.blocks() * 512, 1);
-    let mut dirs = vec![path.to_owned()];
-    while let Some(dir) = dirs.pop() {
-        for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
-            let Ok(found) = entry.path().symlink_metadata() else { continue };
-            if found.dev() != top.dev() {
-                continue;
-            }
-            bytes += found.blocks() * 512;
-            files += 1;
-            if found.is_dir() {
-                dirs.push(entry.path());
-            }
-        }
-    }
-    (bytes, files)
 }
 
 fn network(now: Timestamp) -> Value {

@@ -15,7 +15,7 @@ use reconcile::{Key, Object as _};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{shown, size_of};
+use super::shown;
 use crate::csi::{self, VolumeUsage};
 use crate::{Node, volumes};
 
@@ -227,7 +227,7 @@ impl Look {
         let (mut used, mut inodes) =
             (bytes(stat.f_blocks.saturating_sub(stat.f_bfree)), stat.f_files.saturating_sub(stat.f_ffree));
         if let Look::Files(path) = self {
-            (used, inodes) = size_of(path);
+            (used, inodes) = sys::trees::usage(path);
         }
         let usage = |unit, [available, total, used]: [u64; 3]| VolumeUsage {
             available: number(available),

@@ -1,5 +1,6 @@
 //! How much of a disk a tree takes.
 
+use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
@@ -10,15 +11,24 @@ use super::{DEEPEST, directory};
 /// A block as `stat` counts them, whatever the file system has.
 const BLOCK: u64 = 512;
 
-/// Bytes on the disk and files, of a tree with what it begins at. What vanishes meanwhile does not count.
+/// Files with several names that are remembered; of more than that every name counts.
+const LINKED: usize = 1 << 16;
+
+/// Bytes on the disk and files, of a tree with what it begins at. A file with several names counts once; what is on other
+/// file systems does not, nor does what vanishes meanwhile.
 ///
 /// Whoever fills the tree may be at it, exchange a directory for a link that leads elsewhere, or go deeper than this
 /// process has files or stack: every directory is opened from the one above, and one that was closed by its `..`.
 pub fn usage(path: &Path) -> (u64, u64) {
-    let mut all = (0, 0);
-    let mut add = |found: &Stat| all = (all.0 + found.st_blocks.cast_unsigned() * BLOCK, all.1 + 1);
+    let (mut all, mut linked) = ((0, 0), HashSet::new());
+    let mut add = |found: &Stat, is_directory: bool| {
+        let is_shared = !is_directory && found.st_nlink > 1 && linked.len() < LINKED;
+        if !is_shared || linked.insert(found.st_ino) {
+            all = (all.0 + found.st_blocks.cast_unsigned() * BLOCK, all.1 + 1);
+        }
+    };
     let Ok(top) = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW) else { return all };
-    add(&top);
+    add(&top, true);
     let mut levels: Vec<Level> = directory(CWD, path).and_then(Level::new).into_iter().collect();
     while let Some(mut level) = levels.pop() {
         let Some(open) = &mut level.open else { continue };
@@ -34,9 +44,11 @@ pub fn usage(path: &Path) -> (u64, u64) {
         if !matches!(name.to_bytes(), b"." | b"..")
             && let Ok(here) = open.fd()
             && let Ok(found) = statat(here, name, AtFlags::SYMLINK_NOFOLLOW)
+            && found.st_dev == top.st_dev
         {
-            add(&found);
-            if FileType::from_raw_mode(found.st_mode).is_dir() {
+            let is_directory = FileType::from_raw_mode(found.st_mode).is_dir();
+            add(&found, is_directory);
+            if is_directory {
                 below = directory(here, name).and_then(Level::new).ok();
             }
         }
@@ -92,6 +104,8 @@ mod tests {
         let (bytes, files) = usage(dir.path());
         assert!(bytes >= empty.0 + 10_000, "{bytes}");
         assert_eq!(files, 4);
+        std::fs::hard_link(dir.path().join("sub/file"), dir.path().join("sub/again")).unwrap();
+        assert_eq!(usage(dir.path()), (bytes, files));
         assert_eq!(usage(&dir.path().join("link")).1, 1);
         assert_eq!(usage(&dir.path().join("nothing")), (0, 0));
     }
