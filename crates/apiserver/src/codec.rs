@@ -394,11 +394,11 @@ pub fn read_yaml(body: &[u8]) -> Result<Yaml, String> {
     {
         return Ok(Yaml { json: body.to_vec(), duplicates: None });
     }
+    let text = text_of(body).ok_or("yaml: invalid Unicode")?;
+    let text = first_document(&text);
     let read = |duplicate_keys| {
         let options = serde_saphyr::options! { duplicate_keys: duplicate_keys };
-        let mut text = body;
-        let first = serde_saphyr::read_with_options::<_, Value>(&mut text, options).next();
-        first.unwrap_or(Ok(Value::Null))
+        serde_saphyr::from_str_with_options::<Value>(text, options)
     };
     let (value, duplicates) = match read(DuplicateKeyPolicy::Error) {
         Ok(value) => (value, None),
@@ -415,6 +415,39 @@ pub fn read_yaml(body: &[u8]) -> Result<Yaml, String> {
         },
     };
     Ok(Yaml { json: serde_json::to_vec(&value).map_err(|error| error.to_string())?, duplicates })
+}
+
+/// YAML may be in UTF-16, too, and then says so by how it begins. The parser's own way to find out brings tables of a
+/// hundred other encodings along.
+fn text_of(body: &[u8]) -> Option<Cow<'_, str>> {
+    let wide = |of: fn([u8; 2]) -> u16| {
+        let units: Vec<u16> =
+            body[2..].chunks(2).map(|pair| of([pair[0], *pair.get(1).unwrap_or(&0)])).collect();
+        String::from_utf16(&units).ok().map(Cow::Owned)
+    };
+    match body {
+        [0xff, 0xfe, ..] => wide(u16::from_le_bytes),
+        [0xfe, 0xff, ..] => wide(u16::from_be_bytes),
+        _ => std::str::from_utf8(body).ok().map(|text| Cow::Borrowed(text.trim_start_matches('\u{feff}'))),
+    }
+}
+
+/// What comes before the second document. No line within one begins like the marks between them.
+fn first_document(text: &str) -> &str {
+    let (mut at, mut has_begun) = (0, false);
+    for line in text.split_inclusive('\n') {
+        let is_mark = |mark: &str| {
+            line.strip_prefix(mark)
+                .is_some_and(|rest| rest.trim_start().len() != rest.len() || rest.is_empty())
+        };
+        if has_begun && (is_mark("---") || is_mark("...")) {
+            return &text[..at];
+        }
+        let is_outside = line.trim().is_empty() || line.starts_with(['#', '%']);
+        has_begun |= !is_outside;
+        at += line.len();
+    }
+    text
 }
 
 fn yaml_error(error: serde_saphyr::Error) -> String {
@@ -549,5 +582,37 @@ mod tests {
                 let _ = decode(media, body.as_bytes(), ("", "v1", "Pod"), FieldValidation::Warn);
             }
         }
+    }
+
+    #[track_caller]
+    fn check_yaml(text: &[u8], expected: &str) {
+        let read = read_yaml(text).map(|yaml| String::from_utf8(yaml.json).unwrap());
+        assert_eq!(read.unwrap_or_else(|why| why), expected);
+    }
+
+    #[test]
+    fn the_first_document_counts() {
+        for text in [
+            "a: 1\n",
+            "---\na: 1\n--- \nb: 2\n",
+            "# so\n%YAML 1.2\n--- # it begins\na: 1\n...\n:",
+            "a: 1\n---",
+        ] {
+            check_yaml(text.as_bytes(), r#"{"a":1}"#);
+        }
+        check_yaml(b"a: |\n  ---\n  b\n", r#"{"a":"---\nb\n"}"#);
+        check_yaml(b"a: ---b\n---c: 1\n", r#"{"---c":1,"a":"---b"}"#);
+        for text in ["", "\n# nothing\n", "---\n", "---\n---\na: 1\n"] {
+            check_yaml(text.as_bytes(), "null");
+        }
+    }
+
+    #[test]
+    fn texts_say_how_they_are_written() {
+        let wide = |of: fn(u16) -> [u8; 2]| "\u{feff}a: é\n".encode_utf16().flat_map(of).collect::<Vec<u8>>();
+        for text in ["\u{feff}a: é\n".as_bytes().to_vec(), wide(u16::to_le_bytes), wide(u16::to_be_bytes)] {
+            check_yaml(&text, r#"{"a":"é"}"#);
+        }
+        check_yaml(b"a: \xff\n", "yaml: invalid Unicode");
     }
 }
