@@ -221,6 +221,15 @@ async fn pull(
     pull_by(brisk, fake, name, credentials).await
 }
 
+/// Waits for something that happens elsewhere.
+async fn until(is_so: impl Fn() -> bool) {
+    let begun = std::time::Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "it never comes to that");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 async fn pull_by(
     puller: impl Fn(Store) -> Puller,
     fake: &Fake,
@@ -234,11 +243,7 @@ async fn pull_by(
     if pulled.is_err() {
         assert_eq!(store.images().unwrap(), []);
         // What was being written elsewhere goes as soon as it is.
-        let begun = std::time::Instant::now();
-        while std::fs::read_dir(directory.path().join("tmp")).unwrap().count() > 0 {
-            assert!(begun.elapsed() < Duration::from_secs(10), "something is left");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until(|| std::fs::read_dir(directory.path().join("tmp")).unwrap().count() == 0).await;
     }
     (directory, pulled)
 }
@@ -314,9 +319,7 @@ async fn a_pull_keeps_only_what_it_needs() {
     let reference = Reference::parse(&format!("{}/app:v1", fake.host)).unwrap();
     let puller = impatient(store.clone());
     let pulling = tokio::spawn(async move { puller.pull(&reference, None).await });
-    while !store.has(&config, true) || !fake.asked().iter().any(|path| path.ends_with(layer.hex())) {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until(|| store.has(&config, true) && fake.asked().iter().any(|path| path.ends_with(layer.hex()))).await;
     let nobodys = Digest::of(b"nobody's");
     store.add_blob(&nobodys, &b"nobody's"[..]).unwrap();
     assert!(store.collect(|| Ok(Default::default()), |_, _| false).unwrap() > Some(0));
@@ -347,9 +350,7 @@ async fn pulls_of_one_image_fetch_it_once() {
         };
         let fetched = || fake.asked().iter().filter(|path| path.ends_with(&layer)).count();
         let first = begin();
-        while is_given_up && fetched() == 0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until(|| !is_given_up || fetched() > 0).await;
         let others: Vec<_> = (0..5).map(|_| begin()).collect();
         if is_given_up {
             first.abort();

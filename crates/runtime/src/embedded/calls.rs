@@ -133,10 +133,10 @@ impl Embedded {
         handler: &str,
         by_others: bool,
     ) -> Result<String> {
-        if !handler.is_empty() {
-            return Err(refused("RunPodSandbox", format!("no runtime for {handler:?} is configured")));
-        }
         const CALL: &str = "RunPodSandbox";
+        if !handler.is_empty() {
+            return Err(refused(CALL, format!("no runtime for {handler:?} is configured")));
+        }
         let id = fresh_id();
         let metadata = config.metadata.clone().unwrap_or_default();
         let PodSandboxMetadata { name, uid, namespace, attempt } = &metadata;
