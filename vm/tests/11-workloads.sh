@@ -6,11 +6,11 @@ pod client workloads -- sleep 3600
 k wait -n workloads pod/client --for condition=Ready --timeout 120s
 
 in_client() { k exec -n workloads client -- "$@"; }
-eventually 30 in_client wget -qO- -T 5 http://front
-eventually 30 in_client wget -qO- -T 5 http://front.workloads.svc.cluster.local
+eventually 30 in_client timeout 5 wget -qO- http://front
+eventually 30 in_client timeout 5 wget -qO- http://front.workloads.svc.cluster.local
 in_client nslookup kubernetes.default.svc.cluster.local
 # Whole answers by name, several times: every endpoint is reached from the node they share.
-for _ in 1 2 3 4 5 6; do in_client wget -qO- -T 5 http://front; done | sort | uniq -c
+for _ in 1 2 3 4 5 6; do in_client timeout 5 wget -qO- http://front; done | sort | uniq -c
 
 expect hello k exec -n workloads client -- echo hello
 expect "$(printf 'from stdin')" bash -c 'echo from stdin | kubectl --kubeconfig "$1" exec -i -n workloads client -- cat' - "$GUEST_DIR/kubeconfig"
