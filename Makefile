@@ -7,7 +7,7 @@ export CARGO_TARGET_DIR ?= $(HOME)/.cache/skiff/target
 DATA ?= $(CURDIR)/.skiff
 PORT ?= 6443
 
-.PHONY: build test lint up bench packages
+.PHONY: build test test-vm lint up bench packages
 
 build:
 	cargo build --release --package skiff
@@ -37,6 +37,10 @@ up: build
 	@echo "    $(CARGO_TARGET_DIR)/release/skiff image import -d $(DATA)/server FILE"
 	@exec "$(CARGO_TARGET_DIR)/release/skiff" server $(NODES) --data-dir "$(DATA)/server" \
 		--write-kubeconfig "$(DATA)/kubeconfig.yaml" --bind-address 127.0.0.1 --https-listen-port $(PORT)
+
+# The release binary in a Debian 12 guest (systemd, cgroup v2, AppArmor); see vm/README.md. TESTS="reset 11-" picks some.
+test-vm: build
+	@vm/run $(TESTS)
 
 # One figure a line, all of them as JSON on the last; see bench/README.md. ARGS="--compare earlier.txt".
 bench: build
