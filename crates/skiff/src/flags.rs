@@ -147,12 +147,13 @@ pub struct ServerFlags {
     /// A YAML file with these same options, `data-dir: /x` for `--data-dir /x`; flags win over it
     #[arg(long, env = "SKIFF_CONFIG_FILE")]
     pub config: Option<PathBuf>,
-    /// Write the administrator's kubeconfig here [default: admin.kubeconfig in the data directory]
+    /// Merge the administrator's kubeconfig into this file [default: only admin.kubeconfig in the data directory is
+    /// written]
     #[arg(long, short = 'o', env = "SKIFF_KUBECONFIG_OUTPUT")]
     pub write_kubeconfig: Option<PathBuf>,
-    /// The kubeconfig's file mode
-    #[arg(long, env = "SKIFF_KUBECONFIG_MODE", default_value = "600", value_parser = octal)]
-    pub write_kubeconfig_mode: u32,
+    /// File mode for --write-kubeconfig [default: that of the existing file, else 600]
+    #[arg(long, env = "SKIFF_KUBECONFIG_MODE", value_parser = octal)]
+    pub write_kubeconfig_mode: Option<u32>,
     /// The address to listen on
     #[arg(long, default_value = "0.0.0.0")]
     pub bind_address: IpAddr,
