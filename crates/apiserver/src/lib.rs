@@ -89,6 +89,7 @@ pub use local::Local;
 pub use metrics::write_process;
 pub use other::version;
 pub use registry::RuntimeConfigError;
+pub use serve::Accepted;
 pub use server::EVENT_TTL;
 
 /// What the API server needs to know.
@@ -326,17 +327,19 @@ impl Started {
         self.ready.subscribe()
     }
 
-    /// Serves clients until told to stop. The certificate to show may be replaced at any time.
+    /// Serves clients until told to stop, also those of `more` connections. The certificate to show may be replaced at any
+    /// time.
     pub async fn serve(
         self,
         listener: std::net::TcpListener,
+        more: Option<tokio::sync::mpsc::Receiver<Accepted>>,
         serving: Arc<pki::Serving>,
     ) -> Result<(), Error> {
         let tls = pki::server_config(serving, &self.server.authenticators.authorities())?;
         listener.set_nonblocking(true)?;
-        let listener = TcpListener::from_std(listener)?;
+        let connections = serve::Connections::new(TcpListener::from_std(listener)?, more);
         self.ready.send_replace(true);
-        serve::serve(self.server.clone(), listener, tls, self.shutdown).await;
+        serve::serve(self.server.clone(), connections, tls, self.shutdown).await;
         if let Some(audit) = &self.server.audit {
             audit.flush().await;
         }

@@ -72,11 +72,12 @@ fn text(code: StatusCode, text: String, content_type: &'static str) -> Response<
 }
 
 /// One check of health, by name; `Err` says what is wrong.
-fn check_health(server: &Server, name: &str) -> Option<Result<(), &'static str>> {
-    let good = |good: bool, why| if good { Ok(()) } else { Err(why) };
+fn check_health(server: &Server, name: &str) -> Option<Result<(), String>> {
+    let good = |good: bool, why: &str| if good { Ok(()) } else { Err(why.to_owned()) };
     Some(match name {
         "ping" | "log" => Ok(()),
         "etcd" | "informer-sync" => good(server.cache.revision() > 0, "the store has not been read yet"),
+        "store-writable" => server.store.write_failure().map_or(Ok(()), Err),
         "poststarthook/start-system-namespaces" => {
             good(*server.ready.borrow(), "the first objects are not there yet")
         }
@@ -87,9 +88,16 @@ fn check_health(server: &Server, name: &str) -> Option<Result<(), &'static str>>
 
 fn health(server: &Server, call: &Call, endpoint: &str, one: Option<&str>) -> Result<Response<Body>, Status> {
     let names: &[&str] = match endpoint {
-        "readyz" => {
-            &["ping", "log", "etcd", "informer-sync", "poststarthook/start-system-namespaces", "shutdown"]
-        }
+        // A server that cannot write still serves reads, and a restart would not help: it is alive, but not ready.
+        "readyz" => &[
+            "ping",
+            "log",
+            "etcd",
+            "store-writable",
+            "informer-sync",
+            "poststarthook/start-system-namespaces",
+            "shutdown",
+        ],
         _ => &["ping", "log", "etcd", "poststarthook/start-system-namespaces"],
     };
     const PLAIN: &str = "text/plain; charset=utf-8";

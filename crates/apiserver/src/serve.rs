@@ -4,7 +4,8 @@ mod lane;
 mod turns;
 
 use std::convert::Infallible;
-use std::net::IpAddr;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -17,7 +18,7 @@ use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use jiff::Timestamp;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_rustls::TlsAcceptor;
 
 use crate::audit::Remote;
@@ -53,18 +54,46 @@ const MAX_CONNECTIONS: usize = 16_384;
 /// What a connection may hold in memory for a client that does not read, or for headers.
 const BUFFER: usize = 256 << 10;
 
+/// A connection, and who it is from.
+pub type Accepted = (TcpStream, SocketAddr);
+
+/// Where connections come from: a listener, and somebody who listens elsewhere.
+pub struct Connections {
+    listener: TcpListener,
+    more: Option<mpsc::Receiver<Accepted>>,
+}
+
+impl Connections {
+    pub fn new(listener: TcpListener, more: Option<mpsc::Receiver<Accepted>>) -> Connections {
+        Connections { listener, more }
+    }
+
+    async fn accept(&mut self) -> io::Result<Accepted> {
+        let more = async {
+            match &mut self.more {
+                Some(more) => more.recv().await,
+                None => None,
+            }
+        };
+        tokio::select! {
+            accepted = self.listener.accept() => accepted,
+            Some(accepted) = more => Ok(accepted),
+        }
+    }
+}
+
 pub async fn serve(
     server: Arc<Server>,
-    listener: TcpListener,
+    connections: Connections,
     tls: rustls::ServerConfig,
     shutdown: watch::Receiver<bool>,
 ) {
-    serve_with(server, listener, tls, shutdown, PATIENCE).await;
+    serve_with(server, connections, tls, shutdown, PATIENCE).await;
 }
 
 async fn serve_with(
     server: Arc<Server>,
-    listener: TcpListener,
+    mut connections: Connections,
     tls: rustls::ServerConfig,
     mut shutdown: watch::Receiver<bool>,
     patience: Patience,
@@ -76,7 +105,7 @@ async fn serve_with(
     loop {
         let accept = async {
             let place = room.clone().acquire_owned().await.expect("never closed");
-            (listener.accept().await, place)
+            (connections.accept().await, place)
         };
         tokio::select! {
             (accepted, place) = accept => match accepted {
@@ -101,7 +130,7 @@ async fn serve_with(
             () = stopped(&mut shutdown) => break,
         }
     }
-    drop(listener);
+    drop(connections);
     if tokio::time::timeout(DRAIN, graceful.shutdown()).await.is_err() {
         tracing::warn!("some requests did not end in time");
     }

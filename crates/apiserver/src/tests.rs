@@ -1,5 +1,6 @@
 //! Whole requests against a server in this process, on a store in a temporary directory.
 
+mod health;
 mod namespaces;
 mod security;
 mod services;
@@ -38,8 +39,13 @@ pub struct Rig {
 impl Rig {
     /// A server as it is once it has started.
     pub async fn start() -> Rig {
+        Rig::start_with(Config::default()).await
+    }
+
+    /// The same on a store of this configuration.
+    pub async fn start_with(config: Config) -> Rig {
         let directory = tempfile::tempdir().expect("a temporary directory");
-        let store = Arc::new(LogStore::open(directory.path(), Config::default()).expect("an empty store"));
+        let store = Arc::new(LogStore::open(directory.path(), config).expect("an empty store"));
         let stop = watch::Sender::new(false);
         let cache = Cache::new();
         cache.start(store.clone(), stop.subscribe()).await.expect("an empty cache");

@@ -35,8 +35,10 @@ pub struct Settings {
     pub memory: i64,
     /// When housekeeping does what.
     pub keeping: crate::Keeping,
-    /// How long pods have to end when the machine is switched off; empty: nobody cares.
+    /// How long pods have to end when the machine goes down; empty where they are not ended in order.
     pub shutdown: Vec<crate::Period>,
+    /// Nothing is configured: pods are suspended by a shutdown and started again after it, instead of failing.
+    pub is_shutdown_default: bool,
     /// Where manifests of static pods are, if anywhere.
     pub manifests: Option<PathBuf>,
     /// Whether our proxy runs beside, which leads pods out and ports of the machine to them. The runtime's network is to do
@@ -85,6 +87,7 @@ impl Settings {
             memory: 0,
             keeping: crate::Keeping::default(),
             shutdown: Vec::new(),
+            is_shutdown_default: false,
             manifests: None,
             proxied: true,
         }
@@ -150,7 +153,9 @@ pub fn container(
     let mut labels: BTreeMap<String, String> = identity(pod);
     labels.insert(CONTAINER_NAME.to_owned(), container.name.clone());
     let path = container.termination_message_path.as_deref().unwrap_or("/dev/termination-log");
+    let grace = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(30);
     let annotations = [
+        ("io.kubernetes.pod.terminationGracePeriod", grace.to_string()),
         ("io.kubernetes.container.restartCount", attempt.to_string()),
         ("io.kubernetes.container.terminationMessagePath", path.to_owned()),
         (IMAGE, container.image.clone().unwrap_or_default()),

@@ -77,6 +77,7 @@ pub use registration::Presentation;
 pub use resolver::Resolver;
 pub use server::Api;
 pub use shutdown::plan::{Period, periods};
+pub use shutdown::{DEFAULT_SECONDS as DEFAULT_SHUTDOWN_SECONDS, HostShutdown};
 pub use sysctls::is_own as is_own_sysctl;
 pub use volumes::iscsi::let_all_go as let_disks_go;
 
@@ -102,6 +103,8 @@ pub struct Config {
     pub api: Option<Api>,
     /// How Secrets and ConfigMaps come here where not all of them may be read.
     pub referred: Option<Arc<Referred>>,
+    /// By which the process that runs the node ends its pods when the machine goes down.
+    pub host_shutdown: HostShutdown,
 }
 
 /// A node at work.
@@ -138,6 +141,7 @@ struct Node {
     devices: Arc<devices::Devices>,
     /// The machine is about to be switched off.
     is_going_down: watch::Sender<bool>,
+    host_shutdown: HostShutdown,
     /// Counts the times when a pod was told to end sooner.
     hastened: watch::Sender<u64>,
     /// Counts the times when the runtime was seen to have changed.
@@ -185,6 +189,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         dra: dra::Dra::open(&config.settings.root),
         devices: devices::Devices::new(&config.settings.root, &config.settings.pods),
         is_going_down: watch::Sender::new(false),
+        host_shutdown: config.host_shutdown,
         settings: config.settings,
         presentation: config.presentation,
         memories: Mutex::default(),

@@ -38,6 +38,8 @@ pub struct Memory {
     pub let_in: bool,
     /// Why the pod was ended by the node: reason and message.
     pub ended: Option<(String, String)>,
+    /// The machine goes down: what runs of it is ended and nothing is started, until the node starts again.
+    pub is_suspended: bool,
     /// The seconds it has for that, where these are not its own to choose.
     pub end_within: Option<i64>,
 }

@@ -1,5 +1,11 @@
-//! Ends pods in order before the machine goes down. systemd-logind tells of that and waits for as long as somebody
-//! holds it back, both by its own tools; where there is no such thing, the node says so.
+//! Graceful node shutdown: ends pods in order before the machine goes down.
+//!
+//! The shutdown is announced in two ways. The process that runs the node is told to stop while the machine goes down, and
+//! asks for it by [`HostShutdown`]; this needs nothing installed and is always in use. Where `shutdownGracePeriod` is
+//! configured, systemd-logind is listened to and delayed by an inhibitor, too, as upstream does.
+//!
+//! Where nothing is configured, pods are only suspended: their containers end, their phase stays, and they are started
+//! again after a reboot as they would be without a graceful shutdown (docs/adr/0018). Configured, they fail as upstream's.
 
 pub mod plan;
 
@@ -9,10 +15,13 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use reconcile::{Key, Object as _};
+use runtime::cri::PodSandboxState;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
+use tokio::sync::watch;
 
 use crate::Node;
+use crate::observed::POD_UID;
 use plan::Group;
 
 /// What is said of pods that end with their node, and of those that come too late.
@@ -26,16 +35,67 @@ const AGAIN: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(100);
 const SIGNAL: &str = "type='signal',interface='org.freedesktop.login1.Manager',member='PrepareForShutdown'";
 
-/// Waits for the machine to go down, where the node is to care.
+/// How much time pods have by default, and how much of it critical pods.
+pub const DEFAULT_SECONDS: (i64, i64) = (10, 5);
+
+/// Lets the process that runs the node ask for its pods to be ended.
+#[derive(Clone, Debug)]
+pub struct HostShutdown(Arc<watch::Sender<Progress>>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    Idle,
+    Requested,
+    Done,
+}
+
+impl Default for HostShutdown {
+    fn default() -> HostShutdown {
+        HostShutdown(Arc::new(watch::Sender::new(Progress::Idle)))
+    }
+}
+
+impl HostShutdown {
+    /// Ends the pods of the node in order; returns when they have ended or their time is over. Never returns while no node
+    /// runs.
+    pub async fn end_pods(&self) {
+        self.0.send_if_modified(|progress| {
+            let is_first = *progress == Progress::Idle;
+            if is_first {
+                *progress = Progress::Requested;
+            }
+            is_first
+        });
+        let _ = self.0.subscribe().wait_for(|progress| *progress == Progress::Done).await;
+    }
+}
+
+/// Waits for the machine to go down, and ends all pods then.
 pub async fn run(node: &Arc<Node>) {
-    if node.settings.shutdown.is_empty() {
+    let requested = async {
+        let mut progress = node.host_shutdown.0.subscribe();
+        if progress.wait_for(|progress| *progress == Progress::Requested).await.is_ok() {
+            end_all(node).await;
+            node.host_shutdown.0.send_replace(Progress::Done);
+        }
+        std::future::pending().await
+    };
+    tokio::select! {
+        () = requested => {}
+        () = follow_logind(node) => {}
+    }
+}
+
+/// Listens to logind, where the node is configured to. By default the processes that this takes are not worth it.
+async fn follow_logind(node: &Arc<Node>) {
+    if node.settings.shutdown.is_empty() || node.settings.is_shutdown_default {
         return std::future::pending().await;
     }
     loop {
         if let Err(why) = listen(node).await {
-            tracing::warn!(why, "pods are not ended in order when this machine goes down");
+            tracing::warn!(why, "cannot delay a shutdown by logind, pods end when skiff is stopped for it");
             if let Some(own) = node.ctx.caches.nodes().get(&Key::new("", &node.settings.node_name)) {
-                let message = format!("Pods are not ended in order when this machine goes down: {why}");
+                let message = format!("Cannot delay a shutdown until pods have ended: {why}");
                 node.ctx.events.warning(&*own, "GracefulShutdownUnavailable", message);
             }
         }
@@ -118,25 +178,44 @@ async fn end_all(node: &Arc<Node>) {
     node.is_going_down.send_replace(true);
     let pods = node.pods();
     let active: Vec<Arc<Pod>> = pods.into_iter().filter(|pod| !is_over(pod)).collect();
+    let is_suspending = node.settings.is_shutdown_default;
+    tracing::info!(pods = active.len(), "the machine goes down, ending pods");
     for Group { seconds, pods } in plan::plan(&node.settings.shutdown, &active) {
         for (pod, grace) in &pods {
             node.remember(pod, |memory| {
-                memory.ended.get_or_insert_with(|| (TERMINATED.0.to_owned(), TERMINATED.1.to_owned()));
+                if is_suspending {
+                    memory.is_suspended = true;
+                } else {
+                    memory.ended.get_or_insert_with(|| (TERMINATED.0.to_owned(), TERMINATED.1.to_owned()));
+                }
                 memory.end_within = Some(*grace);
             });
             node.hasten(pod);
         }
         let ended = async {
-            while pods.iter().any(|(pod, _)| {
-                let now = node.pod_exactly(&pod.key(), pod.uid());
-                now.is_some_and(|pod| !is_over(&pod))
-            }) {
+            while !is_reported(node, &pods) || !have_ended(node, &pods).await {
                 tokio::time::sleep(LOOK).await;
             }
         };
         let seconds = u64::try_from(seconds).unwrap_or(0);
-        let _ = tokio::time::timeout(Duration::from_secs(seconds), ended).await;
+        if tokio::time::timeout(Duration::from_secs(seconds), ended).await.is_err() {
+            tracing::warn!(seconds, "not all pods have ended in time");
+        }
     }
+}
+
+/// Whether the API server knows that these pods have failed, where they do.
+fn is_reported(node: &Node, pods: &[(Arc<Pod>, i64)]) -> bool {
+    node.settings.is_shutdown_default
+        || pods.iter().all(|(pod, _)| node.pod_exactly(&pod.key(), pod.uid()).is_none_or(|pod| is_over(&pod)))
+}
+
+/// Whether nothing runs any more of these pods.
+async fn have_ended(node: &Node, pods: &[(Arc<Pod>, i64)]) -> bool {
+    let Ok(sandboxes) = node.runtime.sandboxes(&[]).await else { return false };
+    let is_one = |uid: &String| pods.iter().any(|(pod, _)| pod.uid() == uid);
+    let mut running = sandboxes.iter().filter(|sandbox| sandbox.state() == PodSandboxState::Ready);
+    !running.any(|sandbox| sandbox.labels.get(POD_UID).is_some_and(is_one))
 }
 
 fn is_over(pod: &Pod) -> bool {

@@ -80,6 +80,9 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
                 return Ok(Next::After(Duration::from_secs(5)));
             }
         };
+        if is_kept_back(node, &pod, &seen) {
+            return Ok(Next::Change);
+        }
         node.watch_health(&pod, &seen);
         let now = node.ctx.clock.now();
         node.remember(&pod, |memory| {
@@ -241,6 +244,14 @@ async fn unlent(node: &Node, pod: &Pod) -> Option<Refusal> {
     let why = node.devices.lend(pod, |uid| over.contains(uid)).await.err()?;
     let message = format!("Allocate failed due to {why}, which is unexpected");
     Some(Refusal { reason: "UnexpectedAdmissionError".to_owned(), message })
+}
+
+/// Whether the pod came while the machine goes down, and is to be started after a reboot.
+fn is_kept_back(node: &Node, pod: &Pod, seen: &Observed) -> bool {
+    *node.is_going_down.borrow()
+        && node.settings.is_shutdown_default
+        && seen.sandboxes.is_empty()
+        && !pod.is_deleting()
 }
 
 /// Whether the machine is about to be switched off.

@@ -100,12 +100,14 @@ impl Cluster {
                 memory: 8 << 30,
                 keeping,
                 shutdown: Vec::new(),
+                is_shutdown_default: false,
                 manifests: Some(self.path("manifests")),
                 proxied: true,
             },
             presentation: kubelet::Presentation { max_pods: 110, port: 10250, ..Default::default() },
             referred: None,
             api: None,
+            host_shutdown: kubelet::HostShutdown::default(),
         };
         let task = tokio::spawn(kubelet::run(ctx.clone(), Arc::new(self.runtime.clone()), config));
         Running { ctx, stop, task }

@@ -45,10 +45,13 @@ use crate::{Code, Error, Result};
 use news::News;
 use pods::{Pod, Pods};
 
+pub use labels::remove_default_profile;
 pub use network::Cni;
 pub use serve::{Reply, listen, serve, serve_with};
 pub use supervisor::supervise;
 
+/// The cgroup of the supervisors of all nodes on this host, where there is one tree of cgroups.
+pub const SUPERVISORS: &str = "/skiff/supervisors";
 /// The beginning of the names of pods' links on this node.
 pub const LINKS: &str = "skp";
 
@@ -176,6 +179,12 @@ impl Embedded {
     pub fn images(&self) -> &image::Store {
         &self.inner.images
     }
+}
+
+/// How many pods run that are recorded under the runtime's directory, whether a runtime does or not.
+pub fn count_running(root: &Path) -> usize {
+    let pods = std::fs::read_dir(root.join("pods")).into_iter().flatten().flatten();
+    pods.filter(|pod| caller::has_supervisor(&pod.path())).count()
 }
 
 /// The layers that containers stand on, by what is written down under the runtime's directory.

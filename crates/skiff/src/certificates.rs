@@ -2,7 +2,7 @@
 //! while the server runs, without anybody noticing.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use reconcile::Signers;
 
 use crate::address::Address;
 use crate::flags::ServerFlags;
+use crate::kubeconfig;
 use crate::node;
 use crate::server::reachable;
 
@@ -28,11 +29,20 @@ pub const KUBELET_CLIENT: &str = "system:kube-apiserver";
 /// Who the API server is to API servers behind it.
 pub const PROXY_CLIENT: &str = "system:auth-proxy";
 
-/// The administrator's file, and where it leads.
+/// The administrator's kubeconfig and the server it leads to.
 pub struct Kubeconfig {
-    pub path: PathBuf,
-    pub mode: u32,
+    /// In the data directory, for skiff's own commands.
+    pub own: PathBuf,
+    pub output: Option<kubeconfig::Output>,
     pub url: String,
+}
+
+impl Kubeconfig {
+    pub fn new(data_dir: &Path, output: Option<kubeconfig::Output>, url: String) -> Kubeconfig {
+        let own = data_dir.join("admin.kubeconfig");
+        // Its own file holds nothing else, so there is nothing to merge.
+        Kubeconfig { output: output.filter(|output| output.path != own), own, url }
+    }
 }
 
 pub struct Certificates {
@@ -45,6 +55,7 @@ pub struct Certificates {
     server: Leaf,
     admin: Leaf,
     kubeconfig: Kubeconfig,
+    is_output_written: bool,
     serving: Arc<Serving>,
     kubelet: Leaf,
     kubelet_serving: Arc<Serving>,
@@ -93,6 +104,7 @@ impl Certificates {
             server,
             admin: client_leaf("system:admin", &["system:masters"]),
             kubeconfig,
+            is_output_written: false,
             serving: Serving::new(&shown(&issued, &server_ca))?,
             due: now,
             address,
@@ -121,6 +133,12 @@ impl Certificates {
     /// What the API server shows to API servers behind it; follows renewals.
     pub fn showing(&self) -> Arc<Showing> {
         self.showing.clone()
+    }
+
+    /// The kubeconfig for the administrator to use.
+    pub fn kubeconfig(&self) -> &Path {
+        let Kubeconfig { own, output, .. } = &self.kubeconfig;
+        output.as_ref().filter(|_| self.is_output_written).map_or(own, |output| &output.path)
     }
 
     /// Who vouches for clients.
@@ -196,10 +214,22 @@ impl Certificates {
         Ok(())
     }
 
-    fn write_kubeconfig(&self, admin: &Issued) -> Result<(), pki::Error> {
-        let Kubeconfig { path, mode, url } = &self.kubeconfig;
-        let text = pki::kubeconfig(url, self.server_ca.pem(), admin, "default");
-        pki::write_file(path, text.as_bytes(), *mode)
+    fn write_kubeconfig(&mut self, admin: &Issued) -> Result<(), pki::Error> {
+        let Kubeconfig { own, output, url } = &self.kubeconfig;
+        let text = pki::kubeconfig(url, self.server_ca.pem(), admin, kubeconfig::NAME);
+        pki::write_file(own, text.as_bytes(), 0o600)?;
+        // The cluster works without it.
+        let Some(output) = output else { return Ok(()) };
+        let written = output.write(&text);
+        self.is_output_written = written.is_ok();
+        if let Err(error) = written {
+            let (wanted, use_instead) = (output.path.display(), own.display());
+            tracing::warn!(
+                error = format!("{error:#}"),
+                "cannot write the kubeconfig {wanted}; {use_instead} has the same content"
+            );
+        }
+        Ok(())
     }
 }
 
@@ -283,11 +313,7 @@ mod tests {
     fn certificates_at(dir: &std::path::Path, address: Address) -> Certificates {
         let flags = Flags::parse_from(["skiff", "server", "--data-dir", dir.to_str().unwrap()]);
         let Command::Server(flags) = flags.command else { panic!("no server") };
-        let kubeconfig = Kubeconfig {
-            path: dir.join("admin.kubeconfig"),
-            mode: 0o600,
-            url: "https://127.0.0.1:6443".into(),
-        };
+        let kubeconfig = Kubeconfig::new(dir, None, "https://127.0.0.1:6443".into());
         Certificates::new(&flags, address, kubeconfig, START.parse().unwrap()).unwrap()
     }
 

@@ -149,12 +149,12 @@ pub struct ServerFlags {
     /// YAML file with the same options (`data-dir: /x` for `--data-dir /x`); flags take precedence
     #[arg(long, env = "SKIFF_CONFIG_FILE")]
     pub config: Option<PathBuf>,
-    /// Write the administrator's kubeconfig to this file [default: DATA_DIR/admin.kubeconfig]
+    /// Merge the administrator's kubeconfig into this file [default: only DATA_DIR/admin.kubeconfig is written]
     #[arg(long, short = 'o', env = "SKIFF_KUBECONFIG_OUTPUT", help_heading = "Security")]
     pub write_kubeconfig: Option<PathBuf>,
-    /// File mode of the kubeconfig
-    #[arg(long, env = "SKIFF_KUBECONFIG_MODE", default_value = "600", value_parser = octal, help_heading = "Security")]
-    pub write_kubeconfig_mode: u32,
+    /// File mode of --write-kubeconfig [default: that of the existing file, else 600]
+    #[arg(long, env = "SKIFF_KUBECONFIG_MODE", value_parser = octal, help_heading = "Security")]
+    pub write_kubeconfig_mode: Option<u32>,
     /// Listen address of the API server
     #[arg(long, default_value = "0.0.0.0", help_heading = "Networking")]
     pub bind_address: IpAddr,

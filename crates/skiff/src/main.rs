@@ -17,6 +17,7 @@ mod facts;
 mod flags;
 mod image;
 mod join;
+mod kubeconfig;
 mod kubelet_config;
 mod lone_node;
 mod monitor;

@@ -20,6 +20,7 @@ use crate::arguments::Arguments;
 use crate::certificates::{Certificates, Kubeconfig};
 use crate::facts::Facts;
 use crate::flags::{BackupFlags, ServerFlags};
+use crate::kubeconfig;
 use crate::names::{Names, Tell};
 use crate::node;
 use crate::reset;
@@ -60,13 +61,13 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         None => address::follow(address::own(), || std::future::ready(address::own())),
     };
     let node_at = node_ip.map_or_else(|| advertise.clone(), |ip| address::fixed(Some(ip)));
-    let kubeconfig = Kubeconfig {
-        path: flags.write_kubeconfig.clone().unwrap_or_else(|| flags.node.data_dir.join("admin.kubeconfig")),
-        mode: flags.write_kubeconfig_mode,
-        url: format!("https://{}", SocketAddr::new(local(flags.bind_address), listen.port())),
-    };
-    let ready_line = (kubeconfig.url.clone(), kubeconfig.path.clone());
+    let output = flags.write_kubeconfig.clone();
+    let output = output.map(|path| kubeconfig::Output { path, mode: flags.write_kubeconfig_mode });
+    let url = format!("https://{}", SocketAddr::new(local(flags.bind_address), listen.port()));
+    let kubeconfig = Kubeconfig::new(&flags.node.data_dir, output, url);
+    let url = kubeconfig.url.clone();
     let certificates = Certificates::new(&flags, advertise.clone(), kubeconfig, Timestamp::now())?;
+    let ready_line = (url, certificates.kubeconfig().to_owned());
     let serving = certificates.serving();
     let facts = Facts::of(&flags, certificates.client_ca())?;
     let token = welcome::token(&flags.node.data_dir, flags.token.as_deref(), certificates.server_ca())?;

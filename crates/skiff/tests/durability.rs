@@ -128,6 +128,16 @@ fn a_backup_is_restored_to_the_same_objects() {
 }
 
 #[test]
+fn backup_accepts_a_bare_file_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new(testkit::binary().expect("a program"));
+    command.current_dir(dir.path()).args(["backup", "b.file", "--data-dir"]).arg(dir.path().join("data"));
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(dir.path().join("b.file").is_file());
+}
+
+#[test]
 fn only_one_server_uses_a_directory() {
     let server = Server::start();
     let data = server.data_dir();

@@ -135,6 +135,11 @@ pub trait Store: Send + Sync + 'static {
     fn is_stale(&self, _key: &str) -> bool {
         false
     }
+
+    /// Why the store refuses writes at present; `None` while it accepts them, as far as it knows.
+    fn write_failure(&self) -> Option<String> {
+        None
+    }
 }
 
 /// Hears of each batch of events once it is visible, and is quick about it: a commit may be waiting.

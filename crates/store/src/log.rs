@@ -219,6 +219,10 @@ impl Store for LogStore {
     async fn compact(&self, revision: Revision) -> Result<(), Error> {
         self.ask(|reply| Command::Compact(revision, reply)).await
     }
+
+    fn write_failure(&self) -> Option<String> {
+        self.desk.failure()
+    }
 }
 
 /// Checks a backup from end to end and makes a store of it in `dir`, which must not hold one. Returns the

@@ -273,4 +273,8 @@ impl Store for Sealed {
     fn is_stale(&self, key: &str) -> bool {
         self.seals.stale.read().contains(key)
     }
+
+    fn write_failure(&self) -> Option<String> {
+        self.inner.write_failure()
+    }
 }

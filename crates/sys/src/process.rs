@@ -1,7 +1,8 @@
 //! Processes: a copy of this one in new namespaces, and a handle by which it is never mistaken for another.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
@@ -73,6 +74,7 @@ pub fn fork(new: New<'_>, body: impl FnOnce() -> i32) -> io::Result<Child> {
     match pid {
         -1 => Err(io::Error::last_os_error()),
         0 => {
+            forget_sigterm_pipe();
             let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(70);
             // SAFETY: ends this process at once; what belongs to the original is not flushed or dropped twice.
             unsafe { libc::_exit(code) }
@@ -142,6 +144,49 @@ fn signal_by(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
             error if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
             error => Err(error),
         },
+    }
+}
+
+/// Where the handler of SIGTERM writes; -1 while there is none.
+static SIGTERM_PIPE: AtomicI32 = AtomicI32::new(-1);
+
+extern "C" fn write_to_sigterm_pipe(_signal: libc::c_int) {
+    // SAFETY: all of this may be called in a signal handler. The descriptor is never closed while it is in the static, the
+    // one byte lives in the program, and errno of whatever was interrupted is restored.
+    unsafe {
+        let errno = *libc::__errno_location();
+        libc::write(SIGTERM_PIPE.load(Ordering::Relaxed), c"!".as_ptr().cast(), 1);
+        *libc::__errno_location() = errno;
+    }
+}
+
+/// Handles SIGTERM from now on: the descriptor becomes readable with the first. Processes that this one [`fork`]s, and
+/// programs that they execute, do with it what is the default.
+pub fn sigterm_pipe() -> io::Result<OwnedFd> {
+    use rustix::pipe::{PipeFlags, pipe_with};
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    // Never closed, since the handler may run at any time.
+    SIGTERM_PIPE.store(writer.into_raw_fd(), Ordering::Relaxed);
+    handle_sigterm(write_to_sigterm_pipe as *const () as libc::sighandler_t)?;
+    Ok(reader)
+}
+
+/// In a copy of a process the descriptor may soon be another one.
+fn forget_sigterm_pipe() {
+    if SIGTERM_PIPE.swap(-1, Ordering::Relaxed) != -1 {
+        let _ = handle_sigterm(libc::SIG_DFL);
+    }
+}
+
+fn handle_sigterm(handler: libc::sighandler_t) -> io::Result<()> {
+    // SAFETY: all zeroes is a valid value of this structure: no flags, an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler;
+    action.sa_flags = libc::SA_RESTART;
+    // SAFETY: `action` outlives the call and names a handler that is safe to run at any time, or the default.
+    match unsafe { libc::sigaction(libc::SIGTERM, &raw const action, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

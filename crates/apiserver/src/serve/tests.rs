@@ -43,7 +43,13 @@ async fn listen() -> Listening {
     let rig = Rig::start().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(serve_with(rig.server.clone(), listener, tls, rig.stop.subscribe(), SHORT));
+    tokio::spawn(serve_with(
+        rig.server.clone(),
+        Connections::new(listener, None),
+        tls,
+        rig.stop.subscribe(),
+        SHORT,
+    ));
     Listening { rig, address, authority: ca.pem().to_owned(), _dir: dir }
 }
 

@@ -103,7 +103,7 @@ pub fn plan(pod: &Pod, seen: &Observed, memory: &Memory, now: Timestamp) -> Vec<
 }
 
 fn next(pod: &Pod, seen: &Observed, memory: &Memory, now: Timestamp) -> Vec<Action> {
-    if pod.is_deleting() || is_finished(pod, seen, memory) {
+    if pod.is_deleting() || memory.is_suspended || is_finished(pod, seen, memory) {
         return end(pod, seen);
     }
     let Some(sandbox) = seen.sandbox() else { return begin_anew(pod, seen, memory, now) };

@@ -102,6 +102,15 @@ pub async fn kill(directory: &Path) -> io::Result<()> {
     Ok(rustix::process::kill_process(pid, rustix::process::Signal::KILL)?)
 }
 
+/// Whether the pod in this directory has a supervisor.
+pub fn has_supervisor(directory: &Path) -> bool {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(directory, flags, Mode::empty()).is_ok_and(|opened| {
+        let path = format!("/proc/self/fd/{}/{SOCKET}", opened.as_raw_fd());
+        std::os::unix::net::UnixStream::connect(path).is_ok()
+    })
+}
+
 /// Asks for something that is done or not.
 pub async fn tell(directory: &Path, request: &Request) -> Result<(), String> {
     match Caller::ask(directory, request, &[]).await {

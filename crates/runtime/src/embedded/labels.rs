@@ -17,6 +17,8 @@ const PROFILE: &str = include_str!("labels/skiff-default");
 /// Whether the kernel was given that, or why not.
 static PROVIDED: OnceLock<Result<(), String>> = OnceLock::new();
 const LOADED: &str = "/sys/kernel/security/apparmor/profiles";
+/// Where the name of a profile is written that is to go.
+const REMOVE: &str = "/sys/kernel/security/apparmor/.remove";
 
 /// What this host has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -120,6 +122,14 @@ fn load_default() -> Result<(), String> {
         Ok(done) => Err(format!("apparmor_parser: {}", String::from_utf8_lossy(&done.stderr).trim())),
         Err(error) => Err(format!("cannot run apparmor_parser, which comes with AppArmor: {error}")),
     }
+}
+
+/// Removes the profile that [`Modules::of_host`] has loaded, if it is there.
+pub fn remove_default_profile() -> io::Result<()> {
+    if !loaded().iter().any(|name| name == DEFAULTS[0]) {
+        return Ok(());
+    }
+    std::fs::File::options().write(true).open(REMOVE)?.write_all(DEFAULTS[0].as_bytes())
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ mod orphan;
 mod root;
 mod setup;
 mod spawn;
+mod terminate;
 mod users;
 mod volumes;
 
@@ -90,6 +91,10 @@ struct Supervisor {
     removals: Option<Removals>,
     next: u64,
     stops: bool,
+    /// Readable once SIGTERM has come.
+    sigterm: Option<OwnedFd>,
+    /// When the pod is killed that was asked to end.
+    terminates_at: Option<Instant>,
     /// The pod's directory was removed: nobody knows of it any more.
     is_orphan: bool,
     /// Of which nothing is needed while nothing happens.
@@ -123,6 +128,7 @@ impl Supervisor {
             }
             self.part();
             self.tidy();
+            self.stops |= self.is_terminated();
         }
         self.shut_down();
         Ok(())
@@ -134,6 +140,10 @@ impl Supervisor {
         watched.add(News::Caller, &self.listener, PollFlags::IN);
         if let Some(removals) = &self.removals {
             watched.add(News::Removal, removals, PollFlags::IN);
+        }
+        // Once is enough.
+        if let Some(sigterm) = self.sigterm.as_ref().filter(|_| self.terminates_at.is_none()) {
+            watched.add(News::Terminate, sigterm, PollFlags::IN);
         }
         if let Some(keeper) = &self.keeper {
             watched.add(News::Keeper, &keeper.child, PollFlags::IN);
@@ -151,7 +161,7 @@ impl Supervisor {
             }
             watched.add(News::Command(command.connection), &command.child, PollFlags::IN);
         }
-        let deadline = self.containers.values().filter_map(Running::deadline).min();
+        let deadline = self.containers.values().filter_map(Running::deadline).chain(self.terminates_at).min();
         let is_at_rest = self.commands.is_empty() && !self.containers.values().any(Running::is_starting);
         if let Some(until) = whole_until.filter(|_| is_at_rest) {
             let comes_first = deadline.is_some_and(|deadline| deadline <= until);
@@ -196,6 +206,7 @@ impl Supervisor {
             News::Command(connection) => self.command(connection),
             // No container can be started among its processes any more: the pod has to be made anew.
             News::Keeper => self.stops = true,
+            News::Terminate => self.terminate(),
             News::Removal => {
                 self.removals.iter().for_each(Removals::heard);
                 self.look_around();

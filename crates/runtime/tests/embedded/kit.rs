@@ -69,6 +69,7 @@ pub async fn run(only: Option<&str>, unified: bool) {
         life::a_later_skiff_finds_its_pods,
         life::another_program_takes_over,
         life::a_killed_supervisor_leaves_nothing,
+        life::sigterm_to_a_supervisor_ends_its_pod_in_order,
         life::a_pod_whose_directory_is_removed_ends,
         life::users_and_directories,
         life::volumes_and_propagation,

@@ -558,3 +558,27 @@ pub async fn a_pod_whose_directory_is_removed_ends(node: &Node) {
     assert_eq!(node.runtime.container_status(&second).await.unwrap().state(), ContainerState::Running);
     assert_eq!(pod.exec(&second, "echo still here").await.1, "still here\n");
 }
+
+pub async fn sigterm_to_a_supervisor_ends_its_pod_in_order(node: &Node) {
+    const DEADLINE: Duration = Duration::from_secs(60);
+    let pod = node.pod("sigterm").await;
+    let polite =
+        pod.start(&script("trap 'exit 7' TERM; touch /ready; while true; do sleep 0.05; done")).await;
+    let deaf = pod.start(&script("trap '' TERM; touch /ready; while true; do sleep 0.05; done")).await;
+    for id in [&polite, &deaf] {
+        assert_eq!(pod.exec(id, "until test -e /ready; do :; done").await.0, 0);
+    }
+    let started = Instant::now();
+    for pid in supervisors(node.dir.path()) {
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    }
+    let code = async |id: &str| node.runtime.container_status(id).await.unwrap().exit_code;
+    let ready =
+        async || node.runtime.sandbox_status(&pod.id).await.unwrap().state() == PodSandboxState::Ready;
+    while ready().await {
+        assert!(started.elapsed() < DEADLINE);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!((code(&polite).await, code(&deaf).await), (7, 137));
+    assert!(supervisors(node.dir.path()).is_empty());
+}

@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::batch::{Batch, Reply};
-use super::journal::Journal;
+use super::journal::{Failure, Journal};
 use super::memory::{Change, Memory};
 use super::recover::Recovered;
 use super::snapshot::{self, Pin};
@@ -52,6 +52,7 @@ pub struct Desk {
     /// The thread is at work, or has ended.
     awake: Arc<AtomicBool>,
     alone: Arc<AtomicU32>,
+    failure: Failure,
 }
 
 pub struct Committer {
@@ -91,9 +92,10 @@ impl Desk {
         let (commands, queue) = mpsc::channel();
         let committer = Committer::new(config, dir, memory, watchers, commands.clone(), recovered)?;
         let (alone, at_rest) = (committer.alone.clone(), committer.config.at_rest);
+        let failure = committer.journal.failure.clone();
         let committer = Arc::new(Mutex::new(committer));
         let awake = Arc::new(AtomicBool::new(false));
-        let desk = Desk { committer: committer.clone(), commands, awake: awake.clone(), alone };
+        let desk = Desk { committer: committer.clone(), commands, awake: awake.clone(), alone, failure };
         let thread = std::thread::Builder::new()
             .name("store-commit".into())
             .spawn(move || run(&committer, &queue, &awake, at_rest))?;
@@ -102,6 +104,11 @@ impl Desk {
 
     pub fn send(&self, command: Command) -> Result<(), mpsc::SendError<Command>> {
         self.commands.send(command)
+    }
+
+    /// Why the last write failed; `None` once the disk accepts writes again.
+    pub fn failure(&self) -> Option<String> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Commits the write here and now and waits for the disk, if nobody else writes and the disk is quick. Else the
@@ -303,13 +310,17 @@ impl Committer {
     }
 
     fn is_untidy(&self) -> bool {
-        self.chores || self.snapshot_is_due() || self.config.history_floor(&self.read()) > 0
+        self.chores
+            || self.journal.is_failed()
+            || self.snapshot_is_due()
+            || self.config.history_floor(&self.read()) > 0
     }
 
     /// What is not urgent for those who write.
     fn tidy(&mut self) {
         self.chores = false;
-        self.journal.tend(self.config.lazy_delay);
+        let revision = self.read().revision();
+        self.journal.tend(self.config.lazy_delay, revision);
         self.forget_history();
         if self.snapshot_is_due() {
             self.start_snapshot();

@@ -6,6 +6,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::memory::Change;
@@ -18,6 +19,11 @@ use crate::Revision;
 const RESERVE: Revision = 1000;
 /// Between two attempts to write to a disk that has failed.
 const RETRY: Duration = Duration::from_millis(200);
+/// The same while no write waits, so that an idle server notices that the disk accepts writes again.
+const IDLE_RETRY: Duration = Duration::from_secs(5);
+
+/// Why writes fail, for others to see; `None` while they succeed.
+pub type Failure = Arc<Mutex<Option<String>>>;
 
 pub struct Journal {
     dir: PathBuf,
@@ -30,6 +36,7 @@ pub struct Journal {
     reserved: Revision,
     /// Written since the last [`Journal::rotate`].
     pub bytes: u64,
+    pub failure: Failure,
 }
 
 enum Log {
@@ -37,6 +44,7 @@ enum Log {
     /// A new segment continues from `end`.
     Failed {
         reason: String,
+        failed: Instant,
         tried: Option<Instant>,
         sequence: u64,
         end: u64,
@@ -57,6 +65,7 @@ impl Journal {
             unsynced_since: None,
             reserved: 0,
             bytes: *log_bytes,
+            failure: Failure::default(),
         })
     }
 
@@ -93,16 +102,20 @@ impl Journal {
 
     /// When [`Journal::tend`] has something to do.
     pub fn deadline(&self, lazy_delay: Duration) -> Option<Instant> {
-        let since = self.unsynced_since?;
-        match &self.log {
-            Log::Open(_) => since.checked_add(lazy_delay),
-            Log::Failed { tried, .. } => Some(tried.map_or(since, |tried| tried + RETRY)),
+        match (&self.log, self.unsynced_since) {
+            (Log::Open(_), since) => since?.checked_add(lazy_delay),
+            (Log::Failed { failed, tried, .. }, None) => Some(tried.unwrap_or(*failed) + IDLE_RETRY),
+            (Log::Failed { tried, .. }, Some(since)) => Some(tried.map_or(since, |tried| tried + RETRY)),
         }
     }
 
-    /// Syncs lazy writes that have waited long enough, if need be in a new segment.
-    pub fn tend(&mut self, lazy_delay: Duration) {
-        let Some(before) = self.unsynced.first().map(|first| first.revision - 1) else { return };
+    /// Syncs lazy writes that have waited long enough, and after a failure tries a new segment. `revision` is the newest
+    /// so far.
+    pub fn tend(&mut self, lazy_delay: Duration, revision: Revision) {
+        if self.unsynced.is_empty() && self.deadline(lazy_delay).is_none_or(|due| Instant::now() < due) {
+            return;
+        }
+        let before = self.unsynced.first().map_or(revision, |first| first.revision - 1);
         let due = self.unsynced_since.is_some_and(|since| since.elapsed() >= lazy_delay);
         if self.reopen(before).is_ok() && due {
             self.sync();
@@ -164,10 +177,12 @@ impl Journal {
     /// Gives up on the segment and returns the reason.
     fn fail(&mut self, error: &io::Error) -> String {
         let reason = self.reason(error);
+        self.report(Some(reason.clone()));
         tracing::error!(%reason, "the store refuses writes until the disk takes them again");
         if let Log::Open(segment) = &self.log {
             let Segment { sequence, synced: end, synced_chain: chain, .. } = *segment;
-            let failed = Log::Failed { reason: reason.clone(), tried: None, sequence, end, chain };
+            let failed = Instant::now();
+            let failed = Log::Failed { reason: reason.clone(), failed, tried: None, sequence, end, chain };
             if let Log::Open(segment) = std::mem::replace(&mut self.log, failed) {
                 segment.abandon();
             }
@@ -177,7 +192,7 @@ impl Journal {
 
     /// After a failure: continues in a new segment. `before` is the newest revision so far.
     fn reopen(&mut self, before: Revision) -> Result<(), String> {
-        let Log::Failed { reason, tried, sequence, end, chain } = &mut self.log else { return Ok(()) };
+        let Log::Failed { reason, tried, sequence, end, chain, .. } = &mut self.log else { return Ok(()) };
         if tried.is_some_and(|tried| tried.elapsed() < RETRY) {
             return Err(reason.clone());
         }
@@ -196,16 +211,22 @@ impl Journal {
                 tracing::info!("the store takes writes again");
                 self.log = Log::Open(segment);
                 self.all_synced();
+                self.report(None);
                 Ok(())
             }
             Err(error) => {
                 let new = self.reason(&error);
+                self.report(Some(new.clone()));
                 if let Log::Failed { reason, .. } = &mut self.log {
                     reason.clone_from(&new);
                 }
                 Err(new)
             }
         }
+    }
+
+    fn report(&self, reason: Option<String>) {
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = reason;
     }
 
     fn reason(&self, error: &io::Error) -> String {

@@ -108,7 +108,9 @@ pub fn sync_dir(dir: &Path, faults: &Faults) -> io::Result<()> {
 pub fn rename(from: &Path, to: &Path, faults: &Faults) -> io::Result<()> {
     faults(Op::Rename)?;
     fs::rename(from, to)?;
-    sync_dir(to.parent().unwrap_or(Path::new(".")), faults)
+    // The parent of a bare file name is an empty path.
+    let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty());
+    sync_dir(parent.unwrap_or(Path::new(".")), faults)
 }
 
 /// The segment being written.

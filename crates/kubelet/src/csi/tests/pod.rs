@@ -29,6 +29,7 @@ fn config(rig: &Rig) -> crate::Config {
         presentation: crate::Presentation { max_pods: 110, port: 10250, ..Default::default() },
         api: None,
         referred: None,
+        host_shutdown: crate::HostShutdown::default(),
     }
 }
 

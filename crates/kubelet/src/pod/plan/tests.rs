@@ -642,3 +642,27 @@ fn a_clock_that_was_set_back_makes_nothing_begin_anew() {
         "#]],
     );
 }
+
+#[test]
+fn a_suspended_pod_ends_and_is_not_started_again() {
+    let check = |spec: &str, observed: &str, expected: Expect| {
+        let memory = Memory { is_suspended: true, ..Memory::default() };
+        let (pod, seen) = (pod(spec), seen(observed));
+        expected.assert_eq(&shown(&plan(&pod, &seen, &memory, time(9))));
+        assert!(!is_finished(&pod, &seen, &memory), "it goes on after the reboot");
+    };
+    check(
+        "side d | main a",
+        "s0 ready | d#0 running | a#0 running",
+        expect![[r#"
+            stop d#0 PodEnds after a#0
+            stop a#0 PodEnds
+        "#]],
+    );
+    check("main a", "s0 ready | a#0 exit 143 at 5", expect![["stop sandbox s0\n"]]);
+    check("main a", "s0 gone | a#0 exit 143 at 5", expect![[""]]);
+    check("main a", "", expect![[""]]);
+    // Without it, the same pod is started again.
+    let again = plan(&pod("main a"), &seen("s0 gone | a#0 exit 143 at 5"), &Memory::default(), time(9));
+    assert_eq!(shown(&again), "sandbox #1\n");
+}

@@ -23,6 +23,8 @@ pub enum News {
     Command(u64),
     /// Of common processes; it has ended.
     Keeper,
+    /// SIGTERM has come.
+    Terminate,
     /// Something in the pod's directory is gone.
     Removal,
 }

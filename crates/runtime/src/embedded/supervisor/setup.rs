@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -19,6 +19,7 @@ use sys::removal::Removals;
 
 use super::users::Users;
 use super::{Failure, Supervisor, launch, layers, spawn};
+use crate::embedded::SUPERVISORS;
 use crate::embedded::protocol::SOCKET;
 use crate::embedded::spec::{self, Sandbox};
 
@@ -29,8 +30,19 @@ pub fn supervise(directory: &Path) -> ExitCode {
     let begin = || -> io::Result<String> {
         let spec: Sandbox = serde_json::from_reader(io::stdin().lock())?;
         let (mut reader, writer) = io::pipe()?;
-        let child = sys::process::fork(New::default(), || run(directory, &spec, writer))?;
+        let cgroup = own_cgroup();
+        let new = New { cgroup: cgroup.as_ref().map(AsFd::as_fd), ..New::default() };
+        let mut writer = Some(writer);
+        let mut start = |new: New<'_>| {
+            sys::process::fork(new, || writer.take().map_or(1, |writer| run(directory, &spec, writer)))
+        };
+        let child = match start(new) {
+            Ok(child) => child,
+            // A kernel before 5.7, or one that lets nobody in.
+            Err(_) => start(New::default())?,
+        };
         // The copy in the child is the only other one.
+        drop(writer);
         let mut outcome = [0; 4096];
         let count = reader.read(&mut outcome)?;
         if is_unheard() {
@@ -46,6 +58,17 @@ pub fn supervise(directory: &Path) -> ExitCode {
     };
     print!("{problem}");
     ExitCode::FAILURE
+}
+
+/// The cgroup of all supervisors, where there is one tree of them. In that of skiff's service they would be processes left
+/// over from the last run at each restart, and a service manager would end or count them with it.
+fn own_cgroup() -> Option<OwnedFd> {
+    let cgroups = Cgroups::of_host().ok()?;
+    let open = || cgroups.door(SUPERVISORS);
+    open().or_else(|| {
+        cgroups.is_v2().then(|| cgroups.create(SUPERVISORS).ok())??;
+        open()
+    })
 }
 
 /// Whether skiff is gone, which waits for what is said on standard output. It does not know then that there is a
@@ -134,6 +157,8 @@ fn prepare(directory: &Path, spec: &Sandbox) -> Result<Supervisor, Failure> {
         removals,
         next: 0,
         stops: false,
+        sigterm: sys::process::sigterm_pipe().ok(),
+        terminates_at: None,
         is_orphan: false,
         program: Program::of_process().unwrap_or_default(),
     })
