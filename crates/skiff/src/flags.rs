@@ -54,6 +54,8 @@ pub enum Command {
     Dev(DevFlags),
     /// Look after the tokens by which nodes join
     Token(TokenFlags),
+    /// Stop the server or agent of a data directory and end its pods; keeps all data
+    Stop(StopFlags),
     /// Remove what skiff has made on this host
     Reset(ResetFlags),
     /// Copy a stopped server's data into one file
@@ -371,6 +373,19 @@ pub struct ResetFlags {
     /// Remove the data directory too, with all that was in the cluster
     #[arg(long)]
     pub yes: bool,
+    /// Stop the skiff processes that run on this host first, by their systemd services or by SIGTERM
+    #[arg(long)]
+    pub stop: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct StopFlags {
+    /// Data directory of the server or agent
+    #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = DATA_DIR)]
+    pub data_dir: PathBuf,
+    /// Upper limit in seconds for the grace periods of pods
+    #[arg(long, value_name = "SECONDS")]
+    pub grace_period: Option<u64>,
 }
 
 #[derive(Debug, Args)]
@@ -425,9 +440,9 @@ pub struct ImageFlags {
     /// The socket of a CRI runtime, or `containerd` [default: the one that the node with this data directory has]
     #[arg(long, global = true)]
     pub container_runtime_endpoint: Option<String>,
-    /// The data directory of the server or agent
-    #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = DATA_DIR, global = true)]
-    pub data_dir: PathBuf,
+    /// Data directory of the server or agent [default: that of the node running on this host, else /var/lib/skiff]
+    #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", global = true)]
+    pub data_dir: Option<PathBuf>,
     #[command(subcommand)]
     pub action: ImageAction,
 }
