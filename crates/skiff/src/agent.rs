@@ -19,7 +19,8 @@ use crate::join::{self, Joining};
 use crate::names::{Names, Tell};
 use crate::node;
 use crate::reset;
-use crate::server::{Farewell, private_dir, stop_when_told};
+use crate::running;
+use crate::server::{ShutdownHooks, log_stopped, private_dir, stop_when_told};
 use crate::services;
 use crate::threads::threads;
 use crate::tunnel;
@@ -36,8 +37,9 @@ async fn serve(flags: AgentFlags) -> anyhow::Result<()> {
     let token = token(&flags)?;
     let own = node::node_ips(&flags.node)?;
     let (stop, shutdown) = watch::channel(false);
-    let farewell = Farewell::default();
-    tokio::spawn(stop_when_told(stop, farewell.clone()));
+    let hooks = ShutdownHooks::default();
+    tokio::spawn(stop_when_told(stop, hooks.clone()));
+    running::register("agent", Some(&flags.node.data_dir));
     let mut stopped = shutdown.clone();
     let joining = async {
         let address = first_address(own.0, &place).await;
@@ -62,6 +64,7 @@ async fn serve(flags: AgentFlags) -> anyhow::Result<()> {
     let address = address(own.0, joining.address, &place);
     let config = node::config(&flags.node, &joined.facts, address.clone(), api)?;
     let config = kubelet::Config { referred: Some(referred.clone()), ..config };
+    hooks.set_node(&config);
     let ports = watch::Sender::default();
     if !flags.node.disable_kube_proxy {
         let client = Client::new(referred, services::PROXY);
@@ -72,7 +75,7 @@ async fn serve(flags: AgentFlags) -> anyhow::Result<()> {
         let names = Names::start(&ctx, tell, &flags.node, &joined.facts, address.clone())?;
         let counted = names.metrics();
         ctx.metrics.also(move |out| counted.write(out));
-        let _ = farewell.set(names);
+        let _ = hooks.names.set(names);
     }
     services::relay_ingress(&ctx, &ctx.client, &flags, &place, &joined.facts);
     let (pinned, showing) = (joined.pinned.clone(), credentials.showing.clone());
@@ -80,7 +83,7 @@ async fn serve(flags: AgentFlags) -> anyhow::Result<()> {
     tokio::spawn(join::keep_renewed(joining, joined, credentials, address, Timestamp::now));
     let runtime = node::runtime(&flags.node, ports, ctx.shutdown.clone()).await?;
     kubelet::run(ctx, runtime, config).await;
-    tracing::info!("stopped");
+    log_stopped(&flags.node.data_dir);
     Ok(())
 }
 

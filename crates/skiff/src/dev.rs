@@ -217,7 +217,7 @@ async fn clear(dir: &Path, networks: Networks) -> anyhow::Result<()> {
     }
     let links = networks.remove();
     let files = reset::remove_dir(dir);
-    failures.check()?;
+    failures.check("not everything could be removed")?;
     links.and(files)
 }
 

@@ -54,6 +54,8 @@ pub enum Command {
     Dev(DevFlags),
     /// Manage join tokens
     Token(TokenFlags),
+    /// Stop the server or agent of a data directory and end its pods; keeps all data
+    Stop(StopFlags),
     /// Remove everything that skiff created on this host
     Reset(ResetFlags),
     /// Save the data of a stopped server to a file
@@ -389,6 +391,19 @@ pub struct ResetFlags {
     /// Also remove the data directory with all data of the cluster
     #[arg(long)]
     pub yes: bool,
+    /// Stop the skiff processes that run on this host first, by their systemd services or by SIGTERM
+    #[arg(long)]
+    pub stop: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct StopFlags {
+    /// Data directory of the server or agent
+    #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = DATA_DIR)]
+    pub data_dir: PathBuf,
+    /// Upper limit in seconds for the grace periods of pods
+    #[arg(long, value_name = "SECONDS")]
+    pub grace_period: Option<u64>,
 }
 
 #[derive(Debug, Args)]
@@ -443,9 +458,9 @@ pub struct ImageFlags {
     /// CRI socket, or `containerd` [default: the runtime of the node with this data directory]
     #[arg(long, global = true)]
     pub container_runtime_endpoint: Option<String>,
-    /// Data directory of the server or agent
-    #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = DATA_DIR, global = true)]
-    pub data_dir: PathBuf,
+    /// Data directory of the server or agent [default: that of the node running on this host, else /var/lib/skiff]
+    #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", global = true)]
+    pub data_dir: Option<PathBuf>,
     #[command(subcommand)]
     pub action: ImageAction,
 }

@@ -6,14 +6,15 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use image::Store;
 use runtime::cri::{ImageSpec, PodSandboxConfig};
 use runtime::{Remote, Runtime as _};
 
-use crate::flags::{ImageAction, ImageFlags};
+use crate::flags::{DATA_DIR, ImageAction, ImageFlags};
+use crate::running::{self, RunningNode};
 use crate::{containerd, node};
 
 /// Name, id and bytes.
@@ -21,20 +22,32 @@ type Row = (String, String, u64);
 
 pub fn run(flags: &ImageFlags) -> anyhow::Result<()> {
     let given = flags.container_runtime_endpoint.clone();
-    if given.is_none() && !flags.data_dir.is_dir() {
+    let data_dir = match (&flags.data_dir, &given) {
+        (Some(data_dir), _) => data_dir.clone(),
+        (None, Some(_)) => PathBuf::from(DATA_DIR),
+        (None, None) => {
+            let chosen = choose_data_dir(&running::nodes()?)?;
+            if chosen != Path::new(DATA_DIR) {
+                eprintln!("using the data directory of the running node: {}", chosen.display());
+            }
+            chosen
+        }
+    };
+    if given.is_none() && !data_dir.is_dir() {
         anyhow::bail!(
-            "no node has been here: {} does not exist, so name the data directory of the server or agent by --data-dir",
-            flags.data_dir.display()
+            "no node runs on this host, and {} does not exist: name the data directory of the server or agent with \
+             --data-dir",
+            data_dir.display()
         );
     }
     let endpoint = match given {
         Some(endpoint) => Some(endpoint),
-        None => node::known_runtime(&flags.data_dir)?,
+        None => node::known_runtime(&data_dir)?,
     };
     let socket = match endpoint {
-        None => return own(flags),
+        None => return own(&data_dir, &flags.action),
         Some(name) if name == node::CONTAINERD => {
-            containerd::running(&flags.data_dir).context("no containerd answers: is the server running?")?
+            containerd::running(&data_dir).context("no containerd answers: is the server running?")?
         }
         Some(socket) => socket,
     };
@@ -44,10 +57,23 @@ pub fn run(flags: &ImageFlags) -> anyhow::Result<()> {
     remote(path, &flags.action)
 }
 
-fn own(flags: &ImageFlags) -> anyhow::Result<()> {
-    let root = node::runtime_dir(&flags.data_dir);
+/// The data directory of the only node that runs here; without any the default one.
+fn choose_data_dir(nodes: &[RunningNode]) -> anyhow::Result<PathBuf> {
+    let known: BTreeSet<&Path> = nodes.iter().filter_map(|node| node.data_dir.as_deref()).collect();
+    match known.len() {
+        0 => Ok(PathBuf::from(DATA_DIR)),
+        1 => Ok(known.into_iter().collect()),
+        _ => {
+            let all: Vec<String> = known.iter().map(|dir| dir.display().to_string()).collect();
+            anyhow::bail!("several nodes run on this host, name one with --data-dir: {}", all.join(", "))
+        }
+    }
+}
+
+fn own(data_dir: &Path, action: &ImageAction) -> anyhow::Result<()> {
+    let root = node::runtime_dir(data_dir);
     let store = Store::open(&root.join("images"))?;
-    match &flags.action {
+    match action {
         ImageAction::Import { files } => {
             for path in files {
                 let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -70,7 +96,7 @@ fn own(flags: &ImageFlags) -> anyhow::Result<()> {
             written.with_context(|| format!("cannot export to {}", file.display()))?;
         }
         ImageAction::Pull { registries, names } => {
-            let settings = image::pull::Settings::read(&registries.file(&flags.data_dir));
+            let settings = image::pull::Settings::read(&registries.file(data_dir));
             let settings = settings.map_err(anyhow::Error::msg)?;
             let settings = settings.mirrors_only(registries.disable_default_registry_endpoint);
             let puller = image::pull::Puller::new(store, settings);
@@ -166,5 +192,30 @@ fn print(mut rows: Vec<Row>) {
     println!("{:width$}  {:12}  SIZE", "IMAGE", "ID");
     for (name, id, size) in rows {
         println!("{name:width$}  {id:12}  {:.1} MB", size as f64 / 1e6);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chooses_the_data_directory_of_the_running_node() {
+        let check = |dirs: &[&str], expected: Result<&str, &str>| {
+            let node = |dir: &&str| RunningNode {
+                pid: 1,
+                role: "server".to_owned(),
+                data_dir: Some(*dir).filter(|dir| !dir.is_empty()).map(PathBuf::from),
+            };
+            let nodes: Vec<RunningNode> = dirs.iter().map(node).collect();
+            let found = choose_data_dir(&nodes).map_err(|error| error.to_string());
+            let expected = expected.map(PathBuf::from).map_err(str::to_owned);
+            assert_eq!(found, expected, "{dirs:?}");
+        };
+        check(&[], Ok("/var/lib/skiff"));
+        check(&[""], Ok("/var/lib/skiff"));
+        check(&["/data"], Ok("/data"));
+        check(&["/data", "", "/data"], Ok("/data"));
+        check(&["/b", "/a"], Err("several nodes run on this host, name one with --data-dir: /a, /b"));
     }
 }

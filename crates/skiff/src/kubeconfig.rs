@@ -312,7 +312,7 @@ users:
             assert_eq!(fs::read_to_string(&path).unwrap(), text);
             assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         };
-        check("users: [secret\n", "line 2 is not as it should be");
+        check("users: [secret\n", "line 1 is not as it should be");
         check("just text\n", "it holds no fields");
         check("kind: Pod\n", "its kind is not Config");
         check("kind: Config\nusers: {a: b}\n", "users is not a list");

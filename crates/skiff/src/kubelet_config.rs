@@ -458,6 +458,7 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
         }
         "shutdownGracePeriod" | "shutdownGracePeriodCriticalPods" => {
             let seconds = duration(&text()?)?.as_secs();
+            forget_default_shutdown(settings);
             let known: i64 = settings.shutdown.iter().map(|period| period.seconds).sum();
             let critical = settings.shutdown.last().map_or(0, |period| period.seconds);
             // Either may come first; the second completes it.
@@ -475,6 +476,7 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
                 Ok(kubelet::Period { priority, seconds: number(one, "shutdownGracePeriodSeconds")? })
             });
             settings.shutdown = periods.collect::<anyhow::Result<_>>()?;
+            settings.is_shutdown_default = false;
         }
         "staticPodPath" => {
             let path = PathBuf::from(text()?);
@@ -533,9 +535,45 @@ fn bytes(text: &str) -> anyhow::Result<u64> {
     u64::try_from(amount.value()).with_context(|| format!("{text:?} is less than nothing"))
 }
 
+/// The first of two fields replaces the default of both.
+fn forget_default_shutdown(settings: &mut kubelet::Settings) {
+    if std::mem::take(&mut settings.is_shutdown_default) {
+        settings.shutdown.clear();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn any_shutdown_field_replaces_the_default_of_all() {
+        let check = |arguments: &[&str], expected: &[(i32, i64)], is_default: bool| {
+            let mut config = config();
+            config.settings.shutdown = kubelet::periods(10, 5);
+            config.settings.is_shutdown_default = true;
+            let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
+            apply(&arguments, &mut config).expect("applied");
+            let settings = &config.settings;
+            let found: Vec<_> = settings.shutdown.iter().map(|one| (one.priority, one.seconds)).collect();
+            assert_eq!((&found[..], settings.is_shutdown_default), (expected, is_default), "{arguments:?}");
+        };
+        check(&[], &[(0, 5), (2_000_000_000, 5)], true);
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("kubelet.yaml");
+        let file = |fields: &str| {
+            let head = "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\n";
+            std::fs::write(&path, format!("{head}{fields}")).expect("written");
+            format!("config={}", path.display())
+        };
+        check(&[&file("shutdownGracePeriod: 30s\n")], &[(0, 30), (2_000_000_000, 0)], false);
+        check(&[&file("shutdownGracePeriod: 0s\n")], &[], false);
+        check(
+            &[&file("shutdownGracePeriodByPodPriority: [{priority: 7, shutdownGracePeriodSeconds: 3}]\n")],
+            &[(7, 3)],
+            false,
+        );
+    }
 
     fn config() -> Config {
         Config {
@@ -552,12 +590,14 @@ mod tests {
                 memory: 8 << 30,
                 keeping: kubelet::Keeping::default(),
                 shutdown: Vec::new(),
+                is_shutdown_default: false,
                 manifests: None,
                 proxied: false,
             },
             presentation: kubelet::Presentation::default(),
             api: None,
             referred: None,
+            host_shutdown: kubelet::HostShutdown::default(),
         }
     }
 

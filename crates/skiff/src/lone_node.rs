@@ -24,7 +24,8 @@ use crate::join::{self, Joining, Request};
 use crate::kubelet_config;
 use crate::node;
 use crate::reset;
-use crate::server::{private_dir, told_to_stop};
+use crate::running;
+use crate::server::{ShutdownHooks, log_stopped, private_dir, stop_when_told};
 use crate::threads::threads;
 
 /// How long somebody may take to sign a certificate before one is used that nobody has signed.
@@ -51,12 +52,9 @@ async fn serve(flags: KubeletFlags) -> anyhow::Result<()> {
     let remote = Remote::new(&known).with_context(|| format!("cannot use {}", flags.kubeconfig.display()))?;
     let place = agent::place(&known.server)?;
     let (stop, shutdown) = watch::channel(false);
-    tokio::spawn(async move {
-        told_to_stop().await;
-        stop.send_replace(true);
-        told_to_stop().await;
-        std::process::exit(1);
-    });
+    let hooks = ShutdownHooks::default();
+    tokio::spawn(stop_when_told(stop, hooks.clone()));
+    running::register("kubelet", Some(&flags.node.data_dir));
     let mut stopped = shutdown.clone();
     let first = tokio::select! {
         first = agent::first_address(told.0, &place) => first,
@@ -104,10 +102,11 @@ async fn serve(flags: KubeletFlags) -> anyhow::Result<()> {
     let authority = pki::ClientAuthority::new(&facts.client_ca, "the authority for clients")?;
     let config = node::config(&flags.node, &facts, address, node::Credentials { serving, authority })?;
     let config = kubelet::Config { referred: Some(referred), ..config };
+    hooks.set_node(&config);
     let runtime = node::runtime(&flags.node, watch::Sender::default(), ctx.shutdown.clone()).await?;
     tracing::info!(server = known.server, node = config.settings.node_name, "a node is at work");
     kubelet::run(ctx, runtime, config).await;
-    tracing::info!("stopped");
+    log_stopped(&flags.node.data_dir);
     Ok(())
 }
 

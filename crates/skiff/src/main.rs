@@ -15,6 +15,7 @@ mod containerd;
 mod dev;
 mod facts;
 mod flags;
+mod host_state;
 mod image;
 mod join;
 mod kubeconfig;
@@ -23,10 +24,14 @@ mod lone_node;
 mod monitor;
 mod names;
 mod node;
+mod pod_access;
 mod reset;
 mod roles;
+mod running;
 mod server;
 mod services;
+mod stop;
+mod system;
 mod threads;
 mod tokens;
 mod tunnel;
@@ -82,6 +87,7 @@ fn command() -> ExitCode {
         Command::Image(flags) => image::run(&flags),
         Command::Dev(flags) => dev::run(flags),
         Command::Token(flags) => tokens::run(&flags),
+        Command::Stop(flags) => stop::run(&flags),
         Command::Reset(flags) => reset::run(&flags),
         Command::Backup(flags) => server::backup(&flags),
         Command::Restore(flags) => server::restore(&flags),

@@ -18,8 +18,10 @@ use crate::certificates::KUBELET_CLIENT;
 use crate::containerd;
 use crate::facts::Facts;
 use crate::flags::{NodeFlags, RegistryFlags, RuntimeFlags};
+use crate::host_state;
 use crate::kubelet_config;
 use crate::reset;
+use crate::running;
 use crate::server::{private_dir, told_to_stop};
 use crate::services;
 use crate::threads::threads;
@@ -80,6 +82,8 @@ pub fn runtime_alone(flags: &RuntimeFlags) -> anyhow::Result<()> {
     threads().build()?.block_on(async {
         private_dir(&flags.data_dir)?;
         let _lock = reset::lock(&flags.data_dir)?;
+        running::register("runtime", Some(&flags.data_dir));
+        record_host_state(&flags.data_dir);
         let (conf_dir, bin_dirs) = (flags.cni_conf_dir.clone(), flags.cni_bin_dir.clone());
         let range =
             |text: &String| text.parse().map_err(|error: String| anyhow::anyhow!("{text:?}: {error}"));
@@ -208,6 +212,7 @@ pub fn config(
     address: Address,
     credentials: Credentials,
 ) -> anyhow::Result<Config> {
+    record_host_state(&flags.data_dir);
     let bind = SocketAddr::new(flags.kubelet_address, flags.kubelet_port);
     let listener = address::listen(bind)?;
     let port = listener.local_addr()?.port();
@@ -221,6 +226,7 @@ pub fn config(
         effect: effect.clone(),
         ..kubelet::Taint::default()
     });
+    let (all_seconds, critical_seconds) = kubelet::DEFAULT_SHUTDOWN_SECONDS;
     let mut config = Config {
         settings: Settings {
             node_name: name(flags),
@@ -234,7 +240,8 @@ pub fn config(
             resolver: kubelet::Resolver::default(),
             memory: memory()?,
             keeping: kubelet::Keeping::default(),
-            shutdown: Vec::new(),
+            shutdown: kubelet::periods(all_seconds, critical_seconds),
+            is_shutdown_default: true,
             manifests: None,
             proxied: !flags.disable_kube_proxy,
         },
@@ -252,6 +259,7 @@ pub fn config(
             user: KUBELET_CLIENT.to_owned(),
         }),
         referred: None,
+        host_shutdown: kubelet::HostShutdown::default(),
     };
     // Who names it twice means the last.
     let resolv_conf = flags.resolv_conf.iter().map(|path| format!("resolv-conf={}", path.display()));
@@ -270,6 +278,22 @@ pub fn config(
     }
     [&config.settings.pods, dir].into_iter().for_each(|dir| sys::trees::spread(dir));
     Ok(config)
+}
+
+/// Records what this node is about to change on its host, for `skiff reset`.
+fn record_host_state(data_dir: &Path) {
+    const SYSCTLS: [&str; 4] = [
+        "net/ipv4/ip_forward",
+        "net/ipv6/conf/all/forwarding",
+        "net/bridge/bridge-nf-call-iptables",
+        "net/bridge/bridge-nf-call-ip6tables",
+    ];
+    let root = kubelet_root(data_dir);
+    // In the data directory nothing needs to be recorded, it is removed as a whole.
+    let outside = Some(&*root).filter(|root| !root.starts_with(data_dir));
+    if let Err(error) = host_state::record(data_dir, &SYSCTLS, outside) {
+        tracing::warn!(error = format!("{error:#}"), "skiff reset will not restore sysctls of this host");
+    }
 }
 
 /// Where a node keeps what its pods have on disk.

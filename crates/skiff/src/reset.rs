@@ -1,17 +1,20 @@
-//! `skiff reset`: removes what skiff has made on this host. Goes on after a failure and tells of all of them.
+//! `skiff reset`: removes what skiff has made on this host. Goes on after a failure and reports all of them.
 
 use std::fs::File;
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use futures_util::future::join_all;
 use runtime::Runtime as _;
 use rustix::fs::FlockOperation;
+use sys::cgroup::Cgroups;
 use sys::netlink::Netlink;
 
 use crate::containerd::{self, NETWORK_PROGRAMS};
 use crate::flags::{RegistryFlags, ResetFlags};
-use crate::{node, services};
+use crate::{host_state, node, services, stop};
 
 const POD_UID: &str = "io.kubernetes.pod.uid";
 /// How long processes may take to leave a cgroup, and others a disk.
@@ -23,29 +26,38 @@ const AGAIN: Duration = Duration::from_millis(50);
 pub struct Failures(Vec<String>);
 
 impl Failures {
-    fn note<T>(&mut self, outcome: anyhow::Result<T>) -> Option<T> {
+    pub fn note<T>(&mut self, outcome: anyhow::Result<T>) -> Option<T> {
         outcome.map_err(|error| self.0.push(format!("{error:#}"))).ok()
     }
 
-    pub fn check(self) -> anyhow::Result<()> {
-        anyhow::ensure!(self.0.is_empty(), "not everything could be removed: {}", self.0.join("; "));
+    pub fn check(self, summary: &str) -> anyhow::Result<()> {
+        anyhow::ensure!(self.0.is_empty(), "{summary}: {}", self.0.join("; "));
         Ok(())
     }
 }
 
 pub fn run(flags: &ResetFlags) -> anyhow::Result<()> {
     anyhow::ensure!(rustix::process::geteuid().is_root(), "only root can remove what root has made");
+    // The network is one for all of them.
+    for node in stop::all_for(&flags.data_dir)? {
+        anyhow::ensure!(
+            flags.stop,
+            "{node} is running on this host: stop it first, or have it stopped with --stop"
+        );
+        stop::stop_process(&node)?;
+    }
     let lock = lock(&flags.data_dir)?;
     let mut failures = Failures::default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(pods(&flags.data_dir, &mut failures));
     network(&mut failures);
+    host(&flags.data_dir, &mut failures);
     drop(lock);
     // What could not be unmounted may be on somebody else's disk, and what a disk is let go by is written down there.
     if flags.yes && failures.0.is_empty() {
         failures.note(remove_dir(&flags.data_dir));
     }
-    failures.check()?;
+    failures.check("not everything could be removed")?;
     match flags.yes {
         true => println!("removed everything, and all data in {}", flags.data_dir.display()),
         false => {
@@ -55,24 +67,39 @@ pub fn run(flags: &ResetFlags) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says that somebody works with a data directory, for as long as the file is open.
+/// Says that somebody works with a data directory, and who, for as long as the file is open.
 pub fn lock(data_dir: &Path) -> anyhow::Result<Option<File>> {
-    let path = data_dir.join("lock");
-    let file = match File::options().create(true).truncate(false).write(true).open(&path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error).with_context(|| format!("cannot open {}", path.display())),
-    };
+    let Some(mut file) = open_lock(data_dir)? else { return Ok(None) };
     let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
     locked.with_context(|| format!("another skiff works with {}", data_dir.display()))?;
+    // A full disk is no reason not to work.
+    let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
     Ok(Some(file))
+}
+
+/// The process that works with a data directory.
+pub fn lock_holder(data_dir: &Path) -> Option<u32> {
+    let mut file = open_lock(data_dir).ok()??;
+    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).err()?;
+    let mut text = String::new();
+    file.read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
+}
+
+fn open_lock(data_dir: &Path) -> anyhow::Result<Option<File>> {
+    let path = data_dir.join("lock");
+    match File::options().create(true).truncate(false).read(true).write(true).open(&path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("cannot open {}", path.display())),
+    }
 }
 
 /// Ends the pods of a data directory, and removes their cgroups and all mounts in it.
 pub async fn pods(data_dir: &Path, failures: &mut Failures) {
     let mut uids: Vec<String> = Vec::new();
     if node::runtime_dir(data_dir).join("pods").exists() {
-        uids.extend(failures.note(end_pods(data_dir).await).into_iter().flatten());
+        uids.extend(end_pods(data_dir, failures).await);
     }
     failures.note(containerd::end(data_dir).await.context("cannot end containerd"));
     // Those whose containers are gone may have left a cgroup.
@@ -83,6 +110,8 @@ pub async fn pods(data_dir: &Path, failures: &mut Failures) {
         let clear = async || Ok(kubelet::cgroups::clear(&place, uid)?);
         failures.note(patiently(clear).await.context("cannot remove what a pod was in"));
     }
+    // Fails where another node of this host has supervisors in it.
+    let _ = Cgroups::of_host().and_then(|cgroups| cgroups.remove(runtime::embedded::SUPERVISORS));
     kubelet::cgroups::remove_levels(&place);
     failures.note(node::logs(data_dir).leave().context("cannot remove logs of pods"));
     failures.note(sys::mounts::unmount_below(data_dir).map_err(Into::into));
@@ -91,19 +120,42 @@ pub async fn pods(data_dir: &Path, failures: &mut Failures) {
     failures.note(patiently(let_go).await.context("cannot let a disk go"));
 }
 
-async fn end_pods(data_dir: &Path) -> anyhow::Result<Vec<String>> {
+/// Ends and removes all pods of the embedded runtime, and returns their uids. One that resists does not keep the others.
+async fn end_pods(data_dir: &Path, failures: &mut Failures) -> Vec<String> {
+    let open = async { anyhow::Ok(runtime::Embedded::open(runtime_config(data_dir)?).await?) };
+    let Some(runtime) = failures.note(open.await.context("cannot open the container runtime")) else {
+        return Vec::new();
+    };
+    let sandboxes = runtime.sandboxes(&[]).await.map_err(anyhow::Error::from);
+    let sandboxes = failures.note(sandboxes.context("cannot list the pods")).unwrap_or_default();
+    let ended = join_all(sandboxes.iter().map(|sandbox| async {
+        runtime.stop_sandbox(&sandbox.id).await?;
+        runtime.remove_sandbox(&sandbox.id).await
+    }));
+    for (sandbox, ended) in sandboxes.iter().zip(ended.await) {
+        let name = sandbox.metadata.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name));
+        let ended = ended.with_context(|| format!("cannot end the pod {}", name.unwrap_or_default()));
+        failures.note(ended);
+    }
+    sandboxes.into_iter().filter_map(|mut sandbox| sandbox.labels.remove(POD_UID)).collect()
+}
+
+/// The embedded runtime of a data directory, for a while in which no node runs.
+pub fn runtime_config(data_dir: &Path) -> anyhow::Result<runtime::embedded::Config> {
     let cni = runtime::embedded::Cni {
         conf_dir: "/etc/cni/net.d".into(),
         bin_dirs: NETWORK_PROGRAMS.map(PathBuf::from).to_vec(),
     };
-    let runtime = runtime::Embedded::open(node::embedded(data_dir, cni, &RegistryFlags::default())?).await?;
-    let mut uids = Vec::new();
-    for sandbox in runtime.sandboxes(&[]).await? {
-        runtime.stop_sandbox(&sandbox.id).await?;
-        runtime.remove_sandbox(&sandbox.id).await?;
-        uids.extend(sandbox.labels.get(POD_UID).cloned());
+    node::embedded(data_dir, cni, &RegistryFlags::default())
+}
+
+/// Restores what the node has changed on its host.
+fn host(data_dir: &Path, failures: &mut Failures) {
+    for error in host_state::restore(data_dir) {
+        failures.note::<()>(Err(error));
     }
-    Ok(uids)
+    let removed = runtime::embedded::remove_default_profile();
+    failures.note(removed.context("cannot remove the AppArmor profile of skiff"));
 }
 
 /// Tries again for a while: what has ended may be on its way out.
@@ -167,7 +219,9 @@ mod tests {
     #[test]
     fn a_data_directory_in_use_is_left_alone() {
         let dir = tempfile::tempdir().unwrap();
+        assert_eq!(lock_holder(dir.path()), None);
         let held = lock(dir.path()).unwrap();
+        assert_eq!(lock_holder(dir.path()), Some(std::process::id()));
         let error = lock(dir.path()).unwrap_err().to_string();
         assert!(error.starts_with("another skiff works with"), "{error}");
         drop(held);

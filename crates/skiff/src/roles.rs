@@ -19,6 +19,7 @@ use tokio::sync::watch;
 
 use crate::flags::{ControllerManagerFlags, ProxyFlags, SchedulerFlags, SigningFlags, SimulateFlags};
 use crate::monitor;
+use crate::running;
 use crate::server::told_to_stop;
 use crate::services;
 use crate::threads::threads;
@@ -189,6 +190,7 @@ pub fn proxy(flags: &ProxyFlags) -> anyhow::Result<()> {
     let config = services::proxy_config(node, &flags.cluster_cidr, &flags.service_cidr)?;
     let config = proxy::Config { policies: flags.network_policy, ..config };
     apart(&flags.kubeconfig, services::PROXY, async |ctx| {
+        running::register(services::PROXY, None);
         proxy::prepare(&config.pods);
         proxy::run(ctx, config, Arc::new(proxy::Kernel::default())).await;
         Ok(())

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use client::Client;
@@ -23,15 +24,23 @@ use crate::flags::{BackupFlags, ServerFlags};
 use crate::kubeconfig;
 use crate::names::{Names, Tell};
 use crate::node;
+use crate::pod_access;
 use crate::reset;
 use crate::roles::{CONTROLLER_MANAGER, SCHEDULER, scheduler_config};
+use crate::running;
 use crate::services;
+use crate::stop;
+use crate::system;
 use crate::threads::threads;
 use crate::welcome;
 
 /// After how many steps of its tasks a busy thread looks for requests that have come. A step of a long list takes 50 µs,
 /// and by default a new request would wait for 61 of them.
 const STEPS: u32 = 8;
+/// What ending pods before a shutdown may take beyond their grace periods.
+const POD_SHUTDOWN_SLACK: Duration = Duration::from_secs(5);
+/// The longest whatever is configured: systemd kills a service that takes more than 90 seconds by default.
+const POD_SHUTDOWN_LIMIT: Duration = Duration::from_secs(80);
 
 pub fn run(flags: ServerFlags) -> anyhow::Result<()> {
     let threads = threads().event_interval(STEPS).build()?;
@@ -104,8 +113,8 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         authority: certificates.client_authority()?,
     };
     tokio::spawn(certificates.keep_renewed(Timestamp::now));
-    let farewell = Farewell::default();
-    tokio::spawn(stop_when_told(stop, farewell.clone()));
+    let hooks = ShutdownHooks::default();
+    tokio::spawn(stop_when_told(stop, hooks.clone()));
     let chosen = controllers::Chosen::parse(&flags.controllers)?;
     let config_file = flags.scheduler_config.as_deref();
     let scheduling = (!flags.disable_scheduler).then(|| scheduler_config(config_file)).transpose()?;
@@ -137,7 +146,9 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         && (flags.simulate == 0 || flags.node.container_runtime_endpoint.is_some())
         && node::can_run_pods(&flags.node)
     {
+        running::register("server", Some(&flags.node.data_dir));
         let config = node::config(&flags.node, &facts, node_at.clone(), credentials)?;
+        hooks.set_node(&config);
         let name = format!("system:node:{}", config.settings.node_name);
         let client = Client::new(started.local(), "kubelet").acting_as(&name);
         let ports = watch::Sender::default();
@@ -150,7 +161,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
             let names = Names::start(&ctx, tell, &flags.node, &facts, node_at.clone())?;
             let counted = names.metrics();
             started.also_count(move |out| counted.write(out));
-            let _ = farewell.set(names);
+            let _ = hooks.names.set(names);
         }
         if !services::is_disabled(&flags, "ingress") {
             let admin = Client::new(started.local(), "skiff-ingress");
@@ -167,6 +178,12 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
             }
         });
     }
+    let mut pod_connections = None;
+    if flags.bind_address.is_loopback() && flags.advertise_address.is_none() && hooks.has_node() {
+        let pods = services::networks(&flags.cluster_cidr)?;
+        pod_connections = Some(pod_access::listen(advertise, listen.port(), pods));
+    }
+    let data_dir = flags.node.data_dir.clone();
     if flags.disable_agent {
         let apart = Apart { ctx: ctx.clone(), flags: flags.clone(), facts, address: node_at };
         tokio::spawn(apart.once(started.tunnels(), started.local(), started.dial()));
@@ -177,9 +194,17 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
             tracing::info!(url = ready_line.0, kubeconfig = %ready_line.1.display(), "ready");
         }
     });
-    started.serve(listener, serving).await?;
-    tracing::info!("stopped");
+    started.serve(listener, pod_connections, serving).await?;
+    log_stopped(&data_dir);
     Ok(())
+}
+
+/// Says that this process ends, and what it leaves running.
+pub fn log_stopped(data_dir: &Path) {
+    match stop::remains(data_dir) {
+        Some(remains) => tracing::info!("stopped; {remains}"),
+        None => tracing::info!("stopped"),
+    }
 }
 
 /// What a server does for nodes elsewhere although it is none itself.
@@ -306,17 +331,46 @@ fn local(bind: IpAddr) -> IpAddr {
     }
 }
 
-/// Who wants to do something before everything stops.
-pub type Farewell = Arc<OnceLock<Arc<Names>>>;
+/// What is done before everything stops.
+#[derive(Clone, Default)]
+pub struct ShutdownHooks {
+    /// The DNS server, which leaves the Service of its name.
+    pub names: Arc<OnceLock<Arc<Names>>>,
+    /// The node, which ends its pods if the machine goes down, and how long that takes at most.
+    node: Arc<OnceLock<(kubelet::HostShutdown, Duration)>>,
+}
 
-/// Waits for the signal to stop and passes it on. A second signal is for the impatient.
-pub async fn stop_when_told(stop: watch::Sender<bool>, farewell: Farewell) {
-    told_to_stop().await;
-    if let Some(names) = farewell.get() {
-        tokio::select! {
-            () = names.leave() => {}
-            () = told_to_stop() => {}
+impl ShutdownHooks {
+    pub fn set_node(&self, config: &kubelet::Config) {
+        let seconds: i64 = config.settings.shutdown.iter().map(|period| period.seconds).sum();
+        let limit = Duration::from_secs(u64::try_from(seconds).unwrap_or(0)) + POD_SHUTDOWN_SLACK;
+        let _ = self.node.set((config.host_shutdown.clone(), limit.min(POD_SHUTDOWN_LIMIT)));
+    }
+
+    fn has_node(&self) -> bool {
+        self.node.get().is_some()
+    }
+
+    async fn run(&self) {
+        // Pods outlive a restart of skiff, but nothing outlives the machine.
+        if let Some((node, limit)) = self.node.get()
+            && system::is_stopping().await
+            && tokio::time::timeout(*limit, node.end_pods()).await.is_err()
+        {
+            tracing::warn!("pods did not end in time");
         }
+        if let Some(names) = self.names.get() {
+            names.leave().await;
+        }
+    }
+}
+
+/// Waits for the signal to stop, runs the hooks and passes it on. A second signal ends the hooks, a third everything.
+pub async fn stop_when_told(stop: watch::Sender<bool>, hooks: ShutdownHooks) {
+    told_to_stop().await;
+    tokio::select! {
+        () = hooks.run() => {}
+        () = told_to_stop() => {}
     }
     stop.send_replace(true);
     told_to_stop().await;

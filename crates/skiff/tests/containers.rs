@@ -29,8 +29,11 @@ fn start_with(flags: &[&str]) -> Option<Cluster> {
     if !testkit::can_have_pods(&["busybox"]) {
         return None;
     }
+    start_in(Network::new().expect("a network"), flags)
+}
+
+fn start_in(network: Network, flags: &[&str]) -> Option<Cluster> {
     let dir = tempfile::tempdir().expect("a directory");
-    let network = Network::new().expect("a network");
     let flags = [&["--controllers=*", "--node-name=here"], flags].concat();
     let server = Server::start_with_pods(&network, &flags);
     let cluster = Cluster { server, dir, _network: network };
@@ -107,6 +110,32 @@ fn pods_live_and_die_by_kubectl_alone() {
     held::secret_reaches(&cluster, "three");
     cluster.server.kubectl(&["delete", "pods", "--all", "--wait"]).ok();
     cluster.server.until("nothing is left", || cluster.traces().values().all(|count| *count == 0));
+}
+
+/// The server listens at 127.0.0.1, as that of `make up` does, and the `kubernetes` Service leads to the node's address.
+#[test]
+fn pods_reach_a_server_on_a_loopback_address() {
+    if !testkit::can_have_pods(&["busybox"]) {
+        return;
+    }
+    let network = Network::new().expect("a network");
+    let in_network = |words: &str| {
+        let mut command = std::process::Command::new("nsenter");
+        command.arg(format!("--net={}", network.path().display())).arg("--").args(words.split(' '));
+        assert!(command.status().expect("nsenter").success(), "{words}");
+    };
+    in_network("ip link add uplink type veth peer name far");
+    in_network("ip address add 192.0.2.7/24 dev uplink");
+    in_network("ip link set uplink up");
+    in_network("ip link set far up");
+    let Some(cluster) = start_in(network, &[]) else { return };
+    // What is no TLS is answered by an alert, whose first byte is 21.
+    let script = "until echo nonsense | nc -w 5 $KUBERNETES_SERVICE_HOST 443 | od -An -tu1 | grep -q '^ *21 '; do \
+        sleep 0.1; done; echo reached";
+    cluster.server.run_pod("client", script, "Never");
+    cluster.server.wait_for_pod("client", "jsonpath={.status.phase}=Succeeded");
+    assert_eq!(cluster.server.kubectl(&["logs", "client"]).ok(), "reached\n");
+    cluster.server.kubectl(&["delete", "pods", "--all", "--wait"]).ok();
 }
 
 /// A server that is killed in the middle of one rollout after the other: no container notices, and nothing is left.

@@ -15,7 +15,8 @@ const IMAGE: &str = "docker.io/library/busybox:1.36";
 /// Links, routes, rules, mounts, cgroups and processes, as far as they are of this network or this directory.
 fn state(network: &Network, needles: &[String]) -> BTreeSet<String> {
     let mut state = BTreeSet::new();
-    for words in ["ip -o link", "ip -o address", "ip route show table all", "nft list ruleset"] {
+    let sysctl = "cat /proc/sys/net/ipv4/ip_forward";
+    for words in ["ip -o link", "ip -o address", "ip route show table all", "nft list ruleset", sysctl] {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net={}", network.path().display())).arg("--").args(words.split(' '));
         let output = command.output().expect("a program");
@@ -75,6 +76,9 @@ fn check(flags: &[&str], end: fn(&mut Server)) {
     }
     let dir = tempfile::tempdir().expect("a directory");
     let network = Network::new().expect("a network");
+    let mut sysctl = Command::new("nsenter");
+    sysctl.arg(format!("--net={}", network.path().display())).args(["sh", "-c"]);
+    assert!(sysctl.arg("echo 0 >/proc/sys/net/ipv4/ip_forward").status().expect("nsenter").success());
     let before = state(&network, &[]);
     let mut server =
         Server::start_with_pods(&network, &[&["--controllers=*", "--node-name=here"], flags].concat());
@@ -123,7 +127,10 @@ fn check(flags: &[&str], end: fn(&mut Server)) {
         (output.status.success(), format!("{said}{complaint}"))
     };
     let (done, said) = reset(&server, &[]);
-    assert!(!done && said.contains("another skiff works with"), "{said}");
+    assert!(
+        !done && said.contains("skiff server (pid ") && said.contains("is running on this host"),
+        "{said}"
+    );
     end(&mut server);
     let (done, said) = reset(&server, &[]);
     assert!(done && server.data_dir().exists(), "{said}");
@@ -132,5 +139,68 @@ fn check(flags: &[&str], end: fn(&mut Server)) {
     // Again, since there may be nothing to remove; and with all data.
     let (done, said) = reset(&server, &["--yes"]);
     assert!(done && !server.data_dir().exists(), "{said}");
+    assert_eq!(state(&network, &needles), before);
+}
+
+/// A node with two pods, one of which cannot be removed.
+#[test]
+fn reset_stops_the_server_and_goes_on_after_a_failure() {
+    let busybox = std::path::Path::new("/bin/busybox").exists();
+    if !testkit::has_kubectl() || !busybox || !has("nft") || !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root, kubectl, busybox-static and nft");
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let network = Network::new().expect("a network");
+    let before = state(&network, &[]);
+    let mut server = Server::start_with_pods(&network, &["--controllers=*", "--node-name=here"]);
+    let data = server.data_dir().display().to_string();
+    let archive = testkit::busybox_image(dir.path(), IMAGE).expect("an image").display().to_string();
+    let skiff = |server: &Server, words: &[&str]| {
+        let mut command = server.command(testkit::binary().expect("a program"));
+        let output = command.args(words).env_remove("SKIFF_DATA_DIR").output().expect("skiff");
+        let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        (output.status.success(), text.concat())
+    };
+    // Without a data directory: that of the only node in this network is meant.
+    server.until("the runtime has the image", || skiff(&server, &["image", "import", &archive]).0);
+    let listed = skiff(&server, &["image", "ls"]).1;
+    assert!(listed.contains(&data) && listed.contains("busybox"), "{listed}");
+    server.until_pods_can_be_made();
+    for name in ["one", "two"] {
+        server.run_pod(name, "sleep 1000000", "Always");
+        server.wait_for_pod(name, "condition=Ready");
+    }
+    let (done, text) = skiff(&server, &["reset", "--data-dir", &dir.path().display().to_string()]);
+    assert!(!done && text.contains("is running on this host"), "another directory: {text}");
+
+    let supervisors = || {
+        let mark = format!(" supervise {data}");
+        testkit::processes().into_iter().filter(|(_, words)| words.contains(&mark)).count()
+    };
+    assert_eq!(supervisors(), 2);
+    let (done, text) = skiff(&server, &["stop", "--data-dir", &data, "--grace-period", "1"]);
+    assert!(done && text.contains("ended 2 pods"), "{text}");
+    assert_eq!(supervisors(), 0);
+    server.restart();
+    for name in ["one", "two"] {
+        server.wait_for_pod(name, "condition=Ready");
+    }
+    // The pod's directory is not empty as long as something is mounted in it.
+    let pods = server.data_dir().join("agent/runtime/pods");
+    let pod =
+        std::fs::read_dir(&pods).expect("pods").flatten().find(|pod| pod.path().join("socket").exists());
+    let held = pod.expect("a pod").path().join("held");
+    std::fs::create_dir(&held).expect("a directory");
+    let mount = Command::new("mount").args(["-t", "tmpfs", "held"]).arg(&held).status().expect("mount");
+    assert!(mount.success());
+    let (done, text) = skiff(&server, &["reset", "--data-dir", &data, "--stop"]);
+    assert!(text.contains("stopping skiff server (pid "), "{text}");
+    assert!(!done && text.contains("not everything could be removed: cannot end the pod default/"), "{text}");
+    assert_eq!(supervisors(), 0, "the other pod, too");
+    let (done, text) = skiff(&server, &["reset", "--data-dir", &data]);
+    assert!(done, "{text}");
+    server.stop();
+    let needles = [data.clone()];
     assert_eq!(state(&network, &needles), before);
 }

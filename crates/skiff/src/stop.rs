@@ -1,0 +1,163 @@
+//! `skiff stop`: ends the server or agent of a data directory, and its pods. All data stays.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures_util::future::join_all;
+use runtime::cri::{ContainerState, PodSandbox};
+use runtime::{Embedded, Runtime as _};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{Pid, PidfdFlags, Signal};
+
+use crate::flags::StopFlags;
+use crate::reset::{self, Failures};
+use crate::running::{self, RunningNode};
+use crate::{containerd, node, system};
+
+const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
+const TERMINATION_GRACE_PERIOD: &str = "io.kubernetes.pod.terminationGracePeriod";
+/// Pods in it end after all others.
+const SYSTEM_NAMESPACE: &str = "kube-system";
+/// Upstream's default, for pods of others.
+const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+/// A server finishes requests first.
+const STOP_TIMEOUT: i64 = 60;
+
+pub fn run(flags: &StopFlags) -> anyhow::Result<()> {
+    anyhow::ensure!(rustix::process::geteuid().is_root(), "only root can stop a node");
+    let absolute = std::path::absolute(&flags.data_dir)?;
+    let processes = all_for(&flags.data_dir)?;
+    for process in processes.iter().filter(|process| process.data_dir.as_ref() == Some(&absolute)) {
+        stop_process(process)?;
+    }
+    if !flags.data_dir.is_dir() {
+        println!("{} does not exist, nothing to stop", flags.data_dir.display());
+        return Ok(());
+    }
+    let _lock = reset::lock(&flags.data_dir)?;
+    let mut failures = Failures::default();
+    let executor = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let grace = flags.grace_period.map(Duration::from_secs);
+    let pods = executor.block_on(end_pods(&flags.data_dir, grace, &mut failures))?;
+    failures.check("not everything could be stopped")?;
+    println!("ended {pods} pods; the data in {} is kept", flags.data_dir.display());
+    Ok(())
+}
+
+/// The nodes that run in this network namespace, and the process that works with a data directory.
+pub fn all_for(data_dir: &Path) -> anyhow::Result<Vec<RunningNode>> {
+    let absolute = std::path::absolute(data_dir)?;
+    let mut found = running::nodes()?;
+    if let Some(pid) = reset::lock_holder(data_dir)
+        && found.iter().all(|node| node.pid != pid)
+    {
+        found.push(RunningNode { pid, role: "process".to_owned(), data_dir: Some(absolute) });
+    }
+    Ok(found)
+}
+
+/// Ends a process, by its service if it is one, so that it is not started again; waits until it is gone.
+pub fn stop_process(process: &RunningNode) -> anyhow::Result<()> {
+    let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw).context("no such process")?;
+    let opened = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+        Err(rustix::io::Errno::SRCH) => return Ok(()),
+        opened => opened.with_context(|| format!("cannot stop {process}"))?,
+    };
+    match system::service_of(process.pid) {
+        Some(service) => {
+            let done = std::process::Command::new("systemctl").args(["stop", &service]).status();
+            let done = done.with_context(|| format!("cannot run systemctl stop {service}"))?;
+            anyhow::ensure!(done.success(), "systemctl stop {service} failed with {done}");
+            println!("stopped {process} by its service {service}");
+        }
+        None => {
+            rustix::process::pidfd_send_signal(&opened, Signal::TERM)
+                .with_context(|| format!("cannot stop {process}"))?;
+            println!("stopping {process}");
+        }
+    }
+    let mut fds = [PollFd::new(&opened, PollFlags::IN)];
+    let timeout = Timespec { tv_sec: STOP_TIMEOUT, tv_nsec: 0 };
+    let ended = rustix::event::poll(&mut fds, Some(&timeout))?;
+    anyhow::ensure!(ended > 0, "{process} does not end within {STOP_TIMEOUT} s");
+    Ok(())
+}
+
+/// Ends the pods of a node that does not run: first those of users, then those of the system, each within its grace
+/// period. Their records stay, and a later node starts them again.
+async fn end_pods(
+    data_dir: &Path,
+    grace: Option<Duration>,
+    failures: &mut Failures,
+) -> anyhow::Result<usize> {
+    if !node::runtime_dir(data_dir).join("pods").exists() {
+        // Another runtime keeps its own.
+        failures.note(containerd::end(data_dir).await.context("cannot end containerd"));
+        return Ok(0);
+    }
+    let runtime = Embedded::open(reset::runtime_config(data_dir)?).await?;
+    let mut pods = runtime.sandboxes(&[]).await?;
+    pods.retain(|pod| pod.state() == runtime::cri::PodSandboxState::Ready);
+    let is_system =
+        |pod: &PodSandbox| pod.labels.get(POD_NAMESPACE).is_some_and(|name| name == SYSTEM_NAMESPACE);
+    let (system, users): (Vec<_>, Vec<_>) = pods.iter().partition(|pod| is_system(pod));
+    for group in [users, system] {
+        let ended = join_all(group.into_iter().map(|pod| end_pod(&runtime, pod, grace))).await;
+        for outcome in ended {
+            failures.note(outcome);
+        }
+    }
+    Ok(pods.len())
+}
+
+async fn end_pod(runtime: &Embedded, pod: &PodSandbox, grace: Option<Duration>) -> anyhow::Result<()> {
+    let name =
+        || pod.metadata.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name)).unwrap_or_default();
+    let containers = runtime.containers(&[]).await?;
+    let running = containers.iter().filter(|container| {
+        container.pod_sandbox_id == pod.id && container.state() == ContainerState::Running
+    });
+    let stops = running.map(|container| {
+        let own = container.annotations.get(TERMINATION_GRACE_PERIOD).and_then(|text| text.parse().ok());
+        let own = own.map_or(DEFAULT_GRACE, Duration::from_secs);
+        runtime.stop_container(&container.id, grace.map_or(own, |most| own.min(most)))
+    });
+    // Whatever becomes of them: the pod ends with its supervisor.
+    join_all(stops).await;
+    runtime.stop_sandbox(&pod.id).await.with_context(|| format!("cannot end the pod {}", name()))
+}
+
+/// What remains of a node that ends, for its user to know; `None` where nothing does.
+pub fn remains(data_dir: &Path) -> Option<String> {
+    let pods = runtime::embedded::count_running(&node::runtime_dir(data_dir));
+    let what = if pods == 1 { "1 pod keeps".to_owned() } else { format!("{pods} pods keep") };
+    let dir = data_dir.display();
+    (pods > 0).then(|| {
+        format!(
+            "{what} running, with the network; end them with `skiff stop -d {dir}`, or remove all of it with \
+             `skiff reset -d {dir}`"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn says_what_remains() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(remains(dir.path()), None);
+        let pods = node::runtime_dir(dir.path()).join("pods");
+        std::fs::create_dir_all(pods.join("a")).unwrap();
+        std::fs::create_dir_all(pods.join("b")).unwrap();
+        assert_eq!(remains(dir.path()), None, "both have ended");
+        // A socket that nobody listens at was left by a power cut.
+        drop(std::os::unix::net::UnixListener::bind(pods.join("b/socket")).unwrap());
+        assert_eq!(remains(dir.path()), None);
+        let _supervisor = std::os::unix::net::UnixListener::bind(pods.join("a/socket")).unwrap();
+        let text = remains(dir.path()).unwrap();
+        assert!(text.starts_with("1 pod keeps running") && text.contains("skiff stop -d "), "{text}");
+    }
+}
