@@ -46,8 +46,9 @@ pub struct Config {
     pub policies: bool,
     /// Whether to open ports of this machine that pods ask for. Whoever says so keeps others from doing it, too.
     pub host_ports: bool,
-    /// The link to pods, by which host ports can be reached from loopback addresses once it is there. Where it is not,
-    /// as with an administrator's CNI plugins, they cannot.
+    /// The bridge with this node's addresses in its pods' ranges. Host ports can be reached from loopback addresses over
+    /// the links that have these addresses, too. Where it does not exist, as with an administrator's CNI plugins, they
+    /// cannot.
     pub bridge: Option<&'static str>,
     /// The same as `host_ports` for pods that no API server knows, as those are that somebody makes by the runtime's socket.
     pub ports: Option<watch::Receiver<Vec<HostPort>>>,

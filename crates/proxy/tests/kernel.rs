@@ -482,7 +482,7 @@ fn loopback_leads_to_host_ports() {
             sh(&format!(
                 "ip netns exec {name} sh -ec 'echo 1 > /proc/sys/net/ipv4/conf/all/route_localnet'
                  ip -n {name} addr del 127.0.0.1/8 dev lo
-                 ip -n {name} route add 127.0.0.0/8 via {gateway}"
+                 ip -n {name} route add 127.0.0.0/8 via {gateway} dev eth0 onlink"
             ));
             assert_eq!(ask(name, "127.0.0.1:8080"), "nothing");
             assert_eq!(Flow::new(name, "127.0.0.1:8081").ask(), "nothing");
@@ -493,7 +493,11 @@ fn loopback_leads_to_host_ports() {
         assert_eq!(Flow::new("out", "127.0.0.1:8081").ask(), "a 192.0.2.2");
 
         // Where pods are behind something else, nothing leads there.
-        sh("ip link set pods down; ip link set pods name others; ip link set others up");
+        for link in ["veth-a", "veth-b"] {
+            sh(&format!("ip addr add 192.0.2.9/32 dev {link}; ip addr del 10.42.0.1/32 dev {link}"));
+            sh(&format!("echo 0 > /proc/sys/net/ipv4/conf/{link}/route_localnet"));
+        }
+        sh("ip link del pods");
         world.pod("b", "10.42.0.6").await;
         becomes(|| ask("node", "127.0.0.1:8081"), "refused").await;
         becomes(|| ask("node", "192.0.2.1:8082"), "b 192.0.2.1").await;
