@@ -7,10 +7,11 @@ export CARGO_TARGET_DIR ?= $(HOME)/.cache/skiff/target
 DATA ?= $(CURDIR)/.skiff
 PORT ?= 6443
 
-.PHONY: build test lint up bench packages
+.PHONY: build test test-vm lint up bench packages
 
 build:
-	cargo build --release --package skiff
+	SKIFF_COMMIT=$$(git rev-parse HEAD 2>/dev/null || echo unknown) SKIFF_BUILD_DATE=$$(TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd 2>/dev/null || echo unknown) \
+		cargo build --release --package skiff
 
 # What CI runs: formatting, lints, the project's own rules, and every test.
 test: packages lint
@@ -37,6 +38,10 @@ up: build
 	@echo "    $(CARGO_TARGET_DIR)/release/skiff image import -d $(DATA)/server FILE"
 	@exec "$(CARGO_TARGET_DIR)/release/skiff" server $(NODES) --data-dir "$(DATA)/server" \
 		--write-kubeconfig "$(DATA)/kubeconfig.yaml" --bind-address 127.0.0.1 --https-listen-port $(PORT)
+
+# The release binary in a Debian 12 guest (systemd, cgroup v2, AppArmor); see vm/README.md. TESTS="reset 11-" picks some.
+test-vm: build
+	@vm/run $(TESTS)
 
 # One figure a line, all of them as JSON on the last; see bench/README.md. ARGS="--compare earlier.txt".
 bench: build

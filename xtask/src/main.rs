@@ -2,6 +2,7 @@
 
 mod schema;
 mod tidy;
+mod vocabulary;
 
 use std::path::Path;
 
@@ -11,7 +12,7 @@ fn main() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace");
     match std::env::args().nth(1).as_deref() {
         Some("schema") => schema::run(root),
-        Some("tidy") => tidy::run(root),
-        _ => bail!("usage: cargo xtask schema | tidy"),
+        Some("tidy") => tidy::run(root, std::env::args().any(|argument| argument == "--lower")),
+        _ => bail!("usage: cargo xtask schema | tidy [--lower]"),
     }
 }

@@ -1,10 +1,13 @@
 //! What the compiler does not check: which crate may see which, where versions are stated, and the shape of
 //! files. Reads manifests and sources as text and names every complaint with its file.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
+
+use crate::vocabulary::{self, Counts, Vocabulary};
 
 /// The layers, lowest first. A crate may depend on crates of lower layers only.
 const LAYERS: &[(&str, &[&str])] = &[
@@ -48,18 +51,26 @@ const LONGEST_FILE: usize = 800;
 /// Tables are read by looking something up, not from top to bottom.
 const MAY_BE_LONG: &[&str] = &["table.rs"];
 
-pub fn run(root: &Path) -> Result<()> {
+/// Checks everything. `lower` lowers the limits of unusual names to what there is.
+pub fn run(root: &Path, lower: bool) -> Result<()> {
     let mut complaints = check_workspace(&read(&root.join("Cargo.toml"))?);
+    let vocabulary = Vocabulary::read(root)?;
+    let mut counted: BTreeMap<String, Counts> = BTreeMap::new();
     for dir in packages(root)? {
         let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let manifest = dir.join("Cargo.toml");
         let found = check_manifest(&name, &read(&manifest)?);
         complaints.extend(found.into_iter().map(|words| format!("{}: {words}", shown(root, &manifest))));
+        let counts = counted.entry(name).or_default();
         for path in sources(&dir)? {
-            let found = check_source(&path, &read(&path)?);
+            let text = read(&path)?;
+            vocabulary.count(&path, &text, counts);
+            let found = check_source(&path, &text);
             complaints.extend(found.into_iter().map(|words| format!("{}: {words}", shown(root, &path))));
         }
     }
+    complaints.extend(vocabulary::check(root, &counted, lower)?);
+    complaints.extend(vocabulary::check_code_map(root)?);
     if complaints.is_empty() {
         return Ok(());
     }
