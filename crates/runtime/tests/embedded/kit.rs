@@ -76,6 +76,7 @@ pub async fn run(only: Option<&str>, unified: bool) {
         breakout::the_program_cannot_be_overwritten,
         breakout::masked_and_read_only_paths_hold,
         breakout::nothing_can_be_mounted,
+        life::variables_keep_their_order,
         breakout::devices_cannot_be_opened,
         breakout::privileges_are_what_they_should_be,
         breakout::groups_stay_as_the_host_has_them,

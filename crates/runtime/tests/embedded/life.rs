@@ -80,6 +80,31 @@ pub async fn containers_share_their_pod(node: &Node) {
     assert!(seen.contains("sleep 1002"), "{seen}");
 }
 
+pub async fn variables_keep_their_order(node: &Node) {
+    let pod = node.pod("variables").await;
+    let mut config = script("env");
+    config.envs = ["Z", "M", "A"].map(|key| KeyValue { key: key.into(), value: "1".into() }).into();
+    let names = |text: &str| -> Vec<String> {
+        // What the shell adds is not the runtime's.
+        let names = text.lines().filter_map(|line| line.split('=').next());
+        names.filter(|name| !["SHLVL", "PWD", "OLDPWD"].contains(name)).map(str::to_owned).collect()
+    };
+    let expected = ["PATH", "HOSTNAME", "Z", "M", "A", "HOME"];
+    config.command = vec!["env".to_owned()];
+    let (code, printed) = pod.finish(&config).await;
+    assert_eq!((code, names(&printed)), (0, expected.map(str::to_owned).into()));
+    config.command = script("sleep 1000").command;
+    let id = pod.start(&config).await;
+    let output = node.runtime.exec_sync(&id, &["env".to_owned()], Duration::from_secs(30)).await.unwrap();
+    assert_eq!(names(&String::from_utf8_lossy(&output.stdout)), expected);
+    // The program begins with the signals of a new process.
+    let (_, signals, _) = pod.exec(&id, "grep -E '^Sig(Blk|Ign)' /proc/self/status").await;
+    let ignored = signals.lines().find_map(|line| line.strip_prefix("SigIgn:\t")).unwrap();
+    assert!(signals.starts_with("SigBlk:\t0000000000000000\n"), "{signals}");
+    // SIGPIPE, which this program ignores itself.
+    assert_eq!(u64::from_str_radix(ignored, 16).unwrap() & 1 << 12, 0, "{signals}");
+}
+
 pub async fn what_cannot_start_says_why(node: &Node) {
     let pod = node.pod("broken").await;
     for (command, expected) in [
