@@ -131,6 +131,8 @@ pub async fn what_cannot_start_says_why(node: &Node) {
     );
     let missing = ContainerConfig {
         image: Some(ImageSpec { image: "nosuch:1".into(), ..Default::default() }),
+        // Unlike those that were made so far, whatever number they have.
+        metadata: Some(ContainerMetadata { name: "missing".into(), attempt: 0 }),
         ..script("")
     };
     let error = node.runtime.create_container(&pod.id, &missing, &pod.config).await.unwrap_err();
