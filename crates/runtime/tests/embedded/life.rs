@@ -207,6 +207,28 @@ pub async fn all_of_a_container_is_in_its_cgroup(node: &Node) {
     assert!(matches!(found[..], [line] if line.ends_with(":/")), "{first}");
 }
 
+/// In the first version of cgroups no group may have a quota above that of the one it is in.
+pub async fn pods_can_have_less_than_a_container_that_ended(node: &Node) {
+    let cgroups = sys::cgroup::Cgroups::of_host().unwrap();
+    let pod = node.pod("groups").await;
+    let parent = pod.config.linux.as_ref().unwrap().cgroup_parent.clone();
+    let limit = |cpu_quota| {
+        let limits = sys::cgroup::Limits { cpu_quota, cpu_period: 100_000, ..Default::default() };
+        cgroups.limit(&parent, &limits)
+    };
+    cgroups.create(&parent).unwrap();
+    limit(50_000).unwrap();
+    let mut config = script("exec sleep 1000");
+    let resources = LinuxContainerResources { cpu_period: 100_000, cpu_quota: 50_000, ..Default::default() };
+    config.linux.as_mut().unwrap().resources = Some(resources);
+    let id = pod.start(&config).await;
+    if !cgroups.is_v2() {
+        limit(20_000).expect_err("less than its container has");
+    }
+    node.runtime.stop_container(&id, Duration::ZERO).await.unwrap();
+    limit(20_000).unwrap();
+}
+
 /// A container among the processes of another one has its end asked for by the supervisor alone, and the other one's first
 /// process waits for that.
 pub async fn those_who_look_into_others_do_not_hold_a_pod(node: &Node) {
