@@ -100,6 +100,11 @@ impl Memory {
 
     /// A container could not be started, which was begun then.
     pub fn fail(&mut self, container: &str, mut failure: Failure, begun: Timestamp) {
+    /// Whether a run that has been running since `before` has become ready or unready.
+    pub fn has_other_readiness(&self, before: &HashMap<String, Health>) -> bool {
+        self.health.iter().any(|(id, now)| before.get(id).is_some_and(|before| before.ready != now.ready))
+    }
+
         // What changed meanwhile may have come too late to be seen.
         if failure.wants_objects() && self.news.is_some_and(|news| news >= begun) {
             failure.again = failure.at;
