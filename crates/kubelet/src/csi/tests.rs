@@ -122,7 +122,8 @@ fn answer(call: &str, bytes: Bytes) -> (String, Result<Vec<u8>, ()>) {
             let info = Info {
                 kind: "CSIPlugin".into(),
                 name: "disk.example.com".into(),
-                endpoint: String::new(),
+                // As its container sees it, which has the node's own directory there.
+                endpoint: "/var/lib/kubelet/plugins_registry/disk.example.com-reg.sock".into(),
                 supported_versions: vec!["1.0.0".into()],
             };
             ("who are you".into(), Ok(info.encode_to_vec()))
@@ -274,7 +275,6 @@ impl Rig {
     async fn meet(&self) -> CSINode {
         self.ctx.caches.nodes().filled().await;
         self.create::<Node>(json!({"metadata": {"name": "here"}})).await;
-        self.until("the driver is known", async || {
         let here = Key::new("", "here");
         self.until("the node is known", async || self.ctx.caches.nodes().get(&here)).await;
         let (ctx, settings, drivers) = (self.ctx.clone(), self.settings.clone(), self.drivers.clone());
@@ -283,6 +283,7 @@ impl Rig {
             plugins::run(&ctx, &settings, plugins::Hosts { csi: &drivers, dra: &dra }, || {}).await;
         });
         *self.plugins.lock() = Some(plugins);
+        self.until("the driver is known", async || {
             let node: CSINode = self.client.get(&here).await.ok()?;
             (!node.spec.drivers.is_empty()).then_some(node)
         })
@@ -290,13 +291,13 @@ impl Rig {
     }
 }
 
-fn pod(uid: &str) -> Pod {
 impl Drop for Rig {
     fn drop(&mut self) {
         self.plugins.get_mut().iter().for_each(|plugins| plugins.abort());
     }
 }
 
+fn pod(uid: &str) -> Pod {
     let value = json!({
         "metadata": {"name": "web", "namespace": "default", "uid": uid},
         "spec": {"containers": [], "volumes": [
