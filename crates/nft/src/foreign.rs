@@ -105,10 +105,15 @@ pub struct Obstacle {
     pub handle: Option<u64>,
 }
 
+impl fmt::Display for Chain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "table {} {}, chain {}", self.family.name(), self.table, self.name)
+    }
+}
+
 impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Chain { family, table, name, .. } = &self.chain;
-        write!(f, "table {} {table}, chain {name}: ", family.name())?;
+        write!(f, "{}: ", self.chain)?;
         match self.handle {
             Some(handle) => write!(f, "the rule with handle {handle} drops packets of pods"),
             None => write!(f, "the policy drops packets of pods"),

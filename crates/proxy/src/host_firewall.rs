@@ -2,10 +2,12 @@
 //! get a jump to a chain of ours that accepts packets from and to pods; nothing else is accepted. Where a chain is an
 //! administrator's own it is left alone and reported. [`nft::foreign`] decides.
 
+mod legacy;
+
 use std::collections::BTreeSet;
 use std::io;
 
-use nft::foreign::{self, Chain, Obstacle, Rule, Step};
+use nft::foreign::{self, Chain, Rule, Step};
 use nft::netlink::Encoded;
 use nft::wire::{DONE, Message};
 use nft::{Name, Net};
@@ -17,8 +19,8 @@ use crate::socket::Netfilter;
 /// What a look at all tables has found.
 #[derive(Debug, Default)]
 pub struct Inspection {
-    /// Chains that drop packets of pods and that we must not change.
-    pub obstacles: Vec<Obstacle>,
+    /// The chains and rules that drop packets of pods and that we must not change.
+    pub obstacles: Vec<String>,
     /// The base chains of our own table.
     own: BTreeSet<String>,
     /// Chains that lack our rules.
@@ -26,6 +28,11 @@ pub struct Inspection {
 }
 
 impl Inspection {
+    /// The chains in which packets of pods are still to be accepted.
+    pub fn lacking(&self) -> impl Iterator<Item = &Chain> {
+        self.lacking.iter().map(|(chain, _)| chain)
+    }
+
     /// Whether our table has all of these base chains.
     pub fn has_own<'a>(&self, mut bases: impl Iterator<Item = &'a Name>) -> bool {
         bases.all(|name| self.own.contains(&**name))
@@ -35,7 +42,7 @@ impl Inspection {
 /// Inspects the chains of all tables and changes nothing.
 pub fn inspect(pods: &[Net]) -> io::Result<Inspection> {
     let chains = chains()?;
-    let mut found = Inspection::default();
+    let mut found = Inspection { obstacles: legacy::obstacles(), ..Inspection::default() };
     for chain in &chains {
         if is_own(chain) && chain.hook.is_some() {
             found.own.insert(chain.name.clone());
@@ -46,7 +53,7 @@ pub fn inspect(pods: &[Net]) -> io::Result<Inspection> {
         match foreign::plan(chain, &rules(chain)?, has_accepting(&chains, chain), pods) {
             Step::Nothing => {}
             Step::Accept { has_jump } => found.lacking.push((chain.clone(), has_jump)),
-            Step::Report(obstacle) => found.obstacles.push(obstacle),
+            Step::Report(obstacle) => found.obstacles.push(obstacle.to_string()),
         }
     }
     Ok(found)

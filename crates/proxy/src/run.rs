@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, ObjectReference};
-use nft::foreign::Obstacle;
 use nft::{Fragment, Ip, Name, Net, Ruleset};
 use parking_lot::Mutex;
 use podnet::HostPort;
@@ -132,7 +131,7 @@ async fn guard(
     }
     let monitor = RulesetMonitor::open();
     let bases = Table::new(config, firewall.clone());
-    let mut reported: Vec<Obstacle> = Vec::new();
+    let mut reported: Vec<String> = Vec::new();
     let mut changes = Changes::default();
     loop {
         if changes.own_removed {
@@ -162,7 +161,7 @@ async fn guard(
 }
 
 /// Reports obstacles that were not reported before.
-fn report(found: &[Obstacle], before: &[Obstacle], events: Option<(&Recorder, &str)>) {
+fn report(found: &[String], before: &[String], events: Option<(&Recorder, &str)>) {
     for obstacle in found.iter().filter(|obstacle| !before.contains(obstacle)) {
         tracing::warn!("{obstacle}; accept the networks of pods there");
         let Some((events, node)) = events else { continue };
@@ -172,7 +171,7 @@ fn report(found: &[Obstacle], before: &[Obstacle], events: Option<(&Recorder, &s
             uid: Some(node.to_owned()),
             ..ObjectReference::default()
         };
-        events.record(node, Severity::Warning, "PodTrafficDropped", obstacle.to_string());
+        events.record(node, Severity::Warning, "PodTrafficDropped", obstacle.clone());
     }
 }
 

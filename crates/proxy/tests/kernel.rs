@@ -615,7 +615,7 @@ fn firewalld_lets_pods_through_and_others_are_named() {
         let named = "table inet admin, chain forward: the policy drops packets of pods";
         let obstacles = || {
             let found = proxy::host_firewall::inspect(&config().pods).unwrap();
-            found.obstacles.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+            found.obstacles.join("; ")
         };
         assert_eq!(obstacles(), named);
         let event = async || {

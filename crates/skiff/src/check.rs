@@ -16,6 +16,9 @@ enum Found {
 
 use Found::{Good, Lacking, Missing};
 
+/// The default of `--cluster-cidr`.
+const DEFAULT_PODS: &str = "10.42.0.0/16";
+
 /// What is looked at, and how.
 type Check = (&'static str, fn() -> Found);
 
@@ -29,6 +32,7 @@ const CHECKS: &[Check] = &[
     ("CAP_SYS_RESOURCE", capability),
     ("mounts", mounts),
     ("forwarding", forwarding),
+    ("host firewall", host_firewall),
     ("ports", ports),
 ];
 
@@ -145,6 +149,25 @@ fn forwarding() -> Found {
     }
 }
 
+/// What the tables of other programs do with packets of pods that have the usual addresses.
+fn host_firewall() -> Found {
+    let pods: Vec<nft::Net> = DEFAULT_PODS.parse().into_iter().collect();
+    match proxy::host_firewall::inspect(&pods) {
+        Ok(found) => firewall_result(&found.obstacles, found.lacking().map(ToString::to_string).collect()),
+        Err(error) => Lacking(format!("its rules cannot be listed: {error}"), "run as root"),
+    }
+}
+
+fn firewall_result(obstacles: &[String], lacking: Vec<String>) -> Found {
+    const FIX: &str =
+        "accept packets from and to the networks of pods there (--cluster-cidr, by default 10.42.0.0/16)";
+    match (obstacles.is_empty(), lacking.is_empty()) {
+        (false, _) => Lacking(obstacles.join("; "), FIX),
+        (true, false) => Good(format!("the server lets packets of pods through ({})", lacking.join("; "))),
+        (true, true) => Good("lets packets of pods through".to_owned()),
+    }
+}
+
 fn ports() -> Found {
     let taken: Vec<String> = [6443, 10250]
         .into_iter()
@@ -170,6 +193,19 @@ mod tests {
         assert!(!is_shared(private));
         assert!(is_shared(&format!("{private}3 1 8:1 / / rw shared:1 - ext4 /dev/sda rw\n")));
         assert!(!is_shared(""));
+    }
+
+    #[test]
+    fn chains_that_drop_packets_of_pods_are_named() {
+        let Lacking(what, _) = firewall_result(&["table inet x".to_owned()], Vec::new()) else {
+            panic!("it drops")
+        };
+        assert_eq!(what, "table inet x");
+        let Good(what) = firewall_result(&[], vec!["table ip filter, chain FORWARD".to_owned()]) else {
+            panic!("it is accepted")
+        };
+        assert_eq!(what, "the server lets packets of pods through (table ip filter, chain FORWARD)");
+        assert!(matches!(firewall_result(&[], Vec::new()), Good(_)));
     }
 
     #[test]

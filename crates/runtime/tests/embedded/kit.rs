@@ -130,6 +130,7 @@ pub async fn run(only: Option<&str>, unified: bool) {
         network::settings_are_the_pods,
         network::bandwidth_is_limited,
         network::both_families,
+        network::removed_links_and_routes_are_restored,
         socket::what_only_other_clients_ask,
         socket::events_are_told,
         socket::bad_requests_are_refused,

@@ -197,6 +197,38 @@ pub async fn both_families(node: &Node) {
     }
 }
 
+pub async fn removed_links_and_routes_are_restored(node: &Node) {
+    node.runtime.set_pod_cidr("10.89.0.0/24,fd89::/120").await.unwrap();
+    let (one, two) = (node.pod("one").await, node.pod("two").await);
+    let network = node.runtime.sandbox_status(&two.id).await.unwrap().network.unwrap();
+    let ips = [network.ip, network.additional_ips[0].ip.clone()];
+    let id = one.start(&script("sleep 1000")).await;
+    two.start(&script("while true; do echo hello | nc -l -p 8080; done")).await;
+    let link = format!("skp{}", &two.id[..12]);
+    let damages = [
+        format!("ip link del {link}"),
+        format!("ip link set {link} down"),
+        format!("ip route del {}/32", ips[0]),
+        format!("ip -6 route del {}/128", ips[1]),
+        "ip link del skiff0".to_owned(),
+    ];
+    for damage in damages {
+        let done = std::process::Command::new("sh").args(["-c", &damage]).status().expect("sh");
+        assert!(done.success(), "{damage}");
+        for ip in &ips {
+            let look =
+                format!("until timeout 1 nc {ip} 8080 </dev/null 2>/dev/null | grep hello; do :; done");
+            let (code, said, complaints) = one.exec(&id, &look).await;
+            assert_eq!(code, 0, "{damage}: {ip}: {said}{complaints}");
+        }
+    }
+    let begun = std::time::Instant::now();
+    while !podnet::links("skiff0").unwrap().iter().any(|link| link == "skiff0") {
+        assert!(begun.elapsed() < std::time::Duration::from_secs(10), "the bridge stays away");
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+}
+
 pub async fn bandwidth_is_limited(node: &Node) {
     let mut wanted = node.pod_config("slow");
     for (name, rate) in [("ingress", "8M"), ("egress", "16M")] {
