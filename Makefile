@@ -10,7 +10,8 @@ PORT ?= 6443
 .PHONY: build test test-vm lint up bench packages
 
 build:
-	cargo build --release --package skiff
+	SKIFF_COMMIT=$$(git rev-parse HEAD 2>/dev/null || echo unknown) SKIFF_BUILD_DATE=$$(TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd 2>/dev/null || echo unknown) \
+		cargo build --release --package skiff
 
 # What CI runs: formatting, lints, the project's own rules, and every test.
 test: packages lint

@@ -87,6 +87,7 @@ pub use encryption::{Encrypted, Error as EncryptionError};
 pub use flow::SEATS;
 pub use local::Local;
 pub use metrics::write_process;
+pub use other::version;
 pub use registry::RuntimeConfigError;
 pub use serve::Accepted;
 pub use server::EVENT_TTL;

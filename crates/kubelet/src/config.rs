@@ -5,7 +5,7 @@ mod security;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use reconcile::{Key, Object as _};
@@ -14,6 +14,9 @@ use tokio::sync::watch;
 
 use crate::env::expand;
 use crate::observed::{CONTAINER_NAME, IMAGE, POD_NAME, POD_NAMESPACE, POD_UID, RESOURCES};
+
+/// The directory that upstream's kubelets have, which storage drivers, network plugins and monitoring agents mount.
+const DEFAULT_ROOT: &str = "/var/lib/kubelet";
 
 /// What a node does the same way for all its pods.
 #[derive(Clone, Debug)]
@@ -25,7 +28,8 @@ pub struct Settings {
     pub second_ip: Option<IpAddr>,
     /// Where pods' directories are: volumes, hosts files, termination messages.
     pub pods: PathBuf,
-    /// Where plugins are looked for and storage drivers put volumes; theirs expect `/var/lib/kubelet`.
+    /// Where plugins are looked for and storage drivers put volumes. Paths at or below `/var/lib/kubelet` mean this
+    /// directory ([`Settings::host_path`]).
     pub root: PathBuf,
     pub logs: crate::Logs,
     pub cluster_domain: String,
@@ -51,6 +55,17 @@ impl Settings {
     pub fn node_ips(&self) -> Vec<String> {
         let first = self.node_ip.borrow().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         [Some(first), self.second_ip].into_iter().flatten().map(|ip| ip.to_string()).collect()
+    }
+
+    /// Where a path of the host is on this node: several nodes on one host have a kubelet directory each, and pods and
+    /// plugins name it by its usual path.
+    pub fn host_path(&self, path: &Path) -> PathBuf {
+        match path.strip_prefix(DEFAULT_ROOT) {
+            Ok(rest) if !rest.components().any(|part| part == Component::ParentDir) => {
+                self.root.components().chain(rest.components()).collect()
+            }
+            _ => path.to_owned(),
+        }
     }
 
     /// The pod's directory.

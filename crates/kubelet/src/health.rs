@@ -32,9 +32,7 @@ impl Node {
                 continue;
             }
             let Some(run) = seen.latest(&container.name) else { continue };
-            if !matches!(run.state, State::Running { .. }) {
-                continue;
-            }
+            let State::Running { since } = run.state else { continue };
             let new = self.remember(pod, |memory| {
                 let new = !memory.health.contains_key(&run.id);
                 // What this run was said to be before this process began holds until it is asked again.
@@ -54,6 +52,7 @@ impl Node {
                     pod: pod.clone(),
                     container: container.clone(),
                     id: run.id.clone(),
+                    since,
                     ips: hooks::ips(seen).to_vec(),
                 };
                 tokio::spawn(watch.run());
@@ -92,6 +91,7 @@ struct Watch {
     pod: Pod,
     container: Container,
     id: String,
+    since: Timestamp,
     /// The addresses of the sandbox it runs in.
     ips: Vec<String>,
 }
@@ -150,7 +150,11 @@ impl Watch {
     }
 
     async fn keep_asking(&self, probe: &Probe, kind: &'static str, judge: impl Fn(&mut Health, bool)) {
-        wait(if kind == READINESS { delay(probe) } else { counts_after(probe) }).await;
+        wait(match kind {
+            READINESS => remaining(delay(probe), self.node.ctx.clock.now().duration_since(self.since)),
+            _ => counts_after(probe),
+        })
+        .await;
         let mut tally = Tally::default();
         while self.is_of_interest(kind) {
             if let Some(well) = tally.count(probe, &self.ask(probe, kind).await) {
@@ -210,12 +214,8 @@ impl Watch {
     }
 
     fn is_of_interest(&self, kind: &str) -> bool {
-        self.lives() && is_of_interest(kind, || self.node.is_to_end(&self.pod))
-    }
-
-    /// Whether this run is still the business of anybody.
-    fn lives(&self) -> bool {
-        self.recall(|health| !health.dead).unwrap_or(false)
+        let Some(health) = self.recall(|health| *health) else { return false };
+        is_of_interest(kind, health, || self.node.is_to_end(&self.pod))
     }
 
     fn change(&self, f: impl FnOnce(&mut Health)) {
@@ -225,6 +225,7 @@ impl Watch {
             *health != before
         });
         if changed == Some(true) {
+            self.node.health_changes.send_modify(|count| *count += 1);
             self.node.look_at(self.pod.key());
         }
     }
@@ -236,10 +237,10 @@ impl Watch {
     }
 }
 
-/// Whether there is still somebody who wants to know. Containers of a pod that is to end do not begin anew, whatever they
-/// answer, but others must know for how long they are served.
-fn is_of_interest(kind: &str, is_to_end: impl Fn() -> bool) -> bool {
-    kind == READINESS || !is_to_end()
+/// Whether a probe goes on while its container runs. Whatever the other two find, a container that is being stopped is not
+/// restarted; readiness counts until the end, since it decides about traffic.
+fn is_of_interest(kind: &str, health: Health, is_to_end: impl Fn() -> bool) -> bool {
+    kind == READINESS || !health.dead && !is_to_end()
 }
 
 /// Why an answer is not a good one.
@@ -319,6 +320,12 @@ fn delay(probe: &Probe) -> i32 {
     probe.initial_delay_seconds.unwrap_or(0)
 }
 
+/// What is left of a delay that begins when the container starts, however long its startup probe takes.
+fn remaining(delay: i32, running: SignedDuration) -> i32 {
+    let past = i32::try_from(running.as_secs()).unwrap_or(i32::MAX);
+    delay.saturating_sub(past).clamp(0, delay.max(0))
+}
+
 fn period(probe: &Probe) -> i32 {
     probe.period_seconds.unwrap_or(10)
 }
@@ -376,8 +383,8 @@ mod tests {
     }
 
     #[test]
-    fn nobody_asks_whether_a_pod_lives_that_is_to_end() {
-        let check = |metadata: Value, deadline: Option<i64>, expected: [bool; 3]| {
+    fn only_readiness_probes_go_on_until_the_container_ends() {
+        let check = |metadata: Value, deadline: Option<i64>, dead: bool, expected: [bool; 3]| {
             let pod = json!({
                 "metadata": metadata,
                 "spec": {"containers": [], "activeDeadlineSeconds": deadline},
@@ -385,14 +392,30 @@ mod tests {
             });
             let pod: Pod = serde_json::from_value(pod).expect("a pod");
             let now = "2026-01-01T00:01:00Z".parse().expect("a time");
+            let health = Health { started: true, ready: true, dead };
             let found = ["Startup", "Liveness", "Readiness"]
-                .map(|kind| is_of_interest(kind, || is_over_by(&pod, now)));
+                .map(|kind| is_of_interest(kind, health, || is_over_by(&pod, now)));
             assert_eq!(found, expected, "{metadata} {deadline:?}");
         };
-        check(json!({}), None, [true, true, true]);
-        check(json!({}), Some(61), [true, true, true]);
-        check(json!({}), Some(60), [false, false, true]);
-        check(json!({"deletionTimestamp": "2026-01-01T00:02:00Z"}), None, [false, false, true]);
+        check(json!({}), None, false, [true, true, true]);
+        check(json!({}), None, true, [false, false, true]);
+        check(json!({}), Some(61), false, [true, true, true]);
+        check(json!({}), Some(60), false, [false, false, true]);
+        check(json!({"deletionTimestamp": "2026-01-01T00:02:00Z"}), None, false, [false, false, true]);
+    }
+
+    #[test]
+    fn initial_delay_counts_from_container_start() {
+        let check = |delay: i32, running: i64, expected: i32| {
+            assert_eq!(remaining(delay, SignedDuration::from_secs(running)), expected, "{delay} {running}");
+        };
+        check(0, 5, 0);
+        check(10, 0, 10);
+        check(10, 4, 6);
+        check(10, 11, 0);
+        check(10, i64::MAX, 0);
+        // The clock was set back.
+        check(10, -30, 10);
     }
 
     #[test]

@@ -144,6 +144,8 @@ struct Node {
     host_shutdown: HostShutdown,
     /// Counts the times when a pod was told to end sooner.
     hastened: watch::Sender<u64>,
+    /// Counts the times when the health of a container changed.
+    health_changes: watch::Sender<u64>,
     /// Counts the times when the runtime was seen to have changed.
     news: watch::Sender<u64>,
     referred: Option<Arc<Referred>>,
@@ -196,6 +198,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         judging: Mutex::default(),
         queue: controller.enqueue(),
         hastened: watch::Sender::new(0),
+        health_changes: watch::Sender::new(0),
         news: watch::Sender::new(0),
         counts: stats::Counts::default(),
         looking: stats::volumes::Looking::default(),

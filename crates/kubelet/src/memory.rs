@@ -32,6 +32,8 @@ pub struct Memory {
     pub resizing: Resizing,
     /// Runs and failures of which was told that they are left alone for a while.
     pub told: BTreeSet<String>,
+    /// Runs that were stopped for a resize: the container is started again at once, whatever they ended with.
+    pub resized: BTreeSet<String>,
     /// They are made, and the pod's to change.
     pub has_volumes: bool,
     /// It was found to have a place on the node.
@@ -98,6 +100,11 @@ impl Memory {
         self.news = Some(now);
         let waiting = self.failures.values_mut().filter(|failure| failure.wants_objects());
         waiting.for_each(|failure| failure.again = failure.again.min(now));
+    }
+
+    /// Whether a run that has been running since `before` has become ready or unready.
+    pub fn has_other_readiness(&self, before: &HashMap<String, Health>) -> bool {
+        self.health.iter().any(|(id, now)| before.get(id).is_some_and(|before| before.ready != now.ready))
     }
 
     /// A container could not be started, which was begun then.

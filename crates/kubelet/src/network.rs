@@ -1,7 +1,8 @@
-//! The pods' network where the runtime has none: a bridge on this host with addresses from the node's range.
+//! The pods' network where the runtime has none: a routed link for each pod, with addresses from the node's range.
 //!
-//! It is said in CNI's words, in the directory the runtime looks into, and only where that is empty: a network
-//! somebody else has set up is theirs. [`FILE`] is the only file ever written there.
+//! It is a CNI configuration in the directory the runtime looks into, written only where that is empty: a network
+//! that somebody else has set up is theirs. [`FILE`] is the only file ever written there. Pods share no bridge, see
+//! `podnet`, so CNI's `ptp` attaches them as `podnet` does.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -18,7 +19,7 @@ pub const FILE: &str = "10-skiff.conflist";
 const NAME: &str = "skiff";
 /// Longer than a runtime may take to make a pod.
 const IN_THE_MAKING: Duration = Duration::from_secs(300);
-/// The bridge all pods of this node are on.
+/// The bridge that has this node's addresses in its pods' ranges. It has no ports.
 pub const BRIDGE: &str = "skiff0";
 
 /// Gives the runtime a network for pods of these ranges, if it has none and says where it would look for one.
@@ -35,6 +36,9 @@ pub(crate) async fn provide(node: &Node, ranges: &[String]) {
     let details = node.runtime.details().await.unwrap_or_default();
     let Some(dir) = details.get("config").and_then(|config| directory(config)) else { return };
     let addresses = addresses(node);
+    if let Err(error) = prepare(ranges) {
+        tracing::warn!(error = &error as &dyn std::error::Error, "cannot prepare the network of pods");
+    }
     match write(&dir, &conflist(ranges, &addresses, !node.settings.proxied && has_iptables())) {
         Ok(true) => tracing::info!(dir = %dir.display(), bridge = BRIDGE, "pods have a network now"),
         Ok(false) => {}
@@ -90,6 +94,14 @@ fn forgotten(dir: &Path, known: &BTreeSet<&str>, now: SystemTime) -> Vec<PathBuf
     addresses.map(|entry| entry.path()).filter(is_forgotten).collect()
 }
 
+/// Gives this node its addresses in the ranges. Pods that CNI's `bridge` has attached for an earlier skiff find the others
+/// by this node, too.
+fn prepare(ranges: &[String]) -> Result<(), podnet::Error> {
+    let ranges: Vec<podnet::Cidr> = ranges.iter().filter_map(|range| range.parse().ok()).collect();
+    podnet::prepare(BRIDGE, &ranges)?;
+    podnet::answer_for_others(BRIDGE)
+}
+
 /// Where the runtime looks for networks, from its own account of its configuration.
 fn directory(config: &str) -> Option<PathBuf> {
     let config: Value = serde_json::from_str(config).ok()?;
@@ -123,11 +135,8 @@ fn conflist(ranges: &[String], addresses: &Path, iptables: bool) -> String {
     let everywhere = |range: &String| if range.contains(':') { "::/0" } else { "0.0.0.0/0" };
     let routes: Vec<Value> = ranges.iter().map(|range| json!({"dst": everywhere(range)})).collect();
     let mut plugins = vec![json!({
-        "type": "bridge",
-        "bridge": BRIDGE,
-        "isGateway": true,
+        "type": "ptp",
         "ipMasq": iptables,
-        "hairpinMode": true,
         "ipam": {"type": "host-local", "dataDir": addresses, "ranges": subnets, "routes": routes},
     })];
     if iptables {
@@ -191,12 +200,13 @@ mod tests {
         let ranges = ["10.42.0.0/24".to_owned(), "fd00::/64".to_owned()];
         let text = conflist(&ranges, Path::new("/x"), true);
         let config: Value = serde_json::from_str(&text).expect("JSON");
-        let bridge = &config["plugins"][0];
+        let plugin = &config["plugins"][0];
+        assert_eq!(plugin["type"], "ptp", "replies of pods on one bridge would bypass connection tracking");
         assert_eq!(
-            bridge["ipam"]["ranges"],
+            plugin["ipam"]["ranges"],
             json!([[{"subnet": "10.42.0.0/24"}], [{"subnet": "fd00::/64"}]])
         );
-        assert_eq!(bridge["ipam"]["routes"], json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]));
+        assert_eq!(plugin["ipam"]["routes"], json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]));
         assert_eq!(config["plugins"][1]["type"], "portmap");
         let alone: Value = serde_json::from_str(&conflist(&ranges, Path::new("/x"), false)).expect("JSON");
         assert_eq!(alone["plugins"].as_array().map(Vec::len), Some(1));

@@ -76,6 +76,10 @@ impl State {
     pub fn is_running(self) -> bool {
         matches!(self, State::Running { .. })
     }
+
+    pub fn is_exited(self) -> bool {
+        matches!(self, State::Exited { .. })
+    }
 }
 
 impl Observed {

@@ -39,11 +39,11 @@ pub struct Info {
 }
 
 impl Info {
-    /// Where it serves.
-    pub fn serves_at(&self, path: &Path) -> String {
+    /// Where it serves on this host.
+    pub fn endpoint_on_host(&self, path: &Path, settings: &Settings) -> String {
         match self.endpoint.is_empty() {
             true => path.display().to_string(),
-            false => self.endpoint.clone(),
+            false => settings.host_path(Path::new(&self.endpoint)).display().to_string(),
         }
     }
 }
@@ -72,16 +72,17 @@ enum Known {
 }
 
 impl Hosts<'_> {
-    async fn meet(&self, info: &Info, path: &Path) -> Result<Known, String> {
+    async fn meet(&self, info: &Info, path: &Path, settings: &Settings) -> Result<Known, String> {
+        let endpoint = info.endpoint_on_host(path, settings);
         match info.kind.as_str() {
             STORAGE => {
-                let driver = registry::meet(info, path).await?;
+                let driver = registry::meet(info, &endpoint).await?;
                 let name = driver.name.clone();
                 self.csi.know(driver);
                 Ok(Known::Storage(name))
             }
             DEVICES => {
-                let plugin = Plugin::new(info, &info.serves_at(path))?;
+                let plugin = Plugin::new(info, &endpoint)?;
                 self.dra.know(plugin.clone())?;
                 Ok(Known::Devices(plugin))
             }
@@ -101,7 +102,10 @@ impl Hosts<'_> {
 /// Looks after the directory of plugins for as long as the node runs. `news` is called when drivers come and go.
 pub async fn run(ctx: &Ctx, settings: &Settings, hosts: Hosts<'_>, news: impl Fn()) {
     let dir = settings.root.join("plugins_registry");
-    let changes = std::fs::create_dir_all(&dir).and_then(|()| Changes::of(&dir));
+    // Drivers mount these, and say that they must be there.
+    let directories = [settings.root.join("pods"), settings.root.join("plugins"), dir.clone()];
+    let created = directories.iter().try_for_each(std::fs::create_dir_all);
+    let changes = created.and_then(|()| Changes::of(&dir));
     let changes = match changes {
         Ok(changes) => changes,
         Err(error) => {
@@ -130,7 +134,7 @@ pub async fn run(ctx: &Ctx, settings: &Settings, hosts: Hosts<'_>, news: impl Fn
             if known.contains_key(&path) {
                 continue;
             }
-            match introduce(&hosts, &path).await {
+            match introduce(&hosts, &path, settings).await {
                 Ok(plugin) => {
                     tracing::info!(socket = %path.display(), "a plugin is there");
                     has_changed = true;
@@ -176,12 +180,12 @@ fn sockets(dir: &Path) -> BTreeMap<PathBuf, u64> {
 }
 
 /// Asks who is behind a socket, and tells it how that went.
-async fn introduce(hosts: &Hosts<'_>, path: &Path) -> Result<Known, String> {
+async fn introduce(hosts: &Hosts<'_>, path: &Path, settings: &Settings) -> Result<Known, String> {
     let socket = Socket::new(&path.display().to_string());
     let info: Result<Info, _> =
         socket.call("/pluginregistration.Registration/GetInfo", &Empty {}, QUICK).await;
     let info = info.map_err(|refusal| refusal.to_string())?;
-    let met = hosts.meet(&info, path).await;
+    let met = hosts.meet(&info, path, settings).await;
     if matches!(met, Ok(Known::Other)) {
         return met;
     }

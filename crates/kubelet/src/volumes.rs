@@ -169,7 +169,7 @@ pub async fn secret_data(
 async fn one(pod: &Pod, volume: &Volume, materials: &Materials<'_>) -> Result<PathBuf, String> {
     let dir = |kind: &str| materials.settings.pod_dir(pod).join("volumes").join(kind).join(&volume.name);
     if let Some(host) = &volume.host_path {
-        return host_path(&host.path, host.type_.as_deref().unwrap_or_default());
+        return host_path(&host.path, host.type_.as_deref().unwrap_or_default(), materials.settings);
     }
     if let Some(empty) = &volume.empty_dir {
         let dir = dir("kubernetes.io~empty-dir");
@@ -300,8 +300,8 @@ fn unless_gone<T>(found: std::io::Result<T>) -> std::io::Result<Option<T>> {
     }
 }
 
-fn host_path(path: &str, kind: &str) -> Result<PathBuf, String> {
-    let place = PathBuf::from(path);
+fn host_path(path: &str, kind: &str, settings: &Settings) -> Result<PathBuf, String> {
+    let place = settings.host_path(Path::new(path));
     let found = fs::metadata(&place).ok();
     let is = |check: fn(&fs::FileType) -> bool| found.as_ref().is_some_and(|found| check(&found.file_type()));
     match kind {
@@ -428,6 +428,7 @@ pub fn mounts(
             ..cri::Mount::default()
         });
     }
+    add_real_paths(&mut mounts, settings);
     let mounted = |mounts: &[cri::Mount], path: &str| mounts.iter().any(|mount| mount.container_path == path);
     let file = |name: PathBuf, target: &str| cri::Mount {
         container_path: target.to_owned(),
@@ -443,6 +444,25 @@ pub fn mounts(
         mounts.push(file(last_words(pod, &container.name, attempt, settings), words));
     }
     Ok(mounts)
+}
+
+/// Shows the node's kubelet directory under its own path as well to those who mount it at the usual one: the paths of
+/// volumes that drivers are given are the host's.
+fn add_real_paths(mounts: &mut Vec<cri::Mount>, settings: &Settings) {
+    let real: Vec<cri::Mount> = mounts
+        .iter()
+        .filter(|mount| {
+            let host_path = settings.host_path(Path::new(&mount.container_path));
+            host_path == Path::new(&mount.host_path) && host_path != Path::new(&mount.container_path)
+        })
+        .map(|mount| cri::Mount { container_path: mount.host_path.clone(), ..mount.clone() })
+        .collect();
+    let is_new = |mount: &cri::Mount| {
+        let path = Path::new(&mount.container_path);
+        !mounts.iter().any(|known| Path::new(&known.container_path) == path)
+    };
+    let real: Vec<cri::Mount> = real.into_iter().filter(is_new).collect();
+    mounts.extend(real);
 }
 
 /// Whether a volume was made for this pod alone, so that all there is in it may be labelled as the pod's.
@@ -651,6 +671,64 @@ mod tests {
             check(host_network, None, "/node/own/1/etc-hosts");
             check(host_network, Some("/etc/hosts"), "/v");
         }
+    }
+
+    #[test]
+    fn default_kubelet_directory_is_the_nodes_own() {
+        let check = |root: &str, path: &str, expected: &str| {
+            let settings = Settings { root: root.into(), ..Settings::for_tests(Path::new("/node")) };
+            assert_eq!(settings.host_path(Path::new(path)), Path::new(expected));
+        };
+        check("/node", "/var/lib/kubelet", "/node");
+        check("/node/", "/var/lib/kubelet/", "/node");
+        check("/node", "/var/lib/kubelet/pods", "/node/pods");
+        check("/node", "/var/lib/kubelet//plugins/disk/csi.sock", "/node/plugins/disk/csi.sock");
+        check("/node", "/var/lib/kubelet/../x", "/var/lib/kubelet/../x");
+        check("/node", "/var/lib/kubelet-other", "/var/lib/kubelet-other");
+        check("/node", "/var/lib", "/var/lib");
+        check("/var/lib/kubelet", "/var/lib/kubelet/pods", "/var/lib/kubelet/pods");
+        let dir = tempfile::tempdir().expect("a directory");
+        let settings = Settings::for_tests(dir.path());
+        let pods = dir.path().join("pods");
+        let missing = "hostPath type check failed: /var/lib/kubelet/pods is not a directory".to_owned();
+        assert_eq!(host_path("/var/lib/kubelet/pods", "Directory", &settings), Err(missing));
+        assert_eq!(host_path("/var/lib/kubelet/pods", "DirectoryOrCreate", &settings).as_ref(), Ok(&pods));
+        assert_eq!(host_path("/var/lib/kubelet/pods", "Directory", &settings).as_ref(), Ok(&pods));
+    }
+
+    #[test]
+    fn kubelet_directory_has_both_its_paths_in_a_container() {
+        let check = |root: &str, host_path: &str, mounts: &[&str], expected: &[&str]| {
+            let settings = Settings { root: root.into(), ..Settings::for_tests(Path::new("/node")) };
+            let path = settings.host_path(Path::new(host_path));
+            let place = Place { path, read_only: false, is_block: false };
+            let places = Places::from([("v".to_owned(), place)]);
+            let mounts = mounts
+                .iter()
+                .map(|path| json!({"name": "v", "mountPath": path, "mountPropagation": "Bidirectional"}));
+            let container = json!({"name": "c", "volumeMounts": mounts.collect::<Vec<_>>()});
+            let pod = pod(json!({"containers": [container]}));
+            let mounted = Mounted { attempt: 0, places: &places, images: &Images::new(), env: &[] };
+            let found = mounts_of(&pod, &mounted, &settings);
+            let found: Vec<String> = found
+                .iter()
+                .filter(|mount| mount.propagation() == cri::MountPropagation::Bidirectional)
+                .map(|mount| format!("{} {}", mount.host_path, mount.container_path))
+                .collect();
+            assert_eq!(found, expected, "{root} {host_path}");
+        };
+        let default = "/var/lib/kubelet/pods";
+        check("/node", default, &[default], &["/node/pods /var/lib/kubelet/pods", "/node/pods /node/pods"]);
+        // Paths that drivers are given mean nothing where it is mounted elsewhere.
+        check("/node", default, &["/pods"], &["/node/pods /pods"]);
+        check(
+            "/node",
+            default,
+            &[default, "/node/pods"],
+            &["/node/pods /var/lib/kubelet/pods", "/node/pods /node/pods"],
+        );
+        check("/node", "/data", &[default], &["/data /var/lib/kubelet/pods"]);
+        check("/var/lib/kubelet", default, &[default], &["/var/lib/kubelet/pods /var/lib/kubelet/pods"]);
     }
 
     fn mounts_of(pod: &Pod, mounted: &Mounted<'_>, settings: &Settings) -> Vec<cri::Mount> {

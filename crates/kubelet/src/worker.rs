@@ -12,6 +12,8 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use reconcile::{Delete, Error, Key, Next, Object as _, Severity};
 use runtime::Runtime;
+use tokio::sync::oneshot;
+use tokio::time::error::Elapsed;
 
 use crate::Node;
 use crate::admission::{self, Refusal};
@@ -125,15 +127,18 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<Next, Error> {
                 continue;
             }
         }
-        let telling = tokio::time::timeout(PATIENCE, tell(node, &pod, &seen));
+        let (done, finished) = oneshot::channel();
+        let reporting = update_status_until(node, &pod, &seen, finished);
         // What is written takes the disk's time, which the pod need not wait for.
         let acting = async {
-            match acted {
+            let acted = match acted {
                 Some(acted) => acted,
                 None => acting.await,
-            }
+            };
+            drop(done);
+            acted
         };
-        let (told, acted) = tokio::join!(telling, acting);
+        let (told, acted) = tokio::join!(reporting, acting);
         if clears {
             return let_go(node, &pod, &seen).await;
         }
@@ -309,6 +314,29 @@ fn tell_of_pauses(node: &Node, pod: &Pod, seen: &Observed, now: Timestamp) {
     });
     for (container, severity, reason, message) in news {
         crate::start::note(node, pod, &container, severity, reason, message);
+    }
+}
+
+/// Writes the pod's status, and writes it again when a container becomes ready or unready before `finished`: ending
+/// containers can take as long as the grace period, and readiness probes go on meanwhile.
+async fn update_status_until(
+    node: &Node,
+    pod: &Pod,
+    seen: &Observed,
+    mut finished: oneshot::Receiver<()>,
+) -> Result<Result<(), Error>, Elapsed> {
+    let mut changes = node.health_changes.subscribe();
+    loop {
+        changes.mark_unchanged();
+        let before = node.remember(pod, |memory| memory.health.clone());
+        let result = tokio::time::timeout(PATIENCE, tell(node, pod, seen)).await;
+        while !node.remember(pod, |memory| memory.has_other_readiness(&before)) {
+            tokio::select! {
+                biased;
+                _ = &mut finished => return result,
+                Ok(()) = changes.changed() => {}
+            }
+        }
     }
 }
 

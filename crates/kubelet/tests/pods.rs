@@ -313,6 +313,33 @@ async fn pods_run_and_go_and_leave_nothing() {
     node.end().await;
 }
 
+/// Who sends requests to a pod has to know when it does not answer them any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn readiness_probes_go_on_while_a_pod_is_terminating() {
+    let (cluster, node) = Cluster::start().await;
+    let script = "trap 'rm /tmp/ready' TERM; touch /tmp/ready; until [ -e /tmp/end ]; do sleep 0.05; done";
+    let exec =
+        |command: [&str; 2]| json!({"exec": {"command": command}, "periodSeconds": 1, "failureThreshold": 1});
+    let main = json!({
+        "name": "main", "command": ["sh", "-c", script], "readinessProbe": exec(["cat", "/tmp/ready"]),
+        "livenessProbe": exec(["touch", "/tmp/alive"]),
+    });
+    cluster.create("web", json!({"containers": [main]})).await;
+    let web = cluster.becomes("web", "Running main:running ready#0").await;
+    let delete = reconcile::Delete { grace_seconds: Some(600), ..reconcile::Delete::default() };
+    cluster.client.delete::<Pod>(&Key::new("default", "web"), &delete).await.expect("deleted");
+    let unready = cluster.becomes("web", "Running main:running#0").await;
+    assert!(unready.is_deleting());
+    let conditions = unready.status.and_then(|status| status.conditions).unwrap_or_default();
+    let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready").expect("a condition");
+    assert_eq!((ready.status.as_str(), ready.reason.as_deref()), ("False", Some("ContainersNotReady")));
+    cluster.exec(&web, "main", "touch /tmp/ready").await;
+    cluster.becomes("web", "Running main:running ready#0").await;
+    cluster.exec(&web, "main", "touch /tmp/end").await;
+    cluster.until("it is gone", async || cluster.get("web").await.is_none().then_some(())).await;
+    node.end().await;
+}
+
 /// A pod that is over keeps what it wrote, but no disk that another node may be waiting for.
 /// What containers have comes from the runtime, whichever it is.
 #[tokio::test(flavor = "multi_thread")]

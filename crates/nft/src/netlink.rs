@@ -10,21 +10,23 @@ pub use slots::Slots;
 use slots::Taken;
 
 /// The part of netfilter that is meant.
-const NFTABLES: u16 = 10;
+pub const NFTABLES: u16 = 10;
 /// The family of tables for both kinds of addresses.
-const INET: u8 = 1;
-const BATCH_BEGIN: u16 = 0x10;
-const BATCH_END: u16 = 0x11;
+pub const INET: u8 = 1;
+pub(crate) const BATCH_BEGIN: u16 = 0x10;
+pub(crate) const BATCH_END: u16 = 0x11;
 /// How many bytes of elements go into one message: an attribute has room for 64 KiB.
 const MOST_BYTES: usize = 48 * 1024;
 
 /// Kinds of messages.
-mod message {
+pub mod message {
     pub const NEW_TABLE: u16 = 0;
     pub const DELETE_TABLE: u16 = 2;
     pub const NEW_CHAIN: u16 = 3;
+    pub const GET_CHAIN: u16 = 4;
     pub const DELETE_CHAIN: u16 = 5;
     pub const NEW_RULE: u16 = 6;
+    pub const GET_RULE: u16 = 7;
     pub const DELETE_RULE: u16 = 8;
     pub const NEW_SET: u16 = 9;
     pub const DELETE_SET: u16 = 11;
@@ -64,7 +66,7 @@ pub struct Encoded {
 /// endpoints; it must be that of a kernel which has taken them all, or the batch must make the table anew.
 pub fn encode(table: &str, batch: &Batch, slots: &mut Slots) -> Encoded {
     slots.begin();
-    let mut out = Encoder { table, out: Writer::starting_at(1), sets: 0, slots };
+    let mut out = Encoder { family: INET, table, out: Writer::starting_at(1), sets: 0, slots };
     let of_batch = (0, NFTABLES);
     out.out.message(BATCH_BEGIN, 0, of_batch, |_| {});
     for command in &batch.commands {
@@ -77,11 +79,19 @@ pub fn encode(table: &str, batch: &Batch, slots: &mut Slots) -> Encoded {
 }
 
 struct Encoder<'a> {
+    family: u8,
     table: &'a str,
     out: Writer,
     /// How many sets have been made in this batch.
     sets: u32,
     slots: &'a mut Slots,
+}
+
+/// The expressions of a rule that needs no set, for a table of this family.
+pub(crate) fn expressions(family: u8, statements: &[crate::Statement]) -> Vec<u8> {
+    let mut slots = Slots::default();
+    let mut encoder = Encoder { family, table: "", out: Writer::default(), sets: 0, slots: &mut slots };
+    rule(&mut encoder, &"".into(), statements)
 }
 
 /// A set without a name, made for one rule.
@@ -92,8 +102,8 @@ struct Unnamed {
 
 impl Encoder<'_> {
     fn message(&mut self, kind: u16, flags: u16, fill: impl FnOnce(&mut Writer)) {
-        let table = self.table;
-        self.out.message(NFTABLES << 8 | kind, flags, (INET, 0), |out| {
+        let (family, table) = (self.family, self.table);
+        self.out.message(NFTABLES << 8 | kind, flags, (family, 0), |out| {
             out.text(1, table);
             fill(out);
         });
@@ -295,7 +305,7 @@ fn boundary(key: &[u8], is_end: bool) -> Vec<u8> {
     out.bytes
 }
 
-fn verdict_data(out: &mut Writer, verdict: &Verdict) {
+pub(crate) fn verdict_data(out: &mut Writer, verdict: &Verdict) {
     let (code, chain): (i32, Option<&Name>) = match verdict {
         Verdict::Drop => (0, None),
         Verdict::Accept => (1, None),

@@ -102,6 +102,8 @@ impl Writer {
 pub struct Message<'a> {
     pub kind: u16,
     pub sequence: u32,
+    /// The socket of who has asked for what this tells of.
+    pub port: u32,
     /// What follows the header of netlink.
     pub body: &'a [u8],
 }
@@ -111,6 +113,11 @@ impl<'a> Message<'a> {
     pub fn error(&self) -> Option<i32> {
         let bytes = self.body.get(..4).filter(|_| self.kind == ERROR)?;
         Some(-i32::from_ne_bytes(bytes.try_into().ok()?))
+    }
+
+    /// The family of a message of netfilter.
+    pub fn family(&self) -> Option<u8> {
+        self.body.first().copied()
     }
 
     /// The attributes of a message of netfilter.
@@ -125,7 +132,8 @@ pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
         let number = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         let length = usize::try_from(number(0)?).ok()?;
         let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
-        let message = Message { kind, sequence: number(8)?, body: bytes.get(HEADER..length)? };
+        let message =
+            Message { kind, sequence: number(8)?, port: number(12)?, body: bytes.get(HEADER..length)? };
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
         Some(message)
     })

@@ -17,6 +17,19 @@ impl Cidr {
         if self.is_v4 { 32 } else { 128 }
     }
 
+    /// The range of this length that an address is in.
+    pub fn around(ip: IpAddr, prefix: u8) -> Cidr {
+        let (value, is_v4) = number(ip);
+        let bits = if is_v4 { 32 } else { 128 };
+        let prefix = prefix.min(bits);
+        Cidr { base: value & mask(prefix, bits), prefix, is_v4 }
+    }
+
+    /// Its first address, which stands for the range as a whole.
+    pub fn base(self) -> IpAddr {
+        self.address(self.base)
+    }
+
     pub fn prefix(self) -> u8 {
         self.prefix
     }

@@ -1,13 +1,17 @@
-//! The network of pods on one node: a bridge, and for every pod a pair of links with an address of the node's range.
+//! The network of pods on one node: for every pod a pair of links, a route, and an address of the node's range.
 //!
-//! Nobody but the process that holds a pod's network sees into it, so the work is split: this node's side is
-//! [`Network`]'s, the pod's side is [`attach`]'s, called where the pod is. Addresses are given
-//! out by a [`pool::Pool`]. Knows nothing of pods beyond an id.
+//! Pods share no link. A pod sends everything to its gateway, which is this node, and the node routes to each pod over
+//! the pod's own link, so every packet passes the node's IP layer, its connection tracking and its rules
+//! ([ADR 17](../../../docs/adr/0017-pods-are-routed.md)). A bridge without ports holds the node's address in the range.
+//!
+//! [`attach`] is called in the pod's network namespace, [`prepare`], [`restore`] and [`detach`] in the node's. Addresses
+//! are allocated from a [`pool::Pool`]. Knows nothing of pods beyond an id.
 
 mod bandwidth;
 mod cidr;
 pub mod cni;
 pub mod pool;
+mod restore;
 
 use std::io;
 use std::net::IpAddr;
@@ -18,11 +22,14 @@ use sys::netlink::{Netlink, Veth};
 
 pub use bandwidth::Bandwidth;
 pub use cidr::Cidr;
+pub use restore::{incomplete, restore};
 
 /// The name of the link inside every pod.
 pub const INSIDE: &str = "eth0";
 /// What an Ethernet carries, where nothing says that less gets through.
 const MTU: u32 = 1500;
+/// The protocol of pods' routes in the kernel's table, the same as that of routes to other nodes.
+const ROUTE_PROTOCOL: u8 = 0x73;
 
 /// Why a network cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -55,11 +62,12 @@ pub struct HostPort {
     pub host_port: u16,
 }
 
-/// What ties one pod to the bridge.
+/// How one pod is attached to its node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
     /// The name of this node's side, by which it is removed.
     pub link: String,
+    /// The bridge that has the node's addresses. Its MTU and its setting for loopback addresses are the links', too.
     pub bridge: String,
     /// One of each family at most, the first is the pod's own.
     pub addresses: Vec<Address>,
@@ -71,9 +79,17 @@ pub struct Attachment {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Address {
     pub ip: IpAddr,
+    /// Of the node's range. The pod's own address has the full length: nothing else is on its link.
     pub prefix: u8,
     /// This node, as pods see it.
     pub gateway: IpAddr,
+}
+
+impl Address {
+    /// The length of a network that is one address.
+    fn bits(&self) -> u8 {
+        if self.ip.is_ipv6() { 128 } else { 32 }
+    }
 }
 
 /// Makes the bridge with these ranges' first addresses and lets packets through it.
@@ -102,6 +118,12 @@ pub fn prepare(bridge: &str, ranges: &[Cidr]) -> Result<(), Error> {
     Ok(())
 }
 
+/// Lets a bridge answer neighbour requests of its ports for addresses that this node routes elsewhere.
+pub fn answer_for_others(bridge: &str) -> Result<(), Error> {
+    let path = format!("/proc/sys/net/ipv4/conf/{bridge}/proxy_arp");
+    std::fs::write(&path, "1").map_err(doing(format!("write {path}")))
+}
+
 /// Gives the network namespace this process is in its link. `host` was opened where the bridge is.
 pub fn attach(host: &mut Netlink, attachment: &Attachment) -> Result<(), Error> {
     let own = std::fs::File::open("/proc/self/ns/net").map_err(doing("open /proc/self/ns/net"))?;
@@ -121,24 +143,24 @@ fn attach_in(host: &mut Netlink, attachment: &Attachment, own: std::fs::File) ->
         name: &attachment.link,
         peer: INSIDE,
         namespace: own.as_fd(),
+        mac: Some(node_mac(attachment)),
         peer_mac: mac(attachment.addresses.first().map(|address| address.ip)),
-        master: bridge.index,
+        master: 0,
         mtu: bridge.mtu,
     };
     host.add_veth_off(&veth).map_err(doing(format!("make the link {}", attachment.link)))?;
-    there(host, &own, || refuse_advertisements(&attachment.link))?;
+    there(host, &own, || configure(&attachment.link, &attachment.bridge))?;
     if let Some(near) = host.link(&attachment.link).map_err(doing("look for the pod's link on this node"))? {
-        host.let_back(near.index).map_err(doing(format!("let {} send back", attachment.link)))?;
         // What this side sends is what the pod receives.
         bandwidth::limit(host, near.index, attachment.bandwidth.ingress)
             .map_err(doing("limit what the pod receives"))?;
-        host.set_up(near.index).map_err(doing(format!("switch {} on", attachment.link)))?;
+        route(host, near.index, attachment)?;
     }
     let link = inside.link(INSIDE).map_err(doing("look for the pod's link"))?;
     let link = link.ok_or_else(|| doing("find the pod's link")(io::ErrorKind::NotFound.into()))?;
     for address in &attachment.addresses {
         let named = doing(format!("give the pod the address {}", address.ip));
-        inside.add_address(link.index, address.ip, address.prefix).map_err(named)?;
+        inside.add_address(link.index, address.ip, address.bits()).map_err(named)?;
     }
     inside.set_up(link.index).map_err(doing("switch the pod's link on"))?;
     bandwidth::limit(&mut inside, link.index, attachment.bandwidth.egress)
@@ -150,13 +172,52 @@ fn attach_in(host: &mut Netlink, attachment: &Attachment, own: std::fs::File) ->
     Ok(())
 }
 
+/// Leads what is for the pod to its link, whose other end finds its gateway there. What is there already stays.
+fn route(host: &mut Netlink, index: u32, attachment: &Attachment) -> Result<(), Error> {
+    host.set_up(index).map_err(doing(format!("switch {} on", attachment.link)))?;
+    for address in &attachment.addresses {
+        // Each pod's link has the same address, which is only ever asked for on that link.
+        let named = doing(format!("give {} the address {}", attachment.link, address.gateway));
+        host.add_address(index, address.gateway, address.bits()).map_err(named)?;
+        let named = doing(format!("route {} to {}", address.ip, attachment.link));
+        host.add_link_route(index, address.ip, address.bits(), ROUTE_PROTOCOL).map_err(named)?;
+    }
+    Ok(())
+}
+
+/// The hardware address of this node's side of every pod's link, and of the bridge: pods that were ports of the bridge
+/// know their gateway by it.
+fn node_mac(attachment: &Attachment) -> [u8; 6] {
+    mac(attachment.addresses.first().map(|address| address.gateway))
+}
+
+/// The kernel's settings of this node's side.
+fn configure(link: &str, bridge: &str) -> Result<(), Error> {
+    refuse_advertisements(link)?;
+    // Without a link-local address, which detection of duplicates delays, the kernel cannot ask for the pod's neighbour
+    // entry when it forwards the first packets.
+    ipv6_setting(link, "accept_dad", "0")?;
+    // Packets of loopback addresses pass the links to pods once there are rules that allow it, see `proxy`.
+    let path = |link: &str| format!("/proc/sys/net/ipv4/conf/{link}/route_localnet");
+    match std::fs::read_to_string(path(bridge)) {
+        Ok(text) if text.trim() == "1" => {
+            std::fs::write(path(link), "1").map_err(doing(format!("write {}", path(link))))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Takes no advice about routes from what is behind a link: a pod could draw the node's packets to itself.
 fn refuse_advertisements(link: &str) -> Result<(), Error> {
-    let path = format!("/proc/sys/net/ipv6/conf/{link}/accept_ra");
-    if std::fs::read_to_string(&path).is_ok_and(|text| text.trim() == "0") {
+    ipv6_setting(link, "accept_ra", "0")
+}
+
+fn ipv6_setting(link: &str, name: &str, value: &str) -> Result<(), Error> {
+    let path = format!("/proc/sys/net/ipv6/conf/{link}/{name}");
+    if std::fs::read_to_string(&path).is_ok_and(|text| text.trim() == value) {
         return Ok(());
     }
-    match std::fs::write(&path, "0") {
+    match std::fs::write(&path, value) {
         // Without IPv6 nobody listens. Where nothing may be changed it is the administrator's business.
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ReadOnlyFilesystem) => {
             Ok(())

@@ -75,6 +75,8 @@ fn a_pod_reaches_its_node() {
         attach_in(&mut host, &attachment, own).unwrap();
         let accepts_inside = accepts(INSIDE);
         assert_eq!(bridge(&mut host), [0x0a, 0x58, 10, 9, 0, 1]);
+        let near = host.link("skpod1").unwrap().unwrap();
+        assert_eq!((near.master, near.mac), (0, [0x0a, 0x58, 10, 9, 0, 1]));
         std::net::TcpStream::connect(("10.9.0.1", port)).unwrap();
         rustix::thread::move_into_link_name_space(node.as_fd(), None).unwrap();
         assert_eq!(links("sk").unwrap(), ["skiff0", "skpod1"]);
@@ -86,6 +88,166 @@ fn a_pod_reaches_its_node() {
         assert_eq!(links("skpod").unwrap(), [""; 0]);
     };
     std::thread::spawn(checks).join().unwrap();
+}
+
+/// A network namespace with no links but a loopback.
+fn namespace() -> std::fs::File {
+    let made = || {
+        sys::process::unshare(rustix::thread::UnshareFlags::NEWNET).unwrap();
+        std::fs::File::open("/proc/thread-self/ns/net").unwrap()
+    };
+    std::thread::spawn(made).join().unwrap()
+}
+
+/// Runs something in a network namespace, by a thread of its own.
+fn within<T: Send>(namespace: &std::fs::File, work: impl FnOnce() -> T + Send) -> T {
+    let entered = || {
+        rustix::thread::move_into_link_name_space(namespace.as_fd(), None).unwrap();
+        work()
+    };
+    std::thread::scope(|scope| scope.spawn(entered).join().unwrap())
+}
+
+const RANGES: [&str; 2] = ["10.9.0.0/24", "fd09::/64"];
+
+fn pod(number: u64) -> Attachment {
+    let address = |range: &str| {
+        let range: Cidr = range.parse().unwrap();
+        Address { ip: range.nth(number).unwrap(), prefix: range.prefix(), gateway: range.gateway() }
+    };
+    Attachment {
+        link: format!("skpod{number}"),
+        bridge: "skiff0".into(),
+        addresses: RANGES.map(address).into(),
+        bandwidth: Bandwidth::default(),
+    }
+}
+
+/// Answers on a port of its own for as long as the test runs; says which.
+fn listen_at(address: IpAddr) -> u16 {
+    let listener = std::net::TcpListener::bind((address, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+    port
+}
+
+/// Whether one pod reaches both addresses of another.
+fn reaches(from: &std::fs::File, to: &std::fs::File, number: u64) -> bool {
+    pod(number).addresses.iter().all(|address| {
+        let port = within(to, || listen_at(address.ip));
+        let connect = || {
+            let wait = std::time::Duration::from_secs(4);
+            std::net::TcpStream::connect_timeout(&(address.ip, port).into(), wait).is_ok()
+        };
+        within(from, connect)
+    })
+}
+
+/// Runs a test in a network namespace of its own.
+fn on_a_node(test: impl FnOnce() + Send + 'static) {
+    let checks = || {
+        if sys::process::unshare(rustix::thread::UnshareFlags::NEWNET).is_err() {
+            return eprintln!("skipped: needs root");
+        }
+        prepare("skiff0", &RANGES.map(|range| range.parse().unwrap())).unwrap();
+        test();
+    };
+    std::thread::spawn(checks).join().unwrap();
+}
+
+#[test]
+fn pods_reach_each_other_by_the_node() {
+    on_a_node(|| {
+        let [a, b] = [namespace(), namespace()];
+        restore(&pod(2), a.try_clone().unwrap()).unwrap();
+        restore(&pod(3), b.try_clone().unwrap()).unwrap();
+        assert!(reaches(&a, &b, 3) && reaches(&b, &a, 2));
+        // No packet passes by the node's IP layer.
+        for switch in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+            std::fs::write(format!("/proc/sys/net/{switch}"), "0").unwrap();
+        }
+        assert!(!reaches(&a, &b, 3));
+    });
+}
+
+#[test]
+fn removed_links_routes_and_addresses_are_restored() {
+    on_a_node(|| {
+        let [a, b] = [namespace(), namespace()];
+        let all = || vec![pod(2), pod(3)];
+        let restore_all = || {
+            for attachment in incomplete(all()).unwrap() {
+                let namespace = if attachment == pod(2) { &a } else { &b };
+                restore(&attachment, namespace.try_clone().unwrap()).unwrap();
+            }
+        };
+        assert_eq!(incomplete(all()).unwrap(), all());
+        restore_all();
+        assert_eq!(incomplete(all()).unwrap(), []);
+        let mut host = Netlink::open().unwrap();
+        let index = |host: &mut Netlink| host.link("skpod2").unwrap().unwrap().index;
+        let damages: [&dyn Fn(&mut Netlink); 3] = [
+            &|host| host.delete_link("skpod2").unwrap(),
+            &|host| {
+                let index = index(host);
+                host.delete_link_route(index, "10.9.0.2".parse().unwrap(), 32).unwrap();
+            },
+            &|host| {
+                let index = index(host);
+                host.delete_link_route(index, "fd09::2".parse().unwrap(), 128).unwrap();
+            },
+        ];
+        for damage in damages {
+            damage(&mut host);
+            assert_eq!(incomplete(all()).unwrap(), [pod(2)]);
+            restore_all();
+            assert_eq!(incomplete(all()).unwrap(), []);
+            assert!(reaches(&a, &b, 3) && reaches(&b, &a, 2));
+        }
+    });
+}
+
+#[test]
+fn pods_on_the_bridge_are_taken_off_it() {
+    on_a_node(|| {
+        let [a, b] = [namespace(), namespace()];
+        let mut host = Netlink::open().unwrap();
+        let bridge = host.link("skiff0").unwrap().unwrap().index;
+        // As an earlier skiff attached them.
+        for (number, namespace) in [(2, &a), (3, &b)] {
+            let attachment = pod(number);
+            let veth = Veth {
+                name: &attachment.link,
+                peer: INSIDE,
+                namespace: namespace.as_fd(),
+                mac: None,
+                peer_mac: mac(attachment.addresses.first().map(|address| address.ip)),
+                master: bridge,
+                mtu: MTU,
+            };
+            host.add_veth(&veth).unwrap();
+            within(namespace, || {
+                let mut inside = Netlink::open().unwrap();
+                let index = inside.link(INSIDE).unwrap().unwrap().index;
+                inside.set_up(index).unwrap();
+                for address in &attachment.addresses {
+                    inside.add_address(index, address.ip, address.prefix).unwrap();
+                    inside.add_default_route(index, address.gateway).unwrap();
+                }
+            });
+        }
+        assert!(reaches(&a, &b, 3));
+        let port = within(&b, || listen_at("10.9.0.3".parse().unwrap()));
+        let connected = within(&a, || std::net::TcpStream::connect(("10.9.0.3", port)).unwrap());
+        for (number, namespace) in [(2, &a), (3, &b)] {
+            assert_eq!(incomplete(vec![pod(number)]).unwrap(), [pod(number)]);
+            restore(&pod(number), namespace.try_clone().unwrap()).unwrap();
+            assert_eq!(incomplete(vec![pod(number)]).unwrap(), []);
+        }
+        assert_eq!(host.link("skpod2").unwrap().unwrap().master, 0);
+        assert!(reaches(&a, &b, 3) && reaches(&b, &a, 2));
+        drop(connected);
+    });
 }
 
 proptest! {

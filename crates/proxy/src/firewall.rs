@@ -2,7 +2,10 @@
 
 use std::io::{self, Write as _};
 use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 
+use nft::netlink::Encoded;
 use nft::{Batch, netlink, render};
 use parking_lot::Mutex;
 
@@ -14,6 +17,11 @@ pub const TABLE: &str = "skiff";
 /// Takes batches. All of a batch is done or nothing.
 pub trait Firewall: Send + Sync + 'static {
     fn apply(&self, batch: &Batch) -> Result<(), FirewallError>;
+
+    /// The netlink port that batches are sent from, by which the kernel's notifications of them are known.
+    fn port(&self) -> Option<u32> {
+        None
+    }
 }
 
 /// Why a batch was not taken.
@@ -62,12 +70,16 @@ impl Firewall for Nft {
 pub struct Kernel {
     table: &'static str,
     slots: Mutex<netlink::Slots>,
+    /// Kept open, so that nobody else gets its port.
+    socket: Mutex<Option<Netfilter>>,
+    /// Of that socket, zero before there is one.
+    port: AtomicU32,
 }
 
 impl Kernel {
     /// For a table of this name.
     pub fn of(table: &'static str) -> Kernel {
-        Kernel { table, slots: Mutex::default() }
+        Kernel { table, slots: Mutex::default(), socket: Mutex::default(), port: AtomicU32::new(0) }
     }
 }
 
@@ -80,27 +92,45 @@ impl Default for Kernel {
 impl Firewall for Kernel {
     fn apply(&self, batch: &Batch) -> Result<(), FirewallError> {
         let encoded = netlink::encode(self.table, batch, &mut self.slots.lock());
-        let socket = Netfilter::open(encoded.bytes.len())?;
-        socket.send(&encoded.bytes)?;
-        let mut buffer = vec![0; 64 * 1024];
-        // Each message that is wrong is answered; the last one always is, unless the batch as a whole is refused.
-        let mut wrong = None;
-        loop {
-            for message in socket.receive(&mut buffer)? {
-                let Some(error) = message.error() else { continue };
-                if error != 0 && wrong.is_none() {
-                    wrong = Some((message.sequence, io::Error::from_raw_os_error(error)));
-                }
-                if message.sequence != encoded.last && !(message.sequence == encoded.first && error != 0) {
-                    continue;
-                }
-                return match wrong {
-                    None => Ok(()),
-                    Some((number, error)) => {
-                        Err(FirewallError::Refused(format!("{error} (message {number} of {})", encoded.last)))
-                    }
-                };
+        let mut kept = self.socket.lock();
+        let socket = match kept.take() {
+            Some(socket) => socket,
+            None => Netfilter::open(encoded.bytes.len())?,
+        };
+        socket.make_room(encoded.bytes.len())?;
+        self.port.store(socket.port().unwrap_or_default(), Relaxed);
+        commit(&socket, &encoded)?;
+        // After a failure there may be answers left that are for this batch, so it gets a new one.
+        *kept = Some(socket);
+        Ok(())
+    }
+
+    fn port(&self) -> Option<u32> {
+        Some(self.port.load(Relaxed)).filter(|port| *port != 0)
+    }
+}
+
+/// Sends a batch and waits until it is committed.
+pub(crate) fn commit(socket: &Netfilter, encoded: &Encoded) -> Result<(), FirewallError> {
+    socket.send(&encoded.bytes)?;
+    let mut buffer = vec![0; 64 * 1024];
+    // Each message that is wrong is answered; the last one always is, unless the batch as a whole is refused.
+    let mut wrong = None;
+    loop {
+        for message in socket.receive(&mut buffer)? {
+            let Some(error) = message.error() else { continue };
+            if error != 0 && wrong.is_none() {
+                wrong = Some((message.sequence, io::Error::from_raw_os_error(error)));
             }
+            if message.sequence != encoded.last && !(message.sequence == encoded.first && error != 0) {
+                continue;
+            }
+            return match wrong {
+                None => Ok(()),
+                Some((number, error)) => {
+                    Err(FirewallError::Refused(format!("{error} (message {number} of {})", encoded.last)))
+                }
+            };
         }
     }
 }

@@ -1,12 +1,15 @@
-//! What the kernel must be told once, so that packets of pods pass through the rules at all.
+//! The kernel's settings by which packets of pods are forwarded.
 
 use std::io;
+use std::net::IpAddr;
 use std::path::Path;
 
 use nft::Net;
+use sys::netlink::Netlink;
 
-/// Lets this machine forward packets between pods, nodes and the outside, and shows our rules also those packets
-/// that go from pod to pod over a bridge. Says what does not work and goes on: it may have been done otherwise.
+/// Lets this machine forward packets between pods, nodes and the outside. Where pods share a bridge, as with other CNI
+/// plugins, our rules see what goes from pod to pod only if the bridge shows it to them. Logs what fails and goes on: it
+/// may have been configured otherwise.
 pub fn prepare(pods: &[Net]) {
     let mut wanted = vec![("net/ipv4/ip_forward", true), ("net/bridge/bridge-nf-call-iptables", false)];
     if pods.iter().any(Net::is_v6) {
@@ -29,8 +32,32 @@ pub fn prepare(pods: &[Net]) {
     }
 }
 
-/// Lets packets with loopback addresses pass a link, or not. Fails where there is no such link.
-pub fn pass_loopback(link: &str, pass: bool) -> io::Result<()> {
+/// Lets packets with loopback addresses pass the links to pods, or not. Those are the links with an address of this
+/// bridge. Fails where there is no such bridge. Links of later pods are set as the bridge is, see `podnet`.
+pub fn pass_loopback(bridge: &str, pass: bool) -> io::Result<()> {
+    route_localnet(bridge, pass)?;
+    let mut netlink = Netlink::open()?;
+    let links = netlink.links()?;
+    let addresses = netlink.all_addresses()?;
+    let Some(bridge) = links.iter().find(|link| link.name == bridge) else { return Ok(()) };
+    let gateways: Vec<IpAddr> = addresses
+        .iter()
+        .filter(|(link, address, _)| *link == bridge.index && address.is_ipv4())
+        .map(|(_, address, _)| *address)
+        .collect();
+    let leads_to_pod =
+        |index: u32| addresses.iter().any(|(link, address, _)| *link == index && gateways.contains(address));
+    for link in links.iter().filter(|link| leads_to_pod(link.index)) {
+        match route_localnet(&link.name, pass) {
+            // The pod has ended meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            written => written?,
+        }
+    }
+    Ok(())
+}
+
+fn route_localnet(link: &str, pass: bool) -> io::Result<()> {
     let (path, wanted) =
         (format!("/proc/sys/net/ipv4/conf/{link}/route_localnet"), if pass { "1" } else { "0" });
     if std::fs::read_to_string(&path)?.trim() == wanted {

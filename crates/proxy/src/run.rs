@@ -4,11 +4,12 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, ObjectReference};
+use nft::foreign::Obstacle;
 use nft::{Fragment, Ip, Name, Net, Ruleset};
 use parking_lot::Mutex;
 use podnet::HostPort;
-use reconcile::{Changed, Ctx, Key, Object as _};
+use reconcile::{Changed, Ctx, Key, Object as _, Recorder, Severity};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
@@ -16,9 +17,11 @@ use crate::conntrack;
 use crate::firewall::{Firewall, FirewallError};
 use crate::forwarding::pass_loopback;
 use crate::health::HealthPorts;
+use crate::host_firewall;
 use crate::host_ports;
 use crate::plan::{Flows, Place, Plan, plan};
 use crate::policy;
+use crate::ruleset_monitor::{Changes, RulesetMonitor};
 use crate::skeleton::{loopback, skeleton, way_out};
 
 const ZONE: &str = "topology.kubernetes.io/zone";
@@ -46,9 +49,12 @@ pub struct Config {
     pub policies: bool,
     /// Whether to open ports of this machine that pods ask for. Whoever says so keeps others from doing it, too.
     pub host_ports: bool,
-    /// The link to pods, by which host ports can be reached from loopback addresses once it is there. Where it is not,
-    /// as with an administrator's CNI plugins, they cannot.
+    /// The bridge with this node's addresses in its pods' ranges. Host ports can be reached from loopback addresses over
+    /// the links that have these addresses, too. Where it does not exist, as with an administrator's CNI plugins, they
+    /// cannot.
     pub bridge: Option<&'static str>,
+    /// Whether to accept packets of pods in the tables of Docker, ufw and firewalld.
+    pub accept: bool,
     /// The same as `host_ports` for pods that no API server knows, as those are that somebody makes by the runtime's socket.
     pub ports: Option<watch::Receiver<Vec<HostPort>>>,
 }
@@ -59,6 +65,8 @@ pub async fn run(ctx: Ctx, config: Config, firewall: Arc<dyn Firewall>) {
     listen(&ctx, &config, &news);
     let mut ports = config.ports.clone();
     let mut shutdown = ctx.shutdown.clone();
+    let guard = guard(&config, firewall.clone(), || news.lost(), Some((&ctx.events, &config.node)));
+    let (ctx, config) = (ctx.clone(), config.clone());
     let work = async {
         ctx.caches.filled().await;
         Proxy::new(ctx.clone(), config, firewall).work(&news).await;
@@ -72,13 +80,23 @@ pub async fn run(ctx: Ctx, config: Config, firewall: Arc<dyn Firewall>) {
     tokio::select! {
         () = work => {}
         () = others => {}
+        () = guard => {}
         _ = shutdown.wait_for(|stop| *stop) => {}
     }
 }
 
 /// Keeps a table that has nothing but the ports of pods that no API server knows, and the way out, where there is one.
 pub async fn run_alone(config: Config, firewall: Arc<dyn Firewall>) {
-    let mut table = Table::new(&config, firewall);
+    let (lost, guarded) = (Notify::new(), firewall.clone());
+    let guard = guard(&config, guarded, || lost.notify_one(), None);
+    tokio::select! {
+        () = guard => {}
+        () = keep_ports(&config, firewall, &lost) => {}
+    }
+}
+
+async fn keep_ports(config: &Config, firewall: Arc<dyn Firewall>, lost: &Notify) {
+    let mut table = Table::new(config, firewall);
     let mut pause = FIRST_PAUSE;
     let mut ports = config.ports.clone();
     loop {
@@ -93,7 +111,68 @@ pub async fn run_alone(config: Config, firewall: Arc<dyn Firewall>) {
             continue;
         }
         pause = FIRST_PAUSE;
-        changed(&mut ports).await;
+        tokio::select! {
+            () = changed(&mut ports) => {}
+            () = lost.notified() => table.lost = true,
+        }
+    }
+}
+
+/// Notices what other programs do in nftables: says when our table has lost something, and accepts packets of pods in
+/// tables that drop them. What cannot be accepted is logged, and reported by an event about the node.
+async fn guard(
+    config: &Config,
+    firewall: Arc<dyn Firewall>,
+    lost: impl Fn(),
+    events: Option<(&Recorder, &str)>,
+) {
+    // A fake keeps no table in the kernel.
+    if firewall.port().is_none() && !config.accept {
+        return std::future::pending().await;
+    }
+    let monitor = RulesetMonitor::open();
+    let bases = Table::new(config, firewall.clone());
+    let mut reported: Vec<Obstacle> = Vec::new();
+    let mut changes = Changes::default();
+    loop {
+        if changes.own_removed {
+            tracing::warn!("another program has removed rules of ours, writing all of them again");
+            lost();
+        }
+        if config.accept {
+            let pods = config.pods.clone();
+            let accepted = tokio::task::spawn_blocking(move || host_firewall::accept(&pods)).await;
+            match accepted {
+                Ok(Ok(found)) => {
+                    if changes.overflowed && !found.has_own(bases.rules.bases().map(|(name, _)| name)) {
+                        lost();
+                    }
+                    report(&found.obstacles, &reported, events);
+                    reported = found.obstacles;
+                }
+                Ok(Err(error)) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(error, "cannot accept packets of pods in the tables of other programs");
+                }
+                Err(_) => {}
+            }
+        }
+        changes = monitor.changed(|| firewall.port()).await;
+    }
+}
+
+/// Reports obstacles that were not reported before.
+fn report(found: &[Obstacle], before: &[Obstacle], events: Option<(&Recorder, &str)>) {
+    for obstacle in found.iter().filter(|obstacle| !before.contains(obstacle)) {
+        tracing::warn!("{obstacle}; accept the networks of pods there");
+        let Some((events, node)) = events else { continue };
+        let node = ObjectReference {
+            kind: Some("Node".to_owned()),
+            name: Some(node.to_owned()),
+            uid: Some(node.to_owned()),
+            ..ObjectReference::default()
+        };
+        events.record(node, Severity::Warning, "PodTrafficDropped", obstacle.to_string());
     }
 }
 
@@ -124,6 +203,8 @@ struct Dirty {
     host_ports: BTreeSet<Key>,
     /// The ports of pods that no API server knows.
     others: bool,
+    /// Somebody else has removed a part of the table.
+    lost: bool,
 }
 
 impl News {
@@ -149,6 +230,11 @@ impl News {
 
     fn others(&self) {
         self.dirty.lock().others = true;
+        self.notify.notify_one();
+    }
+
+    fn lost(&self) {
+        self.dirty.lock().lost = true;
         self.notify.notify_one();
     }
 
@@ -272,6 +358,7 @@ impl Proxy {
         let mut pause = FIRST_PAUSE;
         loop {
             let mut dirty = news.take();
+            self.table.lost |= dirty.lost;
             if dirty.place && self.look_around() {
                 dirty.services.extend(self.ctx.caches.services().all().iter().map(|service| service.key()));
             }

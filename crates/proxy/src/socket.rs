@@ -8,13 +8,14 @@ use nft::wire::{Message, messages};
 use rustix::net::netlink::{NETFILTER, SocketAddrNetlink};
 use rustix::net::sockopt::{Timeout, set_socket_send_buffer_size_force, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
-use rustix::net::{recv, sendto, socket_with};
+use rustix::net::{bind, getsockname, recv, sendto, socket_with};
 
 /// The kernel answers at once; whoever waits longer has misunderstood something.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// What the kernel keeps of a buffer for itself, generously.
 const OVERHEAD: usize = 64 * 1024;
 
+#[derive(Debug)]
 pub struct Netfilter(OwnedFd);
 
 impl Netfilter {
@@ -22,9 +23,22 @@ impl Netfilter {
     pub fn open(bytes: usize) -> io::Result<Netfilter> {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(NETFILTER))?;
-        set_socket_send_buffer_size_force(&socket, bytes + OVERHEAD)?;
         set_socket_timeout(&socket, Timeout::Recv, Some(DEADLINE))?;
-        Ok(Netfilter(socket))
+        bind(&socket, &SocketAddrNetlink::new(0, 0))?;
+        let socket = Netfilter(socket);
+        socket.make_room(bytes)?;
+        Ok(socket)
+    }
+
+    /// Makes room for messages of up to this many bytes at once.
+    pub fn make_room(&self, bytes: usize) -> io::Result<()> {
+        Ok(set_socket_send_buffer_size_force(&self.0, bytes + OVERHEAD)?)
+    }
+
+    /// The port that the kernel has given it.
+    pub fn port(&self) -> Option<u32> {
+        let address = SocketAddrNetlink::try_from(getsockname(&self.0).ok()?).ok()?;
+        Some(address.pid()).filter(|port| *port != 0)
     }
 
     pub fn send(&self, bytes: &[u8]) -> io::Result<()> {

@@ -9,7 +9,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::core::v1::{Event, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use net::{Flow, ask, build, inside, serve, sh};
@@ -32,6 +32,7 @@ fn config() -> Config {
         services: nets(&["10.43.0.0/16", "fd43::/112"]),
         way_out: true,
         policies: true,
+        accept: true,
         host_ports: true,
         bridge: Some("pods"),
         ports: None,
@@ -482,7 +483,7 @@ fn loopback_leads_to_host_ports() {
             sh(&format!(
                 "ip netns exec {name} sh -ec 'echo 1 > /proc/sys/net/ipv4/conf/all/route_localnet'
                  ip -n {name} addr del 127.0.0.1/8 dev lo
-                 ip -n {name} route add 127.0.0.0/8 via {gateway}"
+                 ip -n {name} route add 127.0.0.0/8 via {gateway} dev eth0 onlink"
             ));
             assert_eq!(ask(name, "127.0.0.1:8080"), "nothing");
             assert_eq!(Flow::new(name, "127.0.0.1:8081").ask(), "nothing");
@@ -493,7 +494,11 @@ fn loopback_leads_to_host_ports() {
         assert_eq!(Flow::new("out", "127.0.0.1:8081").ask(), "a 192.0.2.2");
 
         // Where pods are behind something else, nothing leads there.
-        sh("ip link set pods down; ip link set pods name others; ip link set others up");
+        for link in ["veth-a", "veth-b"] {
+            sh(&format!("ip addr add 192.0.2.9/32 dev {link}; ip addr del 10.42.0.1/32 dev {link}"));
+            sh(&format!("echo 0 > /proc/sys/net/ipv4/conf/{link}/route_localnet"));
+        }
+        sh("ip link del pods");
         world.pod("b", "10.42.0.6").await;
         becomes(|| ask("node", "127.0.0.1:8081"), "refused").await;
         becomes(|| ask("node", "192.0.2.1:8082"), "b 192.0.2.1").await;
@@ -514,5 +519,118 @@ fn other_nodes_are_reached() {
         becomes(|| ask("a", "10.42.1.5:8080"), "out 10.42.0.5").await;
         world.client.delete::<Node>(&Key::new("", "there"), &Default::default()).await.unwrap();
         becomes(|| sh("ip route show 10.42.1.0/24"), "").await;
+    });
+}
+
+/// Like [`becomes`], for a line of a shell.
+async fn says(line: &str, wished: &str) {
+    becomes(|| sh(line).trim().to_owned(), wished).await;
+}
+
+#[test]
+fn removed_rules_are_restored() {
+    with_world("removed_rules_are_restored", |world| async move {
+        world.service("web", json!({"clusterIP": "10.43.7.1", "ports": tcp()})).await;
+        world.endpoints("web", "TCP", &["10.42.0.6"]).await;
+        becomes(|| ask("a", "10.43.7.1:80"), "b 10.42.0.5").await;
+        for damage in [
+            "nft flush ruleset",
+            "nft delete table inet skiff",
+            "nft flush chain inet skiff nat-prerouting",
+            "nft flush map inet skiff services4",
+        ] {
+            sh(damage);
+            becomes(|| ask("a", "10.43.7.1:80"), "b 10.42.0.5").await;
+        }
+    });
+}
+
+#[test]
+fn docker_and_ufw_let_pods_through() {
+    with_world("docker_and_ufw_let_pods_through", |world| async move {
+        world.service("web", json!({"clusterIP": "10.43.7.1", "ports": tcp()})).await;
+        world.endpoints("web", "TCP", &["10.42.0.6"]).await;
+        becomes(|| ask("a", "10.43.7.1:80"), "b 10.42.0.5").await;
+        assert_eq!(ask("out", "192.0.2.1:8080"), "node 192.0.2.2");
+        let ours = "iptables -S | grep -c SKIFF || true";
+        says(ours, "0").await;
+
+        // As Docker leaves them, and as ufw does.
+        for filter in ["iptables", "ip6tables"] {
+            sh(&format!("{filter} -N DOCKER-USER; {filter} -A DOCKER-USER -j RETURN; {filter} -I FORWARD -j DOCKER-USER
+                {filter} -P FORWARD DROP; {filter} -P INPUT DROP"));
+        }
+        becomes(|| ask("a", "10.43.7.1:80"), "b 10.42.0.5").await;
+        becomes(|| ask("a", "10.42.0.6:8080"), "b 10.42.0.5").await;
+        becomes(|| ask("a", "[fd42::6]:8080"), "b fd42::5").await;
+        becomes(|| ask("a", "10.42.0.1:8080"), "node 10.42.0.5").await;
+        becomes(|| ask("a", "192.0.2.2:8080"), "out 192.0.2.1").await;
+        // Nobody else gets more than before.
+        assert_eq!(ask("out", "192.0.2.1:8080"), "nothing");
+        says("iptables -S FORWARD", "-P FORWARD DROP\n-A FORWARD -m comment --comment skiff -j SKIFF-FORWARD\n-A FORWARD -j DOCKER-USER").await;
+
+        // Reloads take our rules along, wholly or in part.
+        sh("iptables -D FORWARD 1");
+        becomes(|| ask("a", "10.42.0.6:8080"), "b 10.42.0.5").await;
+        sh("iptables -F");
+        becomes(|| ask("a", "10.42.0.6:8080"), "b 10.42.0.5").await;
+        sh("nft delete table ip filter; iptables -P FORWARD DROP");
+        becomes(|| ask("a", "10.42.0.6:8080"), "b 10.42.0.5").await;
+
+        drop(world);
+        proxy::host_firewall::remove().unwrap();
+        says(ours, "0").await;
+        says("ip6tables -S | grep -c SKIFF || true", "0").await;
+        says("ip6tables -S FORWARD", "-P FORWARD DROP\n-A FORWARD -j DOCKER-USER").await;
+    });
+}
+
+/// The tables that firewalld loads, as far as they drop.
+const FIREWALLD: &str = "nft 'add table inet firewalld
+    add chain inet firewalld filter_FORWARD { type filter hook forward priority filter + 10; policy accept; }
+    add rule inet firewalld filter_FORWARD ct state established,related accept
+    add rule inet firewalld filter_FORWARD reject with icmpx admin-prohibited
+    add chain inet firewalld filter_INPUT { type filter hook input priority filter + 10; policy accept; }
+    add rule inet firewalld filter_INPUT ct state established,related accept
+    add rule inet firewalld filter_INPUT reject with icmpx admin-prohibited'";
+
+#[test]
+fn firewalld_lets_pods_through_and_others_are_named() {
+    with_world("firewalld_lets_pods_through_and_others_are_named", |world| async move {
+        world.account().await;
+        sh(FIREWALLD);
+        becomes(|| ask("a", "10.42.0.6:8080"), "b 10.42.0.5").await;
+        becomes(|| ask("a", "[fd42::6]:8080"), "b fd42::5").await;
+        becomes(|| ask("a", "10.42.0.1:8080"), "node 10.42.0.5").await;
+        assert_ne!(ask("out", "192.0.2.1:8080"), "node 192.0.2.2");
+        // A reload.
+        sh(&FIREWALLD
+            .replace("add table inet firewalld", "delete table inet firewalld; add table inet firewalld"));
+        becomes(|| ask("a", "10.42.0.6:8080"), "b 10.42.0.5").await;
+
+        // What is an administrator's own is left alone, and named.
+        sh(
+            "nft 'add table inet admin; add chain inet admin forward { type filter hook forward priority 0; policy drop; }'",
+        );
+        let named = "table inet admin, chain forward: the policy drops packets of pods";
+        let obstacles = || {
+            let found = proxy::host_firewall::inspect(&config().pods).unwrap();
+            found.obstacles.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+        };
+        assert_eq!(obstacles(), named);
+        let event = async || {
+            let events = world.client.list::<Event>("default").await.unwrap();
+            events.iter().any(|event| event.message.as_deref() == Some(named))
+        };
+        let wait = async {
+            while !event().await {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), wait).await.expect("an event names the chain");
+        sh(
+            "nft 'add rule inet admin forward ip saddr 10.42.0.0/16 counter accept; add rule inet admin forward ip6 saddr fd42::/56 accept'",
+        );
+        assert_eq!(obstacles(), "");
     });
 }

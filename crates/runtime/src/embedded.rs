@@ -39,7 +39,7 @@ use parking_lot::RwLock;
 use podnet::pool::Pool;
 use podnet::{Cidr, HostPort};
 use sys::cgroup::Cgroups;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::{Code, Error, Result};
 use news::News;
@@ -94,6 +94,8 @@ struct Inner {
     program: OwnedFd,
     streams: streams::Server,
     news: News,
+    /// Notified when networks of pods are to be compared with what they should be.
+    networks: Arc<Notify>,
     /// Whether there may be pieces of images that are gone; also from before skiff was started.
     owes_collection: AtomicBool,
 }
@@ -115,10 +117,24 @@ impl Embedded {
         let ranges = RwLock::new(config.ranges.clone());
         let (pods, pool, news) = (Pods::default(), Pool::default(), News::default());
         let owes_collection = AtomicBool::new(true);
-        let inner =
-            Inner { config, images, pods, pool, ranges, cgroups, program, streams, news, owes_collection };
+        let networks = Arc::new(Notify::new());
+        let inner = Inner {
+            config,
+            images,
+            pods,
+            pool,
+            ranges,
+            cgroups,
+            program,
+            streams,
+            news,
+            networks: networks.clone(),
+            owes_collection,
+        };
         let embedded = Embedded { inner: Arc::new(inner) };
         embedded.find_pods(&pods_dir).await;
+        networks.notify_one();
+        embedded.keep_networks(networks);
         Ok(embedded)
     }
 

@@ -75,8 +75,8 @@ fn runc() -> Found {
 
 fn network_programs() -> Found {
     let fix = "install CNI's programs (Debian: apt-get install containernetworking-plugins)";
-    let needed = ["bridge", "host-local", "loopback"];
-    let dir = NETWORK_PROGRAMS.into_iter().find(|dir| Path::new(dir).join("bridge").exists());
+    let needed = ["ptp", "host-local", "loopback"];
+    let dir = NETWORK_PROGRAMS.into_iter().find(|dir| Path::new(dir).join("loopback").exists());
     let Some(dir) = dir else { return Good(NOT_NEEDED.to_owned()) };
     let left: Vec<&str> = needed.into_iter().filter(|name| !Path::new(dir).join(name).exists()).collect();
     match left.is_empty() {

@@ -132,7 +132,7 @@ impl Own {
 
     fn write_config(&self) -> anyhow::Result<()> {
         std::fs::create_dir_all(&self.dir).with_context(|| format!("cannot make {}", self.dir.display()))?;
-        let programs = NETWORK_PROGRAMS.into_iter().find(|dir| Path::new(dir).join("bridge").exists());
+        let programs = NETWORK_PROGRAMS.into_iter().find(|dir| Path::new(dir).join("ptp").exists());
         if programs.is_none() {
             tracing::warn!("pods have no network: install CNI's programs (containernetworking-plugins)");
         }

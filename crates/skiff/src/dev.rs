@@ -1,5 +1,5 @@
 //! `skiff dev`: a cluster of several nodes on one machine, for as long as it is wanted. Each node is a process of this
-//! program in a network of its own, all tied to one bridge; the first is the server.
+//! program with a network and a host name of its own, all tied to one bridge; the first is the server.
 //!
 //! Everything is below one directory and one bridge, so that all of it can be found and removed, by the process that
 //! made it or by a later one.
@@ -130,6 +130,7 @@ impl Cluster {
         let log = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
         let mut process = Command::new("/proc/self/exe")
             .arg("inside")
+            .arg(&name)
             .args(arguments)
             .arg(format!("--data-dir={}", self.node_dir(number).display()))
             .arg(format!("--node-name={name}"))

@@ -14,15 +14,15 @@ pub use roles::{
 };
 use values::{PortRange, duration, label, octal, port_range, taint};
 
-/// Where everything is kept unless told otherwise.
+/// The default of --data-dir.
 pub const DATA_DIR: &str = "/var/lib/skiff";
 
-/// Kubernetes as one small program.
+/// Kubernetes in one small program
 #[derive(Debug, Parser)]
 #[command(name = "skiff", version, arg_required_else_help = true)]
 pub struct Flags {
-    /// What to log: error, warn, info, debug, or a filter such as `apiserver=debug`
-    #[arg(long, global = true, default_value = "info", env = "SKIFF_LOG")]
+    /// Log level (error, warn, info, debug) or filter such as `apiserver=debug`
+    #[arg(long, global = true, default_value = "info", env = "SKIFF_LOG", help_heading = "Logging")]
     pub log: tracing_subscriber::filter::Targets,
     #[command(subcommand)]
     pub command: Command,
@@ -30,112 +30,114 @@ pub struct Flags {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run a control plane
+    /// Run a control plane, and a node unless --disable-agent is given
     Server(Box<ServerFlags>),
     /// Run a node that joins a server
     Agent(Box<AgentFlags>),
-    /// Run a node alone, for any API server
+    /// Run only the kubelet, for any API server
     Kubelet(Box<KubeletFlags>),
-    /// Run the controllers alone, against any API server
+    /// Run only the controllers, for any API server
     ControllerManager(Box<ControllerManagerFlags>),
-    /// Run the scheduler alone, against any API server
+    /// Run only the scheduler, for any API server
     Scheduler(SchedulerFlags),
-    /// Route Services on this machine, for any API server
+    /// Run only the Service proxy, for any API server
     Proxy(ProxyFlags),
-    /// Run pods alone, for any kubelet or crictl, over CRI
+    /// Run only the container runtime, as a CRI server
     Runtime(RuntimeFlags),
-    /// Play nodes and pods that are not there, against any API server
+    /// Run simulated nodes and pods, for any API server
     Simulate(SimulateFlags),
-    /// Say what this host lacks of what a node needs, and how to get it
+    /// Check whether this host has what a node needs
     Check,
-    /// Look after the images of the container runtime in use
+    /// Manage container images
     Image(ImageFlags),
-    /// Make a cluster of several nodes on this machine, for as long as this runs
+    /// Run a temporary cluster of several nodes on this machine
     Dev(DevFlags),
-    /// Look after the tokens by which nodes join
+    /// Manage join tokens
     Token(TokenFlags),
     /// Stop the server or agent of a data directory and end its pods; keeps all data
     Stop(StopFlags),
-    /// Remove what skiff has made on this host
+    /// Remove everything that skiff created on this host
     Reset(ResetFlags),
-    /// Copy a stopped server's data into one file
+    /// Save the data of a stopped server to a file
     Backup(BackupFlags),
-    /// Fill an empty data directory from a backup
+    /// Restore a backup into an empty data directory
     Restore(BackupFlags),
+    /// Print the versions of skiff and of Kubernetes
+    Version(VersionFlags),
 }
 
-/// Where this program's own runtime gets images from.
+/// How the embedded runtime pulls images.
 #[derive(Clone, Debug, Default, Args)]
 pub struct RegistryFlags {
-    /// Mirrors, certificates and passwords of registries [default: agent/registries.yaml in the data directory]
-    #[arg(long)]
+    /// File with mirrors, TLS settings and credentials of registries [default: DATA_DIR/agent/registries.yaml]
+    #[arg(long, help_heading = "Runtime")]
     pub private_registry: Option<PathBuf>,
-    /// Do not ask a registry itself that has mirrors
-    #[arg(long)]
+    /// Pull from mirrors only if a registry has mirrors
+    #[arg(long, help_heading = "Runtime")]
     pub disable_default_registry_endpoint: bool,
 }
 
 impl RegistryFlags {
-    /// The file with what there is to say about registries.
+    /// The file with the configuration of registries.
     pub fn file(&self, data_dir: &Path) -> PathBuf {
         self.private_registry.clone().unwrap_or_else(|| data_dir.join("agent/registries.yaml"))
     }
 }
 
-/// What a node is told, wherever its API server is.
+/// Flags of a node, as part of a server, as an agent or as a kubelet alone.
 #[derive(Clone, Debug, Args)]
 pub struct NodeFlags {
-    /// Where everything is kept
-    #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = DATA_DIR)]
+    /// Directory for all state: store, certificates, images, pods
+    #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = DATA_DIR, help_heading = "Storage")]
     pub data_dir: PathBuf,
-    /// The address other nodes reach this one at, or one of each family [default: the one that leads to the server]
-    #[arg(long, short = 'i', value_delimiter = ',')]
+    /// Address of this node, or one of each IP family [default: the address used to reach the server]
+    #[arg(long, short = 'i', value_delimiter = ',', help_heading = "Networking")]
     pub node_ip: Vec<IpAddr>,
-    /// Do not hold pods of this node to NetworkPolicies; something else does
-    #[arg(long)]
+    /// Do not enforce NetworkPolicies on this node
+    #[arg(long, help_heading = "Networking")]
     pub disable_network_policy: bool,
-    /// Do not route Services on this node, nor hold pods to NetworkPolicies; something else does
-    #[arg(long)]
+    /// Do not program Services or NetworkPolicies on this node
+    #[arg(long, help_heading = "Networking")]
     pub disable_kube_proxy: bool,
-    /// The socket of a CRI runtime to run pods with, or `containerd` for the host's or one started here [default: pods
-    /// are run by this program itself]
-    #[arg(long)]
+    /// CRI socket, or `containerd` for the host's containerd or one started by skiff [default: the embedded
+    /// runtime]
+    #[arg(long, help_heading = "Runtime")]
     pub container_runtime_endpoint: Option<String>,
-    /// Where a network for pods is looked for in CNI's words; without one they are on a bridge of this program's own
-    #[arg(long, default_value = "/etc/cni/net.d")]
+    /// CNI configuration directory; without a configuration the built-in pod network is used
+    #[arg(long, default_value = "/etc/cni/net.d", help_heading = "Networking")]
     pub cni_conf_dir: PathBuf,
-    /// Where CNI's programs are
-    #[arg(long, value_delimiter = ',', default_values = crate::containerd::NETWORK_PROGRAMS)]
+    /// Directories with CNI plugins
+    #[arg(long, value_delimiter = ',', default_values = crate::containerd::NETWORK_PROGRAMS, help_heading = "Networking")]
     pub cni_bin_dir: Vec<PathBuf>,
     #[command(flatten)]
     pub registries: RegistryFlags,
-    /// Which programs have passwords for which registries: a CredentialProviderConfig, or a directory of them
-    #[arg(long, requires = "image_credential_provider_bin_dir")]
+    /// CredentialProviderConfig file, or a directory with such files
+    #[arg(long, requires = "image_credential_provider_bin_dir", help_heading = "Runtime")]
     pub image_credential_provider_config: Option<PathBuf>,
-    /// Where those programs are
-    #[arg(long, requires = "image_credential_provider_config")]
+    /// Directory with credential provider plugins
+    #[arg(long, requires = "image_credential_provider_config", help_heading = "Runtime")]
     pub image_credential_provider_bin_dir: Option<PathBuf>,
-    /// The address this node serves logs and streams of its containers on
-    #[arg(long, default_value = "0.0.0.0")]
+    /// Listen address of the kubelet's API (logs, exec, metrics)
+    #[arg(long, default_value = "0.0.0.0", help_heading = "Node")]
     pub kubelet_address: IpAddr,
-    /// The port for that; 0 takes a free one
-    #[arg(long, default_value_t = 10250)]
+    /// Listen port of the kubelet's API; 0 for a free port
+    #[arg(long, default_value_t = 10250, help_heading = "Node")]
     pub kubelet_port: u16,
-    /// Whom this node asks for names, for pods that ask the same [default: /etc/resolv.conf, or where that names only this
-    /// machine, systemd's /run/systemd/resolve/resolv.conf]
-    #[arg(long, env = "SKIFF_RESOLV_CONF")]
+    /// Resolver configuration for pods with `dnsPolicy: Default` [default: /etc/resolv.conf, or systemd-resolved's
+    /// file if that names only this host]
+    #[arg(long, env = "SKIFF_RESOLV_CONF", help_heading = "Networking")]
     pub resolv_conf: Option<PathBuf>,
-    /// Flags of upstream's kubelet, as `name=value`; `config=FILE` is a KubeletConfiguration
-    #[arg(long)]
+    /// Flag of the upstream kubelet, as `name=value`; `config=FILE` reads a KubeletConfiguration
+    #[arg(long, help_heading = "Node")]
     pub kubelet_arg: Vec<String>,
-    /// This node's name [default: the host's]
-    #[arg(long, env = "SKIFF_NODE_NAME")]
+    /// Name of this node [default: the host name]
+    #[arg(long, env = "SKIFF_NODE_NAME", help_heading = "Node")]
     pub node_name: Option<String>,
-    /// A label for this node, as `name=value`
-    #[arg(long, value_parser = label)]
+    /// Label of this node, as `key=value`
+    #[arg(long, value_parser = label, help_heading = "Node")]
     pub node_label: Vec<(String, String)>,
-    /// A taint for this node, as `name=value:NoSchedule`
-    #[arg(long, value_parser = taint)]
+    /// Taint of this node, as `key=value:NoSchedule`
+    #[arg(long, value_parser = taint, help_heading = "Node")]
     pub node_taint: Vec<(String, String, String)>,
 }
 
@@ -143,122 +145,138 @@ pub struct NodeFlags {
 pub struct ServerFlags {
     #[command(flatten)]
     pub node: NodeFlags,
-    /// What nodes show to join: `id.secret`, or any word [default: made once, and kept in the file `token`]
-    #[arg(long, env = "SKIFF_TOKEN", hide_env_values = true)]
+    /// Token that nodes join with, `id.secret` or any text [default: generated once, stored in DATA_DIR/token]
+    #[arg(long, env = "SKIFF_TOKEN", hide_env_values = true, help_heading = "Cluster")]
     pub token: Option<String>,
-    /// A YAML file with these same options, `data-dir: /x` for `--data-dir /x`; flags win over it
+    /// YAML file with the same options (`data-dir: /x` for `--data-dir /x`); flags take precedence
     #[arg(long, env = "SKIFF_CONFIG_FILE")]
     pub config: Option<PathBuf>,
-    /// Merge the administrator's kubeconfig into this file [default: only admin.kubeconfig in the data directory is
-    /// written]
-    #[arg(long, short = 'o', env = "SKIFF_KUBECONFIG_OUTPUT")]
+    /// Merge the administrator's kubeconfig into this file [default: only DATA_DIR/admin.kubeconfig is written]
+    #[arg(long, short = 'o', env = "SKIFF_KUBECONFIG_OUTPUT", help_heading = "Security")]
     pub write_kubeconfig: Option<PathBuf>,
-    /// File mode for --write-kubeconfig [default: that of the existing file, else 600]
-    #[arg(long, env = "SKIFF_KUBECONFIG_MODE", value_parser = octal)]
+    /// File mode of --write-kubeconfig [default: that of the existing file, else 600]
+    #[arg(long, env = "SKIFF_KUBECONFIG_MODE", value_parser = octal, help_heading = "Security")]
     pub write_kubeconfig_mode: Option<u32>,
-    /// The address to listen on
-    #[arg(long, default_value = "0.0.0.0")]
+    /// Listen address of the API server
+    #[arg(long, default_value = "0.0.0.0", help_heading = "Networking")]
     pub bind_address: IpAddr,
-    /// The port to listen on
-    #[arg(long, default_value_t = 6443)]
+    /// Listen port of the API server
+    #[arg(long, default_value_t = 6443, help_heading = "Networking")]
     pub https_listen_port: u16,
-    /// The address pods and nodes reach this server at [default: found by itself]
-    #[arg(long)]
+    /// Address at which pods and nodes reach this server [default: the address of the default route]
+    #[arg(long, help_heading = "Networking")]
     pub advertise_address: Option<IpAddr>,
-    /// Further names and addresses for the serving certificate
-    #[arg(long, value_delimiter = ',')]
+    /// Additional host names and addresses for the serving certificate
+    #[arg(long, value_delimiter = ',', help_heading = "Security")]
     pub tls_san: Vec<String>,
-    /// The networks of pods, at most one of each family
-    #[arg(long, value_delimiter = ',', default_value = "10.42.0.0/16")]
+    /// Pod networks, at most one of each IP family
+    #[arg(long, value_delimiter = ',', default_value = "10.42.0.0/16", help_heading = "Networking")]
     pub cluster_cidr: Vec<String>,
-    /// The networks of cluster IPs
-    #[arg(long, value_delimiter = ',', default_value = "10.43.0.0/16")]
+    /// Networks for cluster IPs of Services
+    #[arg(long, value_delimiter = ',', default_value = "10.43.0.0/16", help_heading = "Networking")]
     pub service_cidr: Vec<String>,
-    /// The ports that Services may open on nodes
-    #[arg(long, default_value = "30000-32767", value_parser = port_range)]
+    /// Port range for Services of type NodePort
+    #[arg(long, default_value = "30000-32767", value_parser = port_range, help_heading = "Networking")]
     pub service_node_port_range: PortRange,
-    /// The domain of cluster names
-    #[arg(long, default_value = "cluster.local")]
+    /// DNS domain of the cluster
+    #[arg(long, default_value = "cluster.local", help_heading = "Cluster")]
     pub cluster_domain: String,
-    /// etcd endpoints, separated by commas, instead of the embedded store
-    #[arg(long, value_delimiter = ',', env = "SKIFF_DATASTORE_ENDPOINT")]
+    /// etcd endpoints, comma-separated, instead of the embedded store
+    #[arg(long, value_delimiter = ',', env = "SKIFF_DATASTORE_ENDPOINT", help_heading = "Cluster")]
     pub datastore_endpoint: Vec<String>,
-    /// The authority of etcd's certificates, in PEM
-    #[arg(long, value_name = "FILE", env = "SKIFF_DATASTORE_CAFILE")]
+    /// CA certificates for etcd, PEM
+    #[arg(long, value_name = "FILE", env = "SKIFF_DATASTORE_CAFILE", help_heading = "Cluster")]
     pub datastore_cafile: Option<PathBuf>,
-    /// The certificate shown to etcd, in PEM
-    #[arg(long, value_name = "FILE", env = "SKIFF_DATASTORE_CERTFILE", requires = "datastore_keyfile")]
+    /// Client certificate for etcd, PEM
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "SKIFF_DATASTORE_CERTFILE",
+        requires = "datastore_keyfile",
+        help_heading = "Cluster"
+    )]
     pub datastore_certfile: Option<PathBuf>,
-    /// Its key, in PEM
-    #[arg(long, value_name = "FILE", env = "SKIFF_DATASTORE_KEYFILE", requires = "datastore_certfile")]
+    /// Private key of that certificate, PEM
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "SKIFF_DATASTORE_KEYFILE",
+        requires = "datastore_certfile",
+        help_heading = "Cluster"
+    )]
     pub datastore_keyfile: Option<PathBuf>,
-    /// Groups and versions to switch, as `batch/v1=false`
-    #[arg(long, value_delimiter = ',')]
+    /// API groups, versions or resources to enable or disable, as `batch/v1=false`
+    #[arg(long, value_delimiter = ',', help_heading = "Cluster")]
     pub runtime_config: Vec<String>,
-    /// Flags of upstream's API server, as `name=value`; an unknown name is answered with those that have a
-    /// meaning here
-    #[arg(long)]
+    /// Flag of the upstream API server, as `name=value`; an unknown name is refused with the list of supported flags
+    #[arg(long, help_heading = "Cluster")]
     pub kube_apiserver_arg: Vec<String>,
     /// Run the control plane without a node
-    #[arg(long)]
+    #[arg(long, help_heading = "Node")]
     pub disable_agent: bool,
-    /// The addresses pods ask for names [default: the tenth of the Services' networks]
-    #[arg(long, value_delimiter = ',')]
+    /// Addresses of the cluster DNS [default: the tenth address of --service-cidr]
+    #[arg(long, value_delimiter = ',', help_heading = "Networking")]
     pub cluster_dns: Vec<IpAddr>,
-    /// Run no controllers in this process
-    #[arg(long)]
+    /// Do not run the controllers
+    #[arg(long, help_heading = "Cluster")]
     pub disable_controller_manager: bool,
-    /// The controllers to run: `*` is all, `-name` is all but that one
-    #[arg(long, value_delimiter = ',', default_value = "*", allow_hyphen_values = true)]
+    /// Controllers to run; `*` for all, `-name` to leave one out
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "*",
+        allow_hyphen_values = true,
+        help_heading = "Cluster"
+    )]
     pub controllers: Vec<String>,
-    /// Parts to do without: `dns` answers for names of the cluster, `ingress` leads to Services by host and path,
-    /// `local-storage` makes volumes on nodes, `servicelb` leads to Services at the nodes' addresses
-    #[arg(long, value_delimiter = ',', value_parser = ["dns", "ingress", "local-storage", "servicelb"])]
+    /// Components to disable: `dns` (cluster DNS), `ingress` (Ingress controller), `local-storage` (local volume
+    /// provisioner), `servicelb` (LoadBalancer Services)
+    #[arg(long, value_delimiter = ',', value_parser = ["dns", "ingress", "local-storage", "servicelb"], help_heading = "Cluster")]
     pub disable: Vec<String>,
-    /// The port of this node for Ingresses over HTTP; 0 for none
-    #[arg(long, default_value_t = 80)]
+    /// HTTP port of the Ingress controller on this node; 0 to disable
+    #[arg(long, default_value_t = 80, help_heading = "Networking")]
     pub ingress_http_port: u16,
-    /// The port of this node for Ingresses over HTTPS; 0 for none
-    #[arg(long, default_value_t = 443)]
+    /// HTTPS port of the Ingress controller on this node; 0 to disable
+    #[arg(long, default_value_t = 443, help_heading = "Networking")]
     pub ingress_https_port: u16,
-    /// Where on nodes volumes of the built-in storage class are kept [default: storage in the data directory]
-    #[arg(long)]
+    /// Directory on nodes for volumes of the built-in StorageClass [default: DATA_DIR/storage]
+    #[arg(long, help_heading = "Storage")]
     pub default_local_storage_path: Option<PathBuf>,
-    /// Addresses for Services of type LoadBalancer, as networks or ranges, instead of those of the nodes
-    #[arg(long, value_delimiter = ',')]
+    /// Addresses for Services of type LoadBalancer, as CIDRs or ranges [default: the addresses of the nodes]
+    #[arg(long, value_delimiter = ',', help_heading = "Networking")]
     pub servicelb_pool: Vec<String>,
     #[command(flatten)]
     pub silence: SilenceFlags,
-    /// Run no scheduler in this process
-    #[arg(long)]
+    /// Do not run the scheduler
+    #[arg(long, help_heading = "Cluster")]
     pub disable_scheduler: bool,
-    /// A KubeSchedulerConfiguration file for the scheduler in this process
-    #[arg(long)]
+    /// KubeSchedulerConfiguration file
+    #[arg(long, help_heading = "Cluster")]
     pub scheduler_config: Option<PathBuf>,
-    /// Play this many nodes and the pods on them; nothing is really run
-    #[arg(long, default_value_t = 0, hide_default_value = true)]
+    /// Number of simulated nodes; their pods are not executed
+    #[arg(long, default_value_t = 0, hide_default_value = true, help_heading = "Cluster")]
     pub simulate: u32,
 }
 
 #[derive(Debug, Args)]
 pub struct AgentFlags {
-    /// A YAML file with these same options, `data-dir: /x` for `--data-dir /x`; flags win over it
+    /// YAML file with the same options (`data-dir: /x` for `--data-dir /x`); flags take precedence
     #[arg(long, env = "SKIFF_CONFIG_FILE")]
     pub config: Option<PathBuf>,
-    /// The server to join, as in https://server:6443
-    #[arg(long, short = 's', env = "SKIFF_URL")]
+    /// URL of the server to join, as https://server:6443
+    #[arg(long, short = 's', env = "SKIFF_URL", help_heading = "Cluster")]
     pub server: String,
-    /// What lets this node join, from the file `token` in the server's data directory; not needed any more afterwards
-    #[arg(long, short = 't', env = "SKIFF_TOKEN", hide_env_values = true)]
+    /// Join token, from DATA_DIR/token on the server; needed only for the first join
+    #[arg(long, short = 't', env = "SKIFF_TOKEN", hide_env_values = true, help_heading = "Cluster")]
     pub token: Option<String>,
-    /// A file with the token
-    #[arg(long, env = "SKIFF_TOKEN_FILE", conflicts_with = "token")]
+    /// File with the join token
+    #[arg(long, env = "SKIFF_TOKEN_FILE", conflicts_with = "token", help_heading = "Cluster")]
     pub token_file: Option<PathBuf>,
-    /// The port of this node for Ingresses over HTTP, which are passed on to the server; 0 for none
-    #[arg(long, default_value_t = 80)]
+    /// HTTP port of the Ingress controller on this node, forwarded to the server; 0 to disable
+    #[arg(long, default_value_t = 80, help_heading = "Networking")]
     pub ingress_http_port: u16,
-    /// The port of this node for Ingresses over HTTPS, which are passed on to the server; 0 for none
-    #[arg(long, default_value_t = 443)]
+    /// HTTPS port of the Ingress controller on this node, forwarded to the server; 0 to disable
+    #[arg(long, default_value_t = 443, help_heading = "Networking")]
     pub ingress_https_port: u16,
     #[command(flatten)]
     pub node: NodeFlags,
@@ -266,35 +284,35 @@ pub struct AgentFlags {
 
 #[derive(Debug, Args)]
 pub struct KubeletFlags {
-    /// Where the API server is and who to be there; written where it is missing and --bootstrap-kubeconfig is given
-    #[arg(long, env = "KUBECONFIG")]
+    /// Kubeconfig for the API server; created if it is missing and --bootstrap-kubeconfig is given
+    #[arg(long, env = "KUBECONFIG", help_heading = "Cluster")]
     pub kubeconfig: PathBuf,
-    /// By whom to ask for a certificate where the kubeconfig is missing or its own has ended
-    #[arg(long)]
+    /// Kubeconfig used to request a client certificate if --kubeconfig is missing or its certificate has expired
+    #[arg(long, help_heading = "Cluster")]
     pub bootstrap_kubeconfig: Option<PathBuf>,
-    /// Where certificates are kept that were asked for [default: pki where the kubelet keeps everything]
-    #[arg(long)]
+    /// Directory for requested certificates [default: pki in the kubelet's root directory]
+    #[arg(long, help_heading = "Security")]
     pub cert_dir: Option<PathBuf>,
-    /// Ask for another certificate as a client before this one ends [default: with --bootstrap-kubeconfig]
-    #[arg(long)]
+    /// Renew the client certificate before it expires [default: true with --bootstrap-kubeconfig]
+    #[arg(long, help_heading = "Security")]
     pub rotate_certificates: bool,
-    /// Ask for a certificate to serve with until somebody signs it
-    #[arg(long)]
+    /// Request the serving certificate with a CertificateSigningRequest
+    #[arg(long, help_heading = "Security")]
     pub rotate_server_certificates: bool,
-    /// Who vouches for clients of this node [default: those of the kubeconfig]
-    #[arg(long)]
+    /// CA certificates for client authentication [default: those of the kubeconfig]
+    #[arg(long, help_heading = "Security")]
     pub client_ca_file: Option<PathBuf>,
-    /// The certificate to serve with [default: asked for from the cluster, else made]
-    #[arg(long, requires = "tls_private_key_file")]
+    /// Serving certificate, PEM [default: requested from the cluster, or self-signed]
+    #[arg(long, requires = "tls_private_key_file", help_heading = "Security")]
     pub tls_cert_file: Option<PathBuf>,
-    /// Its key
-    #[arg(long, requires = "tls_cert_file")]
+    /// Private key of that certificate, PEM
+    #[arg(long, requires = "tls_cert_file", help_heading = "Security")]
     pub tls_private_key_file: Option<PathBuf>,
-    /// Where pods ask for names
-    #[arg(long, value_delimiter = ',')]
+    /// Addresses of the cluster DNS
+    #[arg(long, value_delimiter = ',', help_heading = "Networking")]
     pub cluster_dns: Vec<IpAddr>,
-    /// What the names of Services end in
-    #[arg(long, default_value = "cluster.local")]
+    /// DNS domain of the cluster
+    #[arg(long, default_value = "cluster.local", help_heading = "Cluster")]
     pub cluster_domain: String,
     #[command(flatten)]
     pub node: NodeFlags,
@@ -302,22 +320,22 @@ pub struct KubeletFlags {
 
 #[derive(Debug, Args)]
 pub struct RuntimeFlags {
-    /// Where everything is kept
+    /// Directory for all state: store, certificates, images, pods
     #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = "/var/lib/skiff")]
     pub data_dir: PathBuf,
-    /// Where to listen [default: agent/cri.sock in the data directory]
+    /// Socket to listen on [default: DATA_DIR/agent/cri.sock]
     #[arg(long)]
     pub socket: Option<PathBuf>,
-    /// The addresses of this node's pods, as long as no kubelet says others
+    /// Pod networks of this node, until a kubelet sets others
     #[arg(long, value_delimiter = ',', default_value = "10.42.0.0/24")]
     pub pod_cidr: Vec<String>,
-    /// The networks of all pods: what leaves them is masqueraded
+    /// Pod networks of the cluster; traffic that leaves them is masqueraded
     #[arg(long, value_delimiter = ',', default_value = "10.42.0.0/16")]
     pub cluster_cidr: Vec<String>,
-    /// Where a network for pods is looked for in CNI's words; without one they are on a bridge of this program's own
+    /// CNI configuration directory; without a configuration the built-in pod network is used
     #[arg(long, default_value = "/etc/cni/net.d")]
     pub cni_conf_dir: PathBuf,
-    /// Where CNI's programs are
+    /// Directories with CNI plugins
     #[arg(long, value_delimiter = ',', default_values = crate::containerd::NETWORK_PROGRAMS)]
     pub cni_bin_dir: Vec<PathBuf>,
     #[command(flatten)]
@@ -326,51 +344,51 @@ pub struct RuntimeFlags {
 
 #[derive(Debug, Args)]
 pub struct SimulateFlags {
-    /// Where the API server is and who to be there
+    /// Kubeconfig for the API server
     #[arg(long, env = "KUBECONFIG")]
     pub kubeconfig: PathBuf,
-    /// How many nodes to play
+    /// Number of simulated nodes
     #[arg(long, default_value_t = 1)]
     pub nodes: u32,
-    /// Record the events a kubelet would
+    /// Record the events that a kubelet would record
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub events: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct DevFlags {
-    /// How many nodes, the server's among them
+    /// Number of nodes, including the server
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=100))]
     pub nodes: u8,
-    /// Where everything is kept as long as the cluster lasts
+    /// Directory for all state of the cluster; removed at its end
     #[arg(long, short = 'd', default_value = "/var/lib/skiff-dev")]
     pub data_dir: PathBuf,
-    /// The network between the nodes
+    /// Network between the nodes
     #[arg(long, default_value = "10.212.0.0/24")]
     pub network: podnet::Cidr,
-    /// Let this machine route between the nodes instead of giving them a common link
+    /// Route between the nodes instead of connecting them by one bridge
     #[arg(long)]
     pub routed: bool,
-    /// An archive with images that all nodes get
+    /// Image archive to import on all nodes
     #[arg(long)]
     pub image: Vec<PathBuf>,
-    /// An argument for the server alone, as in `--server-arg=--disable=dns`
+    /// Argument for the server only, as `--server-arg=--disable=dns`
     #[arg(long, allow_hyphen_values = true)]
     pub server_arg: Vec<String>,
-    /// Remove such a cluster that was left behind, or that another process has made
+    /// Remove a cluster that an earlier run left behind
     #[arg(long)]
     pub remove: bool,
-    /// Arguments for all nodes
+    /// Arguments for the server and all agents
     #[arg(last = true)]
     pub rest: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 pub struct ResetFlags {
-    /// The data directory of the server or the agent
+    /// Data directory of the server or agent
     #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = "/var/lib/skiff")]
     pub data_dir: PathBuf,
-    /// Remove the data directory too, with all that was in the cluster
+    /// Also remove the data directory with all data of the cluster
     #[arg(long)]
     pub yes: bool,
     /// Stop the skiff processes that run on this host first, by their systemd services or by SIGTERM
@@ -390,10 +408,10 @@ pub struct StopFlags {
 
 #[derive(Debug, Args)]
 pub struct TokenFlags {
-    /// Where the API server is and who to be there [default: admin.kubeconfig in the data directory]
+    /// Kubeconfig for the API server [default: DATA_DIR/admin.kubeconfig]
     #[arg(long, env = "KUBECONFIG", global = true)]
     pub kubeconfig: Option<PathBuf>,
-    /// The server's data directory
+    /// Data directory of the server
     #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = DATA_DIR, global = true)]
     pub data_dir: PathBuf,
     #[command(subcommand)]
@@ -402,25 +420,25 @@ pub struct TokenFlags {
 
 #[derive(Debug, Subcommand)]
 pub enum TokenAction {
-    /// Make a token and print it
+    /// Create a token and print it
     Create {
-        /// How long it lets nodes in; 0 for as long as it is not deleted
+        /// Time until the token expires; 0 for never
         #[arg(long, value_name = "TIME", default_value = "24h", value_parser = duration)]
         ttl: SignedDuration,
-        /// What it is for
+        /// Description of the token
         #[arg(long, default_value = "")]
         description: String,
-        /// Print the command by which a node joins instead
+        /// Print the complete `skiff agent` command instead of the token
         #[arg(long)]
         print_join_command: bool,
     },
-    /// List tokens, without what is secret of them
+    /// List join tokens (secrets hidden)
     #[command(visible_alias = "ls")]
     List,
-    /// Delete tokens; nodes that have joined with them stay
+    /// Delete tokens; nodes that have joined with them are not affected
     #[command(visible_alias = "rm")]
     Delete {
-        /// The tokens, or what is before the dot in them
+        /// Tokens or token IDs
         #[arg(required = true)]
         tokens: Vec<String>,
     },
@@ -428,16 +446,16 @@ pub enum TokenAction {
 
 #[derive(Debug, Args)]
 pub struct BackupFlags {
-    /// The backup file
+    /// Backup file
     pub file: PathBuf,
-    /// The server's data directory
+    /// Data directory of the server
     #[arg(long, short = 'd', env = "SKIFF_DATA_DIR", default_value = DATA_DIR)]
     pub data_dir: PathBuf,
 }
 
 #[derive(Debug, Args)]
 pub struct ImageFlags {
-    /// The socket of a CRI runtime, or `containerd` [default: the one that the node with this data directory has]
+    /// CRI socket, or `containerd` [default: the runtime of the node with this data directory]
     #[arg(long, global = true)]
     pub container_runtime_endpoint: Option<String>,
     /// Data directory of the server or agent [default: that of the node running on this host, else /var/lib/skiff]
@@ -449,35 +467,52 @@ pub struct ImageFlags {
 
 #[derive(Debug, Subcommand)]
 pub enum ImageAction {
-    /// Load the images of archives, as `docker save` writes them or in OCI's layout
+    /// Import images from archives of `docker save` or in OCI layout
     Import {
+        /// Image archives
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
-    /// Write images into one archive
+    /// Export images to an archive
     Export {
-        /// The archive
+        /// Image archive to write
         file: PathBuf,
+        /// Image references
         #[arg(required = true)]
         names: Vec<String>,
     },
-    /// Remove the pieces of images that are gone; with --all also all images that no container uses
+    /// Remove content that no image refers to
     Gc {
+        /// Also remove images that no container uses
         #[arg(long)]
         all: bool,
     },
     /// List images
     Ls,
-    /// Fetch images from their registries
+    /// Pull images from their registries
     Pull {
         #[command(flatten)]
         registries: RegistryFlags,
+        /// Image references
         #[arg(required = true)]
         names: Vec<String>,
     },
     /// Remove images
     Rm {
+        /// Image references
         #[arg(required = true)]
         names: Vec<String>,
     },
+}
+
+#[derive(Debug, Args)]
+pub struct VersionFlags {
+    /// Output format [default: text]
+    #[arg(long, short)]
+    pub output: Option<VersionOutput>,
+}
+
+#[derive(Clone, Debug, clap::ValueEnum)]
+pub enum VersionOutput {
+    Json,
 }

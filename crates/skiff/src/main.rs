@@ -1,5 +1,9 @@
 //! The one program: reads flags, wires the roles together, runs until told to stop.
 
+// Before the other modules, which use its macros.
+#[macro_use]
+mod output;
+
 mod address;
 mod agent;
 mod arguments;
@@ -31,6 +35,7 @@ mod system;
 mod threads;
 mod tokens;
 mod tunnel;
+mod version;
 mod welcome;
 
 use std::process::ExitCode;
@@ -86,6 +91,7 @@ fn command() -> ExitCode {
         Command::Reset(flags) => reset::run(&flags),
         Command::Backup(flags) => server::backup(&flags),
         Command::Restore(flags) => server::restore(&flags),
+        Command::Version(flags) => version::run(&flags),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -93,7 +93,7 @@ pub fn runtime_alone(flags: &RuntimeFlags) -> anyhow::Result<()> {
         let table = services::proxy_config(String::new(), &flags.cluster_cidr, &[])?;
         let ports = Some(config.host_ports.subscribe());
         let bridge = Some(kubelet::network::BRIDGE);
-        let table = proxy::Config { way_out: true, bridge, ports, ..table };
+        let table = proxy::Config { way_out: true, accept: true, bridge, ports, ..table };
         let own = Embedded::open(config).await?;
         let socket = flags.socket.clone().unwrap_or_else(|| flags.data_dir.join("agent/cri.sock"));
         let listener = runtime::embedded::listen(&socket)

@@ -56,8 +56,15 @@ pub fn route(
     let config = proxy_config(node::name(flags), &facts.cluster_cidr, &facts.service_cidr)?;
     let policies = !flags.disable_network_policy;
     let bridge = Some(kubelet::network::BRIDGE);
-    let config =
-        proxy::Config { way_out: true, policies, host_ports: true, bridge, ports: Some(ports), ..config };
+    let config = proxy::Config {
+        way_out: true,
+        policies,
+        accept: true,
+        host_ports: true,
+        bridge,
+        ports: Some(ports),
+        ..config
+    };
     let ctx = Ctx { client: client.acting_as("system:kube-proxy"), ..ctx.clone() };
     proxy::prepare(&config.pods);
     tokio::spawn(proxy::routes::run(ctx.clone(), config.node.clone()));
@@ -74,6 +81,7 @@ pub fn remove_rules() -> anyhow::Result<()> {
         }
         _ => {}
     }
+    proxy::host_firewall::remove().context("cannot remove rules from the tables of other programs")?;
     proxy::Kernel::default().apply(&nft::Batch::remove()).context("cannot remove the rules")
 }
 

@@ -4,6 +4,8 @@
 
 #[path = "containers/held.rs"]
 mod held;
+#[path = "containers/kubelet_dir.rs"]
+mod kubelet_dir;
 #[path = "containers/resize.rs"]
 mod resize;
 

@@ -231,6 +231,7 @@ fn three_nodes_are_one_cluster() {
     let pods = cluster.pods("app=web");
     assert_eq!(pods.keys().collect::<Vec<_>>(), ["node-1", "node-2", "node-3"]);
     everywhere(&cluster, &pods);
+    host_names(&cluster, &pods);
     names(&cluster, &pods);
     names_without_the_server(&cluster, &pods);
     names_behind_a_policy(&cluster, &pods);
@@ -250,6 +251,23 @@ fn three_nodes_are_one_cluster() {
     let left = cluster.traces();
     assert!(left.iter().all(|line| line.contains("lo: ") || line.contains("dev lo")), "{left:#?}");
     assert!(!cluster.data().exists());
+}
+
+/// Pods in a node's network have its name, and not the one of the machine that all nodes are on.
+fn host_names(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+    for node in pods.keys() {
+        let name = format!("named-{node}");
+        cluster.apply(&format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}}}, spec: {{nodeName: {node}, hostNetwork: true, \
+             restartPolicy: Never, containers: [{{name: c, image: {IMAGE}, \
+             command: [sh, -c, 'hostname; cat /etc/hostname; echo $HOSTNAME']}}]}}}}"
+        ));
+        cluster.until("it has ended", || {
+            cluster.kubectl(&["get", "pod", &name, "-o", "jsonpath={.status.phase}"]).1 == "Succeeded"
+        });
+        assert_eq!(cluster.ok(&["logs", &name]), format!("{node}\n{node}\n{node}\n"));
+        cluster.ok(&["delete", "pod", &name, "--wait=false"]);
+    }
 }
 
 /// Every pod to every pod and to the Service, over TCP and UDP; logs and commands on every node.

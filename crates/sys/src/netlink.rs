@@ -33,12 +33,31 @@ pub struct Netlink {
 /// A socket at which a packet comes whenever addresses or routes of the network namespace this thread is in change.
 /// What is in it does not matter. Whoever reads it does not wait.
 pub fn news() -> io::Result<OwnedFd> {
+    subscribe(ADDRESSES_AND_ROUTES)
+}
+
+/// The same for links as well, to be read for what [`is_removal`] finds.
+pub fn removals() -> io::Result<OwnedFd> {
+    subscribe(libc::RTMGRP_LINK | ADDRESSES_AND_ROUTES)
+}
+
+/// Whether what was read from [`removals`] tells of a link, an address or a route that is gone, or of a link that is
+/// switched off.
+pub fn is_removal(bytes: &[u8]) -> bool {
+    let is_off = |body: &[u8]| parse_link(body).is_some_and(|link| !link.is_up);
+    message::split(bytes).any(|(header, body)| match header.kind {
+        libc::RTM_DELLINK | libc::RTM_DELADDR | libc::RTM_DELROUTE => true,
+        libc::RTM_NEWLINK => is_off(body),
+        _ => false,
+    })
+}
+
+const ADDRESSES_AND_ROUTES: i32 =
+    libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR | libc::RTMGRP_IPV4_ROUTE | libc::RTMGRP_IPV6_ROUTE;
+
+fn subscribe(groups: i32) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
-    let groups = libc::RTMGRP_IPV4_IFADDR
-        | libc::RTMGRP_IPV6_IFADDR
-        | libc::RTMGRP_IPV4_ROUTE
-        | libc::RTMGRP_IPV6_ROUTE;
     rustix::net::bind(&socket, &SocketAddrNetlink::new(0, groups.cast_unsigned()))?;
     Ok(socket)
 }
@@ -69,9 +88,11 @@ pub struct Veth<'a> {
     pub peer: &'a str,
     /// The network namespace of the other side.
     pub namespace: BorrowedFd<'a>,
+    /// The hardware address of this side; the kernel's choice where there is none.
+    pub mac: Option<[u8; 6]>,
     /// The address of the other side's hardware.
     pub peer_mac: [u8; 6],
-    /// The bridge this side is a port of.
+    /// The bridge this side is a port of, or zero.
     pub master: u32,
     /// The largest packet, on both sides.
     pub mtu: u32,
@@ -134,11 +155,23 @@ impl Netlink {
         }
         let link = self.link(name)?.ok_or(io::ErrorKind::NotFound)?;
         if link.mac != mac {
-            let mut message = Message::link(libc::RTM_NEWLINK, ACK, link.index, 0, 0);
-            message.attribute(libc::IFLA_ADDRESS, &mac);
-            self.ask(message)?;
+            self.set_mac(link.index, mac)?;
         }
         Ok(link.index)
+    }
+
+    /// Gives a link another hardware address.
+    pub fn set_mac(&mut self, index: u32, mac: [u8; 6]) -> io::Result<()> {
+        let mut message = Message::link(libc::RTM_NEWLINK, ACK, index, 0, 0);
+        message.attribute(libc::IFLA_ADDRESS, &mac);
+        self.ask(message).map(drop)
+    }
+
+    /// Makes a link the port of a bridge, or, with zero, of none.
+    pub fn set_master(&mut self, index: u32, master: u32) -> io::Result<()> {
+        let mut message = Message::link(libc::RTM_NEWLINK, ACK, index, 0, 0);
+        message.attribute(libc::IFLA_MASTER, &master.to_ne_bytes());
+        self.ask(message).map(drop)
     }
 
     /// Makes a pair of links, the far one in another namespace from the start. The near one is switched on.
@@ -157,7 +190,12 @@ impl Netlink {
         let mut message = Message::link(libc::RTM_NEWLINK, CREATE | EXCLUSIVE | ACK, 0, flags, flags);
         message.attribute(libc::IFLA_IFNAME, &text(veth.name));
         message.attribute(libc::IFLA_MTU, &veth.mtu.to_ne_bytes());
-        message.attribute(libc::IFLA_MASTER, &veth.master.to_ne_bytes());
+        if veth.master != 0 {
+            message.attribute(libc::IFLA_MASTER, &veth.master.to_ne_bytes());
+        }
+        if let Some(mac) = &veth.mac {
+            message.attribute(libc::IFLA_ADDRESS, mac);
+        }
         message.nested(libc::IFLA_LINKINFO, |info| {
             info.attribute(libc::IFLA_INFO_KIND, b"veth");
             info.nested(libc::IFLA_INFO_DATA, |data| {
@@ -189,19 +227,6 @@ impl Netlink {
         self.ask(Message::link(libc::RTM_NEWLINK, ACK, index, up, up)).map(drop)
     }
 
-    /// Lets a port of a bridge send back what came from it: a pod may reach itself by the address of a service.
-    pub fn let_back(&mut self, index: u32) -> io::Result<()> {
-        /// `IFLA_BRPORT_MODE`, and the flag of an attribute that has others inside.
-        const MODE: u16 = 4;
-        const NESTED: u16 = 0x8000;
-        let mut message = Message::new(libc::RTM_SETLINK, ACK);
-        message.raw(&[libc::AF_BRIDGE as u8, 0, 0, 0]);
-        message.raw(&index.to_ne_bytes());
-        message.raw(&[0; 8]);
-        message.nested(libc::IFLA_PROTINFO | NESTED, |port| port.attribute(MODE, &[1]));
-        self.ask(message).map(drop)
-    }
-
     /// Gives a link an address; one it has already is no failure.
     pub fn add_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
         let mut message = Message::new(libc::RTM_NEWADDR, CREATE | REPLACE | ACK);
@@ -216,10 +241,16 @@ impl Netlink {
 
     /// The addresses of a link.
     pub fn addresses(&mut self, index: u32) -> io::Result<Vec<(IpAddr, u8)>> {
+        let all = self.all_addresses()?.into_iter();
+        Ok(all.filter(|(link, ..)| *link == index).map(|(_, address, prefix)| (address, prefix)).collect())
+    }
+
+    /// The addresses of all links: the link's number, the address, the length of its network.
+    pub fn all_addresses(&mut self) -> io::Result<Vec<(u32, IpAddr, u8)>> {
         let mut message = Message::new(libc::RTM_GETADDR, DUMP);
         message.raw(&[0; 8]);
         let answers = self.ask(message)?;
-        Ok(answers.iter().filter_map(|answer| parse_address(answer, index)).collect())
+        Ok(answers.iter().filter_map(|answer| parse_address(answer)).collect())
     }
 
     /// Sends what has no better way to this gateway; the gateway need not be in the link's own network.
@@ -257,6 +288,29 @@ impl Netlink {
         message.attribute(libc::RTA_GATEWAY, &octets(gateway));
         message.attribute(libc::RTA_OIF, &index.to_ne_bytes());
         self.ask(message).map(drop)
+    }
+
+    /// Sends what is for a network to a link itself, on which the network is. The route carries a mark as those of
+    /// [`Netlink::add_route`] do; one of that mark for the same network is replaced.
+    pub fn add_link_route(&mut self, index: u32, to: IpAddr, prefix: u8, mark: u8) -> io::Result<()> {
+        self.ask(link_route(libc::RTM_NEWROUTE, CREATE | REPLACE | ACK, index, (to, prefix), mark)).map(drop)
+    }
+
+    /// Removes the route to a network on a link, whoever made it; one that is gone already is no failure.
+    pub fn delete_link_route(&mut self, index: u32, to: IpAddr, prefix: u8) -> io::Result<()> {
+        let any = libc::RTPROT_UNSPEC;
+        match self.ask(link_route(libc::RTM_DELROUTE, ACK, index, (to, prefix), any)) {
+            Err(error) if error.raw_os_error() != Some(libc::ESRCH) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// The routes of this mark that lead to a link itself: the link's number, the network, its length.
+    pub fn link_routes(&mut self, mark: u8) -> io::Result<Vec<(u32, IpAddr, u8)>> {
+        let mut message = Message::new(libc::RTM_GETROUTE, DUMP);
+        message.raw(&[0; 12]);
+        let answers = self.ask(message)?;
+        Ok(answers.iter().filter_map(|answer| parse_link_route(answer, mark)).collect())
     }
 
     /// How packets for an address leave this machine: over which link, and to which gateway, if not to the address
@@ -340,6 +394,30 @@ fn route(kind: u16, flags: u16, to: IpAddr, prefix: u8, gateway: IpAddr, mark: u
     message
 }
 
+fn link_route(kind: u16, flags: u16, index: u32, (to, prefix): (IpAddr, u8), mark: u8) -> Message {
+    let mut message = Message::new(kind, flags);
+    // IPv6 knows no scopes; where a route is removed any will do.
+    let scope = match kind {
+        libc::RTM_DELROUTE => libc::RT_SCOPE_NOWHERE,
+        _ if to.is_ipv6() => libc::RT_SCOPE_UNIVERSE,
+        _ => libc::RT_SCOPE_LINK,
+    };
+    let table = libc::RT_TABLE_MAIN;
+    message.raw(&[family(to), prefix, 0, 0, table, mark, scope, libc::RTN_UNICAST, 0, 0, 0, 0]);
+    message.attribute(libc::RTA_DST, &octets(to));
+    message.attribute(libc::RTA_OIF, &index.to_ne_bytes());
+    message
+}
+
+fn parse_link_route(body: &[u8], mark: u8) -> Option<(u32, IpAddr, u8)> {
+    let (prefix, found) = (*body.get(1)?, *body.get(5)?);
+    let value = |kind| attributes(body.get(12..)?).find(|(found, _)| *found == kind).map(|(_, value)| value);
+    if found != mark || value(libc::RTA_GATEWAY).is_some() {
+        return None;
+    }
+    Some((number(value(libc::RTA_OIF)?)?, address(value(libc::RTA_DST)?)?, prefix))
+}
+
 fn parse_route(body: &[u8], mark: u8) -> Option<(IpAddr, u8, IpAddr)> {
     let (prefix, found) = (*body.get(1)?, *body.get(5)?);
     if found != mark {
@@ -396,13 +474,10 @@ fn parse_link(body: &[u8]) -> Option<Link> {
     Some(link)
 }
 
-fn parse_address(body: &[u8], index: u32) -> Option<(IpAddr, u8)> {
-    if number(body.get(4..)?)? != index {
-        return None;
-    }
-    let prefix = *body.get(1)?;
+fn parse_address(body: &[u8]) -> Option<(u32, IpAddr, u8)> {
+    let (index, prefix) = (number(body.get(4..)?)?, *body.get(1)?);
     let value = attributes(body.get(8..)?).find(|(kind, _)| *kind == libc::IFA_ADDRESS)?.1;
-    Some((address(value)?, prefix))
+    Some((index, address(value)?, prefix))
 }
 
 #[cfg(test)]
@@ -431,6 +506,7 @@ mod tests {
                 name: "sk1",
                 peer: "eth0",
                 namespace: pod.as_fd(),
+                mac: Some([2, 0, 10, 1, 0, 1]),
                 peer_mac: [2, 0, 10, 1, 0, 2],
                 master: bridge,
                 mtu: 1400,
@@ -469,8 +545,26 @@ mod tests {
             host.delete_route(net, 16, gateway, 0x73).unwrap();
             host.delete_route(net, 16, gateway, 0x73).unwrap();
             assert_eq!(host.routes(0x73).unwrap(), []);
-            host.let_back(near.index).unwrap();
-            assert!(host.let_back(bridge).is_err());
+            assert_eq!(near.mac, [2, 0, 10, 1, 0, 1]);
+            host.set_master(near.index, 0).unwrap();
+            host.set_mac(near.index, mac).unwrap();
+            let near = host.link("sk1").unwrap().unwrap();
+            assert_eq!((near.master, near.mac), (0, mac));
+            for (to, prefix) in [("10.1.0.2", 32), ("fd00::2", 128)] {
+                let to = to.parse().unwrap();
+                host.add_link_route(near.index, to, prefix, 0x73).unwrap();
+                host.add_link_route(near.index, to, prefix, 0x73).unwrap();
+                assert_eq!(host.link_routes(0x73).unwrap(), [(near.index, to, prefix)]);
+                host.delete_link_route(near.index, to, prefix).unwrap();
+                host.delete_link_route(near.index, to, prefix).unwrap();
+                assert_eq!(host.link_routes(0x73).unwrap(), []);
+            }
+            // Routes that the kernel has made itself go, too.
+            inside.delete_link_route(eth0.index, "10.1.0.0".parse().unwrap(), 24).unwrap();
+            assert_eq!(
+                inside.way_to("10.1.0.7".parse().unwrap()).unwrap().1,
+                Some("10.1.0.1".parse().unwrap())
+            );
             host.delete_link("sk1").unwrap();
             host.delete_link("sk1").unwrap();
             assert_eq!((host.link("sk1").unwrap(), inside.link("eth0").unwrap()), (None, None));

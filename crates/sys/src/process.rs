@@ -1,5 +1,7 @@
 //! Processes: a copy of this one in new namespaces, and a handle by which it is never mistaken for another.
 
+use std::convert::Infallible;
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -272,6 +274,37 @@ pub fn open_many_files() {
 pub fn forget_children() {
     // SAFETY: no function is called for a signal that is ignored.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+}
+
+/// Becomes the program at `path`, which has a slash, with the environment in the order it is given.
+///
+/// `std::os::unix::process::CommandExt::exec` sorts the variables by name. As there, the program gets no blocked signals
+/// and the default action for SIGPIPE, which Rust programs ignore.
+pub fn execute(path: &str, args: &[String], env: &[String]) -> io::Result<Infallible> {
+    let path = CString::new(path)?;
+    let texts =
+        |list: &[String]| list.iter().map(|text| CString::new(text.as_str())).collect::<Result<Vec<_>, _>>();
+    let (args, env) = (texts(args)?, texts(env)?);
+    let pointers = |list: &[CString]| -> Vec<*const libc::c_char> {
+        list.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect()
+    };
+    let (argv, envp) = (pointers(&args), pointers(&env));
+    // SAFETY: the set is a local variable that is initialized before it is used; no function is called for a signal
+    // with its default action.
+    unsafe {
+        let mut none = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        let error = libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+        if error != 0 {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+        if libc::signal(libc::SIGPIPE, libc::SIG_DFL) == libc::SIG_ERR {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    // SAFETY: both lists end with a null pointer, and they and the strings they point to outlive the call.
+    unsafe { libc::execve(path.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
+    Err(io::Error::last_os_error())
 }
 
 /// Leaves the namespaces named for new ones. For a process with one thread, or where only this thread is meant.

@@ -1,8 +1,6 @@
 //! What becomes of storage drivers that introduce themselves ([`crate::plugins`]): they are met, and the cluster is told
 //! that this node has them (CSINode).
 
-use std::path::Path;
-
 use k8s_openapi::api::core::v1::Node as ApiNode;
 use k8s_openapi::api::storage::v1::CSINode;
 use reconcile::{Ctx, Error, Key, Patch};
@@ -14,8 +12,8 @@ use super::node_object;
 use crate::config::Settings;
 use crate::plugins::Info;
 
-/// Asks a driver that has introduced itself what it is like.
-pub async fn meet(info: &Info, path: &Path) -> Result<Driver, String> {
+/// Asks a driver that has introduced itself, and serves at this socket, what it is like.
+pub async fn meet(info: &Info, endpoint: &str) -> Result<Driver, String> {
     let is_first = |version: &String| version.trim_start_matches('v').split('.').next() == Some("1");
     if !info.supported_versions.iter().any(is_first) {
         let known = info.supported_versions.join(" ");
@@ -24,7 +22,7 @@ pub async fn meet(info: &Info, path: &Path) -> Result<Driver, String> {
             info.name, info.endpoint
         ));
     }
-    Driver::meet(&info.name, &info.serves_at(path)).await.map_err(|refusal| refusal.to_string())
+    Driver::meet(&info.name, endpoint).await.map_err(|refusal| refusal.to_string())
 }
 
 /// Says in the cluster which drivers are here; `false` while this node is not known there yet.

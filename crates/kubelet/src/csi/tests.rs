@@ -122,7 +122,8 @@ fn answer(call: &str, bytes: Bytes) -> (String, Result<Vec<u8>, ()>) {
             let info = Info {
                 kind: "CSIPlugin".into(),
                 name: "disk.example.com".into(),
-                endpoint: String::new(),
+                // As its container sees it, which has the node's own directory there.
+                endpoint: "/var/lib/kubelet/plugins_registry/disk.example.com-reg.sock".into(),
                 supported_versions: vec!["1.0.0".into()],
             };
             ("who are you".into(), Ok(info.encode_to_vec()))
@@ -202,7 +203,9 @@ pub struct Rig {
     pub client: Client,
     pub ctx: Ctx,
     pub settings: Settings,
-    drivers: Drivers,
+    drivers: Arc<Drivers>,
+    /// Watches the plugin registry from `meet` on. A second watcher would ask plugins for their names again, at any time.
+    plugins: Mutex<Option<tokio::task::JoinHandle<()>>>,
     _server: apiserver::Started,
     _stop: watch::Sender<bool>,
     dir: tempfile::TempDir,
@@ -225,8 +228,8 @@ impl Rig {
         let ctx = Ctx::new(own, Clock::default(), shutdown);
         let root = dir.path().join("kubelet");
         let settings = Settings::for_tests(&root);
-        let drivers = Drivers::open(&root);
-        Rig { client, ctx, settings, drivers, _server: server, _stop: stop, dir }
+        let (drivers, plugins) = (Arc::new(Drivers::open(&root)), Mutex::default());
+        Rig { client, ctx, settings, drivers, plugins, _server: server, _stop: stop, dir }
     }
 
     fn root(&self) -> PathBuf {
@@ -238,7 +241,7 @@ impl Rig {
         self.client.create(&object).await.expect("created")
     }
 
-    /// Looks after drivers until something is the case.
+    /// Waits until something is the case.
     async fn until<T>(&self, what: &str, check: impl AsyncFn() -> Option<T>) -> T {
         let checking = async {
             loop {
@@ -248,13 +251,8 @@ impl Rig {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        let dra = crate::dra::Drivers::default();
-        let hosts = plugins::Hosts { csi: &self.drivers, dra: &dra };
-        tokio::select! {
-            found = checking => found,
-            () = plugins::run(&self.ctx, &self.settings, hosts, || {}) => unreachable!("it goes on"),
-            () = tokio::time::sleep(DEADLINE) => panic!("never came: {what}"),
-        }
+        let found = tokio::time::timeout(DEADLINE, checking).await;
+        found.unwrap_or_else(|_| panic!("never came: {what}"))
     }
 
     async fn set_up(&self, pod: &Pod, wanted: &Wanted) -> Result<volume::Ready, Trouble> {
@@ -277,11 +275,25 @@ impl Rig {
     async fn meet(&self) -> CSINode {
         self.ctx.caches.nodes().filled().await;
         self.create::<Node>(json!({"metadata": {"name": "here"}})).await;
+        let here = Key::new("", "here");
+        self.until("the node is known", async || self.ctx.caches.nodes().get(&here)).await;
+        let (ctx, settings, drivers) = (self.ctx.clone(), self.settings.clone(), self.drivers.clone());
+        let plugins = tokio::spawn(async move {
+            let dra = crate::dra::Drivers::default();
+            plugins::run(&ctx, &settings, plugins::Hosts { csi: &drivers, dra: &dra }, || {}).await;
+        });
+        *self.plugins.lock() = Some(plugins);
         self.until("the driver is known", async || {
-            let node: CSINode = self.client.get(&Key::new("", "here")).await.ok()?;
+            let node: CSINode = self.client.get(&here).await.ok()?;
             (!node.spec.drivers.is_empty()).then_some(node)
         })
         .await
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.plugins.get_mut().iter().for_each(|plugins| plugins.abort());
     }
 }
 
@@ -325,9 +337,7 @@ async fn a_driver_introduces_itself_and_leaves() {
         marks.1.get("csi.volume.kubernetes.io/nodeid").map(String::as_str),
         Some(r#"{"disk.example.com":"n-1"}"#)
     );
-    // Whoever looks after it began anew; it must be found again and then missed.
     drop(fake);
-    rig.drivers.forget("disk.example.com");
     rig.until("the driver is gone", async || {
         let node: CSINode = rig.client.get(&Key::new("", "here")).await.ok()?;
         node.spec.drivers.is_empty().then_some(())

@@ -226,9 +226,12 @@ impl Rig {
     }
 
     /// As after a start, with the driver known.
-    async fn meet_devices(&self) -> Dra {
+    async fn meet_devices(&self, fake: &Fake) -> Dra {
         let dra = Dra::open(&self.settings.root);
-        self.with_plugins(&dra, "the driver is known", async || dra.drivers.find(DRIVER).ok()).await;
+        // It is told so last, when it is known already.
+        let is_told = || fake.asked.lock().iter().any(|line| line.starts_with("registered"));
+        let is_known = async || dra.drivers.find(DRIVER).ok().filter(|_| is_told());
+        self.with_plugins(&dra, "the driver is known", is_known).await;
         dra
     }
 }
@@ -247,7 +250,7 @@ fn devices(dra: &Dra, pod: &Pod) -> String {
 async fn claims_are_ready_before_a_pod_begins_and_are_given_back() {
     let rig = Rig::start().await;
     let fake = Fake::start(&rig.settings.root, &["v1.DRAPlugin", "v1beta1.DRAPlugin"]);
-    let dra = rig.meet_devices().await;
+    let dra = rig.meet_devices(&fake).await;
     rig.claim("mine", &["web", "db"], None).await;
     rig.claim("web-own", &["web"], Some("web")).await;
     rig.claim("db-own", &["db"], Some("db")).await;
@@ -280,7 +283,7 @@ async fn claims_are_ready_before_a_pod_begins_and_are_given_back() {
     let refused = again.unprepare("uid-db").await.expect_err("nobody is there");
     expect!["unprepare dynamic resources: DRA driver gpu.example.com is not registered"].assert_eq(&refused);
     drop((dra, again));
-    let dra = rig.meet_devices().await;
+    let dra = rig.meet_devices(&fake).await;
     fake.check(expect!["registered true "]);
     // Nobody knows the pod any more.
     tokio::select! {
@@ -317,7 +320,7 @@ async fn what_is_wrong_is_said_in_upstreams_words() {
     rig.claim("broken", &["bad"], None).await;
     rig.claim("bad-own", &["bad"], Some("bad")).await;
     let fake = Fake::start(&rig.settings.root, &["v9.DRAPlugin", "v1beta1.DRAPlugin"]);
-    let dra = rig.meet_devices().await;
+    let dra = rig.meet_devices(&fake).await;
     check(&dra, &web, expect!["prepare dynamic resources: ResourceClaim default/web-own was not created for Pod default/web (Pod is not owner)"]).await;
     let bad = pod("bad", "broken");
     check(

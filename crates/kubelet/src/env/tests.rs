@@ -41,11 +41,15 @@ fn pod(container: serde_json::Value) -> Pod {
 }
 
 fn of(container: serde_json::Value) -> Result<BTreeMap<String, String>, Missing> {
+    ordered(container).map(|list| list.into_iter().collect())
+}
+
+fn ordered(container: serde_json::Value) -> Result<Vec<(String, String)>, Missing> {
     let pod = pod(container);
     let container = &pod.spec.as_ref().expect("a spec").containers[0];
     let host_ips = ["192.0.2.1", "2001:db8::1"].map(str::to_owned);
     let addresses = Addresses { host_ips: &host_ips, pod_ips: &["10.42.0.7".to_owned()] };
-    environment(&pod, container, &Given, &addresses, &|_| None).map(|list| list.into_iter().collect())
+    environment(&pod, container, &Given, &addresses, &|_| None)
 }
 
 #[track_caller]
@@ -105,4 +109,17 @@ fn services_and_whole_maps_come_first_and_the_pod_wins() {
     assert_eq!((get("MY_DB_PORT"), get("MY_DB_SERVICE_PORT_WEB")), (Some("mine"), Some("80")));
     assert_eq!(get("KUBERNETES_PORT_80_TCP"), Some("tcp://10.43.0.1:80"));
     assert!(!all.keys().any(|name| name.starts_with("HEADLESS")));
+}
+
+#[test]
+fn variables_keep_the_order_they_are_declared_in() {
+    let all = ordered(json!({
+        "name": "main",
+        "envFrom": [{"secretRef": {"name": "login"}}, {"configMapRef": {"name": "settings"}}],
+        "env": [{"name": "Z", "value": "1"}, {"name": "A", "value": "2"}, {"name": "color", "value": "red"}]
+    }))
+    .expect("an environment");
+    let names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names[..5], ["password", "size", "Z", "A", "color"]);
+    assert!(names[5..].iter().all(|name| name.starts_with("KUBERNETES_") || name.starts_with("MY_DB_")));
 }

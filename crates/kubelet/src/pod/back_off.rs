@@ -62,6 +62,9 @@ impl Memory {
     /// A container is started again now, whose newest run this was; no pause is to be longer than `longest`.
     pub fn start_again(&mut self, run: &Ran, now: Timestamp, longest: SignedDuration) {
         let State::Exited { at, .. } = run.state else { return };
+        if self.resized.contains(&run.id) {
+            return;
+        }
         let next = BackOff::new(self.back_offs.get(&run.name), run, at, now, longest);
         self.back_offs.insert(run.name.clone(), next);
     }
@@ -70,6 +73,9 @@ impl Memory {
 /// When a container that has ended may be started again.
 pub fn restart_at(run: &Ran, memory: &Memory) -> Option<Timestamp> {
     let State::Exited { at, .. } = run.state else { return None };
+    if memory.resized.contains(&run.id) {
+        return Some(at);
+    }
     Some(memory.back_offs.get(&run.name).map_or(at, |known| known.end(run, at)))
 }
 

@@ -77,9 +77,9 @@ pub fn is_finished(pod: &Pod, seen: &Observed, memory: &Memory) -> bool {
         return true;
     }
     let anew = Anew::of(pod, seen);
-    let over = |container: &Container| match anew.latest(&container.name).map(|run| run.state) {
-        Some(State::Exited { code, .. }) => !restarts(pod, container, code),
-        _ => false,
+    let over = |container: &Container| {
+        let run = anew.latest(&container.name);
+        run.is_some_and(|run| run.state.is_exited() && !restarts_after(pod, container, run, memory))
     };
     !spec.containers.is_empty() && spec.containers.iter().all(over)
 }
@@ -187,9 +187,10 @@ impl Look<'_> {
 
     fn run(&self, mains: &[Container], actions: &mut Vec<Action>) {
         for container in mains {
-            match self.anew.latest(&container.name).map(|run| run.state) {
-                Some(State::Running { .. }) => self.keep(container, actions),
-                Some(State::Exited { code, .. }) if !restarts(self.pod, container, code) => {}
+            match self.anew.latest(&container.name) {
+                Some(run) if run.state.is_running() => self.keep(container, actions),
+                Some(run)
+                    if run.state.is_exited() && !restarts_after(self.pod, container, run, self.memory) => {}
                 _ => self.start(container, actions),
             }
         }
@@ -289,6 +290,12 @@ pub fn is_sidecar(container: &Container) -> bool {
 
 pub fn policy(pod: &Pod) -> &str {
     pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref()).unwrap_or("Always")
+}
+
+/// Whether a container is started again after a run that has ended: also where it was only stopped for a resize.
+fn restarts_after(pod: &Pod, container: &Container, run: &Ran, memory: &Memory) -> bool {
+    let State::Exited { code, .. } = run.state else { return false };
+    memory.resized.contains(&run.id) || restarts(pod, container, code)
 }
 
 /// Whether a container that has ended in this way is started again: by its own rules, its own policy, or the pod's.

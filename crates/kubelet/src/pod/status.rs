@@ -44,8 +44,11 @@ pub fn status(pod: &Pod, seen: &Observed, memory: &Memory, host: &Host<'_>, now:
     let mains: Vec<_> = spec.containers.iter().map(|container| look.container(container, idle)).collect();
     let phase = look.phase(initialized, &mains);
     let over = matches!(phase, "Succeeded" | "Failed");
+    // Sidecars count as well: a pod is not ready before they are.
+    let sidecars = spec.init_containers.iter().flatten().zip(&inits).filter(|(spec, _)| is_sidecar(spec));
+    let counted = sidecars.map(|(_, status)| status).chain(&mains);
     let unready: Vec<&str> =
-        mains.iter().filter(|container| !container.ready).map(|container| container.name.as_str()).collect();
+        counted.filter(|container| !container.ready).map(|container| container.name.as_str()).collect();
     let ready = !over && initialized && unready.is_empty();
     let gates = look.closed_gates(&before);
     let why = (!ready).then(|| why_unready(phase, &unready));

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{NFSVolumeSource, PersistentVolume, PersistentVo
 use reconcile::{Key, Object as _};
 
 use super::{Materials, VolumeError, host_path, iscsi, nfs};
+use crate::config::Settings;
 use crate::csi;
 
 /// Where a volume that a claim stands for is on this host.
@@ -91,7 +92,7 @@ pub async fn set_up(
             .map_err(failed)?;
             dir
         }
-        _ => place(&found).map_err(failed)?,
+        _ => place(&found, materials.settings).map_err(failed)?,
     };
     let is_shared = !read_only && !is_block && may_be_given(&found);
     Ok(Claimed { name: bound, place, read_only, is_shared, is_block })
@@ -138,7 +139,7 @@ fn bound(pod: &Pod, volume: &Volume, claim: &PersistentVolumeClaim) -> Result<St
     Ok(name)
 }
 
-fn place(volume: &PersistentVolume) -> Result<PathBuf, String> {
+fn place(volume: &PersistentVolume, settings: &Settings) -> Result<PathBuf, String> {
     let Some(spec) = &volume.spec else { return Err("the volume is empty".to_owned()) };
     if spec.volume_mode.as_deref() == Some("Block") {
         let local = spec.local.as_ref().map(|local| PathBuf::from(&local.path));
@@ -151,7 +152,7 @@ fn place(volume: &PersistentVolume) -> Result<PathBuf, String> {
         };
     }
     if let Some(host) = &spec.host_path {
-        return host_path(&host.path, host.type_.as_deref().unwrap_or_default());
+        return host_path(&host.path, host.type_.as_deref().unwrap_or_default(), settings);
     }
     if let Some(local) = &spec.local {
         let path = Path::new(&local.path);
@@ -217,13 +218,17 @@ mod tests {
 
     #[test]
     fn places() {
-        let volume = |spec: Value| serde_json::from_value(json!({"spec": spec})).expect("a volume");
-        assert_eq!(place(&volume(json!({"local": {"path": "/"}}))), Ok(PathBuf::from("/")));
+        let settings = Settings::for_tests(Path::new("/node"));
+        let found = |spec: Value| {
+            let volume = serde_json::from_value(json!({"spec": spec})).expect("a volume");
+            place(&volume, &settings)
+        };
+        assert_eq!(found(json!({"local": {"path": "/"}})), Ok(PathBuf::from("/")));
         let missing = "path \"/not/there\" does not exist".to_owned();
-        assert_eq!(place(&volume(json!({"local": {"path": "/not/there"}}))), Err(missing));
+        assert_eq!(found(json!({"local": {"path": "/not/there"}})), Err(missing));
         let no_device = "/ is not a block device".to_owned();
-        assert_eq!(place(&volume(json!({"local": {"path": "/"}, "volumeMode": "Block"}))), Err(no_device));
-        assert!(place(&volume(json!({"hostPath": {"path": "/"}, "volumeMode": "Block"}))).is_err());
-        assert!(place(&volume(json!({"glusterfs": {"endpoints": "a", "path": "b"}}))).is_err());
+        assert_eq!(found(json!({"local": {"path": "/"}, "volumeMode": "Block"})), Err(no_device));
+        assert!(found(json!({"hostPath": {"path": "/"}, "volumeMode": "Block"})).is_err());
+        assert!(found(json!({"glusterfs": {"endpoints": "a", "path": "b"}})).is_err());
     }
 }

@@ -34,6 +34,9 @@ async fn one(node: &Arc<Node>, pod: &Pod, stop: &Stop, turns: &Turns) -> bool {
     let Stop { id, container, why, after } = stop;
     let own = find(pod, container);
     let (grace, message) = node.remember(pod, |memory| {
+        if *why == Why::Resized {
+            memory.resized.insert(id.clone());
+        }
         let started = memory.health.get(id).is_none_or(|health| health.started);
         (grace(pod, own.as_ref(), memory, started, *why), message(container, started, *why))
     });

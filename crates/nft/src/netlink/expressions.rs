@@ -3,7 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::{
-    Encoder, INTEGER, LINK, Unnamed, VERDICT_TYPE, atom_bytes, boundary, key_bytes, message, verdict_data,
+    Encoder, INET, INTEGER, LINK, Unnamed, VERDICT_TYPE, atom_bytes, boundary, key_bytes, message,
+    verdict_data,
 };
 use crate::wire::{CREATE, Writer};
 use crate::{Atom, Field, Ip, Name, Statement, Verdict};
@@ -158,6 +159,7 @@ impl Expressions<'_, '_> {
         for field in fields {
             if let Field::Source(ip) | Field::Destination(ip) = field
                 && self.family != Some(*ip)
+                && self.encoder.family == INET
             {
                 self.meta(META_FAMILY, FIRST);
                 self.compare(EQUAL, &atom_bytes(&Atom::Family(*ip)));

@@ -342,6 +342,7 @@ impl Runtime for Embedded {
         let ranges: std::result::Result<Vec<_>, String> = cidr.split(',').map(str::parse).collect();
         let ranges = ranges.map_err(|message| refused("UpdateRuntimeConfig", message))?;
         *self.inner.ranges.write() = ranges;
+        self.inner.networks.notify_one();
         Ok(())
     }
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::spec;
-use crate::cri::{CdiDevice, ContainerConfig, KeyValue, Mount, MountPropagation};
+use super::{spec, translate};
+use crate::cri::{CdiDevice, ContainerConfig, Mount, MountPropagation};
 
 /// Where files are; what is in the later one wins.
 pub const DIRECTORIES: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
@@ -22,7 +22,8 @@ const BEYOND: [&str; 2] = ["intelRdt", "netDevices"];
 /// What becomes different about a container.
 #[derive(Debug, Default, PartialEq)]
 pub struct Edits {
-    env: Vec<KeyValue>,
+    /// `NAME=value`.
+    env: Vec<String>,
     devices: Vec<spec::Device>,
     mounts: Vec<Mount>,
     groups: Vec<i64>,
@@ -108,8 +109,11 @@ impl Edits {
             return Err(format!("{part} are not supported"));
         }
         for variable in list(&edits["env"]) {
-            let (key, value) = text(variable).split_once('=').ok_or("env: a variable has no value")?;
-            self.env.push(KeyValue { key: key.to_owned(), value: value.to_owned() });
+            let variable = text(variable);
+            if !variable.contains('=') {
+                return Err("env: a variable has no value".to_owned());
+            }
+            self.env.push(variable.to_owned());
         }
         for node in list(&edits["deviceNodes"]) {
             self.devices.push(device(node)?);
@@ -127,7 +131,6 @@ impl Edits {
 
     /// Adds to a container's configuration what it has words for.
     pub fn apply(&self, config: &mut ContainerConfig) {
-        config.envs.extend(self.env.iter().cloned());
         config.mounts.extend(self.mounts.iter().cloned());
         if !self.groups.is_empty() {
             let security = config.linux.get_or_insert_default().security_context.get_or_insert_default();
@@ -135,8 +138,15 @@ impl Edits {
         }
     }
 
-    /// Adds the devices, of which more can be said than a configuration has words for, and the hooks.
+    /// Adds the variables, the devices, of which more can be said than a configuration has words for, and the hooks. A
+    /// variable that is set already keeps its position.
     pub fn complete(self, container: &mut spec::Container) {
+        for variable in self.env {
+            match translate::position(&container.env, &variable) {
+                Some(at) => container.env[at] = variable,
+                None => container.env.push(variable),
+            }
+        }
         container.hooks.extend(self.hooks);
         for device in self.devices {
             container.devices.retain(|known| known.target != device.target);

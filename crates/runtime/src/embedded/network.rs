@@ -1,4 +1,6 @@
-//! How a pod comes to its network: over the bridge of our own, or as the administrator has set it up in CNI's words.
+//! How a pod comes to its network: by a routed link of our own, or as the administrator has configured it for CNI.
+
+mod restore;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,7 +28,7 @@ const BURST: u64 = u32::MAX as u64;
 /// Where networks in CNI's words are looked for.
 #[derive(Clone, Debug, Default)]
 pub struct Cni {
-    /// The first file of this directory is the network of all pods; an empty one leaves them to the bridge.
+    /// The first file of this directory is the network of all pods; where there is none they have routed links.
     pub conf_dir: PathBuf,
     /// Where the programs are.
     pub bin_dirs: Vec<PathBuf>,
@@ -71,7 +73,7 @@ impl Embedded {
         }
     }
 
-    /// The network of a new pod; on our own bridge its addresses are taken for it.
+    /// The network of a new pod; for one of our own its addresses are allocated.
     pub(super) fn choose_network(
         &self,
         id: &str,

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use sys::cgroup::Cgroups;
+use sys::cgroup::{Cgroups, Limits};
 use sys::memory::Program;
 use sys::process::Child;
 use sys::removal::Removals;
@@ -418,8 +418,12 @@ impl Supervisor {
         let Some(running) = self.containers.get_mut(id) else { return };
         let out_of_memory = self.cgroups.oom_kills(&running.spec.cgroup) > 0;
         running.end(ended, out_of_memory);
-        // What else was in there, such as commands, is over with it; where processes are shared nobody did that yet.
+        // What else is in there, such as commands, ends with it; nothing else does that where processes are shared.
         let _ = self.cgroups.kill(&running.spec.cgroup);
+        // The group stays until the container is removed. In the first version of cgroups its quota would keep the pod's
+        // from being lowered below it.
+        let no_quota = Limits { cpu_quota: -1, ..Limits::default() };
+        let _ = self.cgroups.limit(&running.spec.cgroup, &no_quota);
         self.look_around();
         self.announce(id);
     }

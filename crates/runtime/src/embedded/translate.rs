@@ -165,23 +165,33 @@ pub fn hostname(pod: &PodSandboxConfig) -> String {
     if pod.hostname.is_empty() { host() } else { pod.hostname.clone() }
 }
 
+/// The variables in containerd's order: what the runtime sets, the image's, the container's. What the runtime sets keeps
+/// its position when it is set again; all other variables are where they were set last.
 fn environment(config: &ContainerConfig, pod: &PodSandboxConfig, image: &Process) -> Vec<String> {
-    let mut env: Vec<String> = image.env.clone().unwrap_or_default();
-    if !env.iter().any(|pair| pair.starts_with("HOSTNAME=")) {
-        env.insert(0, format!("HOSTNAME={}", hostname(pod)));
-    }
-    if !env.iter().any(|pair| pair.starts_with("PATH=")) {
-        env.insert(0, PATH.to_owned());
-    }
+    let mut env = vec![PATH.to_owned()];
     if config.tty {
         env.push("TERM=xterm".to_owned());
     }
-    for pair in &config.envs {
-        let start = format!("{}=", pair.key);
-        env.retain(|known| !known.starts_with(&start));
-        env.push(format!("{start}{}", pair.value));
+    env.push(format!("HOSTNAME={}", hostname(pod)));
+    let own = env.len();
+    let of_container = config.envs.iter().map(|pair| format!("{}={}", pair.key, pair.value));
+    for variable in image.env.iter().flatten().cloned().chain(of_container) {
+        match position(&env, &variable) {
+            Some(at) if at < own => env[at] = variable,
+            Some(at) => {
+                env.remove(at);
+                env.push(variable);
+            }
+            None => env.push(variable),
+        }
     }
     env
+}
+
+/// Where a variable of the same name is.
+pub fn position(env: &[String], variable: &str) -> Option<usize> {
+    let name = |variable: &str| variable.split('=').next().map(str::to_owned);
+    env.iter().position(|known| name(known) == name(variable))
 }
 
 fn user(security: &LinuxContainerSecurityContext, image: &Process) -> Result<spec::User, String> {

@@ -28,8 +28,12 @@ pub struct Node {
 ///
 /// On a host of the second version of cgroups that has no controllers, `unified`, those that need one are left out.
 pub async fn run(only: Option<&str>, unified: bool) {
-    const NEED_CONTROLLERS: [&str; 3] =
-        ["life::limits_hold", "life::a_pod_lives_and_dies", "containerd::privileges_are_the_same"];
+    const NEED_CONTROLLERS: [&str; 4] = [
+        "life::limits_hold",
+        "life::pods_can_have_less_than_a_container_that_ended",
+        "life::a_pod_lives_and_dies",
+        "containerd::privileges_are_the_same",
+    ];
     let mut failures = 0;
     macro_rules! tests {
         ($over_socket:expr, $($module:ident :: $name:ident),* $(,)?) => {$(
@@ -60,6 +64,7 @@ pub async fn run(only: Option<&str>, unified: bool) {
         life::what_cannot_start_says_why,
         life::streams_and_signals,
         life::all_of_a_container_is_in_its_cgroup,
+        life::pods_can_have_less_than_a_container_that_ended,
         life::commands_do_not_hold_a_pod,
         life::those_who_look_into_others_do_not_hold_a_pod,
         life::a_silent_supervisor_keeps_nobody_waiting,
@@ -72,6 +77,7 @@ pub async fn run(only: Option<&str>, unified: bool) {
         life::sigterm_to_a_supervisor_ends_its_pod_in_order,
         life::a_pod_whose_directory_is_removed_ends,
         life::users_and_directories,
+        life::variables_keep_their_order,
         life::volumes_and_propagation,
         life::a_supervisor_is_small,
         breakout::the_program_cannot_be_overwritten,

@@ -80,6 +80,31 @@ pub async fn containers_share_their_pod(node: &Node) {
     assert!(seen.contains("sleep 1002"), "{seen}");
 }
 
+pub async fn variables_keep_their_order(node: &Node) {
+    let pod = node.pod("variables").await;
+    let mut config = script("env");
+    config.envs = ["Z", "M", "A"].map(|key| KeyValue { key: key.into(), value: "1".into() }).into();
+    let names = |text: &str| -> Vec<String> {
+        // What the shell adds is not the runtime's.
+        let names = text.lines().filter_map(|line| line.split('=').next());
+        names.filter(|name| !["SHLVL", "PWD", "OLDPWD"].contains(name)).map(str::to_owned).collect()
+    };
+    let expected = ["PATH", "HOSTNAME", "Z", "M", "A", "HOME"];
+    config.command = vec!["env".to_owned()];
+    let (code, printed) = pod.finish(&config).await;
+    assert_eq!((code, names(&printed)), (0, expected.map(str::to_owned).into()));
+    config.command = script("sleep 1000").command;
+    let id = pod.start(&config).await;
+    let output = node.runtime.exec_sync(&id, &["env".to_owned()], Duration::from_secs(30)).await.unwrap();
+    assert_eq!(names(&String::from_utf8_lossy(&output.stdout)), expected);
+    // The program begins with the signals of a new process.
+    let (_, signals, _) = pod.exec(&id, "grep -E '^Sig(Blk|Ign)' /proc/self/status").await;
+    let ignored = signals.lines().find_map(|line| line.strip_prefix("SigIgn:\t")).unwrap();
+    assert!(signals.starts_with("SigBlk:\t0000000000000000\n"), "{signals}");
+    // SIGPIPE, which this program ignores itself.
+    assert_eq!(u64::from_str_radix(ignored, 16).unwrap() & 1 << 12, 0, "{signals}");
+}
+
 pub async fn what_cannot_start_says_why(node: &Node) {
     let pod = node.pod("broken").await;
     for (command, expected) in [
@@ -106,6 +131,8 @@ pub async fn what_cannot_start_says_why(node: &Node) {
     );
     let missing = ContainerConfig {
         image: Some(ImageSpec { image: "nosuch:1".into(), ..Default::default() }),
+        // Unlike those that were made so far, whatever number they have.
+        metadata: Some(ContainerMetadata { name: "missing".into(), attempt: 0 }),
         ..script("")
     };
     let error = node.runtime.create_container(&pod.id, &missing, &pod.config).await.unwrap_err();
@@ -178,6 +205,28 @@ pub async fn all_of_a_container_is_in_its_cgroup(node: &Node) {
     let used = if is_v2 { "0:" } else { "memory" };
     let found: Vec<&str> = first.lines().filter(|line| line.contains(used)).collect();
     assert!(matches!(found[..], [line] if line.ends_with(":/")), "{first}");
+}
+
+/// In the first version of cgroups no group may have a quota above that of the one it is in.
+pub async fn pods_can_have_less_than_a_container_that_ended(node: &Node) {
+    let cgroups = sys::cgroup::Cgroups::of_host().unwrap();
+    let pod = node.pod("groups").await;
+    let parent = pod.config.linux.as_ref().unwrap().cgroup_parent.clone();
+    let limit = |cpu_quota| {
+        let limits = sys::cgroup::Limits { cpu_quota, cpu_period: 100_000, ..Default::default() };
+        cgroups.limit(&parent, &limits)
+    };
+    cgroups.create(&parent).unwrap();
+    limit(50_000).unwrap();
+    let mut config = script("exec sleep 1000");
+    let resources = LinuxContainerResources { cpu_period: 100_000, cpu_quota: 50_000, ..Default::default() };
+    config.linux.as_mut().unwrap().resources = Some(resources);
+    let id = pod.start(&config).await;
+    if !cgroups.is_v2() {
+        limit(20_000).expect_err("less than its container has");
+    }
+    node.runtime.stop_container(&id, Duration::ZERO).await.unwrap();
+    limit(20_000).unwrap();
 }
 
 /// A container among the processes of another one has its end asked for by the supervisor alone, and the other one's first

@@ -1,8 +1,10 @@
-//! One node of the cluster before it is one: leaves for a network of its own, is told its address there, and goes on
-//! as the program it was started for.
+//! One node of the cluster before it is one: gets a host name and a network of its own, reads its address there, and goes
+//! on as the program it was started for.
 
+use std::ffi::OsStr;
 use std::io::{BufRead as _, Write as _};
 use std::net::IpAddr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::ExitCode;
 
@@ -10,11 +12,12 @@ use rustix::process::Signal;
 use rustix::thread::UnshareFlags;
 use sys::netlink::Netlink;
 
-/// `skiff inside WORDS`: `skiff WORDS` in a network of its own. Comes back only if that fails.
+/// `skiff inside NAME WORDS`: `skiff WORDS` with this host name and a network of its own. Returns only if that fails.
 pub fn inside() -> ExitCode {
-    match leave() {
+    let name = std::env::args_os().nth(2).unwrap_or_default();
+    match leave(&name) {
         Ok(()) => {
-            let words = std::env::args_os().skip(2);
+            let words = std::env::args_os().skip(3);
             let error = std::process::Command::new("/proc/self/exe").args(words).exec();
             eprintln!("skiff: cannot go on: {error}");
         }
@@ -23,10 +26,12 @@ pub fn inside() -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn leave() -> std::io::Result<()> {
+fn leave(name: &OsStr) -> std::io::Result<()> {
     // Whoever made the cluster ends it; should it die, nothing is to be left running.
     rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
-    sys::process::unshare(UnshareFlags::NEWNET)?;
+    sys::process::unshare(UnshareFlags::NEWNET | UnshareFlags::NEWUTS)?;
+    // Pods in the node's network have its host name.
+    rustix::system::sethostname(name.as_bytes())?;
     let mut stdout = std::io::stdout();
     writeln!(stdout, "ready")?;
     stdout.flush()?;

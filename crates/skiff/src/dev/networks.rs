@@ -97,6 +97,7 @@ impl Networks {
             name: &format!("{LINK}{number}"),
             peer: INSIDE,
             namespace: namespace.as_fd(),
+            mac: None,
             peer_mac: [0x0a, 0x73, 0, 0, 0, number],
             master: bridge.index,
             mtu: MTU,

@@ -1,4 +1,4 @@
-//! Roles that run apart from the server, told as upstream's programs are.
+//! Flags of components that run alone, named as those of upstream's binaries.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -11,36 +11,36 @@ use super::values::duration;
 
 #[derive(Debug, Args)]
 pub struct ControllerManagerFlags {
-    /// Where the API server is and who to be there
+    /// Kubeconfig for the API server
     #[arg(long, env = "KUBECONFIG")]
     pub kubeconfig: PathBuf,
-    /// The controllers to run: `*` is all, `-name` is all but that one
+    /// Controllers to run; `*` for all, `-name` to leave one out
     #[arg(long, value_delimiter = ',', default_value = "*", allow_hyphen_values = true)]
     pub controllers: Vec<String>,
-    /// Work only while holding the lease, so that several may run
+    /// Use leader election, so that several instances may run
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub leader_elect: bool,
-    /// The networks of pods, at most one of each family; without any, nodes get none
+    /// Pod networks, at most one of each IP family; without it, nodes are not assigned pod CIDRs
     #[arg(long, value_delimiter = ',')]
     pub cluster_cidr: Vec<String>,
-    /// The networks of cluster IPs
+    /// Networks for cluster IPs of Services
     #[arg(long, value_delimiter = ',')]
     pub service_cluster_ip_range: Vec<String>,
-    /// The authority by which pods know the API server [default: the kubeconfig's]
+    /// CA certificates published to pods in kube-root-ca.crt [default: those of the kubeconfig]
     #[arg(long, value_name = "FILE")]
     pub root_ca_file: Option<PathBuf>,
-    /// The key for tokens of service accounts that stand in Secrets
+    /// Private key that signs service account tokens in Secrets, PEM
     #[arg(long, value_name = "FILE")]
     pub service_account_private_key_file: Option<PathBuf>,
     #[command(flatten)]
     pub signing: SigningFlags,
-    /// Where on nodes volumes of the built-in storage class are kept; without it, none are made
+    /// Directory on nodes for volumes of the built-in StorageClass; without it, none are provisioned
     #[arg(long)]
     pub default_local_storage_path: Option<String>,
-    /// Lead to Services of type LoadBalancer at the addresses of nodes
+    /// Implement Services of type LoadBalancer at the addresses of the nodes
     #[arg(long)]
     pub servicelb: bool,
-    /// Addresses for Services of type LoadBalancer, as networks or ranges, instead of those of the nodes
+    /// Addresses for Services of type LoadBalancer, as CIDRs or ranges [default: the addresses of the nodes]
     #[arg(long, value_delimiter = ',', requires = "servicelb")]
     pub servicelb_pool: Vec<String>,
     #[command(flatten)]
@@ -49,14 +49,14 @@ pub struct ControllerManagerFlags {
     pub monitor: MonitorFlags,
 }
 
-/// When a node that says nothing is believed to be gone. Named as upstream's.
+/// When a node without heartbeats is marked NotReady.
 #[derive(Clone, Debug, Args)]
 pub struct SilenceFlags {
-    /// How long a node may say nothing until it is not ready any more; nodes say something every ten seconds
-    #[arg(long, value_name = "TIME", default_value = "50s", value_parser = duration)]
+    /// Time without a heartbeat after which a node is marked NotReady; nodes renew their lease every 10 s
+    #[arg(long, value_name = "TIME", default_value = "50s", value_parser = duration, help_heading = "Node")]
     pub node_monitor_grace_period: SignedDuration,
-    /// How long a new node may take to say something
-    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = duration)]
+    /// The same for a new node
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = duration, help_heading = "Node")]
     pub node_startup_grace_period: SignedDuration,
 }
 
@@ -66,70 +66,70 @@ impl SilenceFlags {
     }
 }
 
-/// Where a role that runs apart tells how it is doing.
+/// Where a component that runs alone serves health and metrics.
 #[derive(Debug, Args)]
 pub struct MonitorFlags {
-    /// The port for health and metrics; 0 serves none [default: 10257 for controllers, 10259 for the scheduler]
+    /// Port for health and metrics; 0 to disable [default: 10257 for controllers, 10259 for the scheduler]
     #[arg(long)]
     pub secure_port: Option<u16>,
-    /// The address for that
+    /// Listen address for health and metrics
     #[arg(long, default_value = "0.0.0.0")]
     pub bind_address: IpAddr,
-    /// The certificate to show, in PEM [default: one that vouches for itself]
+    /// Serving certificate, PEM [default: self-signed]
     #[arg(long, value_name = "FILE", requires = "tls_private_key_file")]
     pub tls_cert_file: Option<PathBuf>,
-    /// Its key, in PEM
+    /// Private key of that certificate, PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
     pub tls_private_key_file: Option<PathBuf>,
-    /// Who vouches for clients, in PEM [default: as the API server publishes]
+    /// CA certificates for client authentication, PEM [default: as published by the API server]
     #[arg(long, value_name = "FILE")]
     pub client_ca_file: Option<PathBuf>,
 }
 
-/// Who signs requests for certificates: one authority for all, or one for each signer.
+/// Certificate authorities of the CertificateSigningRequest signers: one for all, or one for each.
 #[derive(Debug, Args)]
 pub struct SigningFlags {
-    /// The authority that signs all requests for certificates, in PEM
+    /// CA certificate of all signers, PEM
     #[arg(long, value_name = "FILE", requires = "cluster_signing_key_file")]
     pub cluster_signing_cert_file: Option<PathBuf>,
-    /// Its key, in PEM
+    /// Private key of that certificate, PEM
     #[arg(long, value_name = "FILE", requires = "cluster_signing_cert_file")]
     pub cluster_signing_key_file: Option<PathBuf>,
-    /// The authority that signs requests of clients, in PEM
+    /// CA certificate of kubernetes.io/kube-apiserver-client, PEM
     #[arg(long, value_name = "FILE", requires = "cluster_signing_kube_apiserver_client_key_file")]
     pub cluster_signing_kube_apiserver_client_cert_file: Option<PathBuf>,
-    /// Its key, in PEM
+    /// Private key of that certificate, PEM
     #[arg(long, value_name = "FILE", requires = "cluster_signing_kube_apiserver_client_cert_file")]
     pub cluster_signing_kube_apiserver_client_key_file: Option<PathBuf>,
-    /// The authority that signs requests of kubelets as clients, in PEM
+    /// CA certificate of kubernetes.io/kube-apiserver-client-kubelet, PEM
     #[arg(long, value_name = "FILE", requires = "cluster_signing_kubelet_client_key_file")]
     pub cluster_signing_kubelet_client_cert_file: Option<PathBuf>,
-    /// Its key, in PEM
+    /// Private key of that certificate, PEM
     #[arg(long, value_name = "FILE", requires = "cluster_signing_kubelet_client_cert_file")]
     pub cluster_signing_kubelet_client_key_file: Option<PathBuf>,
-    /// The authority that signs requests of kubelets as servers, in PEM
+    /// CA certificate of kubernetes.io/kubelet-serving, PEM
     #[arg(long, value_name = "FILE", requires = "cluster_signing_kubelet_serving_key_file")]
     pub cluster_signing_kubelet_serving_cert_file: Option<PathBuf>,
-    /// Its key, in PEM
+    /// Private key of that certificate, PEM
     #[arg(long, value_name = "FILE", requires = "cluster_signing_kubelet_serving_cert_file")]
     pub cluster_signing_kubelet_serving_key_file: Option<PathBuf>,
-    /// The authority that signs all other requests, in PEM
+    /// CA certificate of kubernetes.io/legacy-unknown, PEM
     #[arg(long, value_name = "FILE", requires = "cluster_signing_legacy_unknown_key_file")]
     pub cluster_signing_legacy_unknown_cert_file: Option<PathBuf>,
-    /// Its key, in PEM
+    /// Private key of that certificate, PEM
     #[arg(long, value_name = "FILE", requires = "cluster_signing_legacy_unknown_cert_file")]
     pub cluster_signing_legacy_unknown_key_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 pub struct SchedulerFlags {
-    /// Where the API server is and who to be there
+    /// Kubeconfig for the API server
     #[arg(long, env = "KUBECONFIG")]
     pub kubeconfig: PathBuf,
-    /// A KubeSchedulerConfiguration file
+    /// KubeSchedulerConfiguration file
     #[arg(long)]
     pub config: Option<PathBuf>,
-    /// Work only while holding the lease, so that several may run [default: as the file says, else true]
+    /// Use leader election, so that several instances may run [default: as in --config, else true]
     #[arg(long)]
     pub leader_elect: Option<bool>,
     #[command(flatten)]
@@ -138,22 +138,22 @@ pub struct SchedulerFlags {
 
 #[derive(Debug, Args)]
 pub struct ProxyFlags {
-    /// Where the API server is and who to be there
+    /// Kubeconfig for the API server
     #[arg(long, env = "KUBECONFIG")]
     pub kubeconfig: PathBuf,
-    /// This node's name [default: the host's]
+    /// Name of this node [default: the host name]
     #[arg(long, env = "SKIFF_NODE_NAME", visible_alias = "hostname-override")]
     pub node_name: Option<String>,
-    /// The networks of pods: what comes from elsewhere to a cluster IP is masqueraded
+    /// Pod networks; traffic from elsewhere to a cluster IP is masqueraded
     #[arg(long, value_delimiter = ',', default_value = "10.42.0.0/16")]
     pub cluster_cidr: Vec<String>,
-    /// The networks of cluster IPs: what is sent to an unused one is dropped
+    /// Networks for cluster IPs; traffic to an unused one is dropped
     #[arg(long, value_delimiter = ',', default_value = "10.43.0.0/16")]
     pub service_cidr: Vec<String>,
-    /// Hold pods of this node to NetworkPolicies too, for which one must be allowed to see all pods
+    /// Also enforce NetworkPolicies on this node; requires permission to list all pods
     #[arg(long)]
     pub network_policy: bool,
-    /// Remove all rules and end
+    /// Remove all rules and exit
     #[arg(long)]
     pub cleanup: bool,
 }

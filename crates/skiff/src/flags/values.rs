@@ -1,4 +1,4 @@
-//! What is written in a flag: each kind is read or refused with a word on how it is written.
+//! Parsers of flag values. clap prints the flag and the value before the message.
 
 use jiff::SignedDuration;
 
@@ -7,12 +7,12 @@ pub struct PortRange(pub std::ops::RangeInclusive<u16>);
 
 pub fn label(text: &str) -> Result<(String, String), String> {
     let parts = text.split_once('=').filter(|(name, _)| !name.is_empty());
-    parts.map(|(name, value)| (name.into(), value.into())).ok_or("a label is written name=value".to_owned())
+    parts.map(|(name, value)| (name.into(), value.into())).ok_or("must be key=value".to_owned())
 }
 
 pub fn taint(text: &str) -> Result<(String, String, String), String> {
     let wrong =
-        || "a taint is written name=value:NoSchedule, with PreferNoSchedule or NoExecute as well".to_owned();
+        || "must be key[=value]:effect with effect NoSchedule, PreferNoSchedule or NoExecute".to_owned();
     let (what, effect) = text.rsplit_once(':').ok_or_else(wrong)?;
     let (name, value) = what.split_once('=').unwrap_or((what, ""));
     match effect {
@@ -23,16 +23,16 @@ pub fn taint(text: &str) -> Result<(String, String, String), String> {
     }
 }
 
-/// As Go writes it: `90s`, `1h30m`. Nobody waits a negative time.
+/// A non-negative duration in Go's syntax: `90s`, `1h30m`.
 pub fn duration(text: &str) -> Result<SignedDuration, String> {
     let parsed = api::time::parse_duration(text).ok().filter(|time| !time.is_negative());
-    parsed.ok_or_else(|| "a time is written as in 90s or 1h30m".to_owned())
+    parsed.ok_or_else(|| "must be a duration such as 90s or 1h30m".to_owned())
 }
 
 pub fn octal(text: &str) -> Result<u32, String> {
     match u32::from_str_radix(text, 8) {
         Ok(mode) if mode <= 0o777 => Ok(mode),
-        _ => Err("a file mode is three octal digits, as in 600".to_owned()),
+        _ => Err("must be an octal file mode such as 600".to_owned()),
     }
 }
 
@@ -40,6 +40,6 @@ pub fn port_range(text: &str) -> Result<PortRange, String> {
     let parsed = text.split_once('-').and_then(|(low, high)| Some((low.parse().ok()?, high.parse().ok()?)));
     match parsed {
         Some((low, high)) if 0 < low && low <= high => Ok(PortRange(low..=high)),
-        _ => Err("a range of ports is two numbers, as in 30000-32767".to_owned()),
+        _ => Err("must be a port range such as 30000-32767".to_owned()),
     }
 }

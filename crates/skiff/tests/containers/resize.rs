@@ -32,6 +32,7 @@ fn pods_are_resized_where_there_is_room() {
     assert_eq!(get(&cluster.server, "grows", "{.status.containerStatuses[0].containerID}"), runs);
     gives_back_memory(&mut cluster);
     begins_anew(&cluster.server);
+    restarts_for_less(&cluster.server);
     together(&cluster.server);
     at_the_beginning(&cluster.server);
 
@@ -131,6 +132,52 @@ fn begins_anew(server: &Server) {
             && get(server, "anew", MEMORY) == "64Mi 64Mi"
             && get(server, "anew", RESIZE).is_empty()
     });
+}
+
+/// What a container that was stopped could use does not keep its pod from having less.
+fn restarts_for_less(server: &Server) {
+    const LIMITS: &str = "{.status.containerStatuses[0].restartCount} \
+                          {.status.containerStatuses[0].resources.limits.cpu} \
+                          {.status.initContainerStatuses[0].restartCount} \
+                          {.status.initContainerStatuses[0].resources.limits.cpu} \
+                          {.status.containerStatuses[0].allocatedResources.cpu} {.status.resources.limits.cpu}";
+    const READY: &str = "{.status.conditions[?(@.type==\"Ready\")].status}";
+    let limited = |cpu: &str, memory: &str| json!({"limits": {"cpu": cpu, "memory": memory}, "requests": {"cpu": cpu, "memory": memory}});
+    let container = |name: &str, cpu: &str| {
+        let policies: Vec<Value> =
+            ["cpu", "memory"].map(|resource| json!({"resourceName": resource, "restartPolicy": cpu})).into();
+        // It ends well when it is told to, and begins again all the same.
+        let script = "trap 'exit 0' TERM; while true; do sleep 0.1; done";
+        json!({
+            "name": name, "image": "busybox:1.36", "command": ["sh", "-c", script],
+            "resources": limited("60m", "32Mi"), "resizePolicy": policies,
+        })
+    };
+    let mut beside = container("beside", "NotRequired");
+    beside["restartPolicy"] = json!("Always");
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "less"},
+        "spec": {
+            "terminationGracePeriodSeconds": 5, "restartPolicy": "OnFailure",
+            "initContainers": [beside], "containers": [container("main", "RestartContainer")],
+        },
+    });
+    server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
+    server.wait_for_pod("less", "condition=Ready");
+    for (restarts, cpu, memory, whole) in
+        [(1, "90m", "40Mi", "180m"), (2, "40m", "32Mi", "80m"), (3, "70m", "24Mi", "140m")]
+    {
+        let list = |name: &str| json!([{"name": name, "resources": limited(cpu, memory)}]);
+        let patch =
+            json!({"spec": {"initContainers": list("beside"), "containers": list("main")}}).to_string();
+        server.kubectl(&["patch", "pod", "less", "--subresource=resize", "-p", &patch]).ok();
+        let expected = format!("{restarts} {cpu} 0 {cpu} {cpu} {whole}");
+        server.until("it is resized", || {
+            get(server, "less", LIMITS) == expected
+                && get(server, "less", RESIZE).is_empty()
+                && get(server, "less", READY) == "True"
+        });
+    }
 }
 
 /// A pod that asks for something as a whole, with a container that was there first.

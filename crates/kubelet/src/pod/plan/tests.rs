@@ -438,6 +438,25 @@ fn what_a_container_is_made_from_may_change() {
 }
 
 #[test]
+fn container_stopped_for_a_resize_is_started_again_at_once() {
+    let check = |policy: &str, observed: &str, is_resized: bool, expected: &str| {
+        let mut memory = Memory::default();
+        let observed = seen(observed);
+        let before = observed.previous("a").cloned();
+        // It was restarted before, so that it would have to wait now.
+        before.iter().for_each(|run| memory.start_again(run, time(1), LONGEST));
+        memory.resized.extend(is_resized.then(|| observed.latest("a").expect("a run").id.clone()));
+        let pod = pod(&format!("main a | {policy}"));
+        assert_eq!(is_finished(&pod, &observed, &memory), expected.starts_with("stop"));
+        assert_eq!(shown(&plan(&pod, &observed, &memory, time(3))), expected, "{policy} {is_resized}");
+    };
+    check("OnFailure", "s0 ready | a#0 exit 0 at 2", true, "start a#1\n");
+    check("OnFailure", "s0 ready | a#0 exit 0 at 2", false, "stop sandbox s0\n");
+    check("Always", "s0 ready | a#0 exit 1 at 1 | a#1 exit 137 at 2", true, "start a#2\n");
+    check("Always", "s0 ready | a#0 exit 1 at 1 | a#1 exit 137 at 2", false, "recheck at 12\n");
+}
+
+#[test]
 fn the_whole_is_resized_before_anybody_starts_in_it_and_whoever_runs_with_it() {
     let resources = |cpu: &str| json!({"requests": {"cpu": cpu}});
     let main = |name: &str| json!({"name": name, "resources": resources("2")});

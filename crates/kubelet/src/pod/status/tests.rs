@@ -139,6 +139,51 @@ fn a_pod_whose_first_steps_are_under_way() {
 }
 
 #[test]
+fn pod_is_not_ready_before_its_sidecars_are() {
+    let mut pod = pod("Always", &["beside"]);
+    let beside = &mut pod.spec.as_mut().expect("a spec").init_containers.as_mut().expect("containers")[0];
+    beside.restart_policy = Some("Always".to_owned());
+    beside.readiness_probe = Some(Default::default());
+    let running = |name: &str| run(name, 0, State::Running { since: time(1) });
+    let seen = seen(vec![running("beside"), running("main")]);
+    let mut memory = Memory::default();
+    let health = Health { started: true, ready: false, dead: false };
+    memory.health.insert("beside0".to_owned(), health);
+    memory.health.insert("main0".to_owned(), Health { ready: true, ..health });
+    check(
+        &pod,
+        &seen,
+        &memory,
+        2,
+        expect![[r#"
+        Running 10.42.0.7
+        beside: running, last -, ready false, restarts 0
+        main: running, last -, ready true, restarts 0
+        PodReadyToStartContainers=True
+        Initialized=True
+        Ready=False ContainersNotReady
+        ContainersReady=False ContainersNotReady
+    "#]],
+    );
+    memory.health.insert("beside0".to_owned(), Health { ready: true, ..health });
+    check(
+        &pod,
+        &seen,
+        &memory,
+        2,
+        expect![[r#"
+        Running 10.42.0.7
+        beside: running, last -, ready true, restarts 0
+        main: running, last -, ready true, restarts 0
+        PodReadyToStartContainers=True
+        Initialized=True
+        Ready=True
+        ContainersReady=True
+    "#]],
+    );
+}
+
+#[test]
 fn a_pod_whose_first_steps_are_taken_again_in_another_sandbox() {
     let before = |mut ran: Ran| {
         ran.sandbox = "another".into();

@@ -60,10 +60,7 @@ fn found(names: &str) -> Result<Edits, String> {
 
 #[track_caller]
 fn check(names: &str, expected: Result<&str, &str>) {
-    let env = found(names).map(|edits| {
-        let env = edits.env.iter().map(|pair| format!("{}={}", pair.key, pair.value));
-        env.collect::<Vec<_>>().join(" ")
-    });
+    let env = found(names).map(|edits| edits.env.join(" "));
     assert_eq!(env.as_deref().map_err(String::as_str), expected);
 }
 
@@ -101,9 +98,11 @@ fn a_container_gets_what_its_devices_need() {
     assert_eq!(mount.propagation(), MountPropagation::HostToContainer);
     let mut container = spec::Container {
         devices: vec![spec::Device { target: "/dev/gpu0".into(), ..Default::default() }],
+        env: ["Z=1", "GPU=none", "A=2"].map(str::to_owned).into(),
         ..Default::default()
     };
     edits.complete(&mut container);
+    assert_eq!(container.env, ["Z=1", "GPU=0", "A=2", "ALL=yes", "MODE=a=b"]);
     let made = |numbers, mode, uid, gid| Some(spec::Made { numbers, mode, uid, gid });
     let expected = [
         spec::Device {

@@ -1,11 +1,10 @@
 //! The last steps of a process that becomes a container's: from being root in the right place to being who it should be
 //! with what it may do, and then its program. The same for the first process and for commands run later.
 
+use std::collections::BTreeSet;
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt as _;
-use std::process::Command;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
@@ -44,12 +43,19 @@ pub fn launch(
     supervisor: &UnixStream,
 ) -> Failure {
     match prepare(spec, what, filter, supervisor) {
-        Ok((mut command, path)) => {
-            let error = command.exec();
+        Ok(Program { path, env }) => {
+            let Err(error) = sys::process::execute(&path, what.args, &env);
             Failure(format!("exec {path}: {}", plain(&error)))
         }
         Err(failure) => failure,
     }
+}
+
+/// A program and the environment it gets.
+struct Program {
+    path: String,
+    /// `NAME=value`.
+    env: Vec<String>,
 }
 
 fn prepare(
@@ -57,7 +63,7 @@ fn prepare(
     what: &spawn::Command<'_>,
     filter: Option<&[sys::seccomp::Instruction]>,
     supervisor: &UnixStream,
-) -> Result<(Command, String), Failure> {
+) -> Result<Program, Failure> {
     // Before any path of the container's is followed: /proc/self/fd must not lead to what is the supervisor's.
     sys::process::close_the_rest(supervisor.as_fd()).map_err(Failure::during("close files"))?;
     let who = match what.identity {
@@ -86,18 +92,10 @@ fn prepare(
     if is_alone(supervisor) {
         return Err(Failure("the supervisor is gone".to_owned()));
     }
-    let mut env: Vec<(&str, &str)> = spec.env.iter().filter_map(|pair| pair.split_once('=')).collect();
-    if !env.iter().any(|(name, _)| *name == "HOME") {
-        env.push(("HOME", &who.home));
-    }
-    if what.tty && !env.iter().any(|(name, _)| *name == "TERM") {
-        env.push(("TERM", "xterm"));
-    }
-    let search = env.iter().rev().find(|(name, _)| *name == "PATH").map_or("", |(_, value)| *value);
+    let env = environment(&spec.env, &who.home, what.tty);
+    let search = env.iter().find_map(|variable| variable.strip_prefix("PATH=")).unwrap_or_default();
     let name = what.args.first().ok_or_else(|| Failure("no command specified".to_owned()))?;
     let path = find(name, search).map_err(Failure)?;
-    let mut command = Command::new(&path);
-    command.arg0(name).args(&what.args[1..]).env_clear().envs(env);
     rustix::process::umask(Mode::from_raw_mode(0o022));
     if let (true, Some(filter)) = (spec.no_new_privileges, filter) {
         sys::seccomp::load(filter).map_err(Failure::during("load the seccomp filter"))?;
@@ -106,7 +104,30 @@ fn prepare(
     if let Some(hooks) = what.hooks {
         hooks.starts()?;
     }
-    Ok((command, path))
+    Ok(Program { path, env })
+}
+
+/// The variables in the order given, each once: the last value counts. What is missing comes last, as runc has it.
+fn environment(given: &[String], home: &str, tty: bool) -> Vec<String> {
+    let mut names = BTreeSet::new();
+    let mut env: Vec<String> = Vec::new();
+    for variable in given.iter().rev() {
+        // An empty HOME counts as none.
+        let Some((name, _)) = variable.split_once('=').filter(|variable| *variable != ("HOME", "")) else {
+            continue;
+        };
+        if names.insert(name) {
+            env.push(variable.clone());
+        }
+    }
+    env.reverse();
+    if tty && !names.contains("TERM") {
+        env.push("TERM=xterm".to_owned());
+    }
+    if !names.contains("HOME") {
+        env.push(format!("HOME={home}"));
+    }
+    env
 }
 
 /// Who the container's user is by its own files, which is told to the supervisor: commands that come later run as the same,
@@ -289,6 +310,20 @@ mod tests {
     #[track_caller]
     fn check(name: &str, search: &str, expected: &str) {
         assert_eq!(find(name, search).unwrap_or_else(|error| error), expected);
+    }
+
+    #[test]
+    fn environment_keeps_the_order_it_is_given_in() {
+        let check = |given: &[&str], tty: bool, expected: &[&str]| {
+            let given: Vec<String> = given.iter().map(|variable| (*variable).to_owned()).collect();
+            assert_eq!(environment(&given, "/root", tty), expected);
+        };
+        check(&["Z=1", "A=2"], false, &["Z=1", "A=2", "HOME=/root"]);
+        check(&["Z=1", "A=2", "Z=3"], false, &["A=2", "Z=3", "HOME=/root"]);
+        check(&["HOME=/srv", "Z=1"], false, &["HOME=/srv", "Z=1"]);
+        check(&["HOME=", "Z=a=b", "strange"], false, &["Z=a=b", "HOME=/root"]);
+        check(&["Z=1"], true, &["Z=1", "TERM=xterm", "HOME=/root"]);
+        check(&["TERM=dumb"], true, &["TERM=dumb", "HOME=/root"]);
     }
 
     #[test]

@@ -85,16 +85,20 @@ fn a_change_leaves_what_it_does_not_name() {
 }
 
 #[test]
-fn the_environment_of_the_pod_wins() {
+fn environment_order_matches_containerd() {
     let image =
-        Process { env: Some(words("PATH=/bin A=1 B=2")), cmd: Some(words("x")), ..Process::default() };
+        Process { env: Some(words("Z=1 PATH=/bin B=2 A=1")), cmd: Some(words("x")), ..Process::default() };
     let pair = |key: &str, value: &str| KeyValue { key: key.into(), value: value.into() };
-    let config =
-        ContainerConfig { envs: vec![pair("A", "3"), pair("C", "4")], tty: true, ..Default::default() };
-    let expected = ["HOSTNAME=web", "PATH=/bin", "B=2", "TERM=xterm", "A=3", "C=4"];
-    assert_eq!(made(&config, &image).unwrap().env, expected);
-    let named = ContainerConfig { envs: vec![pair("HOSTNAME", "mine")], ..Default::default() };
-    assert_eq!(made(&named, &image).unwrap().env, ["PATH=/bin", "A=1", "B=2", "HOSTNAME=mine"]);
+    let with = |envs: Vec<KeyValue>, tty: bool| {
+        let config = ContainerConfig { envs, tty, ..Default::default() };
+        made(&config, &image).unwrap().env
+    };
+    let expected = ["PATH=/bin", "TERM=xterm", "HOSTNAME=web", "B=2", "A=1", "Z=3", "C=4"];
+    assert_eq!(with(vec![pair("Z", "3"), pair("C", "4")], true), expected);
+    let expected = ["PATH=/bin", "HOSTNAME=mine", "Z=1", "B=2", "A=1"];
+    assert_eq!(with(vec![pair("HOSTNAME", "mine")], false), expected);
+    let expected = ["PATH=/bin", "HOSTNAME=web", "Z=1", "A=1", "Y=2", "B=3"];
+    assert_eq!(with(vec![pair("B", "1"), pair("Y", "2"), pair("B", "3")], false), expected);
 }
 
 #[test]

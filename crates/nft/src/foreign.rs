@@ -1,0 +1,316 @@
+//! Tables of other programs: which of their chains drop packets of pods, and how these packets are accepted there.
+//!
+//! A packet passes the base chains of all tables, and each of them can drop it, whatever the others accept. So where
+//! Docker, ufw or firewalld drop, an accepting rule must be in their chain. [`plan`] decides, [`accept`] and [`remove`]
+//! encode. The rules are such as iptables can list. Pure: see `proxy::host_firewall` for who applies it.
+
+mod read;
+
+use std::fmt;
+
+use crate::netlink::{BATCH_BEGIN, BATCH_END, NFTABLES, expressions, message};
+use crate::wire::{APPEND, CREATE, DUMP, Writer};
+use crate::{Atom, Field, Hook, Ip, Net, Statement, Verdict};
+pub use read::{chain, rule};
+
+/// What our jumps are commented with, in the tables of others.
+const COMMENT: &[u8] = b"\x00\x06skiff\x00";
+
+/// The family of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Family {
+    Inet,
+    Ip,
+    Ip6,
+}
+
+impl Family {
+    fn number(self) -> u8 {
+        match self {
+            Family::Inet => crate::netlink::INET,
+            Family::Ip => 2,
+            Family::Ip6 => 10,
+        }
+    }
+
+    pub(crate) fn of(number: u8) -> Option<Family> {
+        [Family::Inet, Family::Ip, Family::Ip6].into_iter().find(|family| family.number() == number)
+    }
+
+    /// The family of what a message of nftables is about.
+    pub fn of_message(message: &crate::wire::Message<'_>) -> Option<Family> {
+        Family::of(message.family()?)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Family::Inet => "inet",
+            Family::Ip => "ip",
+            Family::Ip6 => "ip6",
+        }
+    }
+
+    fn has(self, net: &Net) -> bool {
+        match self {
+            Family::Inet => true,
+            Family::Ip => !net.is_v6(),
+            Family::Ip6 => net.is_v6(),
+        }
+    }
+}
+
+/// A chain of some table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chain {
+    pub family: Family,
+    pub table: String,
+    pub name: String,
+    /// Of a base chain that filters.
+    pub hook: Option<Hook>,
+    /// Whether it drops what none of its rules decides about.
+    pub drops: bool,
+}
+
+/// A rule of some chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    pub handle: u64,
+    pub parts: Vec<Part>,
+}
+
+/// A part of a rule, as far as it matters here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Goes on if this byte range of the network header, under a mask, has this value.
+    Header {
+        offset: u32,
+        mask: Vec<u8>,
+        value: Vec<u8>,
+    },
+    /// Goes on for packets of this family.
+    Family(Ip),
+    /// Goes on if something else holds.
+    Condition,
+    /// Counts, or logs.
+    Neutral,
+    Verdict(Verdict),
+    Reject,
+}
+
+/// A chain of another program that drops packets of pods.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Obstacle {
+    pub chain: Chain,
+    /// The rule that drops; the chain's policy where there is none.
+    pub handle: Option<u64>,
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Chain { family, table, name, .. } = &self.chain;
+        write!(f, "table {} {table}, chain {name}: ", family.name())?;
+        match self.handle {
+            Some(handle) => write!(f, "the rule with handle {handle} drops packets of pods"),
+            None => write!(f, "the policy drops packets of pods"),
+        }
+    }
+}
+
+/// What to do about one chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Packets of pods are accepted, or nothing drops them.
+    Nothing,
+    /// Our rules are missing.
+    Accept { has_jump: bool },
+    /// It is none of those that we may change.
+    Report(Obstacle),
+}
+
+impl Chain {
+    /// Whether this may be a chain that drops packets of pods.
+    pub fn is_filter(&self, own_table: &str) -> bool {
+        let is_own = self.family == Family::Inet && self.table == own_table;
+        matches!(self.hook, Some(Hook::Input | Hook::Forward)) && !is_own
+    }
+
+    /// Whether it belongs to iptables, and so to Docker and ufw, or to firewalld.
+    fn is_known(&self) -> bool {
+        match self.family {
+            Family::Ip | Family::Ip6 => self.table == "filter" && ["FORWARD", "INPUT"].contains(&&*self.name),
+            Family::Inet => {
+                self.table == "firewalld" && ["filter_FORWARD", "filter_INPUT"].contains(&&*self.name)
+            }
+        }
+    }
+
+    /// The chain of ours beside it.
+    pub fn accepting(&self) -> &'static str {
+        if self.hook == Some(Hook::Forward) { "SKIFF-FORWARD" } else { "SKIFF-INPUT" }
+    }
+}
+
+/// Decides about a chain with these rules. `has_chain` says whether there is a chain of ours in the same table.
+pub fn plan(chain: &Chain, rules: &[Rule], has_chain: bool, pods: &[Net]) -> Step {
+    let ours = Part::Verdict(Verdict::Jump(chain.accepting().into()));
+    let has_jump = rules.iter().any(|rule| rule.parts.contains(&ours));
+    let Some(obstacle) = obstacle(chain, rules, pods) else { return Step::Nothing };
+    match (chain.is_known(), has_jump && has_chain) {
+        (true, true) => Step::Nothing,
+        (true, false) => Step::Accept { has_jump },
+        (false, _) => Step::Report(obstacle),
+    }
+}
+
+/// What in a chain may drop packets of pods. In chains of a known program every rule may, since each leads to many.
+fn obstacle(chain: &Chain, rules: &[Rule], pods: &[Net]) -> Option<Obstacle> {
+    let mut left: Vec<&Net> = pods.iter().filter(|net| chain.family.has(net)).collect();
+    let found = |handle| Some(Obstacle { chain: chain.clone(), handle });
+    for rule in rules {
+        if chain.is_known() || rule.drops_everything() {
+            return if left.is_empty() { None } else { found(Some(rule.handle)) };
+        }
+        left.retain(|net| !rule.accepts(net));
+    }
+    if left.is_empty() || !chain.drops { None } else { found(None) }
+}
+
+impl Rule {
+    fn drops_everything(&self) -> bool {
+        let decides = |part: &Part| matches!(part, Part::Reject | Part::Verdict(Verdict::Drop));
+        self.parts.iter().all(|part| decides(part) || *part == Part::Neutral)
+            && self.parts.iter().any(decides)
+    }
+
+    /// Whether it accepts everything that comes from this network.
+    fn accepts(&self, net: &Net) -> bool {
+        let accept = Part::Verdict(Verdict::Accept);
+        self.parts.contains(&accept)
+            && self.parts.iter().all(|part| match part {
+                Part::Neutral => true,
+                Part::Family(ip) => *ip == Ip::of(net.first()),
+                Part::Header { offset, mask, value } => is_source(net, *offset, mask, value),
+                other => *other == accept,
+            })
+    }
+}
+
+/// Whether all addresses of the network are among the sources that this compares with.
+fn is_source(net: &Net, offset: u32, mask: &[u8], value: &[u8]) -> bool {
+    let (expected, bytes) = match net.first() {
+        std::net::IpAddr::V4(first) => (12, first.octets().to_vec()),
+        std::net::IpAddr::V6(first) => (8, first.octets().to_vec()),
+    };
+    let length: u32 = mask.iter().map(|byte| byte.count_ones()).sum();
+    offset == expected
+        && length <= u32::from(net.bits())
+        && mask.iter().zip(value).zip(&bytes).all(|((mask, value), byte)| byte & mask == *value)
+}
+
+/// A request for all chains.
+pub fn list_chains() -> Vec<u8> {
+    let mut out = Writer::starting_at(1);
+    out.message(NFTABLES << 8 | message::GET_CHAIN, DUMP, (0, 0), |_| {});
+    out.bytes
+}
+
+/// A request for the rules of a chain.
+pub fn list_rules(chain: &Chain) -> Vec<u8> {
+    let mut out = Writer::starting_at(1);
+    out.message(NFTABLES << 8 | message::GET_RULE, DUMP, (chain.family.number(), 0), |out| {
+        out.text(1, &chain.table);
+        out.text(2, &chain.name);
+    });
+    out.bytes
+}
+
+/// A batch that accepts packets of pods in a chain. `has_jump` says whether the chain has a jump to ours already.
+pub fn accept(chain: &Chain, has_jump: bool, pods: &[Net], masquerade: u32) -> crate::netlink::Encoded {
+    let own = chain.accepting();
+    batch(|out| {
+        let mut message = |kind: u16, flags: u16, fill: &dyn Fn(&mut Writer)| {
+            out.message(NFTABLES << 8 | kind, flags, (chain.family.number(), 0), |out| {
+                out.text(1, &chain.table);
+                fill(out);
+            });
+        };
+        message(message::NEW_CHAIN, CREATE, &|out| out.text(3, own));
+        message(message::DELETE_RULE, 0, &|out| out.text(2, own));
+        for statements in accepting_rules(chain, pods, masquerade) {
+            let expressions = expressions(chain.family.number(), &statements);
+            message(message::NEW_RULE, CREATE | APPEND, &|out| {
+                out.text(2, own);
+                out.nested(4, |out| out.bytes.extend(&expressions));
+            });
+        }
+        if !has_jump {
+            let jump = expressions(chain.family.number(), &[Statement::jump(&own.into())]);
+            // At the beginning: what comes after it may drop.
+            message(message::NEW_RULE, CREATE, &|out| {
+                out.text(2, &chain.name);
+                out.nested(4, |out| out.bytes.extend(&jump));
+                out.attribute(7, COMMENT);
+            });
+        }
+    })
+}
+
+/// From pods to this machine; from and to pods through it, and what this machine masquerades for a Service.
+fn accepting_rules(chain: &Chain, pods: &[Net], masquerade: u32) -> Vec<crate::Rule> {
+    let is_forward = chain.hook == Some(Hook::Forward);
+    let mut rules = Vec::new();
+    for net in pods.iter().filter(|net| chain.family.has(net)) {
+        let ip = Ip::of(net.first());
+        let mut fields = vec![Field::Source(ip)];
+        fields.extend(is_forward.then_some(Field::Destination(ip)));
+        for field in fields {
+            rules.push(crate::rule([Statement::is(field, Atom::Net(*net)), Statement::accept()]));
+        }
+    }
+    if is_forward {
+        rules.push(crate::rule([Statement::Marked(masquerade), Statement::accept()]));
+    }
+    rules
+}
+
+/// A batch that takes these jumps out of a chain, and our chain out of its table where `has_chain`.
+pub fn remove(chain: &Chain, rules: &[Rule], has_chain: bool) -> Option<crate::netlink::Encoded> {
+    let own = chain.accepting();
+    let jump = Part::Verdict(Verdict::Jump(own.into()));
+    let jumps: Vec<u64> =
+        rules.iter().filter(|rule| rule.parts.contains(&jump)).map(|rule| rule.handle).collect();
+    if jumps.is_empty() && !has_chain {
+        return None;
+    }
+    Some(batch(|out| {
+        let mut message = |kind: u16, fill: &dyn Fn(&mut Writer)| {
+            out.message(NFTABLES << 8 | kind, 0, (chain.family.number(), 0), |out| {
+                out.text(1, &chain.table);
+                fill(out);
+            });
+        };
+        for handle in jumps {
+            message(message::DELETE_RULE, &|out| {
+                out.text(2, &chain.name);
+                out.u64(3, handle);
+            });
+        }
+        if has_chain {
+            message(message::DELETE_RULE, &|out| out.text(2, own));
+            message(message::DELETE_CHAIN, &|out| out.text(3, own));
+        }
+    }))
+}
+
+fn batch(fill: impl FnOnce(&mut Writer)) -> crate::netlink::Encoded {
+    let mut out = Writer::starting_at(1);
+    out.message(BATCH_BEGIN, 0, (0, NFTABLES), |_| {});
+    fill(&mut out);
+    // The end of a batch is not answered by kernels before 6.10, the last of its messages is.
+    let last = out.ask_for_answer();
+    out.message(BATCH_END, 0, (0, NFTABLES), |_| {});
+    crate::netlink::Encoded { bytes: out.bytes, first: 1, last }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,122 @@
+//! Packets of pods in the tables of other programs. Docker, ufw and firewalld drop what they do not know, so their chains
+//! get a jump to a chain of ours that accepts packets from and to pods; nothing else is accepted. Where a chain is an
+//! administrator's own it is left alone and reported. [`nft::foreign`] decides.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use nft::foreign::{self, Chain, Obstacle, Rule, Step};
+use nft::netlink::Encoded;
+use nft::wire::{DONE, Message};
+use nft::{Name, Net};
+
+use crate::firewall::{FirewallError, TABLE, commit};
+use crate::skeleton::MASQUERADE;
+use crate::socket::Netfilter;
+
+/// What a look at all tables has found.
+#[derive(Debug, Default)]
+pub struct Inspection {
+    /// Chains that drop packets of pods and that we must not change.
+    pub obstacles: Vec<Obstacle>,
+    /// The base chains of our own table.
+    own: BTreeSet<String>,
+    /// Chains that lack our rules.
+    lacking: Vec<(Chain, bool)>,
+}
+
+impl Inspection {
+    /// Whether our table has all of these base chains.
+    pub fn has_own<'a>(&self, mut bases: impl Iterator<Item = &'a Name>) -> bool {
+        bases.all(|name| self.own.contains(&**name))
+    }
+}
+
+/// Inspects the chains of all tables and changes nothing.
+pub fn inspect(pods: &[Net]) -> io::Result<Inspection> {
+    let chains = chains()?;
+    let mut found = Inspection::default();
+    for chain in &chains {
+        if is_own(chain) && chain.hook.is_some() {
+            found.own.insert(chain.name.clone());
+        }
+        if !chain.is_filter(TABLE) {
+            continue;
+        }
+        match foreign::plan(chain, &rules(chain)?, has_accepting(&chains, chain), pods) {
+            Step::Nothing => {}
+            Step::Accept { has_jump } => found.lacking.push((chain.clone(), has_jump)),
+            Step::Report(obstacle) => found.obstacles.push(obstacle),
+        }
+    }
+    Ok(found)
+}
+
+/// Accepts packets of pods wherever that is missing and ours to do.
+pub fn accept(pods: &[Net]) -> Result<Inspection, FirewallError> {
+    let found = inspect(pods)?;
+    for (chain, has_jump) in &found.lacking {
+        apply(&foreign::accept(chain, *has_jump, pods, MASQUERADE))?;
+        tracing::info!(
+            table = chain.table,
+            chain = chain.name,
+            "packets of pods are accepted in another program's chain"
+        );
+    }
+    Ok(found)
+}
+
+/// Removes our rules from the tables of other programs.
+pub fn remove() -> Result<(), FirewallError> {
+    let chains = chains()?;
+    for chain in chains.iter().filter(|chain| chain.is_filter(TABLE)) {
+        if let Some(batch) = foreign::remove(chain, &rules(chain)?, has_accepting(&chains, chain)) {
+            apply(&batch)?;
+        }
+    }
+    Ok(())
+}
+
+fn is_own(chain: &Chain) -> bool {
+    chain.family == foreign::Family::Inet && chain.table == TABLE
+}
+
+/// Whether there is a chain of ours in the table of this one.
+fn has_accepting(chains: &[Chain], beside: &Chain) -> bool {
+    chains.iter().any(|chain| {
+        chain.family == beside.family && chain.table == beside.table && chain.name == beside.accepting()
+    })
+}
+
+fn chains() -> io::Result<Vec<Chain>> {
+    list(&foreign::list_chains(), foreign::chain)
+}
+
+fn rules(chain: &Chain) -> io::Result<Vec<Rule>> {
+    match list(&foreign::list_rules(chain), foreign::rule) {
+        // It was removed meanwhile.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        rules => rules,
+    }
+}
+
+fn list<T>(request: &[u8], parse: impl Fn(&Message<'_>) -> Option<T>) -> io::Result<Vec<T>> {
+    let socket = Netfilter::open(request.len())?;
+    socket.send(request)?;
+    let (mut found, mut buffer) = (Vec::new(), vec![0; 64 * 1024]);
+    loop {
+        for message in socket.receive(&mut buffer)? {
+            if message.kind == DONE {
+                return Ok(found);
+            }
+            if let Some(error) = message.error() {
+                return Err(io::Error::from_raw_os_error(error));
+            }
+            found.extend(parse(&message));
+        }
+    }
+}
+
+fn apply(batch: &Encoded) -> Result<(), FirewallError> {
+    commit(&Netfilter::open(batch.bytes.len())?, batch)
+}

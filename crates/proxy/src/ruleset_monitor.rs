@@ -1,0 +1,141 @@
+//! What other programs change in nftables, by the kernel's notifications.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use nft::foreign::Family;
+use nft::netlink::{NFTABLES, message};
+use nft::wire::{Message, messages};
+use rustix::net::netlink::{NETFILTER, SocketAddrNetlink};
+use rustix::net::sockopt::set_socket_recv_buffer_size_force;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
+use tokio::net::UnixDatagram;
+
+use crate::firewall::TABLE;
+
+/// The group of notifications about nftables, as a bit.
+const GROUP: u32 = 1 << 6;
+/// A program that loads its rules makes many changes.
+const BUFFER: usize = 4 << 20;
+/// Changes do not come alone.
+const GATHER: Duration = Duration::from_millis(200);
+
+/// Hears of changes.
+pub struct RulesetMonitor(Option<UnixDatagram>);
+
+/// What has changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Changes {
+    /// Somebody has removed a part of our table.
+    pub own_removed: bool,
+    /// Changes were lost, so anything may have changed.
+    pub overflowed: bool,
+}
+
+impl RulesetMonitor {
+    /// From now on. Where the kernel does not tell, nothing is ever heard.
+    pub fn open() -> RulesetMonitor {
+        let socket = subscribe().map(std::os::unix::net::UnixDatagram::from).and_then(UnixDatagram::from_std);
+        if let Err(error) = &socket {
+            tracing::warn!(%error, "changes of other programs to nftables are not noticed");
+        }
+        RulesetMonitor(socket.ok())
+    }
+
+    /// Waits for changes to chains and rules that were not made by the socket of this port.
+    pub async fn changed(&self, own_port: impl Fn() -> Option<u32>) -> Changes {
+        let Some(socket) = &self.0 else { return std::future::pending().await };
+        let mut buffer = vec![0; 64 * 1024];
+        let mut changes = None;
+        while changes.is_none() {
+            let received = socket.recv(&mut buffer).await;
+            note(&mut changes, received, &buffer, own_port());
+        }
+        tokio::time::sleep(GATHER).await;
+        loop {
+            let received = socket.try_recv(&mut buffer);
+            match &received {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                _ => note(&mut changes, received, &buffer, own_port()),
+            }
+        }
+        changes.unwrap_or_default()
+    }
+}
+
+fn subscribe() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(NETFILTER))?;
+    set_socket_recv_buffer_size_force(&socket, BUFFER)?;
+    bind(&socket, &SocketAddrNetlink::new(0, GROUP))?;
+    Ok(socket)
+}
+
+fn note(changes: &mut Option<Changes>, received: io::Result<usize>, buffer: &[u8], own_port: Option<u32>) {
+    let Ok(count) = received else {
+        changes.get_or_insert_default().overflowed = true;
+        return;
+    };
+    for message in messages(&buffer[..count]) {
+        if let Some(is_removal_of_ours) = weigh(&message, own_port) {
+            changes.get_or_insert_default().own_removed |= is_removal_of_ours;
+        }
+    }
+}
+
+/// Whether a change matters, and if so, whether it removes something of ours.
+fn weigh(changed: &Message<'_>, own_port: Option<u32>) -> Option<bool> {
+    let kind = changed.kind ^ NFTABLES << 8;
+    let is_removal = matches!(
+        kind,
+        message::DELETE_TABLE
+            | message::DELETE_CHAIN
+            | message::DELETE_RULE
+            | message::DELETE_SET
+            | message::DELETE_ELEMENTS
+    );
+    if !is_removal && !matches!(kind, message::NEW_CHAIN | message::NEW_RULE) {
+        return None;
+    }
+    let table = changed.attributes().find(|(kind, _)| *kind == 1).map(|(_, name)| name);
+    let is_ours = Family::of_message(changed) == Some(Family::Inet)
+        && table.is_some_and(|name| name.strip_suffix(b"\0") == Some(TABLE.as_bytes()));
+    match is_ours {
+        true if !is_removal || Some(changed.port) == own_port => None,
+        is_ours => Some(is_ours),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nft::wire::Writer;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(kind: u16, table: &str, port: u32, expected: Option<bool>) {
+        let mut out = Writer::starting_at(1);
+        out.message(NFTABLES << 8 | kind, 0, (nft::netlink::INET, 0), |out| out.text(1, table));
+        out.bytes[12..16].copy_from_slice(&port.to_ne_bytes());
+        let message = messages(&out.bytes).next().unwrap();
+        assert_eq!(weigh(&message, Some(7)), expected);
+    }
+
+    #[test]
+    fn removals_from_our_table_by_others_matter() {
+        check(message::DELETE_TABLE, TABLE, 8, Some(true));
+        check(message::DELETE_TABLE, TABLE, 7, None);
+        check(message::DELETE_ELEMENTS, TABLE, 8, Some(true));
+        check(message::NEW_RULE, TABLE, 8, None);
+    }
+
+    #[test]
+    fn chains_and_rules_of_other_tables_matter() {
+        for kind in [message::NEW_CHAIN, message::NEW_RULE, message::DELETE_RULE, message::DELETE_TABLE] {
+            check(kind, "firewalld", 8, Some(false));
+        }
+        check(message::NEW_ELEMENTS, "firewalld", 8, None);
+        check(message::NEW_SET, "firewalld", 8, None);
+    }
+}

@@ -1,0 +1,148 @@
+//! Keeps pods attached to their node: what somebody removes of their links, addresses and routes is made again, and pods
+//! of an earlier skiff are taken off the bridge.
+
+use std::fs::File;
+use std::net::IpAddr;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use podnet::{Address, Attachment};
+use tokio::net::UnixDatagram;
+use tokio::sync::Notify;
+
+use super::super::pods::Pod;
+use super::super::{Embedded, caller, chain, link, translate};
+use super::bandwidth;
+use crate::cri::NamespaceMode;
+
+/// Removals do not come alone: with a link its addresses and routes go, and those of many pods at once.
+const GATHER: Duration = Duration::from_millis(200);
+
+impl Embedded {
+    /// Restores networks of pods when the kernel tells of removals, and when it is notified, until the runtime is dropped.
+    pub(in super::super) fn keep_networks(&self, notify: Arc<Notify>) {
+        let inner = Arc::downgrade(&self.inner);
+        tokio::spawn(async move {
+            let monitor = RemovalMonitor::open();
+            loop {
+                tokio::select! {
+                    () = notify.notified() => {}
+                    () = monitor.removed() => {}
+                }
+                let Some(inner) = Weak::upgrade(&inner) else { return };
+                Embedded { inner }.restore_networks().await;
+            }
+        });
+    }
+
+    async fn restore_networks(&self) {
+        let wanted = self.attachments();
+        if wanted.is_empty() {
+            return;
+        }
+        let (bridge, ranges) = (self.inner.config.bridge.clone(), self.inner.ranges.read().clone());
+        let find = move || {
+            podnet::prepare(&bridge, &ranges)?;
+            podnet::incomplete(wanted)
+        };
+        let incomplete = match tokio::task::spawn_blocking(find).await {
+            Ok(Ok(incomplete)) => incomplete,
+            Ok(Err(error)) => {
+                let error = chain(&error);
+                return tracing::warn!(%error, "cannot inspect networks of pods, trying again at the next change");
+            }
+            Err(_) => return,
+        };
+        for attachment in incomplete {
+            self.restore_network(attachment).await;
+        }
+    }
+
+    async fn restore_network(&self, attachment: Attachment) {
+        let pods = self.inner.pods.all();
+        let Some(pod) = pods.into_iter().find(|pod| link(&pod.id) == attachment.link) else { return };
+        // A pod that ends loses its link before its supervisor is gone.
+        let Ok(pid) = caller::supervisor(&pod.directory).await else { return };
+        let Ok(namespace) = File::open(format!("/proc/{pid}/ns/net")) else { return };
+        if !*pod.is_ready.borrow() {
+            return;
+        }
+        let name = attachment.link.clone();
+        let restored = tokio::task::spawn_blocking(move || podnet::restore(&attachment, namespace)).await;
+        match restored {
+            Ok(Ok(())) => tracing::info!(pod = pod.id, link = name, "restored the network of a pod"),
+            Ok(Err(error)) => {
+                tracing::warn!(
+                    error = chain(&error),
+                    pod = pod.id,
+                    link = name,
+                    "cannot restore the network of a pod"
+                );
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// How the pods that run are attached, without those whose network is somebody else's.
+    fn attachments(&self) -> Vec<Attachment> {
+        let by_cni = self.programs().attached();
+        let running = self.inner.pods.all().into_iter();
+        let running = running.filter(|pod| *pod.is_ready.borrow() && !by_cni.contains(&pod.id));
+        running.filter_map(|pod| self.attachment_of(&pod)).collect()
+    }
+
+    fn attachment_of(&self, pod: &Pod) -> Option<Attachment> {
+        let record = pod.record.lock();
+        let config = record.config.as_ref()?;
+        if record.is_unfinished || translate::namespaces(config).network() == NamespaceMode::Node {
+            return None;
+        }
+        let ranges = self.inner.ranges.read();
+        let address = |ip: IpAddr| {
+            let range = ranges.iter().find(|range| range.contains(ip))?;
+            Some(Address { ip, prefix: range.prefix(), gateway: range.gateway() })
+        };
+        let addresses: Vec<Address> = record.ips.iter().filter_map(|ip| address(ip.parse().ok()?)).collect();
+        // An address of a range that the node no longer has is nothing to restore.
+        if addresses.is_empty() || addresses.len() != record.ips.len() {
+            return None;
+        }
+        let bandwidth = bandwidth(&config.annotations).unwrap_or_default();
+        Some(Attachment {
+            link: link(&pod.id),
+            bridge: self.inner.config.bridge.clone(),
+            addresses,
+            bandwidth,
+        })
+    }
+}
+
+/// Hears of links, addresses and routes that are removed.
+struct RemovalMonitor(Option<UnixDatagram>);
+
+impl RemovalMonitor {
+    fn open() -> RemovalMonitor {
+        // A datagram socket like any other, as far as reading from it goes.
+        let socket = sys::netlink::removals().map(std::os::unix::net::UnixDatagram::from);
+        let socket = socket.and_then(UnixDatagram::from_std);
+        if let Err(error) = &socket {
+            tracing::warn!(%error, "removed links and routes of pods are not noticed");
+        }
+        RemovalMonitor(socket.ok())
+    }
+
+    /// Waits for a removal, and for those that come with it.
+    async fn removed(&self) {
+        let Some(socket) = &self.0 else { return std::future::pending().await };
+        let mut buffer = vec![0; 32 * 1024];
+        loop {
+            match socket.recv(&mut buffer).await {
+                Ok(count) if !sys::netlink::is_removal(&buffer[..count]) => {}
+                // An error means that there was more than the socket could hold.
+                _ => break,
+            }
+        }
+        tokio::time::sleep(GATHER).await;
+        while socket.try_recv(&mut buffer).is_ok() {}
+    }
+}
