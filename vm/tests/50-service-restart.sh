@@ -11,7 +11,7 @@ eventually 60 expect "$before" runs
 expect 0 guest "journalctl -u skiff --since @$since | grep -c 'left-over process' || true"
 expect "" guest 'for pid in $(pgrep -f "[s]upervise /var/lib/skiff"); do grep skiff.service /proc/$pid/cgroup || true; done'
 
-guest skiff stop | tee /dev/stderr | grep -E 'ended [0-9]+ pods'
+guest skiff stop | grep -E 'ended [0-9]+ pods'
 expect inactive bash -c '"$1/guest" run systemctl is-active skiff || true' - "$vm"
 expect "" guest 'pgrep -f "[s]upervise /var/lib/skiff" || true'
 guest systemctl start skiff

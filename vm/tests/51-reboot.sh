@@ -23,7 +23,9 @@ web front 2 reboot
 k wait -n reboot pod --all --for condition=Ready --timeout 180s
 uids() { k get pods -n reboot -o 'jsonpath={range .items[*]}{.metadata.uid}{"\n"}{end}' | sort; }
 before=$(uids)
-took=$("$vm/guest" reboot | tee /dev/stderr | sed -n 's/shutdown took \([0-9]*\) s/\1/p')
+said=$("$vm/guest" reboot)
+echo "$said"
+took=$(sed -n 's/shutdown took \([0-9]*\) s/\1/p' <<<"$said")
 [ "$took" -lt 60 ] || fail "the shutdown took $took s: something held it up"
 guest_is_back
 expect ended guest cat /root/reboot-test/log

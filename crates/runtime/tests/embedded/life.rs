@@ -618,7 +618,11 @@ pub async fn sigterm_to_a_supervisor_ends_its_pod_in_order(node: &Node) {
         assert_eq!(pod.exec(id, "until test -e /ready; do :; done").await.0, 0);
     }
     let started = Instant::now();
+    let cgroups = sys::cgroup::Cgroups::of_host().unwrap();
     for pid in supervisors(node.dir.path()) {
+        // Where there is one tree, so that they are none of the service's processes.
+        let group = cgroups.of_process(pid.as_raw_nonzero().get());
+        assert!(group.is_none_or(|group| group == runtime::embedded::SUPERVISORS));
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     }
     let code = async |id: &str| node.runtime.container_status(id).await.unwrap().exit_code;
