@@ -257,11 +257,15 @@ fn three_nodes_are_one_cluster() {
 fn host_names(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     for node in pods.keys() {
         let name = format!("named-{node}");
-        cluster.apply(&format!(
-            "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}}}, spec: {{nodeName: {node}, hostNetwork: true, \
-             restartPolicy: Never, containers: [{{name: c, image: {IMAGE}, \
-             command: [sh, -c, 'hostname; cat /etc/hostname; echo $HOSTNAME']}}]}}}}"
-        ));
+        let script = "hostname; cat /etc/hostname; echo $HOSTNAME";
+        let pod = serde_json::json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+            "spec": {
+                "nodeName": node, "hostNetwork": true, "restartPolicy": "Never",
+                "containers": [{"name": "c", "image": IMAGE, "command": ["sh", "-c", script]}],
+            },
+        });
+        cluster.apply(&pod.to_string());
         cluster.until("it has ended", || {
             cluster.kubectl(&["get", "pod", &name, "-o", "jsonpath={.status.phase}"]).1 == "Succeeded"
         });

@@ -243,9 +243,22 @@ impl Look<'_> {
         (is_gone && !self.memory.failures.contains_key(&container.name)).then(|| told.clone())
     }
 
+    /// The status of a container that was stopped for a resize and is about to be started again: as it was before. Its end
+    /// is not the container's, and the API would not let it start again where the restart policy does not.
+    fn before_restart(&self, container: &Container) -> Option<ContainerStatus> {
+        let run = self.seen.latest(&container.name)?;
+        let restarts = run.state.is_exited() && self.memory.resized.contains(&run.id);
+        if !restarts || self.pod.is_deleting() || self.memory.ended.is_some() {
+            return None;
+        }
+        let before = self.before(&container.name)?;
+        before.state.as_ref()?.running.as_ref()?;
+        Some(ContainerStatus { ready: false, started: Some(false), ..before.clone() })
+    }
+
     fn container(&self, container: &Container, idle: &str) -> ContainerStatus {
-        if let Some(told) = self.told(container) {
-            return told;
+        if let Some(status) = self.told(container).or_else(|| self.before_restart(container)) {
+            return status;
         }
         let run = self.seen.latest(&container.name);
         let state = self.state(container, run, idle);

@@ -573,6 +573,36 @@ fn what_containers_have_and_were_promised() {
     );
 }
 
+/// The API lets no container leave its end that its restart policy would not restart.
+#[test]
+fn container_stopped_for_a_resize_has_not_ended() {
+    let host = Host { ips: &["192.0.2.1".to_owned()], runtime: "containerd", recursive: true };
+    let mut pod = pod("OnFailure", &[]);
+    let mut memory = Memory::default();
+    let running = State::Running { since: time(1) };
+    let mut shown = |containers: Vec<Ran>, memory: &Memory| {
+        let status = status(&pod, &seen(containers), memory, &host, time(9));
+        let container = status.container_statuses.as_ref().expect("containers")[0].clone();
+        let phase = status.phase.clone().unwrap_or_default();
+        pod.status = Some(status);
+        let state = container.state.expect("a state");
+        let last = container.last_state.and_then(|last| last.terminated).map(|end| end.exit_code);
+        let ended = state.terminated.map(|end| end.exit_code);
+        (phase, container.container_id.unwrap_or_default(), container.ready, ended, last)
+    };
+    let runs = ("Running".to_owned(), "containerd://main0".to_owned(), true, None, None);
+    assert_eq!(shown(vec![run("main", 0, running)], &memory), runs);
+    memory.resized.insert("main0".to_owned());
+    let stopped = vec![run("main", 0, exited(0, 2))];
+    assert_eq!(shown(stopped.clone(), &memory), (runs.0.clone(), runs.1.clone(), false, None, None));
+    let again = vec![run("main", 1, running), run("main", 0, exited(0, 2))];
+    let expected = (runs.0.clone(), "containerd://main1".to_owned(), true, None, Some(0));
+    assert_eq!(shown(again, &memory), expected);
+    // It is not started again when its pod ends.
+    memory.ended = Some((crate::EVICTED.to_owned(), String::new()));
+    assert_eq!(shown(stopped, &memory), ("Failed".to_owned(), runs.1, false, Some(0), None));
+}
+
 #[test]
 fn conditions_of_a_resize() {
     let mut memory = Memory::default();
