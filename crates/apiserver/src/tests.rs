@@ -1,6 +1,7 @@
 //! Whole requests against a server in this process, on a store in a temporary directory.
 
 mod namespaces;
+mod responses;
 mod security;
 mod services;
 mod subresources;
