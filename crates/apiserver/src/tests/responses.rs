@@ -41,3 +41,34 @@ async fn component_statuses_have_a_table() {
     let review = get(&rig, "/apis/authorization.k8s.io/v1/subjectaccessreviews", table).await;
     assert_eq!(review.0, 405, "{}", review.1);
 }
+
+#[tokio::test]
+async fn members_are_in_upstreams_order() {
+    let rig = Rig::start().await;
+    for (path, start) in [
+        (
+            "/api",
+            r#"{"kind":"APIVersions","versions":["v1"],"serverAddressByClientCIDRs":[{"clientCIDR":"0.0.0.0/0","serverAddress":"192.0.2.1:6443"}]}"#,
+        ),
+        (
+            "/api/v1",
+            r#"{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"bindings","singularName":"binding","#,
+        ),
+        (
+            "/apis",
+            r#"{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":"apiregistration.k8s.io","versions":[{"#,
+        ),
+        ("/apis/apps", r#"{"kind":"APIGroup","apiVersion":"v1","name":"apps","versions":["#),
+        (
+            "/version",
+            r#"{"major":"1","minor":"36","emulationMajor":"1","emulationMinor":"36","minCompatibilityMajor":"1","minCompatibilityMinor":"35","gitVersion":"#,
+        ),
+        (
+            "/api/v1/namespaces/default/pods/none",
+            r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"pods \"none\" not found","reason":"NotFound","details":{"name":"none","kind":"pods"},"code":404}"#,
+        ),
+    ] {
+        let (_, text) = get(&rig, path, "application/json").await;
+        assert!(text.starts_with(start), "{path} {text:.400}");
+    }
+}
