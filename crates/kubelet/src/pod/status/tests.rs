@@ -95,6 +95,7 @@ fn a_pod_that_has_just_come() {
         Initialized=True
         Ready=False ContainersNotReady
         ContainersReady=False ContainersNotReady
+        PodScheduled=True
     "#]],
     );
 }
@@ -114,6 +115,7 @@ fn a_pod_that_runs() {
         Initialized=True
         Ready=True
         ContainersReady=True
+        PodScheduled=True
     "#]],
     );
 }
@@ -134,6 +136,7 @@ fn a_pod_whose_first_steps_are_under_way() {
         Initialized=False ContainersNotInitialized
         Ready=False ContainersNotReady
         ContainersReady=False ContainersNotReady
+        PodScheduled=True
     "#]],
     );
 }
@@ -163,6 +166,7 @@ fn a_pod_whose_first_steps_are_taken_again_in_another_sandbox() {
             Initialized=True
             Ready=False ContainersNotReady
             ContainersReady=False ContainersNotReady
+            PodScheduled=True
         "#]],
     );
 }
@@ -187,6 +191,7 @@ fn a_container_that_keeps_failing_and_one_that_waits_for_its_probe() {
         Initialized=True
         Ready=False ContainersNotReady
         ContainersReady=False ContainersNotReady
+        PodScheduled=True
     "#]],
     );
     check(
@@ -201,6 +206,7 @@ fn a_container_that_keeps_failing_and_one_that_waits_for_its_probe() {
         Initialized=True
         Ready=False ContainersNotReady
         ContainersReady=False ContainersNotReady
+        PodScheduled=True
     "#]],
     );
     let mut memory = Memory::default();
@@ -217,6 +223,7 @@ fn a_container_that_keeps_failing_and_one_that_waits_for_its_probe() {
             Initialized=True
             Ready=False ContainersNotReady
             ContainersReady=False ContainersNotReady
+            PodScheduled=True
         "#]],
     );
 }
@@ -245,6 +252,7 @@ fn a_container_that_cannot_be_started() {
             Initialized=True
             Ready=False ContainersNotReady
             ContainersReady=False ContainersNotReady
+            PodScheduled=True
         "#]],
     );
     of(
@@ -258,6 +266,7 @@ fn a_container_that_cannot_be_started() {
             Initialized=True
             Ready=False ContainersNotReady
             ContainersReady=False ContainersNotReady
+            PodScheduled=True
         "#]],
     );
     // It is not tried again.
@@ -272,6 +281,7 @@ fn a_container_that_cannot_be_started() {
             Initialized=True
             Ready=False PodFailed
             ContainersReady=False PodFailed
+            PodScheduled=True
         "#]],
     );
 }
@@ -290,6 +300,7 @@ fn pods_that_are_over() {
             Initialized=True
             Ready=False PodFailed
             ContainersReady=False PodFailed
+            PodScheduled=True
         "#]],
     );
     check(
@@ -304,6 +315,7 @@ fn pods_that_are_over() {
             Initialized=True
             Ready=False PodCompleted
             ContainersReady=False PodCompleted
+            PodScheduled=True
         "#]],
     );
 }
@@ -331,6 +343,7 @@ fn an_image_that_cannot_be_had() {
             Initialized=True
             Ready=False ContainersNotReady
             ContainersReady=False ContainersNotReady
+            PodScheduled=True
         "#]],
     );
 }
@@ -375,6 +388,7 @@ fn all_begin_anew() {
         Ready=False ContainersNotReady
         ContainersReady=False ContainersNotReady
         AllContainersRestarting=True RestartAllContainersStarted
+        PodScheduled=True
     "#]],
     );
     let past = [ended, run("b", 0, exited(137, 10))];
@@ -392,6 +406,7 @@ fn all_begin_anew() {
         Ready=False ContainersNotReady
         ContainersReady=False ContainersNotReady
         AllContainersRestarting=True RestartAllContainersStarted
+        PodScheduled=True
     "#]],
     );
     let mut all = vec![run("main", 1, running(12)), run("b", 1, running(12))];
@@ -410,6 +425,7 @@ fn all_begin_anew() {
         Ready=True
         ContainersReady=True
         AllContainersRestarting=False
+        PodScheduled=True
     "#]],
     );
 }
