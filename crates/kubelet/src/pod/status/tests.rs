@@ -321,6 +321,47 @@ fn pods_that_are_over() {
 }
 
 #[test]
+fn pod_succeeds_once_its_sidecars_have_stopped() {
+    let mut pod = pod("Never", &["mesh"]);
+    for init in pod.spec.iter_mut().flat_map(|spec| spec.init_containers.iter_mut().flatten()) {
+        init.restart_policy = Some("Always".into());
+    }
+    let mesh = |state: State| seen(vec![run("mesh", 0, state), run("main", 0, exited(0, 5))]);
+    check(
+        &pod,
+        &mesh(State::Running { since: time(1) }),
+        &Memory::default(),
+        6,
+        expect![[r#"
+            Running 10.42.0.7
+            mesh: running, last -, ready true, restarts 0
+            main: Completed 0, last -, ready false, restarts 0
+            PodReadyToStartContainers=True
+            Initialized=True
+            Ready=False ContainersNotReady
+            ContainersReady=False ContainersNotReady
+            PodScheduled=True
+        "#]],
+    );
+    check(
+        &pod,
+        &mesh(exited(137, 6)),
+        &Memory::default(),
+        7,
+        expect![[r#"
+            Succeeded 10.42.0.7
+            mesh: Error 137, last -, ready false, restarts 0
+            main: Completed 0, last -, ready false, restarts 0
+            PodReadyToStartContainers=True
+            Initialized=True
+            Ready=False PodCompleted
+            ContainersReady=False PodCompleted
+            PodScheduled=True
+        "#]],
+    );
+}
+
+#[test]
 fn an_image_that_cannot_be_had() {
     let mut memory = Memory::default();
     let failure = Failure {
