@@ -478,7 +478,8 @@ pub fn watch_event(media: Media, kind: &str, object: Value) -> Bytes {
         Media::Json => {
             // By hand, since the type comes first, as it does upstream.
             let mut line = format!("{{\"type\":\"{kind}\",\"object\":").into_bytes();
-            schema::json::write(&object, &mut line);
+            // Writing into a Vec cannot fail.
+            let _ = serde_json::to_writer(&mut line, &crate::render::InOrder::object(&object));
             line.extend_from_slice(b"}\n");
             line.into()
         }

@@ -15,7 +15,7 @@ use crate::render::Renderer;
 use crate::request::Target;
 use crate::server::{Call, Server};
 use crate::strategy::{has_status, ignored};
-use crate::write::{Outcome, WriteOptions, dedup_owners, with_warnings};
+use crate::write::{Outcome, WriteOptions, check_depth, dedup_owners, with_warnings};
 
 /// How often a generated name may already be taken.
 const NAME_TRIES: usize = 7;
@@ -102,6 +102,7 @@ impl Server {
             crate::special::before_create(stored, &mut attempt, call);
             crate::special::stamp(stored, &mut attempt, &options.timestamp());
             complete_status(stored, &mut attempt)?;
+            check_depth(row, &attempt)?;
             validate_new(stored, &attempt)?;
             let mut request = Request::new(target, Operation::Create, &attempt, None, user).writing(options);
             request.dry_run = options.dry_run || versioned;

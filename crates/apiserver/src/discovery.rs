@@ -147,9 +147,12 @@ fn resources(registry: &[&'static Resource], group: &str, version: &str) -> Resu
         }
     }
     let group_version = crate::codec::api_version(group, version);
-    Ok(
-        json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": list}),
-    )
+    let mut value = json!({"kind": "APIResourceList", "groupVersion": group_version, "resources": list});
+    // Clients of Kubernetes 1.1 expected no version here for the core group.
+    if !group.is_empty() {
+        value["apiVersion"] = json!("v1");
+    }
+    Ok(value)
 }
 
 /// Tells clients when the stored form of a kind changes: upstream hashes group, version and kind.
@@ -266,6 +269,32 @@ mod tests {
         assert_eq!(hash("", "v1", "pods"), "xPOwRZ+Yhw8=");
         assert_eq!(hash("", "v1", "configmaps"), "qFsyl6wFWjQ=");
         assert_eq!(hash("apps", "v1", "deployments"), "8aSe+NMegvE=");
+    }
+
+    #[test]
+    fn documents_have_struct_field_order() {
+        let rows = crate::registry::Registry::new(&[]).unwrap().rows();
+        let check = |value: Value, start: &str| {
+            let text = serde_json::to_string(&crate::render::InOrder::object(&value)).unwrap();
+            assert!(text.starts_with(start), "{text:.500}");
+        };
+        check(
+            resources(&rows, "", "v1").unwrap(),
+            r#"{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"bindings","singularName":"binding","namespaced":true,"kind":"Binding","verbs":["create"]},"#,
+        );
+        check(
+            resources(&rows, "apps", "v1").unwrap(),
+            r#"{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"apps/v1","resources":[{"name":"controllerrevisions","#,
+        );
+        let groups = json!([group_of(&rows, "apps")]);
+        check(
+            json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}),
+            r#"{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":"apps","versions":[{"groupVersion":"apps/v1","version":"v1"}],"preferredVersion":{"groupVersion":"apps/v1","version":"v1"}}]}"#,
+        );
+        for version in ["v2", "v2beta1"] {
+            let start = r#"{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/VERSION","metadata":{},"items":[{"metadata":{},"versions":[{"version":"v1","resources":[{"resource":"bindings","responseKind":{"group":"","version":"","kind":"Binding"},"scope":"Namespaced","singularResource":"binding","verbs":["create"]},"#;
+            check(aggregated_list(&rows, true, version), &start.replace("VERSION", version));
+        }
     }
 
     /// Everything upstream serves in the versions we serve, and in its order of groups.

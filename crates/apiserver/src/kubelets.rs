@@ -187,7 +187,14 @@ fn place(server: &Server, pod: &Value) -> Result<Option<Place>, Status> {
 
 impl Place {
     pub fn of(node: &Value) -> Result<Place, Status> {
-        let status = node.at("status");
+        let (metadata, status) = (node.at("metadata"), node.at("status"));
+        if metadata.at("labels").has(api::core::node::SIMULATED) {
+            // Its address leads nowhere.
+            return Err(Status::bad_request(format!(
+                "node {} is simulated: it has no kubelet, and its pods have neither logs nor processes",
+                metadata.text("name")
+            )));
+        }
         let known = status.items("addresses");
         let best = ADDRESSES.iter().find_map(|kind| known.iter().find(|known| known.text("type") == *kind));
         let Some(best) = best else {
@@ -196,7 +203,7 @@ impl Place {
         let port = status.at("daemonEndpoints").at("kubeletEndpoint").at("Port").as_u64();
         let port = port.filter(|port| *port != 0).unwrap_or(PORT);
         let Ok(port) = u16::try_from(port) else {
-            return Err(plain(format!("node {} has no port {port}", node.at("metadata").text("name"))));
+            return Err(plain(format!("node {} has no port {port}", metadata.text("name"))));
         };
         Ok(Place { host: best.text("address").to_owned(), port })
     }

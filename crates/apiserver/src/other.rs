@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::body::Body;
 use crate::negotiate::{Format, Media};
 use crate::openapi;
-use crate::render::encoded;
+use crate::render::{self, InOrder, encoded};
 use crate::server::{Call, Server, method_not_allowed};
 
 /// The version clients are told: upstream's, whose API this is.
@@ -30,7 +30,11 @@ pub async fn answer(server: &Arc<Server>, call: &Call) -> Result<Response<Body>,
     match (base.as_str(), check) {
         ("/healthz" | "/livez" | "/readyz", check) => health(server, call, &base[1..], check),
         ("/skiff", Some("tunnel")) => crate::tunnels::answer(server, call),
-        ("/version", None) => Ok(encoded(StatusCode::OK, &json, version())),
+        ("/version", None) => {
+            let version = version();
+            let body = render::json(&json, &InOrder::version(&version));
+            Ok(render::respond(StatusCode::OK, Media::Json, body.into()))
+        }
         ("/metrics", None) => {
             Ok(text(StatusCode::OK, server.metrics.print(server), "text/plain; version=0.0.4; charset=utf-8"))
         }

@@ -3,6 +3,7 @@
 //! Plain JSON of a kind in its stored version is the fast path: bytes are joined, nothing is decoded.
 
 mod list;
+mod order;
 
 use std::io::Write as _;
 
@@ -13,6 +14,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use store::Revision;
 
+pub use self::order::InOrder;
 use crate::body::Body;
 use crate::cache::{Event, json_line};
 use crate::negotiate::{Form, Format, Media};
@@ -217,7 +219,11 @@ fn write_partial(meta_version: &str, object: &Object, revision: Revision, out: &
 }
 
 fn list_meta(meta: &ListMeta) -> Value {
-    let mut value = json!({"resourceVersion": meta.revision.to_string()});
+    let mut value = json!({});
+    // What is never stored has no revision.
+    if meta.revision > 0 {
+        value["resourceVersion"] = json!(meta.revision.to_string());
+    }
     if !meta.token.is_empty() {
         value["continue"] = json!(meta.token);
     }
@@ -230,20 +236,15 @@ fn list_meta(meta: &ListMeta) -> Value {
 /// A value that is no stored object (reviews, scales, discovery) in the media type asked for.
 pub fn encoded(code: StatusCode, format: &Format, value: Value) -> Response<Body> {
     let bytes = match format.media {
-        Media::Json if !format.pretty => {
-            let mut bytes = Vec::with_capacity(1024);
-            schema::json::write(&value, &mut bytes);
-            bytes.push(b'\n');
-            bytes
-        }
-        Media::Json => json(format, &value),
+        Media::Json => json(format, &InOrder::object(&value)),
         Media::Yaml => crate::codec::to_yaml(&value).into_bytes(),
         Media::Protobuf => crate::codec::to_protobuf(&value),
     };
     respond(code, format.media, bytes.into())
 }
 
-fn json(format: &Format, value: &impl serde::Serialize) -> Vec<u8> {
+/// JSON text, indented for people.
+pub fn json(format: &Format, value: &impl serde::Serialize) -> Vec<u8> {
     let bytes = if format.pretty { serde_json::to_vec_pretty(value) } else { serde_json::to_vec(value) };
     let mut bytes = bytes.unwrap_or_default();
     bytes.push(b'\n');

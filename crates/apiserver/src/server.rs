@@ -390,8 +390,8 @@ impl Server {
             crate::custom::check_request(call, verb)?;
         }
         if target.resource.storage == api::table::Storage::None {
-            // What is never stored has no columns.
-            if call.format.form == Form::Table {
+            // What cannot be listed has no columns.
+            if call.format.form == Form::Table && !target.resource.verb_names().contains(&"list") {
                 return Err(not_acceptable());
             }
             return crate::review::answer(self, call, &target).await;

@@ -2,6 +2,7 @@
 
 mod health;
 mod namespaces;
+mod responses;
 mod security;
 mod services;
 mod subresources;

@@ -18,7 +18,7 @@ use crate::request::Target;
 use crate::server::{Call, Server};
 use crate::services::Claim;
 use crate::strategy;
-use crate::write::{MODIFIED, Outcome, WriteOptions, dedup_owners, with_warnings};
+use crate::write::{MODIFIED, Outcome, WriteOptions, check_depth, dedup_owners, with_warnings};
 
 /// How often a change is made again when others come first. Each try waits for the change that won.
 const TRIES: usize = 200;
@@ -134,6 +134,7 @@ impl Server {
                 _ => Claim::default(),
             };
             prepare(stored, &mut value, &before, &target.subresource, &options.timestamp());
+            check_depth(row, &value)?;
             let warnings = validate_change(target, &value, &before)?;
             self.judge(&request, &value).await?;
             self.admission.quotas.grant(self, &request, &value).await?;

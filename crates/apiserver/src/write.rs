@@ -98,6 +98,31 @@ impl WriteOptions {
     }
 }
 
+/// Levels of an object that are read back.
+const MAX_DEPTH: usize = 127;
+/// Levels of what is not `managedFields`, whose record of a field stands five levels deeper than the field.
+const MAX_FIELD_DEPTH: usize = MAX_DEPTH - 5;
+
+/// Refuses what could be stored but not read back.
+pub fn check_depth(row: &Resource, value: &Value) -> Result<(), Status> {
+    let is_too_deep = |above: usize, name: &str, member: &Value| {
+        let limit = if name == "managedFields" { MAX_DEPTH } else { MAX_FIELD_DEPTH };
+        above + schema::json::depth(member) > limit
+    };
+    let too_deep = value.as_object().into_iter().flatten().any(|(name, member)| match member {
+        Value::Object(metadata) if name == "metadata" => {
+            metadata.iter().any(|(name, member)| is_too_deep(2, name, member))
+        }
+        member => is_too_deep(1, "", member),
+    });
+    if !too_deep {
+        return Ok(());
+    }
+    let (kind, version) = (row.kind, row.version);
+    let error = schema::DecodeError::Depth;
+    Err(Status::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {error}")))
+}
+
 pub fn check_dry_run(values: &[&str], errors: &mut Errors) {
     if values.iter().any(|value| *value != "All") {
         errors.not_supported(&Path::new("dryRun"), values, &["All"]);

@@ -438,7 +438,7 @@ impl Checker<'_> {
                 ("duration", Literal::String(text)) => time::parse_duration(text).is_some(),
                 ("timestamp", Literal::String(text)) => time::parse_timestamp(text).is_some(),
                 ("timestamp", Literal::Int(seconds)) => time::from_second(*seconds).is_some(),
-                ("matches", Literal::String(text)) => regex::compile(text).is_ok(),
+                ("matches", Literal::String(text)) => regex::compile_in_expression(text).is_ok(),
                 _ => true,
             };
             if !fine {

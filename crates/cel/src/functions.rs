@@ -16,7 +16,7 @@ mod template;
 mod timestamps;
 mod url;
 
-pub use regex::{compile as compile_regex, complaint as regex_complaint};
+pub use regex::compile as compile_regex;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl Cx {
             return Ok(known.clone());
         }
         self.meter.steps(pattern.len() as u64 * 50)?;
-        let regex = Arc::new(regex::compile(pattern).map_err(Failure::error)?);
+        let regex = Arc::new(regex::compile_in_expression(pattern).map_err(Failure::error)?);
         self.regexes.insert(pattern.to_owned(), regex.clone());
         Ok(regex)
     }

@@ -56,7 +56,7 @@ pub use env::{Env, Program};
 pub use escape::{escape, is_reserved, unescape};
 pub use estimate::Cost;
 pub use eval::{Budget, Failure, MATCH_CONDITIONS_BUDGET, PER_CALL_LIMIT, RUNTIME_BUDGET, Variables};
-pub use functions::{compile_regex, regex_complaint};
+pub use functions::compile_regex;
 pub use source::{Complaint, Errors};
 pub use types::{Object, Type};
 pub use value::{Fields, Key, Library, List, Map, Text, Value};

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 pub use connection::{Change, Connection, Feed, News, Raw};
 pub use discovery::{Discovered, Served};
-pub use error::{Error, Failure};
+pub use error::{Cause, Details, Error, Failure};
 pub use kubeconfig::{Kubeconfig, KubeconfigError};
 pub use object::{Key, Object, Scope, collection_path, controller_of, object_path, revision_of};
 pub use requests::{Delete, Patch};

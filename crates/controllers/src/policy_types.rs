@@ -1,8 +1,9 @@
-//! Says in the status of a ValidatingAdmissionPolicy what is odd about its expressions.
+//! Type checks the expressions of ValidatingAdmissionPolicies and writes the warnings into their status.
 
-use api::admissionregistration::type_check;
+mod openapi;
+
+use api::admissionregistration::type_check::{self, CustomKind};
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use reconcile::{Controller, Ctx, Error, Key, Next, Patch, keys};
 use serde_json::{Value, json};
 
@@ -35,20 +36,22 @@ async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
     if is_behind(&policy) {
         // What was decoded can be encoded.
         let object = serde_json::to_value(&*policy).unwrap_or_default();
-        let definitions = match type_check::wants_definitions(&object) {
-            true => ctx.client.list::<CustomResourceDefinition>("").await?,
-            false => Vec::new(),
-        };
-        let definitions: Vec<Value> =
-            definitions.iter().filter_map(|one| serde_json::to_value(one).ok()).collect();
-        let patch = Patch::Apply { manager: NAME, object: status(&policy, &object, &definitions) };
+        let mut custom = Vec::new();
+        for api_version in type_check::custom_versions(&object) {
+            // A kind that cannot be looked up is not checked, as if it did not exist.
+            match openapi::kinds(&ctx.client, &api_version).await {
+                Ok(kinds) => custom.extend(kinds),
+                Err(error) => tracing::debug!(api_version, %error, "no schemas for type checking"),
+            }
+        }
+        let patch = Patch::Apply { manager: NAME, object: status(&policy, &object, &custom) };
         ctx.patch_status::<ValidatingAdmissionPolicy>(key, &patch).await?;
     }
     Ok(Next::Change)
 }
 
-fn status(policy: &ValidatingAdmissionPolicy, object: &Value, definitions: &[Value]) -> Value {
-    let warnings: Vec<Value> = type_check::warnings(object, definitions)
+fn status(policy: &ValidatingAdmissionPolicy, object: &Value, custom: &[CustomKind]) -> Value {
+    let warnings: Vec<Value> = type_check::warnings(object, custom)
         .into_iter()
         .map(|(field, warning)| json!({"fieldRef": field, "warning": warning}))
         .collect();
@@ -62,6 +65,8 @@ fn status(policy: &ValidatingAdmissionPolicy, object: &Value, definitions: &[Val
 
 #[cfg(test)]
 mod tests {
+    use http::Method;
+
     use super::*;
     use crate::rig::{Rig, until};
 
@@ -91,5 +96,49 @@ mod tests {
         assert!(
             warnings[0].warning.contains("found no matching overload for '_>_' applied to '(int, string)'")
         );
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn policies_on_custom_kinds_are_type_checked() {
+        let rig = Rig::start(&["validatingadmissionpolicy-status-controller"]).await;
+        let definition = json!({
+            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": {"name": "things.example.com"},
+            "spec": {
+                "group": "example.com", "scope": "Namespaced", "names": {"plural": "things", "kind": "Thing"},
+                "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {
+                    "type": "object",
+                    "properties": {"spec": {"type": "object", "properties": {"n": {"type": "integer"}}}},
+                }}}],
+            },
+        });
+        let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+        rig.client.request(Method::POST, definitions, Some(&definition)).await.expect("a definition");
+        until("discovery", || async { rig.client.serves("example.com/v1").await.ok() }).await;
+        let policy = json!({
+            "metadata": {"name": "p"},
+            "spec": {
+                "failurePolicy": "Fail",
+                "matchConstraints": {"resourceRules": [{
+                    "apiGroups": ["example.com", "absent.example.com"], "apiVersions": ["v1"],
+                    "operations": ["*"], "resources": ["things"],
+                }]},
+                "validations": [
+                    {"expression": "object.spec.n > 1 && object.metadata.labels.size() > 0"},
+                    {"expression": "object.spec.n > '1'"},
+                ],
+            },
+        });
+        let policy: ValidatingAdmissionPolicy = serde_json::from_value(policy).expect("a policy");
+        rig.client.create(&policy).await.expect("the policy is created");
+        let checked = until("type checking", || async {
+            let policy: ValidatingAdmissionPolicy = rig.client.get(&Key::new("", "p")).await.ok()?;
+            policy.status?.type_checking
+        })
+        .await;
+        let warnings = checked.expression_warnings.unwrap_or_default();
+        let fields: Vec<&str> = warnings.iter().map(|warning| warning.field_ref.as_str()).collect();
+        assert_eq!(fields, ["spec.validations[1].expression"], "{warnings:?}");
+        assert!(warnings[0].warning.starts_with("example.com/v1, Kind=Thing: "), "{warnings:?}");
     }
 }

@@ -141,7 +141,11 @@ async fn act(ctx: &Ctx, set: &StatefulSet, actions: Vec<Action>) -> Result<(), E
             Err(error) => tell(ctx, set, "Create", create[i].name(), Some(&error.to_string())),
             Ok(_) => tell(ctx, set, "Create", create[i].name(), None),
         }
-        created.map(drop)
+        match created {
+            // The cache was behind an earlier attempt, and shows the pod now.
+            Err(error) if error.is_already_exists() && is_there(ctx, set, &create[i]) => Ok(()),
+            created => created.map(drop),
+        }
     });
     let (_, failure) = births.await;
     let deletions = join_all(delete.iter().map(|pod| remove(ctx, set, pod))).await;
@@ -150,6 +154,12 @@ async fn act(ctx: &Ctx, set: &StatefulSet, actions: Vec<Action>) -> Result<(), E
         Some(error) if !error.is_namespace_terminating() => Err(error),
         _ => Ok(()),
     }
+}
+
+/// Whether the set has the pod of this name already.
+fn is_there(ctx: &Ctx, set: &StatefulSet, pod: &Pod) -> bool {
+    let known = ctx.caches.pods().get(&pod.key());
+    known.is_some_and(|known| known.controller().is_some_and(|owner| owner.uid == set.uid()))
 }
 
 async fn create_claim(
@@ -165,7 +175,7 @@ async fn create_claim(
             let message = format!("Create Claim {name} Pod {pod} in StatefulSet {set_name} success");
             ctx.events.normal(set, "SuccessfulCreate", message);
         }
-        Err(error) if error.is_already_exists() => {}
+        Err(error) if error.is_already_exists() || error.is_namespace_terminating() => {}
         Err(error) => {
             let message =
                 format!("Create Claim {name} for Pod {pod} in StatefulSet {set_name} failed error: {error}");

@@ -1,7 +1,9 @@
 //! Certificates for keys of others, by their requests (PKCS #10).
 //!
-//! Subject, key and alternative names are taken over byte by byte: a name may say more than a structure of ours
-//! would hold, several organizations for instance, and a certificate must not say less than was asked for.
+//! Key and alternative names are taken over byte by byte, and so is each attribute of the subject, of which only the
+//! order changes: a certificate must not say less than was asked for, several organizations for instance.
+
+mod subject;
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -93,7 +95,7 @@ impl Request {
             ips: Vec::new(),
             emails: 0,
             uris: 0,
-            subject: info.subject.as_raw().to_vec(),
+            subject: subject::in_order(&info.subject),
             key: info.subject_pki.raw.to_vec(),
             names: None,
         };
@@ -267,6 +269,31 @@ mod tests {
         assert!(!cert.basic_constraints().unwrap().unwrap().value.ca);
         assert_eq!(cert.subject_alternative_name().unwrap().unwrap().value.general_names.len(), 2);
         assert_eq!(crate::identity_of(&der).unwrap().groups, ["system:nodes"]);
+    }
+
+    #[test]
+    fn orders_subject_attributes_as_go_does() {
+        let now: Timestamp = "2026-11-15T12:00:00Z".parse().unwrap();
+        let ca = authority(now);
+        let mut params = CertificateParams::default();
+        let mut name = rcgen::DistinguishedName::new();
+        for (kind, value) in [
+            (DnType::CommonName, "jane"),
+            (DnType::CustomDnType(vec![0, 9, 2342, 19_200_300, 100, 1, 25]), "example"),
+            (DnType::OrganizationalUnitName, "unit"),
+            (DnType::OrganizationName, "system:nodes"),
+            (DnType::LocalityName, "here"),
+            (DnType::CountryName, "DE"),
+        ] {
+            name.push(kind, value);
+        }
+        params.distinguished_name = name;
+        let pem = params.serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap();
+        let parsed = Request::parse(pem.as_bytes()).unwrap();
+        let pem = ca.sign_request(&parsed, &["client auth".to_owned()], BACKDATE, now).unwrap();
+        let der = CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
+        let (_, cert) = X509Certificate::from_der(&der).unwrap();
+        assert_eq!(cert.subject().to_string(), "C=DE, O=system:nodes, OU=unit, L=here, CN=jane, DC=example");
     }
 
     #[test]

@@ -20,6 +20,9 @@ use crate::cache::{Cache, Index, ORPHANS};
 /// How long to wait after a feed has failed.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// How long loops wait for a cache that is behind this process' own writes, once a writer has given up.
+const CATCH_UP_DEADLINE: Duration = Duration::from_secs(60);
+
 /// A kind with a cache, and perhaps with narrow ones that hold only some of its objects.
 pub trait Cached: Object {
     /// The cache of all, where some loop in this process has asked for it.
@@ -40,6 +43,8 @@ macro_rules! caches {
             shutdown: watch::Receiver<bool>,
             /// What tells whether the caches that were begun are filled.
             begun: Mutex<Vec<watch::Receiver<bool>>>,
+            /// Caches that are behind a write of this process, and the revision of that write.
+            pending_writes: Mutex<Vec<(Arc<Shelf>, u64)>>,
             $(
                 $name: OnceLock<Arc<Cache<$kind>>>,
                 $($narrow: OnceLock<Arc<Cache<$kind>>>,)*
@@ -52,6 +57,7 @@ macro_rules! caches {
                     client,
                     shutdown,
                     begun: Mutex::default(),
+                    pending_writes: Mutex::default(),
                     $($name: OnceLock::new(), $($narrow: OnceLock::new(),)*)*
                 })
             }
@@ -215,6 +221,26 @@ fn slice_service(slice: &discovery::EndpointSlice, found: &mut dyn FnMut(&str)) 
 }
 
 impl Caches {
+    /// A writer has given up waiting for its write to show up.
+    pub(crate) fn add_pending_write(&self, shelf: &Arc<Shelf>, revision: u64) {
+        self.pending_writes.lock().push((shelf.clone(), revision));
+    }
+
+    /// Waits until no cache is behind a write of this process: a loop that planned from one would do again what is
+    /// done already.
+    pub(crate) async fn wait_for_pending_writes(&self) {
+        loop {
+            let Some((shelf, revision)) = self.pending_writes.lock().last().cloned() else { return };
+            if tokio::time::timeout(CATCH_UP_DEADLINE, shelf.wait_for_revision(revision)).await.is_err() {
+                let seconds = CATCH_UP_DEADLINE.as_secs();
+                tracing::warn!(revision, seconds, "a cache does not catch up, loops continue without it");
+            }
+            self.pending_writes
+                .lock()
+                .retain(|(other, later)| !Arc::ptr_eq(other, &shelf) || *later > revision);
+        }
+    }
+
     /// Waits until every cache begun so far has been filled.
     pub async fn filled(&self) {
         let begun = self.begun.lock().clone();

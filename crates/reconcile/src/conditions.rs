@@ -16,10 +16,11 @@ pub struct PodConditions<'a> {
 }
 
 impl PodConditions<'_> {
-    /// In the order given, with the time since when each is so; what others say, as the scheduler does, is kept.
+    /// In the order given, with the time since when each is so, and that the pod is scheduled, which the API server
+    /// says without a generation. Conditions of others are kept.
     pub fn all<'a>(&self, own: impl IntoIterator<Item = Said<'a>>) -> Vec<PodCondition> {
-        let mut all: Vec<PodCondition> =
-            own.into_iter().map(|(type_, holds, why)| self.one(type_, holds, why)).collect();
+        let own = own.into_iter().chain([("PodScheduled", true, None)]);
+        let mut all: Vec<PodCondition> = own.map(|(type_, holds, why)| self.one(type_, holds, why)).collect();
         for other in self.before.conditions.iter().flatten() {
             if !all.iter().any(|condition| condition.type_ == other.type_) {
                 all.push(other.clone());
@@ -69,6 +70,7 @@ mod tests {
         };
         let conditions = vec![
             condition("PodScheduled", "True"),
+            condition("example.com/gate", "True"),
             condition("Ready", "False"),
             condition("Initialized", "True"),
         ];
@@ -95,7 +97,8 @@ mod tests {
             "Initialized=True 0 Some(3)",
             "Ready=True 9 Some(3)",
             "ContainersReady=False 9 Some(3) ContainersNotReady containers with unready status: [a b]",
-            "PodScheduled=True 0 None",
+            "PodScheduled=True 0 Some(3)",
+            "example.com/gate=True 0 None",
         ];
         assert_eq!(found, expected);
         assert_eq!(why_unready("Failed", &["a"]), ("PodFailed", String::new()));

@@ -95,7 +95,8 @@ impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Con
         Enqueue(self.shared.clone())
     }
 
-    /// Works until told to stop, on up to `workers` keys at once. Begins once all caches are filled.
+    /// Works until told to stop, on up to `workers` keys at once. Begins once all caches are filled, and pauses while one
+    /// of them lacks a write of this process.
     pub async fn run<F, Work, E>(self, ctx: &Ctx, workers: usize, reconcile: F)
     where
         F: Fn(K) -> Work + Send + Sync + 'static,
@@ -107,7 +108,15 @@ impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Con
             () = ctx.caches.filled() => {}
             _ = shutdown.wait_for(|stop| *stop) => return,
         }
-        self.run_at_once(ctx, workers, reconcile).await;
+        let (caches, reconcile) = (ctx.caches.clone(), Arc::new(reconcile));
+        let after_own_writes = move |key: K| {
+            let (caches, reconcile) = (caches.clone(), reconcile.clone());
+            async move {
+                caches.wait_for_pending_writes().await;
+                reconcile(key).await
+            }
+        };
+        self.run_at_once(ctx, workers, after_own_writes).await;
     }
 
     /// The same for who has work to do also while nothing is known of the cluster.
@@ -154,6 +163,8 @@ impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Con
                         }
                     }
                 }
+                // The end of the namespace is the end of what is in it.
+                Err(error) if is_namespace_terminating(&error) => queue.succeeded(&key),
                 Err(error) => {
                     self.shared.counts.retries.fetch_add(1, Relaxed);
                     queue.failed(&key, now);
@@ -195,6 +206,11 @@ impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Con
             }
         }
     }
+}
+
+/// Nothing can be created in such a namespace, however often it is tried.
+fn is_namespace_terminating(error: &(dyn std::error::Error + 'static)) -> bool {
+    error.downcast_ref::<client::Error>().is_some_and(client::Error::is_namespace_terminating)
 }
 
 /// Losing a race is how optimistic writes work; everything else is worth a word.

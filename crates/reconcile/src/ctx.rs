@@ -53,8 +53,8 @@ impl Ctx {
         }
     }
 
-    /// Makes an object. Where it stays unknown whether that was done, the cache shows it by then, if it was: whoever tries
-    /// again would else make a second one.
+    /// Creates an object. Where it stays unknown whether that was done, the cache shows it by then, if it was: whoever tries
+    /// again would else create a second one. An object that exists already is shown by then, too.
     pub async fn create<T: Cached>(&self, object: &T) -> Result<T, Error> {
         match self.client.create(object).await {
             Err(lost @ Error::Unreachable(_)) => {
@@ -62,6 +62,12 @@ impl Ctx {
                     self.shown(there).await?;
                 }
                 Err(lost)
+            }
+            Err(error) if error.is_already_exists() && !object.name().is_empty() => {
+                if let Ok(there) = self.client.get::<T>(&object.key()).await {
+                    self.shown(there).await?;
+                }
+                Err(error)
             }
             made => self.shown(made?).await,
         }
@@ -105,7 +111,10 @@ impl Ctx {
     async fn shown<T: Cached>(&self, object: T) -> Result<T, Error> {
         // A narrow cache may never hear of what it does not hold.
         for cache in self.caches_of::<T>(|holds| holds(&object)) {
-            cache.seen(object.revision()).await?;
+            if let Err(late) = cache.seen(object.revision()).await {
+                self.caches.add_pending_write(&cache.shelf, object.revision());
+                return Err(late);
+            }
         }
         Ok(object)
     }
@@ -120,3 +129,6 @@ impl Ctx {
         caches
     }
 }
+
+#[cfg(test)]
+mod tests;

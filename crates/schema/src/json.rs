@@ -38,6 +38,15 @@ pub fn write(value: &Value, out: &mut Vec<u8>) {
     }
 }
 
+/// How deep lists and objects stand in each other; 0 for anything else.
+pub fn depth(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
+        Value::Object(members) => 1 + members.values().map(depth).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
 /// Appends a string in quotes.
 pub fn write_text(text: &str, out: &mut Vec<u8>) {
     out.reserve(text.len() + 2);

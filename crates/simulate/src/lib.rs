@@ -20,7 +20,7 @@ pub struct Config {
 }
 
 /// Marks a node as simulated. Without it a node is nobody's business here.
-pub const SIMULATED: &str = "simulate.skiff/node";
+pub use api::core::node::SIMULATED;
 /// An annotation on a simulated node that makes it fall silent, as if its machine had died.
 pub const DOWN: &str = "simulate.skiff/down";
 

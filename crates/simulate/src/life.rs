@@ -15,6 +15,8 @@ use reconcile::conditions::{PodConditions, why_unready};
 /// How a container that keeps failing is slowed down, as a kubelet does it.
 const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(300);
+/// The exit code of programs that are told to stop: the number of the signal above 128.
+const STOPPED: i32 = 143;
 
 /// A pod's status at a moment, and when it will be another.
 #[derive(Debug, PartialEq)]
@@ -47,9 +49,11 @@ pub fn at(pod: &Pod, place: &Place<'_>, now: Timestamp) -> Moment {
     let before = pod.status.clone().unwrap_or_default();
     let begun = before.start_time.clone().map_or(now, |time| time.0);
     let policy = spec.restart_policy.as_deref().unwrap_or("Always");
-    let live = |container: &Container, policy: &str, from: Timestamp| match place.lacks(container) {
+    let live = |container: &Container, program: Program, policy: &str, from: Timestamp| match place
+        .lacks(container)
+    {
         Some(why) => Life::waiting(why),
-        None => Life::of(container, pod, policy, from, now),
+        None => Life::of(program, policy, from, now),
     };
     let mut from = begun;
     let mut inits = Vec::new();
@@ -63,7 +67,8 @@ pub fn at(pod: &Pod, place: &Place<'_>, now: Timestamp) -> Moment {
             _ => "OnFailure",
         };
         let mut life = if initialized && !failed_init {
-            live(container, policy, from)
+            let program = Program::of(container, pod);
+            live(container, if sidecar { program } else { program.ending() }, policy, from)
         } else {
             Life::waiting("PodInitializing")
         };
@@ -83,12 +88,16 @@ pub fn at(pod: &Pod, place: &Place<'_>, now: Timestamp) -> Moment {
         .containers
         .iter()
         .map(|container| match started {
-            true => (container, live(container, policy, from)),
+            true => (container, live(container, Program::of(container, pod), policy, from)),
             false => (container, Life::waiting("PodInitializing")),
         })
         .collect();
     let phase = phase(started, failed_init, &mains);
     let over = matches!(phase, "Succeeded" | "Failed");
+    if over {
+        let end = mains.iter().filter_map(|(_, life)| life.ended).map(|(at, _)| at).max();
+        inits.iter_mut().for_each(|(_, life)| life.stop(end.unwrap_or(now)));
+    }
     let ready = started && !over && mains.iter().all(|(_, life)| life.ready);
     let until = inits.iter().chain(&mains).filter_map(|(_, life)| life.until).filter(|at| *at > now).min();
     let statuses = |lives: &[(&Container, Life)]| {
@@ -132,11 +141,17 @@ pub fn stopped(pod: &Pod, now: Timestamp) -> PodStatus {
         let state = container.state.get_or_insert_default();
         if state.terminated.is_none() {
             let began = state.running.as_ref().and_then(|running| running.started_at.clone());
-            // Programs that are told to stop do so, with the signal's number in their exit code.
-            *state = terminated(143, began.unwrap_or(Time(now)).0, now);
+            *state = terminated(STOPPED, began.unwrap_or(Time(now)).0, now);
         }
         all_well &= state.terminated.as_ref().is_some_and(|end| end.exit_code == 0);
         (container.ready, container.started) = (false, Some(false));
+    }
+    for container in status.init_container_statuses.iter_mut().flatten() {
+        let state = container.state.get_or_insert_default();
+        if let Some(running) = &state.running {
+            *state = terminated(STOPPED, running.started_at.clone().unwrap_or(Time(now)).0, now);
+            (container.ready, container.started) = (false, Some(false));
+        }
     }
     status.phase = Some(if all_well { "Succeeded" } else { "Failed" }.to_owned());
     for condition in status.conditions.iter_mut().flatten() {
@@ -190,8 +205,7 @@ impl Life {
         }
     }
 
-    fn of(container: &Container, pod: &Pod, policy: &str, begun: Timestamp, now: Timestamp) -> Life {
-        let program = Program::of(container, pod);
+    fn of(program: Program, policy: &str, begun: Timestamp, now: Timestamp) -> Life {
         let mut life = Life::waiting("ContainerCreating");
         let mut start = begun;
         let mut pause = SignedDuration::ZERO;
@@ -222,6 +236,13 @@ impl Life {
             life.restarts += 1;
             start = again;
             pause = if pause.is_zero() { FIRST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
+        }
+    }
+
+    /// Ends it if it runs, as the sidecars of a pod that is over.
+    fn stop(&mut self, at: Timestamp) {
+        if let Some(running) = self.state.running.take() {
+            self.state = terminated(STOPPED, running.started_at.map_or(at, |time| time.0), at);
         }
     }
 

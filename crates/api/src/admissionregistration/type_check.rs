@@ -1,7 +1,7 @@
 //! What is odd about a validating policy's expressions, given the types of the objects they are about. They are
 //! evaluated without types, so this is advice, for the policy's status.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cel::{Decl, Type};
 use serde_json::Value;
@@ -12,24 +12,61 @@ use crate::json::Json;
 /// A policy's rules may name many types; so many are looked at.
 const MOST_TYPES: usize = 10;
 
-/// Whether the policy names kinds that are not built in, whose definitions are needed to know their types.
-pub fn wants_definitions(policy: &Value) -> bool {
-    let built_in = |group: &str| crate::table::RESOURCES.iter().any(|row| row.group == group);
-    let rules = policy.at("spec").at("matchConstraints").items("resourceRules").iter();
-    let mut groups = rules.flat_map(|rule| rule.items("apiGroups")).filter_map(Value::as_str);
-    groups.any(|group| group != "*" && !built_in(group))
+/// A kind that is not built in, as its API server describes it.
+#[derive(Clone, Debug, Default)]
+pub struct CustomKind {
+    pub group: String,
+    pub version: String,
+    pub plural: String,
+    pub kind: String,
+    /// The OpenAPI schema, without references.
+    pub schema: Value,
 }
 
-/// The paths of expressions, each with what is odd about it. `definitions` are CustomResourceDefinitions.
-pub fn warnings(policy: &Value, definitions: &[Value]) -> Vec<(String, String)> {
+/// The groups and versions, such as `example.com/v1`, of the policy's kinds that are not built in.
+pub fn custom_versions(policy: &Value) -> BTreeSet<String> {
     let spec = policy.at("spec");
-    let types = types(spec, definitions);
+    let mut versions = BTreeSet::new();
+    let mut add = |group: &str, version: &str| {
+        let built_in = crate::table::RESOURCES.iter().any(|row| row.group == group && row.version == version);
+        if !group.is_empty() && !built_in {
+            versions.insert(format!("{group}/{version}"));
+        }
+    };
+    for rule in spec.at("matchConstraints").items("resourceRules").iter().filter(|rule| !has_wildcard(rule)) {
+        for group in rule.items("apiGroups").iter().filter_map(Value::as_str) {
+            rule.items("apiVersions")
+                .iter()
+                .filter_map(Value::as_str)
+                .for_each(|version| add(group, version));
+        }
+    }
+    if let Some((group, version)) = spec.at("paramKind").text("apiVersion").split_once('/') {
+        add(group, version);
+    }
+    versions
+}
+
+/// A rule about every group or version is about no kind in particular.
+fn has_wildcard(rule: &Value) -> bool {
+    ["apiGroups", "apiVersions"].iter().any(|field| rule.items(field).iter().any(|name| name == "*"))
+}
+
+/// The paths of expressions, each with its warning. `custom` are the kinds of `custom_versions`.
+pub fn warnings(policy: &Value, custom: &[CustomKind]) -> Vec<(String, String)> {
+    let spec = policy.at("spec");
+    let types = types(spec, custom);
     let param_kind = spec.at("paramKind");
     let (group, version) = match param_kind.text("apiVersion").split_once('/') {
         Some(parts) => parts,
         None => ("", param_kind.text("apiVersion")),
     };
-    let params = decl(group, version, param_kind.text("kind")).unwrap_or_else(|| Type::Dyn.into());
+    let is_params = |kind: &&CustomKind| {
+        kind.group == group && kind.version == version && kind.kind == param_kind.text("kind")
+    };
+    let params = decl(group, version, param_kind.text("kind"))
+        .or_else(|| custom.iter().find(is_params)?.decl())
+        .unwrap_or_else(|| Type::Dyn.into());
     let names = Names { params: spec.has("paramKind"), authorizer: true, patches: false };
     let mut found = Vec::new();
     for (i, validation) in spec.items("validations").iter().enumerate() {
@@ -58,15 +95,11 @@ pub fn warnings(policy: &Value, definitions: &[Value]) -> Vec<(String, String)> 
 }
 
 /// The types of the kinds that the policy's rules name one by one, in order.
-fn types(spec: &Value, definitions: &[Value]) -> BTreeMap<String, Decl> {
+fn types(spec: &Value, custom: &[CustomKind]) -> BTreeMap<String, Decl> {
     let mut types = BTreeMap::new();
-    for rule in spec.at("matchConstraints").items("resourceRules") {
+    for rule in spec.at("matchConstraints").items("resourceRules").iter().filter(|rule| !has_wildcard(rule)) {
         let named =
             |field: &str, name: &str| rule.items(field).iter().any(|item| item.as_str() == Some(name));
-        // A rule about everything is about nothing in particular.
-        if ["apiGroups", "apiVersions"].iter().any(|field| named(field, "*")) {
-            continue;
-        }
         let mut add =
             |group: &str, version: &str, plural: &str, kind: &str, decl: &dyn Fn() -> Option<Decl>| {
                 let wanted =
@@ -82,16 +115,17 @@ fn types(spec: &Value, definitions: &[Value]) -> BTreeMap<String, Decl> {
             let (group, version, kind) = (row.group, row.version, row.kind);
             add(group, version, row.plural, kind, &|| decl(group, version, kind));
         }
-        for definition in definitions.iter().map(|definition| definition.at("spec")) {
-            let (plural, kind) = (definition.at("names").text("plural"), definition.at("names").text("kind"));
-            for version in definition.items("versions") {
-                let schema = version.at("schema").at("openAPIV3Schema");
-                let decl = || Some(Decl::from_schema(schema, true)?.named(kind));
-                add(definition.text("group"), version.text("name"), plural, kind, &decl);
-            }
+        for kind in custom {
+            add(&kind.group, &kind.version, &kind.plural, &kind.kind, &|| kind.decl());
         }
     }
     types
+}
+
+impl CustomKind {
+    fn decl(&self) -> Option<Decl> {
+        Some(Decl::from_schema(&self.schema, true)?.named(&self.kind))
+    }
 }
 
 fn decl(group: &str, version: &str, kind: &str) -> Option<Decl> {
@@ -126,14 +160,23 @@ mod tests {
     #[test]
     fn custom_kinds_have_types_too() {
         let schema = json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {"n": {"type": "integer"}}}}});
-        let definition = json!({"spec": {"group": "x.io", "names": {"plural": "things", "kind": "Thing"},
-            "versions": [{"name": "v1", "schema": {"openAPIV3Schema": schema}}]}});
+        let kind = |kind: &str, plural: &str| CustomKind {
+            group: "x.io".into(),
+            version: "v1".into(),
+            plural: plural.into(),
+            kind: kind.into(),
+            schema: schema.clone(),
+        };
         let policy = json!({"spec": {
-            "matchConstraints": {"resourceRules": [{"apiGroups": ["x.io"], "apiVersions": ["v1"], "resources": ["things"]}]},
-            "validations": [{"expression": "object.spec.n > 1"}, {"expression": "object.spec.m > 1"}],
+            "paramKind": {"apiVersion": "x.io/v1", "kind": "Limit"},
+            "matchConstraints": {"resourceRules": [
+                {"apiGroups": ["x.io", "apps"], "apiVersions": ["v1"], "resources": ["things"]},
+                {"apiGroups": ["*"], "apiVersions": ["v2"], "resources": ["things"]},
+            ]},
+            "validations": [{"expression": "object.spec.n > params.spec.n"}, {"expression": "object.spec.m > 1"}],
         }});
-        assert!(wants_definitions(&policy));
-        let found = warnings(&policy, &[definition]);
+        assert_eq!(custom_versions(&policy), BTreeSet::from(["x.io/v1".to_owned()]));
+        let found = warnings(&policy, &[kind("Thing", "things"), kind("Limit", "limits")]);
         assert_eq!(found.len(), 1);
         assert!(found[0].1.starts_with("x.io/v1, Kind=Thing: compilation failed: "), "{found:?}");
     }

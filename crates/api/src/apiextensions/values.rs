@@ -16,7 +16,7 @@ use crate::json::Json;
 
 pub use embedded::embedded;
 pub use lists::{counterpart, lists};
-pub use pattern::Patterns;
+pub use pattern::{Patterns, compile as compile_pattern};
 pub use shape::{coerce_embedded, drop_nulls, prune, set_defaults};
 
 pub(super) use formats::is_known as is_known_format;
@@ -169,7 +169,7 @@ impl Check<'_> {
             self.invalid(name, text, &format!("be at least {min} chars long"));
         } else if let Some(pattern) = schema.at("pattern").as_str()
             && !pattern.is_empty()
-            && !self.patterns.matches(pattern, text)
+            && let Some(pattern) = self.patterns.mismatch(pattern, text)
         {
             self.invalid(name, text, &format!("match '{pattern}'"));
         }

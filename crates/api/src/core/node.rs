@@ -9,6 +9,9 @@ use crate::kind::Kind;
 use crate::networking::ip::{self, Cidr};
 use crate::{meta, names};
 
+/// The label of nodes without machines, whose pods have no containers.
+pub const SIMULATED: &str = "simulate.skiff/node";
+
 pub struct Node;
 
 const TAINT_EFFECTS: &[&str] = &["NoSchedule", "PreferNoSchedule", "NoExecute"];

@@ -549,3 +549,15 @@ fn rules_may_not_cost_too_much() {
     "#]],
     );
 }
+
+#[test]
+fn patterns_are_read_as_go_reads_them() {
+    let pattern = |pattern: &str| json!({"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}});
+    check_schema(
+        pattern("((a{1000}){1000})"),
+        expect![[r#"
+            spec.validation.openAPIV3Schema.properties[spec].properties[a].pattern: Invalid value: "((a{1000}){1000})": must be a valid regular expression, but isn't: error parsing regexp: invalid repeat count: `{1000}`
+        "#]],
+    );
+    check_schema(pattern(r"^[\p{L}]{1000}[+--]{2}\<\012$"), expect![[""]]);
+}

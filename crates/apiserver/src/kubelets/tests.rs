@@ -68,6 +68,11 @@ fn where_kubelets_are() {
         "daemonEndpoints": {"kubeletEndpoint": {"Port": 10251}}}});
     assert_eq!(Place::of(&node).expect("a place").shown(), "[fd00::1]:10251");
     check(
+        Place::of(&json!({"metadata": {"name": "n", "labels": {"simulate.skiff/node": "true"}}}))
+            .map(|place| place.shown()),
+        expect!["400 node n is simulated: it has no kubelet, and its pods have neither logs nor processes"],
+    );
+    check(
         Place::of(&json!({})).map(|place| place.shown()),
         expect!["500 no preferred addresses found; known addresses: []"],
     );

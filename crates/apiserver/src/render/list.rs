@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
-use super::{Include, ListMeta, Renderer, list_meta, respond, write_partial};
+use super::{InOrder, Include, ListMeta, Renderer, list_meta, respond, write_partial};
 use crate::body::Body;
 use crate::codec::to_yaml;
 use crate::negotiate::{Form, Media};
@@ -43,7 +43,8 @@ impl Renderer {
             Media::Protobuf => protobuf(renderer, objects, meta).await,
             Media::Json if self.format.pretty => {
                 chunks(self.pretty_frame(meta), objects, move |object, out| {
-                    let text = serde_json::to_string_pretty(&renderer.item_value(object)).unwrap_or_default();
+                    let item = renderer.item_value(object);
+                    let text = serde_json::to_string_pretty(&renderer.in_order(&item)).unwrap_or_default();
                     out.extend_from_slice(text.replace('\n', "\n    ").as_bytes());
                 })
             }
@@ -75,19 +76,24 @@ impl Renderer {
     fn frame(&self, meta: &ListMeta) -> Frame {
         let (kind, api_version, items) = self.names();
         let columns = match self.format.form {
-            Form::Table => format!(",\"columnDefinitions\":{}", self.columns()),
+            Form::Table => {
+                let columns = self.columns();
+                format!(",\"columnDefinitions\":{}", text(&InOrder::meta(&columns, "TableColumnDefinition")))
+            }
             _ => String::new(),
         };
+        let metadata = list_meta(meta);
         let head = format!(
             "{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\",\"metadata\":{}{columns},\"{items}\":[",
-            list_meta(meta)
+            text(&InOrder::meta(&metadata, "ListMeta"))
         );
         Frame { head, before_first: "", between: ",", tail: "]}\n".into(), tail_of_none: "]}\n".into() }
     }
 
     fn pretty_frame(&self, meta: &ListMeta) -> Frame {
         let (_, _, items) = self.names();
-        let mut head = serde_json::to_string_pretty(&self.without_items(meta)).unwrap_or_default();
+        let before = self.without_items(meta);
+        let mut head = serde_json::to_string_pretty(&InOrder::object(&before)).unwrap_or_default();
         head.truncate(head.len().saturating_sub("\n}".len()));
         Frame {
             head: format!("{head},\n  \"{items}\": ["),
@@ -132,8 +138,20 @@ impl Renderer {
                 self.write_row(object, out)
             }
             _ => {
-                schema::json::write(&self.item_value(object), out);
+                let item = self.item_value(object);
+                // Writing into a Vec cannot fail.
+                let _ = serde_json::to_writer(out, &self.in_order(&item));
             }
+        }
+    }
+
+    /// An item as `item_value` makes it.
+    fn in_order<'a>(&self, item: &'a Value) -> InOrder<'a> {
+        let row = self.resource;
+        match self.format.form {
+            Form::Table => InOrder::meta(item, "TableRow"),
+            Form::Metadata => InOrder::object(item),
+            Form::Object => InOrder::of_kind(item, row.group, row.version, row.kind),
         }
     }
 
@@ -166,6 +184,10 @@ impl Renderer {
             _ => self.metadata_of(value),
         }
     }
+}
+
+fn text(value: &InOrder<'_>) -> String {
+    serde_json::to_string(value).unwrap_or_default()
 }
 
 fn chunks(
@@ -354,8 +376,8 @@ mod tests {
             0,
             expect![[r#"
             {
-              "apiVersion": "v1",
               "kind": "ConfigMapList",
+              "apiVersion": "v1",
               "metadata": {
                 "resourceVersion": "9"
               },
@@ -369,30 +391,30 @@ mod tests {
             2,
             expect![[r#"
                 {
-                  "apiVersion": "v1",
                   "kind": "ConfigMapList",
+                  "apiVersion": "v1",
                   "metadata": {
                     "resourceVersion": "9"
                   },
                   "items": [
                     {
-                      "data": {
-                        "text": "x\ny: z"
-                      },
                       "metadata": {
                         "name": "m0",
                         "namespace": "ns",
                         "resourceVersion": "5"
+                      },
+                      "data": {
+                        "text": "x\ny: z"
                       }
                     },
                     {
-                      "data": {
-                        "text": "x\ny: z"
-                      },
                       "metadata": {
                         "name": "m1",
                         "namespace": "ns",
                         "resourceVersion": "6"
+                      },
+                      "data": {
+                        "text": "x\ny: z"
                       }
                     }
                   ]

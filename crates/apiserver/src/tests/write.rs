@@ -254,3 +254,58 @@ async fn whoever_creates_owns_what_they_sent() {
     assert!(owned.path("fieldsV1.f:spec.f:clusterIP").is_null(), "{owned}");
     assert!(!made.at("spec").text("clusterIP").is_empty());
 }
+
+/// Objects may nest as deep as can be read back with the record of who owns their deepest field.
+#[tokio::test]
+async fn reads_back_objects_of_any_accepted_depth() {
+    let rig = Rig::start().await;
+    let definitions = crate::custom::Definitions::load(&rig.server);
+    tokio::spawn(crate::custom::keep(rig.server.clone(), definitions, rig.stop.subscribe()));
+    let definition = json!({
+        "metadata": {"name": "things.x.io"},
+        "spec": {
+            "group": "x.io", "scope": "Namespaced", "names": {"plural": "things", "kind": "Thing"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {
+                "type": "object", "x-kubernetes-preserve-unknown-fields": true,
+            }}}],
+        },
+    });
+    let made = rig.send("POST /apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition).await;
+    assert_eq!(made.0, 201, "{}", made.1);
+    let served = async {
+        while rig.server.registry.find("x.io", "v1", "things").is_none() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(30), served).await.expect("the kind is served");
+    let collection = "/apis/x.io/v1/namespaces/default/things";
+    let thing = |name: &str, depth: usize| {
+        let spec = format!("{}1{}", r#"{"a":"#.repeat(depth - 1), "}".repeat(depth - 1));
+        format!(r#"{{"apiVersion":"x.io/v1","kind":"Thing","metadata":{{"name":"{name}"}},"spec":{spec}}}"#)
+    };
+    let mut accepted = Vec::new();
+    for depth in 110..140 {
+        let name = format!("d{depth}");
+        let (code, answer) =
+            rig.call(&format!("POST {collection}"), "application/json", &thing(&name, depth)).await;
+        if code != 201 {
+            assert_eq!(
+                (code, answer["message"].as_str()),
+                (400, Some("Thing in version \"v1\" cannot be handled as a Thing: exceeded max depth")),
+                "{depth}"
+            );
+            continue;
+        }
+        accepted.push(depth);
+        let path = format!("{collection}/{name}");
+        let read = rig.get(&path).await;
+        assert_eq!(read["metadata"]["name"], name.as_str(), "{depth}");
+        assert_eq!(rig.send(&format!("PUT {path}"), read).await.0, 200, "{depth}");
+        let label = json!({"metadata": {"labels": {"a": "b"}}}).to_string();
+        assert_eq!(rig.call(&format!("PATCH {path}"), "application/merge-patch+json", &label).await.0, 200);
+    }
+    assert_eq!(accepted, (110..=122).collect::<Vec<_>>());
+    let deeper = json!([{"op": "copy", "from": "/spec/a", "path": "/spec/a/a/b"}]).to_string();
+    let patch = format!("PATCH {collection}/d122");
+    assert_eq!(rig.call(&patch, "application/json-patch+json", &deeper).await.0, 400);
+}

@@ -1,18 +1,16 @@
-//! Regular expressions of RE2's syntax, by the `regex` crate, which takes linear time as well. Where the two read
-//! a pattern differently it is rewritten: RE2's `\d`, `\w`, `\s` and `\b` know ASCII only, and its classes do not
-//! nest.
+//! Regular expressions of Go's syntax, by the `regex` crate, which takes linear time as well.
 
-mod complaint;
+mod syntax;
 
 use ::regex::{Regex, RegexBuilder};
-
-pub use complaint::complaint;
 
 use super::{Native, no_such_overload};
 use crate::value::Value;
 
-/// Bytes of a compiled pattern.
-const LARGEST: usize = 1 << 20;
+/// Bytes of a compiled pattern that an expression may name or compute.
+const EXPRESSION_SIZE_LIMIT: usize = 1 << 20;
+/// Bytes of the cache that matching fills.
+const DFA_SIZE_LIMIT: usize = 1 << 20;
 
 pub(super) fn native(name: &str) -> Option<Native> {
     Some(match name {
@@ -48,80 +46,26 @@ pub(super) fn native(name: &str) -> Option<Native> {
     })
 }
 
-/// Compiles a pattern as RE2 reads it; says what is wrong with one that is none.
-pub fn compile(pattern: &str) -> Result<Regex, String> {
-    if let Some(words) = complaint(pattern) {
-        return Err(format!("Illegal regex: {words}"));
-    }
-    RegexBuilder::new(&translated(pattern)).size_limit(LARGEST).dfa_size_limit(LARGEST).build().map_err(
-        |error| {
-            match error {
-                ::regex::Error::CompiledTooBig(_) => "Illegal regex: expression too large".to_owned(),
-                // Only the last line of the description says what is wrong; the others draw it.
-                error => {
-                    let words = error.to_string();
-                    let reason =
-                        words.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-                    format!("Illegal regex: error parsing regexp: {reason}: `{pattern}`")
-                }
-            }
-        },
-    )
+/// Compiles a pattern that an expression names.
+pub fn compile_in_expression(pattern: &str) -> Result<Regex, String> {
+    compile(pattern, EXPRESSION_SIZE_LIMIT).map_err(|error| format!("Illegal regex: {error}"))
 }
 
-fn translated(pattern: &str) -> String {
-    let mut out = String::with_capacity(pattern.len() + 16);
-    let mut chars = pattern.chars().peekable();
-    let mut in_class = false;
-    let mut class_start = false;
-    while let Some(c) = chars.next() {
-        let first_in_class = std::mem::take(&mut class_start);
-        match c {
-            '\\' => match chars.next() {
-                Some('d') => out.push_str("[0-9]"),
-                Some('D') => out.push_str("[^0-9]"),
-                Some('w') => out.push_str("[0-9A-Za-z_]"),
-                Some('W') => out.push_str("[^0-9A-Za-z_]"),
-                Some('s') => out.push_str(r"[\t\n\x0C\r ]"),
-                Some('S') => out.push_str(r"[^\t\n\x0C\r ]"),
-                Some('b') if !in_class => out.push_str(r"(?-u:\b)"),
-                Some('B') if !in_class => out.push_str(r"(?-u:\B)"),
-                Some('Q') if !in_class => {
-                    // Everything up to `\E` stands for itself.
-                    let mut literal = String::new();
-                    while let Some(c) = chars.next() {
-                        if c == '\\' && chars.peek() == Some(&'E') {
-                            chars.next();
-                            break;
-                        }
-                        literal.push(c);
-                    }
-                    out.push_str(&::regex::escape(&literal));
-                }
-                Some(other) => out.extend(['\\', other]),
-                None => out.push('\\'),
-            },
-            '[' if !in_class => {
-                in_class = true;
-                class_start = true;
-                out.push('[');
-                if chars.peek() == Some(&'^') {
-                    chars.next();
-                    out.push('^');
-                }
+/// Compiles a pattern as Go reads it. `size_limit` is in bytes of the compiled pattern.
+pub fn compile(pattern: &str, size_limit: usize) -> Result<Regex, String> {
+    let failed = |code: &str| format!("error parsing regexp: {code}: `{pattern}`");
+    RegexBuilder::new(&syntax::parse(pattern).map_err(|error| error.to_string())?)
+        .size_limit(size_limit)
+        .dfa_size_limit(DFA_SIZE_LIMIT)
+        // Groups that do not capture count here, but not for Go.
+        .nest_limit(4 * syntax::MAX_HEIGHT)
+        .build()
+        .map_err(|error| match error {
+            ::regex::Error::CompiledTooBig(_) => failed("expression too large"),
+            // Only the last line of the description says what is wrong; the others draw it.
+            error => {
+                let message = error.to_string();
+                failed(message.lines().last().unwrap_or_default().trim_start_matches("error: "))
             }
-            '[' if chars.peek() == Some(&':') => out.push('['),
-            '[' => out.push_str(r"\["),
-            ']' if in_class && first_in_class => out.push_str(r"\]"),
-            ']' if in_class => {
-                // `[:alpha:]` closes itself first.
-                in_class = out.ends_with(':')
-                    && out.rfind("[:").is_some_and(|open| open > out.rfind(']').map_or(0, |at| at));
-                out.push(']');
-            }
-            '&' | '~' if in_class => out.extend(['\\', c]),
-            c => out.push(c),
-        }
-    }
-    out
+        })
 }

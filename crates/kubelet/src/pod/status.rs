@@ -218,12 +218,20 @@ impl Look<'_> {
             && self.seen.running().next().is_none()
             && !mains.is_empty()
             && mains.iter().all(|container| code(container).is_some());
-        if stopped || is_finished(self.pod, self.seen, self.memory) {
+        if stopped || is_finished(self.pod, self.seen, self.memory) && !self.has_running_sidecar() {
             let well = mains.iter().all(|container| code(container) == Some(0));
             return if well { "Succeeded" } else { "Failed" };
         }
         let never_ran = |container: &ContainerStatus| self.seen.latest(&container.name).is_none();
         if mains.iter().any(never_ran) { "Pending" } else { "Running" }
+    }
+
+    /// Sidecars are stopped once all else is over, and the pod is over once they have stopped.
+    fn has_running_sidecar(&self) -> bool {
+        let is_running = |container: &Container| {
+            self.seen.latest(&container.name).is_some_and(|run| run.state.is_running())
+        };
+        self.inits().any(|container| is_sidecar(container) && is_running(container))
     }
 
     fn init(&self, container: &Container) -> ContainerStatus {

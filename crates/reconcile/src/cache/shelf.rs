@@ -160,6 +160,11 @@ impl Shelf {
         let _ = self.revision.subscribe().wait_for(|revision| *revision > 0).await;
     }
 
+    /// Waits until everything up to `revision` is in, however long that takes.
+    pub async fn wait_for_revision(&self, revision: u64) {
+        let _ = self.revision.subscribe().wait_for(|reached| *reached >= revision).await;
+    }
+
     /// Waits until `condition` holds, looking again after every change.
     pub async fn until(&self, what: &str, condition: &(dyn Fn() -> bool + Sync)) -> Result<(), Error> {
         let mut changes = self.revision.subscribe();

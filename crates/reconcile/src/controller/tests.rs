@@ -81,7 +81,7 @@ async fn keys_are_worked_on_at_once_but_each_by_one_worker() {
             Ok::<_, Error>(Next::Change)
         }
     });
-    let feed = async {
+    let updates = async {
         for i in 0..100 {
             enqueue.now(Key::new("default", &format!("k{}", i % 5)));
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -89,7 +89,7 @@ async fn keys_are_worked_on_at_once_but_each_by_one_worker() {
         tokio::time::sleep(Duration::from_secs(5)).await;
         stop.send_replace(true);
     };
-    tokio::join!(work, feed);
+    tokio::join!(work, updates);
     assert_eq!(*most.lock(), (3, 1));
 }
 
@@ -110,4 +110,71 @@ async fn a_key_comes_again_at_the_time_it_asked_for() {
     };
     tokio::join!(work, end);
     assert_eq!(*looks.lock(), [0, 7, 14, 21]);
+}
+
+/// How often a controller tries within a minute what always fails with this error.
+async fn failing_attempts(error: fn() -> Error) -> usize {
+    let (ctx, stop) = ctx();
+    let controller = Controller::<Key>::new("test", &ctx);
+    controller.enqueue().now(Key::new("default", "a"));
+    let attempts = Arc::new(Mutex::new(0));
+    let counted = attempts.clone();
+    let work = controller.run(&ctx, 1, move |_| {
+        *counted.lock() += 1;
+        async move { Err::<Next, Error>(error()) }
+    });
+    let end = async {
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        stop.send_replace(true);
+    };
+    tokio::join!(work, end);
+    let attempts = *attempts.lock();
+    attempts
+}
+
+#[tokio::test(start_paused = true)]
+async fn does_not_retry_in_a_terminating_namespace() {
+    let terminating = || {
+        let causes = vec![client::Cause { reason: "NamespaceTerminating".into(), ..Default::default() }];
+        let details = client::Details { causes, ..Default::default() };
+        Error::Api(Box::new(client::Failure { code: 403, details, ..Default::default() }))
+    };
+    assert_eq!(failing_attempts(terminating).await, 1);
+    assert!(failing_attempts(|| Error::NotSeen("x".into())).await > 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn does_not_reconcile_while_a_cache_lacks_an_own_write() {
+    let (ctx, stop) = ctx();
+    let cache = crate::cache::Cache::<k8s_openapi::api::core::v1::Pod>::new(&[]);
+    ctx.caches.add_pending_write(&cache.shelf, 7);
+    let controller = Controller::<Key>::new("test", &ctx);
+    controller.enqueue().now(Key::new("default", "a"));
+    let revisions: Arc<Mutex<Vec<u64>>> = Arc::default();
+    let (log, seen) = (revisions.clone(), cache.clone());
+    let work = controller.run(&ctx, 1, move |_| {
+        log.lock().push(seen.revision());
+        async move { Ok::<Next, Error>(Next::Change) }
+    });
+    let updates = async {
+        for revision in [3, 7, 9] {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            cache.shelf.follow(&mut RevisionFeed(Some(revision))).await.expect_err("feeds of tests end");
+        }
+        stop.send_replace(true);
+    };
+    tokio::join!(work, updates);
+    assert_eq!(*revisions.lock(), [7]);
+}
+
+/// Tells that a revision is reached, and ends.
+struct RevisionFeed(Option<u64>);
+
+#[async_trait]
+impl Feed for RevisionFeed {
+    async fn next(&mut self) -> Result<client::News, Error> {
+        let end = || Error::Unreachable("the end".into());
+        let revision = self.0.take().ok_or_else(end)?;
+        Ok(client::News::Changes { changes: Vec::new(), revision })
+    }
 }

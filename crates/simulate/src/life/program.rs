@@ -4,7 +4,7 @@ use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use reconcile::Object as _;
 
-/// How long a program without a command runs where it is meant to end: that is, in a Job.
+/// How long a program runs that is meant to end, as in a Job or an init container, and does not say when.
 const TASK: SignedDuration = SignedDuration::from_secs(2);
 
 /// One run of a container.
@@ -38,6 +38,12 @@ impl Program {
         let delay =
             container.readiness_probe.as_ref().and_then(|probe| probe.initial_delay_seconds).unwrap_or(0);
         Program { runs_for, exit_code, ready_after: SignedDuration::from_secs(delay.max(0).into()) }
+    }
+
+    /// The same program where it is meant to end, as in an init container: one that is not known to run for a while, such as
+    /// a loop that waits for a service, is taken to succeed.
+    pub fn ending(self) -> Program {
+        Program { runs_for: self.runs_for.or(Some(TASK)), ..self }
     }
 }
 

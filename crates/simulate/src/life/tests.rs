@@ -147,3 +147,24 @@ fn what_cannot_be_pulled_does_not_start() {
     check(container("no/such:v1", "Never"), "0: Pending [c ErrImageNeverPull restarts=0]\n");
     check(container("no/such:v2", "Never"), "0: Running [c running ready restarts=0]\n");
 }
+
+#[test]
+fn init_containers_end_and_sidecars_end_with_the_pod() {
+    check(
+        json!({
+            "restartPolicy": "Never",
+            "initContainers": [
+                {"name": "wait", "command": ["sh", "-c", "until nslookup db; do sleep 1; done"]},
+                {"name": "mesh", "restartPolicy": "Always"},
+                {"name": "setup"},
+            ],
+            "containers": [{"name": "a", "command": ["sleep", "3"]}]
+        }),
+        expect![[r#"
+            0: Pending [wait running restarts=0, mesh PodInitializing restarts=0, setup PodInitializing restarts=0, a PodInitializing restarts=0] until 2
+            2: Pending [wait exit 0 ready restarts=0, mesh running ready restarts=0, setup running restarts=0, a PodInitializing restarts=0] until 4
+            4: Running [wait exit 0 ready restarts=0, mesh running ready restarts=0, setup exit 0 ready restarts=0, a running ready restarts=0] until 7
+            7: Succeeded [wait exit 0 restarts=0, mesh exit 143 restarts=0, setup exit 0 restarts=0, a exit 0 restarts=0]
+        "#]],
+    );
+}

@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 
+use super::super::values::compile_pattern;
 use super::schema::is_zero;
 use crate::field::{Errors, Path};
 use crate::json::Json;
@@ -154,9 +155,11 @@ fn values(schema: &Value, skip_any_of: bool, skip_first_all_of: bool, path: &Pat
     list("oneOf", errors, false);
     nested(schema.at("not"), false, &path.at("not"), errors);
     let pattern = schema.text("pattern");
-    if let Some(words) = cel::regex_complaint(pattern) {
-        let words = format!("must be a valid regular expression, but isn't: {words}");
-        errors.invalid(&path.at("pattern"), pattern, &words);
+    if !pattern.is_empty()
+        && let Err(error) = compile_pattern(pattern)
+    {
+        let message = format!("must be a valid regular expression, but isn't: {error}");
+        errors.invalid(&path.at("pattern"), pattern, &message);
     }
 }
 

@@ -5,10 +5,17 @@ use std::collections::HashMap;
 use regex::Regex;
 use serde_json::Value;
 
-/// The patterns of a schema by their text. One that cannot be used lets everything pass, as it is the
-/// definition's fault and not the object's.
+/// Bytes of a compiled pattern. Go has no such limit; its own compiled patterns end at 128 MiB.
+const SIZE_LIMIT: usize = 64 << 20;
+
+/// Compiles a pattern as Go would; else says in Go's words what is wrong.
+pub fn compile(pattern: &str) -> Result<Regex, String> {
+    cel::compile_regex(pattern, SIZE_LIMIT)
+}
+
+/// The patterns of a schema by their text.
 #[derive(Debug, Default)]
-pub struct Patterns(HashMap<String, Option<Regex>>);
+pub struct Patterns(HashMap<String, Result<Regex, String>>);
 
 impl Patterns {
     pub fn of(schema: &Value) -> Patterns {
@@ -17,8 +24,14 @@ impl Patterns {
         patterns
     }
 
-    pub fn matches(&self, pattern: &str, text: &str) -> bool {
-        self.0.get(pattern).and_then(Option::as_ref).is_none_or(|regex| regex.is_match(text))
+    /// The pattern as an error names it, if `text` does not match. Nothing matches a pattern that does not
+    /// compile, which only a definition stored before patterns were checked can have.
+    pub fn mismatch(&self, pattern: &str, text: &str) -> Option<String> {
+        match self.0.get(pattern)? {
+            Ok(regex) if regex.is_match(text) => None,
+            Ok(_) => Some(pattern.to_owned()),
+            Err(error) => Some(format!("{pattern}, but pattern is invalid: {error}")),
+        }
     }
 
     fn collect(&mut self, schema: &Value) {
@@ -27,7 +40,7 @@ impl Patterns {
                 if let Some(Value::String(pattern)) = map.get("pattern")
                     && !self.0.contains_key(pattern)
                 {
-                    self.0.insert(pattern.clone(), cel::compile_regex(pattern).ok());
+                    self.0.insert(pattern.clone(), compile(pattern));
                 }
                 map.values().for_each(|value| self.collect(value));
             }
@@ -43,7 +56,7 @@ mod tests {
 
     #[track_caller]
     fn check(pattern: &str, yes: &[&str], no: &[&str]) {
-        let regex = cel::compile_regex(pattern).unwrap();
+        let regex = compile(pattern).unwrap();
         yes.iter().for_each(|text| assert!(regex.is_match(text), "{pattern} {text}"));
         no.iter().for_each(|text| assert!(!regex.is_match(text), "{pattern} {text}"));
     }
@@ -61,7 +74,8 @@ mod tests {
         check(r"^[&&~~]$", &["&", "~"], &["a"]);
         check(r"^(\d{1,3}\.){3}\d{1,3}$", &["10.0.0.1"], &["10.0.0"]);
         check(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$", &["a.b-c"], &["-a"]);
-        assert!(cel::compile_regex("(").is_err());
-        assert!(Patterns::of(&serde_json::json!({"pattern": "("})).matches("(", "x"));
+        let patterns = Patterns::of(&serde_json::json!({"pattern": "("}));
+        let error = "(, but pattern is invalid: error parsing regexp: missing closing ): `(`";
+        assert_eq!(patterns.mismatch("(", "x").as_deref(), Some(error));
     }
 }

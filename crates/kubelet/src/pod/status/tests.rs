@@ -95,6 +95,7 @@ fn a_pod_that_has_just_come() {
         Initialized=True
         Ready=False ContainersNotReady
         ContainersReady=False ContainersNotReady
+        PodScheduled=True
     "#]],
     );
 }
@@ -114,6 +115,7 @@ fn a_pod_that_runs() {
         Initialized=True
         Ready=True
         ContainersReady=True
+        PodScheduled=True
     "#]],
     );
 }
@@ -134,6 +136,7 @@ fn a_pod_whose_first_steps_are_under_way() {
         Initialized=False ContainersNotInitialized
         Ready=False ContainersNotReady
         ContainersReady=False ContainersNotReady
+        PodScheduled=True
     "#]],
     );
 }
@@ -208,6 +211,7 @@ fn a_pod_whose_first_steps_are_taken_again_in_another_sandbox() {
             Initialized=True
             Ready=False ContainersNotReady
             ContainersReady=False ContainersNotReady
+            PodScheduled=True
         "#]],
     );
 }
@@ -232,6 +236,7 @@ fn a_container_that_keeps_failing_and_one_that_waits_for_its_probe() {
         Initialized=True
         Ready=False ContainersNotReady
         ContainersReady=False ContainersNotReady
+        PodScheduled=True
     "#]],
     );
     check(
@@ -246,6 +251,7 @@ fn a_container_that_keeps_failing_and_one_that_waits_for_its_probe() {
         Initialized=True
         Ready=False ContainersNotReady
         ContainersReady=False ContainersNotReady
+        PodScheduled=True
     "#]],
     );
     let mut memory = Memory::default();
@@ -262,6 +268,7 @@ fn a_container_that_keeps_failing_and_one_that_waits_for_its_probe() {
             Initialized=True
             Ready=False ContainersNotReady
             ContainersReady=False ContainersNotReady
+            PodScheduled=True
         "#]],
     );
 }
@@ -290,6 +297,7 @@ fn a_container_that_cannot_be_started() {
             Initialized=True
             Ready=False ContainersNotReady
             ContainersReady=False ContainersNotReady
+            PodScheduled=True
         "#]],
     );
     of(
@@ -303,6 +311,7 @@ fn a_container_that_cannot_be_started() {
             Initialized=True
             Ready=False ContainersNotReady
             ContainersReady=False ContainersNotReady
+            PodScheduled=True
         "#]],
     );
     // It is not tried again.
@@ -317,6 +326,7 @@ fn a_container_that_cannot_be_started() {
             Initialized=True
             Ready=False PodFailed
             ContainersReady=False PodFailed
+            PodScheduled=True
         "#]],
     );
 }
@@ -335,6 +345,7 @@ fn pods_that_are_over() {
             Initialized=True
             Ready=False PodFailed
             ContainersReady=False PodFailed
+            PodScheduled=True
         "#]],
     );
     check(
@@ -349,6 +360,48 @@ fn pods_that_are_over() {
             Initialized=True
             Ready=False PodCompleted
             ContainersReady=False PodCompleted
+            PodScheduled=True
+        "#]],
+    );
+}
+
+#[test]
+fn pod_succeeds_once_its_sidecars_have_stopped() {
+    let mut pod = pod("Never", &["mesh"]);
+    for init in pod.spec.iter_mut().flat_map(|spec| spec.init_containers.iter_mut().flatten()) {
+        init.restart_policy = Some("Always".into());
+    }
+    let mesh = |state: State| seen(vec![run("mesh", 0, state), run("main", 0, exited(0, 5))]);
+    check(
+        &pod,
+        &mesh(State::Running { since: time(1) }),
+        &Memory::default(),
+        6,
+        expect![[r#"
+            Running 10.42.0.7
+            mesh: running, last -, ready true, restarts 0
+            main: Completed 0, last -, ready false, restarts 0
+            PodReadyToStartContainers=True
+            Initialized=True
+            Ready=False ContainersNotReady
+            ContainersReady=False ContainersNotReady
+            PodScheduled=True
+        "#]],
+    );
+    check(
+        &pod,
+        &mesh(exited(137, 6)),
+        &Memory::default(),
+        7,
+        expect![[r#"
+            Succeeded 10.42.0.7
+            mesh: Error 137, last -, ready false, restarts 0
+            main: Completed 0, last -, ready false, restarts 0
+            PodReadyToStartContainers=True
+            Initialized=True
+            Ready=False PodCompleted
+            ContainersReady=False PodCompleted
+            PodScheduled=True
         "#]],
     );
 }
@@ -376,6 +429,7 @@ fn an_image_that_cannot_be_had() {
             Initialized=True
             Ready=False ContainersNotReady
             ContainersReady=False ContainersNotReady
+            PodScheduled=True
         "#]],
     );
 }
@@ -420,6 +474,7 @@ fn all_begin_anew() {
         Ready=False ContainersNotReady
         ContainersReady=False ContainersNotReady
         AllContainersRestarting=True RestartAllContainersStarted
+        PodScheduled=True
     "#]],
     );
     let past = [ended, run("b", 0, exited(137, 10))];
@@ -437,6 +492,7 @@ fn all_begin_anew() {
         Ready=False ContainersNotReady
         ContainersReady=False ContainersNotReady
         AllContainersRestarting=True RestartAllContainersStarted
+        PodScheduled=True
     "#]],
     );
     let mut all = vec![run("main", 1, running(12)), run("b", 1, running(12))];
@@ -455,6 +511,7 @@ fn all_begin_anew() {
         Ready=True
         ContainersReady=True
         AllContainersRestarting=False
+        PodScheduled=True
     "#]],
     );
 }

@@ -1,0 +1,120 @@
+//! Classes in brackets, and those with names.
+
+use std::fmt::Write as _;
+
+use super::escape::Escape;
+use super::{Failure, Parser, push_escaped};
+
+const CLASSES: [&str; 14] = [
+    "alnum", "alpha", "ascii", "blank", "cntrl", "digit", "graph", "lower", "print", "punct", "space",
+    "upper", "word", "xdigit",
+];
+
+const BRACKET: &str = "missing closing ]";
+pub(super) const RANGE: &str = "invalid character class range";
+
+impl<'p> Parser<'p> {
+    pub(super) fn class(&mut self) -> Result<(), Failure<'p>> {
+        let whole = self.rest();
+        self.next();
+        self.out.push('[');
+        if self.peek() == Some('^') {
+            self.next();
+            self.out.push('^');
+        }
+        let mut first = true;
+        loop {
+            let start = self.at;
+            match self.peek() {
+                None => return Err((BRACKET, whole)),
+                Some(']') if !first => {
+                    self.next();
+                    self.out.push(']');
+                    return Ok(());
+                }
+                Some('[') if self.rest().starts_with("[:") && self.rest()[2..].contains(":]") => {
+                    self.at += 2 + self.rest()[2..].find(":]").unwrap_or(0) + 2;
+                    let class = self.since(start);
+                    let name = &class[2..class.len() - 2];
+                    if !CLASSES.contains(&name.strip_prefix('^').unwrap_or(name)) {
+                        return Err((RANGE, class));
+                    }
+                    self.out.push_str(class);
+                    first = false;
+                    continue;
+                }
+                Some(_) => {}
+            }
+            first = false;
+            let low = match self.class_character(whole)? {
+                Escape::Class(class) => {
+                    self.out.push_str(&class);
+                    continue;
+                }
+                Escape::Literal(low) => low,
+            };
+            let mut ahead = self.rest().chars();
+            let is_range = ahead.next() == Some('-') && ahead.next().is_some_and(|next| next != ']');
+            if !is_range {
+                push_escaped(&mut self.out, low);
+                continue;
+            }
+            self.next();
+            let end = self.at;
+            let Escape::Literal(high) = self.class_character(whole)? else {
+                // Only a character ends a range: of a class's name the backslash and one letter are looked at.
+                let length =
+                    self.pattern[end..].char_indices().nth(2).map_or(self.pattern.len() - end, |(at, _)| at);
+                return Err((super::INVALID_ESCAPE, &self.pattern[end..end + length]));
+            };
+            if high < low {
+                return Err((RANGE, self.since(start)));
+            }
+            push_escaped(&mut self.out, low);
+            self.out.push('-');
+            push_escaped(&mut self.out, high);
+        }
+    }
+
+    fn class_character(&mut self, whole: &'p str) -> Result<Escape, Failure<'p>> {
+        match self.peek() {
+            None => Err((BRACKET, whole)),
+            Some('\\') => self.escape(),
+            Some(next) => {
+                self.next();
+                Ok(Escape::Literal(next))
+            }
+        }
+    }
+
+    /// `\pL` or `\p{Greek}`, of which the backslash and the `p` are read.
+    pub(super) fn unicode_class(&mut self, start: usize, negated: bool) -> Result<Escape, Failure<'p>> {
+        let (name, length) = match self.rest().strip_prefix('{') {
+            Some(name) => {
+                let end = name.find('}').ok_or((RANGE, &self.pattern[start..]))?;
+                (&name[..end], end + 2)
+            }
+            None => {
+                let length = self.peek().map_or(0, char::len_utf8);
+                (&self.rest()[..length], length)
+            }
+        };
+        self.at += length;
+        let (name, negated) = match name.strip_prefix('^') {
+            Some(name) => (name, !negated),
+            None => (name, negated),
+        };
+        let letter = if negated { 'P' } else { 'p' };
+        // The other syntax knows more properties than categories and scripts.
+        let plain = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "_- ".contains(c));
+        let mut class = String::new();
+        for property in ["gc", "sc"].into_iter().filter(|_| plain) {
+            class.clear();
+            let _ = write!(class, "\\{letter}{{{property}={name}}}");
+            if ::regex::Regex::new(&class).is_ok() {
+                return Ok(Escape::Class(class));
+            }
+        }
+        Err((RANGE, self.since(start)))
+    }
+}
