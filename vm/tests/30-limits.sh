@@ -28,8 +28,4 @@ expect "25000 100000" k exec -n limits limited -- cat /sys/fs/cgroup/cpu.max
 expect 67108864 k exec -n limits limited -- cat /sys/fs/cgroup/memory.max
 eventually 120 field "pod/hungry -n limits" '{.status.containerStatuses[0].state.terminated.reason}' OOMKilled
 expect 137 k get pod/hungry -n limits -o 'jsonpath={.status.containerStatuses[0].state.terminated.exitCode}'
-# The limit of processes is the node's, and every pod's cgroup has one.
-pids=$(k exec -n limits limited -- cat /sys/fs/cgroup/pids.max)
-pod_pids=$(guest 'cat $(dirname $(find /sys/fs/cgroup -name cgroup.procs -path "*kubepods*" | head -1))/pids.max')
-echo "pids.max of the container: $pids, of a pod: $pod_pids"
 k delete ns limits --wait=false

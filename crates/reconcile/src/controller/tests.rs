@@ -128,8 +128,7 @@ async fn failing_attempts(error: fn() -> Error) -> usize {
         stop.send_replace(true);
     };
     tokio::join!(work, end);
-    let attempts = *attempts.lock();
-    attempts
+    *attempts.lock()
 }
 
 #[tokio::test(start_paused = true)]

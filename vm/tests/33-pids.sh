@@ -1,0 +1,16 @@
+# podPidsLimit holds a pod as the kernel counts it; the setting comes from a configuration file.
+k create ns pids
+guest 'mkdir -p /etc/systemd/system/skiff.service.d && printf "kubelet-arg:\n- pod-max-pids=40\n" >/root/skiff.yaml &&
+    printf "[Service]\nEnvironment=SKIFF_CONFIG_FILE=/root/skiff.yaml\n" >/etc/systemd/system/skiff.service.d/pids.conf &&
+    systemctl daemon-reload && systemctl restart skiff'
+eventually 120 node_is_ready
+pod forks pids -- sh -c '(for i in $(seq 60); do sleep 3600 & done); exec sleep 3600'
+k wait -n pids pod/forks --for condition=Ready --timeout 120s || true
+uid=$(k get pod/forks -n pids -o 'jsonpath={.metadata.uid}')
+of_pod() { guest "cat /sys/fs/cgroup/skiff/node-*/*/pod$uid/$1"; }
+expect 40 of_pod pids.max
+refused() { guest "awk '/^max/ {exit \$2 == 0}' /sys/fs/cgroup/skiff/node-*/*/pod$uid/pids.events"; }
+eventually 60 refused
+guest 'rm -r /etc/systemd/system/skiff.service.d /root/skiff.yaml && systemctl daemon-reload && systemctl restart skiff'
+eventually 120 node_is_ready
+k delete ns pids --wait=false
