@@ -26,6 +26,8 @@ lint:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo xtask tidy
+	@if cargo deny --version >/dev/null 2>&1; then echo cargo deny check; cargo deny check bans licenses sources; \
+	else echo cargo xtask deny; cargo xtask deny; fi
 
 # A cluster on this machine until Ctrl-C: for root one node that runs real containers, else three nodes that are only
 # played.

@@ -1,5 +1,6 @@
 //! The project's own chores: `cargo xtask <chore>`.
 
+mod deny;
 mod schema;
 mod tidy;
 mod vocabulary;
@@ -11,8 +12,9 @@ use anyhow::{Result, bail};
 fn main() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace");
     match std::env::args().nth(1).as_deref() {
+        Some("deny") => deny::run(root),
         Some("schema") => schema::run(root),
         Some("tidy") => tidy::run(root, std::env::args().any(|argument| argument == "--lower")),
-        _ => bail!("usage: cargo xtask schema | tidy [--lower]"),
+        _ => bail!("usage: cargo xtask deny | schema | tidy [--lower]"),
     }
 }

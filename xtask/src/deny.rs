@@ -1,0 +1,185 @@
+//! Checks the dependencies against `deny.toml` where cargo-deny is not installed: licenses, banned crates and sources.
+//! Advisories need a database that only cargo-deny has.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+/// The part of `deny.toml` that is checked here.
+#[derive(Debug, Default, PartialEq)]
+struct Policy {
+    licenses: BTreeSet<String>,
+    banned: BTreeSet<String>,
+}
+
+pub fn run(root: &Path) -> Result<()> {
+    let path = root.join("deny.toml");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let policy = Policy::parse(&text);
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--locked"])
+        .current_dir(root)
+        .output()
+        .context("cannot run cargo metadata")?;
+    if !output.status.success() {
+        bail!("cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    let metadata: Value = serde_json::from_slice(&output.stdout).context("cannot parse cargo metadata")?;
+    let packages = metadata["packages"].as_array().context("cargo metadata lists no packages")?;
+    let violations: Vec<String> = packages.iter().flat_map(|package| policy.violations(package)).collect();
+    for violation in &violations {
+        eprintln!("{violation}");
+    }
+    if !violations.is_empty() {
+        bail!("deny.toml: {} violation(s) in {} packages", violations.len(), packages.len());
+    }
+    Ok(())
+}
+
+impl Policy {
+    /// Reads `licenses.allow` and `bans.deny`, each a list with one entry a line.
+    fn parse(text: &str) -> Policy {
+        let mut policy = Policy::default();
+        let mut list = None;
+        for line in text.lines().map(str::trim) {
+            match (list, line) {
+                (_, "allow = [") => list = Some("allow"),
+                (_, "deny = [") => list = Some("deny"),
+                (_, "]") => list = None,
+                (Some(name), entry) => {
+                    // The first quoted text is the license or the crate.
+                    let Some(value) = entry.split('"').nth(1) else { continue };
+                    let values = if name == "allow" { &mut policy.licenses } else { &mut policy.banned };
+                    values.insert(value.to_owned());
+                }
+                _ => {}
+            }
+        }
+        policy
+    }
+
+    fn violations(&self, package: &Value) -> Vec<String> {
+        // Members of the workspace have no source.
+        let Some(source) = package["source"].as_str() else { return Vec::new() };
+        let name = package["name"].as_str().unwrap_or_default();
+        let mut violations = Vec::new();
+        if !source.starts_with("registry+https://github.com/rust-lang/crates.io-index") {
+            violations.push(format!("{name}: comes from {source}, not from crates.io"));
+        }
+        if self.banned.contains(name) {
+            violations.push(format!("{name}: banned by deny.toml"));
+        }
+        match package["license"].as_str() {
+            None => violations.push(format!("{name}: states no license")),
+            Some(license) if !self.accepts(license) => {
+                violations.push(format!("{name}: license {license} is not in licenses.allow of deny.toml"));
+            }
+            Some(_) => {}
+        }
+        violations
+    }
+
+    /// Whether an SPDX expression can be satisfied with the allowed licenses. `/` is the old way to write OR.
+    fn accepts(&self, expression: &str) -> bool {
+        let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
+        let tokens: Vec<&str> = spaced.split_whitespace().collect();
+        let mut rest = tokens.as_slice();
+        let accepted = self.any(&mut rest);
+        accepted && rest.is_empty()
+    }
+
+    fn any(&self, tokens: &mut &[&str]) -> bool {
+        let mut accepted = self.all(tokens);
+        while tokens.first() == Some(&"OR") {
+            *tokens = &tokens[1..];
+            accepted |= self.all(tokens);
+        }
+        accepted
+    }
+
+    fn all(&self, tokens: &mut &[&str]) -> bool {
+        let mut accepted = self.one(tokens);
+        while tokens.first() == Some(&"AND") {
+            *tokens = &tokens[1..];
+            accepted &= self.one(tokens);
+        }
+        accepted
+    }
+
+    fn one(&self, tokens: &mut &[&str]) -> bool {
+        let Some((first, rest)) = tokens.split_first() else { return false };
+        *tokens = rest;
+        if *first == "(" {
+            let accepted = self.any(tokens);
+            let closed = tokens.first() == Some(&")");
+            *tokens = tokens.get(1..).unwrap_or_default();
+            return accepted && closed;
+        }
+        if let [with @ "WITH", exception, rest @ ..] = tokens {
+            let license = format!("{first} {with} {exception}");
+            *tokens = rest;
+            return self.licenses.contains(&license);
+        }
+        self.licenses.contains(*first)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const DENY: &str = r#"
+[licenses]
+allow = [
+    "MIT",
+    "Apache-2.0 WITH LLVM-exception",
+    "ISC",
+]
+[bans]
+deny = [
+    { crate = "openssl", reason = "TLS is rustls with ring" },
+]
+"#;
+
+    #[track_caller]
+    fn check(license: &str, accepted: bool) {
+        assert_eq!(Policy::parse(DENY).accepts(license), accepted, "{license}");
+    }
+
+    #[test]
+    fn evaluates_license_expressions() {
+        check("MIT", true);
+        check("GPL-3.0-only", false);
+        check("MIT OR GPL-3.0-only", true);
+        check("GPL-2.0/MIT", true);
+        check("MIT AND GPL-3.0-only", false);
+        check("(GPL-2.0 OR MIT) AND ISC", true);
+        check("(GPL-2.0 OR BSD-2-Clause) AND ISC", false);
+        check("Apache-2.0 WITH LLVM-exception OR Zlib", true);
+        check("Apache-2.0", false);
+        check("(MIT", false);
+        check("", false);
+    }
+
+    #[test]
+    fn reports_banned_crates_licenses_and_sources() {
+        let policy = Policy::parse(DENY);
+        let violations = |package: Value| policy.violations(&package);
+        let registry = "registry+https://github.com/rust-lang/crates.io-index";
+        assert_eq!(violations(json!({"name": "kubelet", "source": null})), Vec::<String>::new());
+        assert_eq!(violations(json!({"name": "a", "license": "MIT", "source": registry})), Vec::<String>::new());
+        assert_eq!(
+            violations(json!({"name": "openssl", "license": "MIT", "source": registry})),
+            ["openssl: banned by deny.toml"]
+        );
+        assert_eq!(
+            violations(json!({"name": "b", "license": null, "source": "git+https://example.com/b"})),
+            ["b: comes from git+https://example.com/b, not from crates.io", "b: states no license"]
+        );
+    }
+}
