@@ -172,7 +172,10 @@ deny = [
         let violations = |package: Value| policy.violations(&package);
         let registry = "registry+https://github.com/rust-lang/crates.io-index";
         assert_eq!(violations(json!({"name": "kubelet", "source": null})), Vec::<String>::new());
-        assert_eq!(violations(json!({"name": "a", "license": "MIT", "source": registry})), Vec::<String>::new());
+        assert_eq!(
+            violations(json!({"name": "a", "license": "MIT", "source": registry})),
+            Vec::<String>::new()
+        );
         assert_eq!(
             violations(json!({"name": "openssl", "license": "MIT", "source": registry})),
             ["openssl: banned by deny.toml"]
