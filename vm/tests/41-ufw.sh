@@ -24,7 +24,7 @@ dropping() { guest iptables -S | grep -q -- '-P INPUT DROP'; }
 eventually 30 dropping
 works() {
     in_client wget -qO- "http://$ip" >/dev/null && in_client nslookup kubernetes.default.svc.cluster.local >/dev/null &&
-        in_client nc -z "$api" 443 && in_client nc -z "$node" 10250
+        in_client nc -w 5 "$api" 443 </dev/null && in_client nc -w 5 "$node" 10250 </dev/null
 }
 eventually 60 works
 # Others stay out: nothing but what the administrator has opened is accepted for them.

@@ -23,7 +23,7 @@ guest 'firewall-cmd -q --permanent --add-port=6443/tcp && firewall-cmd -q --relo
 eventually 60 rejecting
 works() {
     in_client wget -qO- "http://$ip" >/dev/null && in_client nslookup kubernetes.default.svc.cluster.local >/dev/null &&
-        in_client nc -z "$api" 443 && in_client nc -z "$node" 10250
+        in_client nc -w 5 "$api" 443 </dev/null && in_client nc -w 5 "$node" 10250 </dev/null
 }
 eventually 60 works
 guest skiff check | grep -F 'host firewall' | grep -q '^ok' || fail "$(guest skiff check | grep -A1 'host firewall')"

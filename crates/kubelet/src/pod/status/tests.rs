@@ -166,6 +166,7 @@ fn pod_is_not_ready_before_its_sidecars_are() {
         Initialized=True
         Ready=False ContainersNotReady
         ContainersReady=False ContainersNotReady
+        PodScheduled=True
     "#]],
     );
     memory.health.insert("beside0".to_owned(), Health { ready: true, ..health });
@@ -182,6 +183,7 @@ fn pod_is_not_ready_before_its_sidecars_are() {
         Initialized=True
         Ready=True
         ContainersReady=True
+        PodScheduled=True
     "#]],
     );
 }
