@@ -9,7 +9,8 @@ k wait -n pids pod/forks --for condition=Ready --timeout 120s || true
 uid=$(k get pod/forks -n pids -o 'jsonpath={.metadata.uid}')
 of_pod() { guest "cat /sys/fs/cgroup/skiff/node-*/*/pod$uid/$1"; }
 expect 40 of_pod pids.max
-refused() { guest "awk '/^max/ {exit \$2 == 0}' /sys/fs/cgroup/skiff/node-*/*/pod$uid/pids.events"; }
+# The kernel counts a fork that is refused in the group of the process that forks, which is the container's.
+refused() { guest "cat /sys/fs/cgroup/skiff/node-*/*/pod$uid/*/pids.events" | awk '/^max/ {refused += $2} END {exit refused == 0}'; }
 eventually 60 refused
 guest 'rm -r /etc/systemd/system/skiff.service.d /root/skiff.yaml && systemctl daemon-reload && systemctl restart skiff'
 eventually 120 node_is_ready

@@ -15,10 +15,8 @@ write() {
 write 2>/dev/null & writer=$!
 many() { [ "$(wc -l <"$acknowledged")" -ge 30 ]; }
 eventually 120 many
-"$vm/guest" cut
+guest_cut
 kill $writer; wait $writer || true
-"$vm/guest" up
-guest_is_back
 k get configmaps -n cut -o name | sed 's,.*/,,' | sort >"$GUEST_DIR/present"
 lost=$(sort "$acknowledged" | comm -23 - "$GUEST_DIR/present")
 echo "$(wc -l <"$acknowledged") writes were answered before the cut"
