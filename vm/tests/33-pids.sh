@@ -1,4 +1,10 @@
 # podPidsLimit holds a pod as the kernel counts it; the setting comes from a configuration file.
+cleanup() {
+    guest 'rm -rf /etc/systemd/system/skiff.service.d /root/skiff.yaml && systemctl daemon-reload && systemctl restart skiff'
+    eventually 120 node_is_ready
+    k delete ns pids --wait=false
+}
+trap cleanup EXIT
 k create ns pids
 guest 'mkdir -p /etc/systemd/system/skiff.service.d && printf "kubelet-arg:\n- pod-max-pids=40\n" >/root/skiff.yaml &&
     printf "[Service]\nEnvironment=SKIFF_CONFIG_FILE=/root/skiff.yaml\n" >/etc/systemd/system/skiff.service.d/pids.conf &&
@@ -12,6 +18,3 @@ expect 40 of_pod pids.max
 # The kernel counts a fork that is refused in the group of the process that forks, which is the container's.
 refused() { guest "cat /sys/fs/cgroup/skiff/node-*/*/pod$uid/*/pids.events" | awk '/^max/ {refused += $2} END {exit refused == 0}'; }
 eventually 60 refused
-guest 'rm -r /etc/systemd/system/skiff.service.d /root/skiff.yaml && systemctl daemon-reload && systemctl restart skiff'
-eventually 120 node_is_ready
-k delete ns pids --wait=false
