@@ -25,18 +25,64 @@ const ELSEWHERE: [SocketAddr; 2] = [
     SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9),
 ];
 
-/// The address by which this machine reaches the world, or else the first that others could reach; `None` on a machine
-/// without a network.
+/// The address of the interface that has the default route, as upstream's kubelet chooses it: a VPN that takes all traffic
+/// by more specific routes (OpenVPN) or by another table (WireGuard) leaves the default route alone, and must not become the
+/// node's address at the next restart. Without a default route the first address that others could reach; `None` on a
+/// machine without a network.
 pub fn own() -> Option<IpAddr> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let ours = of_links(&[&[kubelet::network::BRIDGE][..], &proxy::routes::OVERLAYS].concat());
     let usable = |ip: &IpAddr| crate::server::reachable(*ip).is_some() && !ours.contains(ip);
-    let [v4, v6] = ELSEWHERE.map(|to| toward(to).ok().filter(usable));
+    let [v4, v6] = ELSEWHERE.map(|to| {
+        let routed = toward(to).ok().filter(usable);
+        let link = if to.is_ipv4() {
+            v4_default_link(&read("/proc/net/route"))
+        } else {
+            v6_default_link(&read("/proc/net/ipv6_route"))
+        };
+        let Some(link) = link else { return routed };
+        let addresses = of_links(&[link.as_str()]);
+        let same_family = |ip: &&IpAddr| ip.is_ipv4() == to.is_ipv4() && usable(ip) && !is_link_local(**ip);
+        routed
+            .filter(|ip| addresses.contains(ip))
+            .or_else(|| addresses.iter().find(same_family).copied())
+            .or(routed)
+    });
     let first_v4 =
         || v4_addresses(&read("/proc/net/fib_trie")).into_iter().map(IpAddr::V4).find(|ip| usable(ip));
     let first_v6 =
         || v6_addresses(&read("/proc/net/if_inet6")).into_iter().map(IpAddr::V6).find(|ip| usable(ip));
     v4.or_else(first_v4).or(v6).or_else(first_v6)
+}
+
+/// The interface of the IPv4 default route with the lowest metric.
+fn v4_default_link(routes: &str) -> Option<String> {
+    let parse = |line: &str| {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        let is_default = columns.get(1) == Some(&"00000000") && columns.get(7) == Some(&"00000000");
+        let metric: u32 = columns.get(6)?.parse().ok()?;
+        is_default.then(|| (metric, columns[0].to_owned()))
+    };
+    routes.lines().skip(1).filter_map(parse).min_by_key(|(metric, _)| *metric).map(|(_, link)| link)
+}
+
+/// The interface of the IPv6 default route with the lowest metric. The kernel's own unreachable route is on `lo`.
+fn v6_default_link(routes: &str) -> Option<String> {
+    let parse = |line: &str| {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        let is_default = columns.first()?.bytes().all(|digit| digit == b'0') && columns.get(1) == Some(&"00");
+        let metric = u32::from_str_radix(columns.get(5)?, 16).ok()?;
+        let link = *columns.get(9)?;
+        (is_default && link != "lo").then(|| (metric, link.to_owned()))
+    };
+    routes.lines().filter_map(parse).min_by_key(|(metric, _)| *metric).map(|(_, link)| link)
+}
+
+fn is_link_local(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    }
 }
 
 /// Listens at an address. A skiff that was killed a moment ago may have been starting a program, which has the port for
@@ -151,6 +197,25 @@ mod tests {
         assert_eq!(v4_addresses("     |-- 169.254.0.1\n        /32 host LOCAL\n"), [] as [Ipv4Addr; 0]);
         let v6 = "00000000000000000000000000000001 01 80 10 80       lo\n20010db8000000000000000000000007 02 40 00 80     eth0\n";
         assert_eq!(v6_addresses(v6), ["2001:db8::7".parse::<Ipv6Addr>().unwrap()]);
+    }
+
+    #[test]
+    fn default_link_ignores_the_half_routes_of_a_vpn() {
+        let routes = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n\
+            wg0\t00000000\t00000000\t0001\t0\t0\t0\t00000080\t0\t0\t0\n\
+            wg0\t00000080\t00000000\t0001\t0\t0\t0\t00000080\t0\t0\t0\n\
+            wlan0\t00000000\t010200C0\t0003\t0\t0\t600\t00000000\t0\t0\t0\n\
+            eth0\t00000000\t010200C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n";
+        assert_eq!(v4_default_link(routes).as_deref(), Some("eth0"));
+        let zeros = "0".repeat(32);
+        let gateway = "fd000000000000000000000000000001";
+        let routes = format!(
+            "{zeros} 00 {zeros} 00 {gateway} 00000400 00000002 00000000 00000003     eth0\n\
+             {zeros} 01 {zeros} 00 {zeros} 00000100 00000002 00000000 00000003      wg0\n\
+             {zeros} 00 {zeros} 00 {zeros} ffffffff 00000001 00000000 00200200       lo\n"
+        );
+        assert_eq!(v6_default_link(&routes).as_deref(), Some("eth0"));
+        assert_eq!(v6_default_link(""), None);
     }
 
     #[test]
