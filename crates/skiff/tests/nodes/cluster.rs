@@ -1,0 +1,173 @@
+//! The cluster of `skiff dev` that these tests run on, in a network namespace of its own.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+use testkit::{Network, Process};
+
+use super::{DEADLINE, IMAGE, PODS};
+
+pub struct Cluster {
+    pub process: Process,
+    pub network: Network,
+    pub dir: tempfile::TempDir,
+}
+
+impl Cluster {
+    pub fn start(nodes: u8, flags: &[&str]) -> Option<Cluster> {
+        let busybox = std::path::Path::new("/bin/busybox").exists();
+        if !testkit::has_kubectl() || !busybox || !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: needs root, kubectl and busybox-static");
+            return None;
+        }
+        let dir = tempfile::Builder::new().prefix("skiff-dev-").tempdir().expect("a directory");
+        let network = Network::new().expect("a network");
+        let image = testkit::busybox_image(dir.path(), IMAGE).expect("an image");
+        let mut command = within(&network, testkit::binary().expect("a program"));
+        command.args(["dev", "--nodes", &nodes.to_string(), "--data-dir"]).arg(dir.path().join("cluster"));
+        command.arg("--image").arg(image).args(flags).arg("--").args(ROOM);
+        let begun = Instant::now();
+        let mut process = Process::spawn(&mut command).expect("a process");
+        let ready = |log: &str| log.contains("Ctrl-C removes everything").then_some(());
+        if let Err(error) = process.wait_until_log(2 * DEADLINE, ready) {
+            panic!("{error:#}");
+        }
+        eprintln!("{nodes} nodes after {:.1?}", begun.elapsed());
+        Some(Cluster { process, network, dir })
+    }
+
+    pub fn data(&self) -> PathBuf {
+        self.dir.path().join("cluster")
+    }
+
+    /// What kubectl says, and whether it was content.
+    pub fn kubectl(&self, arguments: &[&str]) -> (bool, String) {
+        let mut command = within(&self.network, "kubectl");
+        command
+            .args(arguments)
+            .env("KUBECONFIG", self.data().join("kubeconfig"))
+            .env("HOME", self.dir.path());
+        let output = command.output().expect("kubectl");
+        let said = if output.status.success() { &output.stdout } else { &output.stderr };
+        (output.status.success(), String::from_utf8_lossy(said).into_owned())
+    }
+
+    #[track_caller]
+    pub fn ok(&self, arguments: &[&str]) -> String {
+        let (content, said) = self.kubectl(arguments);
+        assert!(content, "kubectl {}: {said}\n{}", arguments.join(" "), self.logs());
+        said
+    }
+
+    #[track_caller]
+    pub fn apply(&self, yaml: &str) {
+        let path = self.dir.path().join("objects.yaml");
+        std::fs::write(&path, yaml).expect("a file");
+        self.ok(&["apply", "-f", &path.display().to_string()]);
+    }
+
+    #[track_caller]
+    pub fn sh(&self, pod: &str, script: &str) -> String {
+        self.ok(&["exec", pod, "--", "sh", "-c", script])
+    }
+
+    #[track_caller]
+    pub fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !holds() {
+            if begun.elapsed() > DEADLINE {
+                let (_, state) = self.kubectl(&["get", "pods,events,nodes", "-A", "-o", "wide"]);
+                panic!("not in time: {what}\n{state}\n{}", self.logs());
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    pub fn logs(&self) -> String {
+        let names = ["node-1", "node-2", "node-3"];
+        let read =
+            |name| std::fs::read_to_string(self.data().join(format!("{name}.log"))).unwrap_or_default();
+        names.map(|name| format!("{name}:\n{}", read(name))).join("\n")
+    }
+
+    /// The pods of a label by their nodes: name and address.
+    pub fn pods(&self, label: &str) -> BTreeMap<String, (String, String)> {
+        let format =
+            "jsonpath={range .items[*]}{.spec.nodeName} {.metadata.name} {.status.podIP}{\"\\n\"}{end}";
+        let listed = self.ok(&["get", "pods", "-l", label, "-o", format]);
+        let words = |line: &str| {
+            let mut words = line.split_whitespace().map(str::to_owned);
+            Some((words.next()?, (words.next()?, words.next()?)))
+        };
+        listed.lines().filter_map(words).collect()
+    }
+
+    /// The network of a pod, by one of its processes.
+    pub fn network_of(&self, pod: &str) -> File {
+        let uid = self.ok(&["get", "pod", pod, "-o", "jsonpath={.metadata.uid}"]);
+        let processes = std::fs::read_dir("/proc").expect("processes").flatten();
+        let found = processes.map(|entry| entry.path()).find(|path| {
+            std::fs::read_to_string(path.join("cgroup"))
+                .is_ok_and(|groups| groups.contains(&format!("pod{uid}")))
+        });
+        File::open(found.expect("a process of the pod").join("ns/net")).expect("a network")
+    }
+
+    /// The process of a node.
+    pub fn process_of(&self, node: usize) -> rustix::process::Pid {
+        let processes = std::fs::read_to_string(self.data().join("processes")).expect("processes");
+        let number = processes.lines().nth(node).and_then(|line| line.parse().ok());
+        number.and_then(rustix::process::Pid::from_raw).expect("the process of a node")
+    }
+
+    pub fn cluster_ip(&self, service: &str) -> String {
+        self.ok(&["get", "service", service, "-o", "jsonpath={.spec.clusterIP}"])
+    }
+
+    /// What in the kernel is this cluster's: links, routes, rules, mounts, processes.
+    pub fn traces(&self) -> Vec<String> {
+        traces(&self.network, &self.dir.path().display().to_string())
+    }
+}
+
+/// A test that failed leaves nothing either.
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if self.data().exists() {
+            self.process.kill();
+            let mut command = within(&self.network, testkit::binary().expect("a program"));
+            let _ = command.args(["dev", "--remove", "--data-dir"]).arg(self.data()).status();
+        }
+    }
+}
+
+pub fn within(network: &Network, program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--net={}", network.path().display())).arg("--").arg(program);
+    command
+}
+
+pub fn traces(network: &Network, dir: &str) -> Vec<String> {
+    let mut traces = Vec::new();
+    for words in
+        [&["ip", "-o", "link"][..], &["ip", "route", "show", "table", "all"], &["nft", "list", "ruleset"]]
+    {
+        let output = within(network, words[0]).args(&words[1..]).output();
+        let said =
+            output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+        traces.extend(said.lines().map(|line| format!("{}: {line}", words.join(" "))));
+    }
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    traces.extend(mounts.lines().filter(|line| line.contains(dir)).map(str::to_owned));
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let words = String::from_utf8_lossy(&words).replace('\0', " ");
+        if words.contains(dir) {
+            traces.push(words);
+        }
+    }
+    traces
+}
