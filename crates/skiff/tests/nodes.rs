@@ -14,8 +14,6 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use testkit::ROOM;
-
 use cluster::{Cluster, within};
 
 const DEADLINE: Duration = Duration::from_secs(60);

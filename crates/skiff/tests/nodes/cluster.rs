@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
-use testkit::{Network, Process};
+use testkit::{Network, Process, ROOM};
 
-use super::{DEADLINE, IMAGE, PODS};
+use super::{DEADLINE, IMAGE};
 
 pub struct Cluster {
     pub process: Process,
