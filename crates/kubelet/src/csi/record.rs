@@ -54,6 +54,10 @@ impl Record {
         std::fs::write(self.dir.join(FILE), text.to_string())
     }
 
+    pub fn is_written(&self) -> bool {
+        self.dir.join(FILE).exists()
+    }
+
     fn read(dir: PathBuf) -> Option<Record> {
         let text = std::fs::read(dir.join(FILE)).ok()?;
         let value: Value = serde_json::from_slice(&text).ok()?;

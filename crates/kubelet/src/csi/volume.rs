@@ -440,6 +440,10 @@ pub async fn let_go(drivers: &super::Drivers, settings: &Settings, pod: &str) ->
     let root = &settings.root;
     for published in record::published(root, pod) {
         let _alone = drivers.busy.alone(&published.unique_name()).await;
+        // The pod's worker and the removal of orphaned pods overlap: the other one may have unpublished it by now.
+        if !published.is_written() {
+            continue;
+        }
         let driver = drivers.find(&published.driver)?;
         let at = VolumeAt { volume_id: published.handle.clone(), path: shown(&published.place()) };
         driver.unpublish(&at).await.map_err(|refusal| refusal.to_string())?;
